@@ -1,0 +1,72 @@
+# Everything a newcomer and a machine need: `make demo`, `make test`. Nothing outside this folder
+# is touched; what is installed goes into $(VENV).
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+
+# DGL 1.1.3 has wheels up to Python 3.11 and torch 2.13 starts at 3.10. The first interpreter in
+# range that can make virtual environments is taken; PYTHON=/path/to/python3.11 names another.
+USABLE := import ensurepip, sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3 python3.10 python; do \
+	$$p -c '$(USABLE)' >/dev/null 2>&1 && echo $$p && break; done)
+
+# One thread for each process, unless the caller says otherwise: the suite and the demo run
+# several ranks on the same cores.
+export OMP_NUM_THREADS ?= 1
+
+TESTS ?= tests
+BENCH ?= list
+
+.PHONY: help python install demo test lint format typecheck bench clean
+
+help: python
+	@echo "make demo       install, then train a distributed GraphSAGE on a generated graph"
+	@echo "make test       install, then run the test-suite (TESTS=tests/test_x.py for a part of it)"
+	@echo "make lint       check the style (ruff)        make typecheck   check the types (mypy)"
+	@echo "make bench      python -m benchmarks; BENCH='run NAME' chooses what"
+	@echo "make install    the package in $(VENV)        make clean       remove what was made"
+
+python:
+	@if $(or $(PYTHON),false) -c '$(USABLE)' >/dev/null 2>&1; then \
+		echo "Python: $(PYTHON)"; \
+	else \
+		echo "No usable Python found: DGL 1.1.3 has wheels up to Python 3.11, torch 2.13 needs 3.10."; \
+		echo "This machine's python3 is: $$(python3 --version 2>&1)," \
+			"$$(python3 -c 'import ensurepip' >/dev/null 2>&1 && echo with || echo without) the venv module."; \
+		echo "Install Python 3.11 with its venv module (Debian and Ubuntu: apt install python3.11-venv;"; \
+		echo "anywhere: pyenv install 3.11, conda create -n sar python=3.11), then run make again, or"; \
+		echo "name it: make PYTHON=/path/to/python3.11 demo"; \
+		exit 1; \
+	fi
+
+$(PY):
+	@$(MAKE) --no-print-directory python
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp for each set of extras: installed again when the lists of requirements change.
+$(VENV)/.installed-%: setup.py requirements.txt | $(PY)
+	$(PY) -m pip install --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+install: $(VENV)/.installed-plot
+demo: $(VENV)/.installed-plot
+	$(PY) examples/demo.py
+
+test: $(VENV)/.installed-test
+	$(PY) -m pytest $(TESTS)
+
+lint: $(VENV)/.installed-lint
+	$(PY) -m ruff check .
+
+format: $(VENV)/.installed-lint
+	$(PY) -m ruff check --fix .
+
+typecheck: $(VENV)/.installed-lint
+	$(PY) -m mypy
+
+bench: $(VENV)/.installed-plot
+	$(PY) -m benchmarks $(BENCH)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

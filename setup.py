@@ -1,0 +1,43 @@
+"""Packaging of sar: what is installed, what it needs, and the console script `sar`."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def requirements() -> list[str]:
+    """The lines of requirements.txt without comments: one list for pip -r and for the package."""
+    lines = (HERE / "requirements.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+setup(
+    name="sar",
+    version="0.1.0",
+    description="Exact full-batch training of DGL models over many hosts, in linear memory",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    author="the sar authors",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["sar", "sar.*"]),
+    package_data={"sar": ["py.typed"]},
+    install_requires=requirements(),
+    extras_require={
+        "plot": ["matplotlib>=3.8"],
+        "data": ["ogb==1.3.6", "pyarrow>=15"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "scipy>=1.11"],
+        "docs": ["mkdocs>=1.6"],
+        "lint": ["ruff>=0.15,<0.18", "mypy>=2,<3"],
+    },
+    entry_points={"console_scripts": ["sar = sar.__main__:main"]},
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: MIT License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
