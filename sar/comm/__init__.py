@@ -1,0 +1,47 @@
+"""Process group, portable collectives, halo plan and the rotation of rounds."""
+
+from sar.comm.group import Counters, Group, LocalGroup, current_group, set_process_group, use_group
+from sar.comm.halo import HaloPlan, Round, build_halo_plan, exchange_counts
+from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
+from sar.comm.process import ProcessGroup
+from sar.comm.rotation import GradientReturn, fetch
+from sar.comm.setup import (
+    backend,
+    comm_device,
+    initialize_comms,
+    is_initialized,
+    nfs_ip_init,
+    rank,
+    shutdown,
+    world_size,
+)
+from sar.comm.threads import ThreadGroup
+
+__all__ = [
+    "Counters",
+    "GradientReturn",
+    "Group",
+    "HaloPlan",
+    "LocalGroup",
+    "ProcessGroup",
+    "Round",
+    "ThreadGroup",
+    "all_reduce",
+    "all_to_all",
+    "backend",
+    "build_halo_plan",
+    "comm_device",
+    "current_group",
+    "exchange_counts",
+    "exchange_single_tensor",
+    "exchange_tensors",
+    "fetch",
+    "initialize_comms",
+    "is_initialized",
+    "nfs_ip_init",
+    "rank",
+    "set_process_group",
+    "shutdown",
+    "use_group",
+    "world_size",
+]

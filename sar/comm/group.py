@@ -1,0 +1,207 @@
+"""The group of ranks: the one interface through which anything leaves this process."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sar.comm.buffers import BufferPool
+
+
+@dataclass
+class Counters:
+    """Bytes of rows sent to and received from other ranks, and collectives begun, since creation."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    collectives: int = 0
+
+
+class Work(Protocol):
+    """An exchange in flight."""
+
+    def wait(self) -> None:
+        """Return when the receive buffer is filled and the send buffer may be reused."""
+
+
+class Done:
+    """The :class:`Work` of an exchange that ended before it was returned."""
+
+    def wait(self) -> None:
+        return None
+
+
+class Group(ABC):
+    """Ranks that train together. Subclasses say how bytes move; only the portable subset is used.
+
+    Attributes:
+        rank, size: this process' index and the number of ranks.
+        backend: name of the transport.
+        device: where a tensor has to lie to be sent; other tensors are staged there and back.
+    """
+
+    def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
+        self.rank, self.size, self.backend, self.device = rank, size, backend, device
+        self.counters = Counters()
+        self.pool = BufferPool()
+
+    @abstractmethod
+    def _all_reduce(self, tensor: Tensor, op: str) -> None: ...
+
+    @abstractmethod
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]: ...
+
+    @abstractmethod
+    def _broadcast(self, tensor: Tensor, src: int) -> None: ...
+
+    @abstractmethod
+    def _exchange(
+        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+    ) -> Work: ...
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """Reduce ``tensor`` (any shape) over all ranks in place; ``op`` is sum, max or min."""
+        if op not in ("sum", "max", "min"):
+            raise ValueError(f"op: got {op!r}, expected 'sum', 'max' or 'min'")
+        self.counters.collectives += 1
+        if self.size > 1:
+            staged = self._staged(tensor)
+            self._all_reduce(staged, op)
+            if staged.data_ptr() != tensor.data_ptr():
+                tensor.copy_(staged)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks in rank order; shapes and dtypes must be equal."""
+        self.counters.collectives += 1
+        if self.size == 1:
+            return [tensor.clone()]
+        return [part.to(tensor.device) for part in self._all_gather(self._staged(tensor))]
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """Overwrite ``tensor`` with the one of rank ``src``, in place."""
+        self.counters.collectives += 1
+        if self.size > 1:
+            staged = self._staged(tensor)
+            self._broadcast(staged, src)
+            if staged.data_ptr() != tensor.data_ptr():
+                tensor.copy_(staged)
+        return tensor
+
+    def exchange(
+        self, recv: Tensor, send: Tensor, recv_counts: Sequence[int], send_counts: Sequence[int]
+    ) -> Work:
+        """Begin an all-to-all of rows; both buffers stay untouched by the caller until ``wait``.
+
+        Args:
+            recv: [sum(recv_counts), ...] rows grouped by the rank they come from.
+            send: [sum(send_counts), ...] rows grouped by the rank they go to.
+        """
+        self.counters.collectives += 1
+        self.counters.sent_bytes += _bytes_to_others(send, send_counts, self.rank)
+        self.counters.received_bytes += _bytes_to_others(recv, recv_counts, self.rank)
+        if self.size == 1:
+            recv.copy_(send)
+            return Done()
+        if recv.device.type == self.device.type and send.device.type == self.device.type:
+            return self._exchange(recv, send, list(recv_counts), list(send_counts))
+        landing = torch.empty_like(recv, device=self.device)
+        work = self._exchange(landing, self._staged(send), list(recv_counts), list(send_counts))
+        return _StagedWork(work, landing, recv)
+
+    def all_to_all(self, rows: Tensor, send_counts: list[int], recv_counts: list[int]) -> Tensor:
+        """Rows grouped by destination rank in, rows grouped by source rank out."""
+        recv = rows.new_empty((sum(recv_counts), *rows.shape[1:]))
+        self.exchange(recv, rows.contiguous(), recv_counts, send_counts).wait()
+        return recv
+
+    def agree(self, error: Exception | None, what: str = "") -> None:
+        """Raise on every rank if any rank passes an error; see :mod:`sar.comm.agreement`."""
+        from sar.comm.agreement import agree
+
+        agree(self, error, what)
+
+    def _staged(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self.device).contiguous()
+
+
+class _StagedWork:
+    """An exchange whose rows land on the wire's device and are copied to their own on ``wait``."""
+
+    def __init__(self, work: Work, landing: Tensor, recv: Tensor) -> None:
+        self.work, self.landing, self.recv = work, landing, recv
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.recv.copy_(self.landing)
+
+
+def _bytes_to_others(buffer: Tensor, counts: Sequence[int], rank: int) -> int:
+    rows = sum(counts) - counts[rank]
+    width = buffer[0].numel() if len(buffer) else 0
+    return rows * width * buffer.element_size()
+
+
+class LocalGroup(Group):
+    """One rank and no process group: what runs before ``initialize_comms``."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, "local", torch.device("cpu"))
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        return None
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor.clone()]
+
+    def _broadcast(self, tensor: Tensor, src: int) -> None:
+        return None
+
+    def _exchange(
+        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+    ) -> Work:
+        recv.copy_(send)
+        return Done()
+
+
+class _State(threading.local):
+    """The group in use: one for the process, unless a thread has entered :func:`use_group`."""
+
+    thread_group: Group | None = None
+
+
+_thread = _State()
+_process: dict[str, Group] = {}
+
+
+def current_group() -> Group:
+    """The group made by ``initialize_comms``; before it, a :class:`LocalGroup` of one rank."""
+    if _thread.thread_group is not None:
+        return _thread.thread_group
+    if "group" not in _process:
+        return _process.setdefault("local", LocalGroup())
+    return _process["group"]
+
+
+def set_process_group(group: Group | None) -> None:
+    """Make ``group`` what :func:`current_group` returns in this process; ``None`` forgets it."""
+    _process.clear()
+    if group is not None:
+        _process["group"] = group
+
+
+@contextmanager
+def use_group(group: Group) -> Iterator[Group]:
+    """Make ``group`` current for this thread inside the ``with`` block."""
+    before, _thread.thread_group = _thread.thread_group, group
+    try:
+        yield group
+    finally:
+        _thread.thread_group = before

@@ -1,0 +1,172 @@
+"""The halo plan: which rows of a source tensor travel between which pairs of ranks, in rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.comm.group import Group
+from sar.config import Policy
+from sar.errors import CommError
+
+
+@dataclass(frozen=True)
+class Round:
+    """One step of the stream: the peers whose halo is resident together.
+
+    Attributes:
+        sources, targets: peers this rank receives from and sends to, ascending.
+        recv_counts, send_counts: rows per rank, zero for peers outside the round.
+    """
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    recv_counts: list[int]
+    send_counts: list[int]
+
+    @property
+    def num_recv(self) -> int:
+        return sum(self.recv_counts)
+
+    @property
+    def num_send(self) -> int:
+        return sum(self.send_counts)
+
+
+class HaloPlan:
+    """Rows that this rank sends to and receives from each other rank, agreed once.
+
+    Args:
+        group: the ranks.
+        num_rows: rows of the local source tensor.
+        send_idx: per peer the local rows it needs, int32, ascending by the peer's own order;
+            ``None`` when it needs every row in order (an identity is not stored).
+        recv_counts: rows that come from each peer.
+    """
+
+    def __init__(
+        self, group: Group, num_rows: int, send_idx: list[Tensor | None], recv_counts: list[int]
+    ) -> None:
+        self.group, self.num_rows = group, num_rows
+        self.send_idx, self.recv_counts = send_idx, recv_counts
+        self.send_counts = [num_rows if idx is None else len(idx) for idx in send_idx]
+        self.send_counts[group.rank] = self.recv_counts[group.rank] = 0
+        self.rows_in_flight = self._agree_rows_in_flight()
+        self.rounds = cache(self._rounds)
+
+    def num_rounds(self, policy: Policy, row_bytes: int) -> int:
+        """Rounds that ``policy`` asks for at this row width; the same on all ranks.
+
+        Raises ``ValueError`` when even strict rounds exceed the policy's memory budget.
+        """
+        strict = max(1, self.group.size - 1)
+        if policy.memory_budget is None:
+            return min(policy.rounds or strict, strict)
+        fitting = np.flatnonzero(self.rows_in_flight * row_bytes <= policy.memory_budget)
+        if len(fitting) == 0:
+            least = int(self.rows_in_flight.min()) * row_bytes
+            raise ValueError(
+                f"memory_budget: got {policy.memory_budget} bytes, but rows of {row_bytes} bytes "
+                f"need at least {least} bytes of buffers with {strict} rounds"
+            )
+        return int(fitting[0]) + 1
+
+    def to(self, device: torch.device) -> HaloPlan:
+        """The same plan with its indices on ``device``; no communication."""
+        moved = object.__new__(HaloPlan)
+        moved.__dict__.update(self.__dict__)
+        moved.send_idx = [None if idx is None else idx.to(device) for idx in self.send_idx]
+        moved.rounds = cache(moved._rounds)
+        return moved
+
+    def _rounds(self, num_rounds: int) -> tuple[Round, ...]:
+        """Peers at distance 1 .. P-1, cut into ``num_rounds`` runs of distances."""
+        rank, size = self.group.rank, self.group.size
+        rounds = []
+        for start, stop in _round_bounds(size, num_rounds):
+            sources = tuple(sorted((rank + step) % size for step in range(start, stop)))
+            targets = tuple(sorted((rank - step) % size for step in range(start, stop)))
+            recv_counts, send_counts = [0] * size, [0] * size
+            for peer in sources:
+                recv_counts[peer] = self.recv_counts[peer]
+            for peer in targets:
+                send_counts[peer] = self.send_counts[peer]
+            rounds.append(Round(sources, targets, recv_counts, send_counts))
+        return tuple(rounds)
+
+    def _agree_rows_in_flight(self) -> np.ndarray:
+        """[P-1] rows in flight, on the busiest rank, for 1, 2, .. P-1 rounds (two at a time)."""
+        rank, size = self.group.rank, self.group.size
+        steps = np.arange(1, size)
+        received = np.asarray(self.recv_counts, dtype=np.int64)[(rank + steps) % size]
+        sent = np.asarray(self.send_counts, dtype=np.int64)[(rank - steps) % size]
+        upto = np.concatenate([[0], np.cumsum(received + sent)])
+        table = np.zeros(max(1, size - 1), dtype=np.int64)
+        for num_rounds in range(1, size):
+            bounds = np.asarray(_round_bounds(size, num_rounds)) - 1
+            rows = upto[bounds[:, 1]] - upto[bounds[:, 0]]
+            pairs = rows[:-1] + rows[1:] if num_rounds > 1 else rows
+            table[num_rounds - 1] = pairs.max()
+        return self.group.all_reduce(torch.from_numpy(table), "max").numpy()
+
+
+def _round_bounds(size: int, num_rounds: int) -> list[tuple[int, int]]:
+    """Ranges of distances 1 .. size-1, one per round, of nearly equal length."""
+    cuts = [1 + (size - 1) * i // num_rounds for i in range(num_rounds + 1)]
+    return list(zip(cuts[:-1], cuts[1:], strict=True)) if size > 1 else []
+
+
+def build_halo_plan(
+    group: Group, wanted: Sequence[Tensor], num_rows: int, position: Tensor | None = None
+) -> HaloPlan:
+    """Collective: tell every owner which of its rows this rank needs.
+
+    Args:
+        wanted: per rank the ascending unique rows needed, in the owner's numbering, integer.
+        num_rows: rows of the local source tensor.
+        position: int tensor that maps the owner's numbering to rows of its source tensor, -1 where
+            a row is not part of it; ``None`` when they are the same.
+
+    Raises:
+        CommError: on every rank, when a rank asks for a row that its owner does not have.
+    """
+    recv_counts = [0 if p == group.rank else len(rows) for p, rows in enumerate(wanted)]
+    send_counts = exchange_counts(group, recv_counts)
+    asked = [
+        rows[:0].int() if p == group.rank else rows.int().cpu() for p, rows in enumerate(wanted)
+    ]
+    requests = group.all_to_all(torch.cat(asked), recv_counts, send_counts)
+    requests, error = _to_rows(requests, num_rows, position)
+    group.agree(error, "halo plan")
+    send_idx = [_identity_to_none(idx, num_rows) for idx in requests.split(send_counts)]
+    return HaloPlan(group, num_rows, send_idx, recv_counts)
+
+
+def exchange_counts(group: Group, counts: Sequence[int]) -> list[int]:
+    """Tell each rank how many rows this one has for it; learn the same from each."""
+    ones = [1] * group.size
+    return group.all_to_all(torch.tensor(counts, dtype=torch.int64), ones, ones).tolist()
+
+
+def _to_rows(
+    requests: Tensor, num_rows: int, position: Tensor | None
+) -> tuple[Tensor, Exception | None]:
+    limit = num_rows if position is None else len(position)
+    if len(requests) and (requests.min() < 0 or requests.max() >= limit):
+        return requests, CommError(f"a peer asked for a row outside [0, {limit})")
+    if position is not None:
+        requests = position.index_select(0, requests).int()
+        if len(requests) and requests.min() < 0:
+            return requests, CommError("a peer asked for a row that is not an input of this block")
+    return requests, None
+
+
+def _identity_to_none(idx: Tensor, num_rows: int) -> Tensor | None:
+    if len(idx) == num_rows and torch.equal(idx, torch.arange(num_rows, dtype=idx.dtype)):
+        return None
+    return idx.clone()

@@ -1,0 +1,94 @@
+"""Row exchanges with the original library's names and arguments, over the current group."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sar.comm.group import current_group
+from sar.comm.halo import exchange_counts
+from sar.config import Config
+
+_NAMES = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
+
+
+def all_reduce(
+    red_tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM, move_to_comm_device: bool = False
+) -> None:
+    """Reduce in place over all ranks with SUM, MAX or MIN; tensors are staged as needed.
+
+    Raises ``ValueError`` for another operation: not every backend has it.
+    """
+    name = next((text for known, text in _NAMES.items() if op == known), None)
+    if name is None:
+        raise ValueError(f"op: got {op}, expected ReduceOp.SUM, MAX or MIN")
+    current_group().all_reduce(red_tensor, name)
+
+
+def all_to_all(
+    recv_tensors: list[Tensor], send_tensors: list[Tensor], move_to_comm_device: bool = False
+) -> None:
+    """Send ``send_tensors[p]`` to rank p and fill ``recv_tensors[p]`` from rank p, in place.
+
+    Tensors of a pair of ranks have equal shapes; different pairs may differ in rows.
+    ``Config.max_collective_size`` bounds the elements of one exchange.
+    """
+    group = current_group()
+    _check_lists(recv_tensors, send_tensors, group.size)
+    for recv_slices, send_slices in _slices(recv_tensors, send_tensors):
+        send = torch.cat([part.reshape(-1) for part in send_slices])
+        counts = [part.numel() for part in send_slices], [part.numel() for part in recv_slices]
+        got = group.all_to_all(send, *counts)
+        for part, values in zip(recv_slices, got.split(counts[1]), strict=True):
+            part.copy_(values.view(part.shape))
+
+
+def exchange_tensors(tensors: list[Tensor], recv_sizes: list[int] | None = None) -> list[Tensor]:
+    """Send ``tensors[p]`` ([rows, ...]) to rank p; returns what each rank sent to this one.
+
+    Args:
+        tensors: one per rank, equal dtypes and trailing shapes.
+        recv_sizes: rows that come from each rank; exchanged first when not given.
+    """
+    group = current_group()
+    _check_lists(tensors, tensors, group.size)
+    if any(t.shape[1:] != tensors[0].shape[1:] or t.dtype != tensors[0].dtype for t in tensors):
+        got = [(tuple(t.shape[1:]), t.dtype) for t in tensors]
+        raise ValueError(f"tensors: got {got}, expected equal trailing shapes and dtypes")
+    send_sizes = [len(part) for part in tensors]
+    if recv_sizes is None:
+        recv_sizes = exchange_counts(group, send_sizes)
+    return list(group.all_to_all(torch.cat(tensors), send_sizes, recv_sizes).split(recv_sizes))
+
+
+def exchange_single_tensor(
+    recv_idx: int, send_idx: int, recv_tensor: Tensor, send_tensor: Tensor
+) -> None:
+    """Send ``send_tensor`` to rank ``send_idx`` and fill ``recv_tensor`` from rank ``recv_idx``."""
+    group = current_group()
+    send_counts, recv_counts = [0] * group.size, [0] * group.size
+    send_counts[send_idx], recv_counts[recv_idx] = send_tensor.numel(), recv_tensor.numel()
+    got = group.all_to_all(send_tensor.reshape(-1), send_counts, recv_counts)
+    recv_tensor.copy_(got.view(recv_tensor.shape))
+
+
+def _check_lists(recv: list[Tensor], send: list[Tensor], size: int) -> None:
+    if len(recv) != size or len(send) != size:
+        raise ValueError(f"tensors: got {len(send)} and {len(recv)}, expected one per rank: {size}")
+
+
+def _slices(
+    recv: list[Tensor], send: list[Tensor]
+) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Cut both lists along rows so that no exchange exceeds ``Config.max_collective_size``."""
+    if Config.max_collective_size <= 0:
+        return [(recv, send)]
+    elements = sum(part.numel() for part in recv) + sum(part.numel() for part in send)
+    wanted = torch.tensor(max(1, elements // Config.max_collective_size))
+    pieces = int(current_group().all_reduce(wanted, "max"))
+    cuts = [
+        tuple([part.tensor_split(pieces)[i] for part in parts] for parts in (recv, send))
+        for i in range(pieces)
+    ]
+    return [(recv_part, send_part) for recv_part, send_part in cuts]

@@ -1,0 +1,107 @@
+"""Ranks that are processes: a group over ``torch.distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sar.comm.group import Group, Work
+from sar.errors import CommError
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_FIRST_ERROR = "sar/first_error"
+
+
+class ProcessGroup(Group):
+    """A rank of a ``torch.distributed`` process group.
+
+    Rows travel on a group of their own, so that a user's collectives (for example
+    ``DistributedDataParallel``'s) never interleave with the stream.
+
+    Args:
+        store: where a failing rank leaves its error for the others; ``None`` when there is none.
+    """
+
+    def __init__(
+        self, backend: str, device: torch.device, timeout: timedelta, store: dist.Store | None
+    ) -> None:
+        super().__init__(dist.get_rank(), dist.get_world_size(), backend, device)
+        self.store = store
+        self._small = dist.new_group(timeout=timeout)
+        self._rows = dist.new_group(timeout=timeout)
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        self._call(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._call(dist.all_gather, parts, tensor, group=self._small)
+        return parts
+
+    def _broadcast(self, tensor: Tensor, src: int) -> None:
+        self._call(dist.broadcast, tensor, src=src, group=self._small)
+
+    def _exchange(
+        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+    ) -> Work:
+        work = self._call(
+            dist.all_to_all_single,
+            recv,
+            send,
+            output_split_sizes=recv_counts,
+            input_split_sizes=send_counts,
+            group=self._rows,
+            async_op=True,
+        )
+        return _Watched(work, self._call)
+
+    def _call(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a collective; a transport failure becomes a :class:`CommError` with its cause."""
+        try:
+            return collective(*args, **kwargs)
+        except RuntimeError as error:
+            raise CommError(self._explain(error)) from error
+
+    def _explain(self, error: RuntimeError) -> str:
+        first = self.first_error()
+        if first is not None:
+            return f"rank {self.rank}: stopped because another rank failed first: {first}"
+        return (
+            f"rank {self.rank}: a collective failed: another rank died, left early, or did not "
+            f"answer within the timeout ({error})"
+        )
+
+    def report(self, error: BaseException) -> None:
+        """Leave ``error`` for the other ranks to name, unless it only follows from theirs."""
+        if self.store is None or isinstance(error, CommError):
+            return
+        text = f"rank {self.rank}: {type(error).__name__}: {error}"[:2000]
+        try:
+            self.store.compare_set(_FIRST_ERROR, "", text)
+        except RuntimeError:  # the store went away with the rank that kept it
+            self.store = None
+
+    def first_error(self) -> str | None:
+        """What the first failing rank reported, or ``None`` when nothing is known."""
+        if self.store is None:
+            return None
+        try:
+            self.store.wait([_FIRST_ERROR], timedelta(seconds=1))
+            return self.store.get(_FIRST_ERROR).decode()
+        except (RuntimeError, ValueError):
+            return None
+
+
+class _Watched:
+    """A collective in flight whose failure is explained."""
+
+    def __init__(self, work: Any, call: Callable[..., Any]) -> None:
+        self._work, self._call = work, call
+
+    def wait(self) -> None:
+        self._call(self._work.wait)

@@ -1,0 +1,128 @@
+"""The stream of rounds: halo rows in, gradients home, two rounds in flight, no barrier."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sar.comm.group import Work
+from sar.comm.halo import HaloPlan, Round
+
+WINDOW = 2  # rounds in flight
+
+
+@dataclass
+class _Flight:
+    """A posted exchange and the two buffers it owns until it has landed."""
+
+    round: Round
+    work: Work
+    send: Tensor
+    recv: Tensor
+
+
+def fetch(
+    plan: HaloPlan, rows: Tensor, rounds: Sequence[Round], keep: bool = False
+) -> Iterator[tuple[Round, Tensor]]:
+    """Stream the halo of ``rows``; the first rounds are on the wire when this returns.
+
+    Args:
+        rows: [num_rows, width] contiguous, owned.
+        rounds: the plan's rounds; every rank passes as many.
+        keep: yield buffers that stay valid after the step.
+
+    Yields:
+        (round, [round.num_recv, width]): the halo rows of the round, ordered by source rank and by
+        the order they were asked for. Overwritten when the next round is taken, unless ``keep``.
+    """
+    flights: deque[_Flight] = deque()
+    for step in rounds[:WINDOW]:
+        flights.append(_post_fetch(plan, rows, step, keep))
+    return _land(plan, rows, rounds, keep, flights)
+
+
+def _land(
+    plan: HaloPlan, rows: Tensor, rounds: Sequence[Round], keep: bool, flights: deque[_Flight]
+) -> Iterator[tuple[Round, Tensor]]:
+    for index in range(len(rounds)):
+        flight = flights.popleft()
+        flight.work.wait()
+        plan.group.pool.give(flight.send)
+        yield flight.round, flight.recv
+        if not keep:
+            plan.group.pool.give(flight.recv)
+        del flight
+        if index + WINDOW < len(rounds):
+            flights.append(_post_fetch(plan, rows, rounds[index + WINDOW], keep))
+
+
+def _post_fetch(plan: HaloPlan, rows: Tensor, step: Round, keep: bool) -> _Flight:
+    group, width = plan.group, rows.shape[1]
+    send = group.pool.take((step.num_send, width), rows.dtype, rows.device)
+    start = 0
+    for peer in step.targets:
+        stop = start + step.send_counts[peer]
+        idx = plan.send_idx[peer]
+        if idx is None:
+            send[start:stop].copy_(rows)
+        else:
+            torch.index_select(rows, 0, idx, out=send[start:stop])
+        start = stop
+    shape = (step.num_recv, width)
+    recv = rows.new_empty(shape) if keep else group.pool.take(shape, rows.dtype, rows.device)
+    work = group.exchange(recv, send, step.recv_counts, step.send_counts)
+    return _Flight(step, work, send, recv)
+
+
+class GradientReturn:
+    """Sends gradients of halo rows to their owners and adds what comes home; a bounded window.
+
+    Args:
+        home: [num_rows, width] accumulator of the owned rows, written in place.
+        dtype: dtype on the wire.
+    """
+
+    def __init__(self, plan: HaloPlan, home: Tensor, dtype: torch.dtype) -> None:
+        self.plan, self.home, self.dtype = plan, home, dtype
+        self._flights: deque[_Flight] = deque()
+
+    def buffer(self, step: Round) -> Tensor:
+        """[step.num_recv, width] uninitialised; fill every row, then :meth:`send` it."""
+        shape = (step.num_recv, self.home.shape[1])
+        return self.plan.group.pool.take(shape, self.dtype, self.home.device)
+
+    def send(self, step: Round, grads: Tensor) -> None:
+        """Post one round; when two are in flight already, first add the older one home."""
+        if len(self._flights) == WINDOW:
+            self._add_home()
+        group = self.plan.group
+        shape = (step.num_send, self.home.shape[1])
+        recv = group.pool.take(shape, self.dtype, self.home.device)
+        work = group.exchange(recv, grads, step.send_counts, step.recv_counts)
+        self._flights.append(_Flight(step, work, grads, recv))
+
+    def finish(self) -> None:
+        """Wait for what is still in flight."""
+        while self._flights:
+            self._add_home()
+
+    def _add_home(self) -> None:
+        flight = self._flights.popleft()
+        flight.work.wait()
+        self.plan.group.pool.give(flight.send)
+        start = 0
+        for peer in flight.round.targets:
+            stop = start + flight.round.send_counts[peer]
+            grads = flight.recv[start:stop].to(self.home.dtype)
+            idx = self.plan.send_idx[peer]
+            if idx is None:
+                self.home.add_(grads)
+            else:
+                self.home.index_add_(0, idx, grads)
+            start = stop
+        del grads
+        self.plan.group.pool.give(flight.recv)

@@ -1,0 +1,260 @@
+"""Making and ending the process group; the only place that reads the launcher's environment."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import socket
+import sys
+import time
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from sar.comm.group import Group, LocalGroup, current_group, set_process_group
+from sar.comm.process import ProcessGroup
+from sar.errors import CommError, MissingDependencyError
+
+BACKENDS = ("gloo", "nccl", "ccl", "mpi")
+DEFAULT_PORT = 12345
+DEFAULT_TIMEOUT = 300.0  # seconds
+_M_MMAP_THRESHOLD = -3  # glibc mallopt parameter
+_M_TRIM_THRESHOLD = -1
+_BIG_BUFFER = 1 << 20
+
+
+def initialize_comms(
+    _rank: int | None = None,
+    _world_size: int | None = None,
+    master_ip_address: str | None = None,
+    backend: str | None = None,
+    _comm_device: torch.device | str | None = None,
+    master_port_number: int | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Group:
+    """Join the other ranks; without arguments, as ``torchrun``'s environment says.
+
+    Args:
+        _rank, _world_size: this process' index and the number of ranks (``RANK``, ``WORLD_SIZE``).
+        master_ip_address, master_port_number: where rank 0 listens (``MASTER_ADDR``,
+            ``MASTER_PORT``, else port 12345).
+        backend: ``gloo`` (default on CPU), ``nccl`` (default with CUDA), ``ccl`` or ``mpi``.
+        _comm_device: where tensors must lie to be sent; CUDA for nccl, else the CPU. Tensors that
+            lie elsewhere are staged.
+        timeout: seconds after which a collective that a peer did not join fails.
+
+    Returns:
+        The group, also what :func:`sar.comm.current_group` returns from now on.
+
+    Raises:
+        ValueError: an argument is out of range or unknown, or missing in the environment as well.
+        MissingDependencyError: the backend's package is not installed.
+        CommError: the port is taken or the ranks did not meet within ``timeout``.
+    """
+    rank = _from_environment("_rank", _rank, "RANK")
+    size = _from_environment("_world_size", _world_size, "WORLD_SIZE")
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"_rank and _world_size: got {rank} of {size}, expected 0 <= rank < size")
+    backend = _checked_backend(backend)
+    if timeout <= 0:
+        raise ValueError(f"timeout: got {timeout}, expected seconds > 0")
+    device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
+    limit = timedelta(seconds=timeout)
+    tune_process()
+    store = None
+    if not dist.is_initialized():
+        address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+        port = master_port_number or int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
+        store = _join(rank, size, address, port, backend, limit)
+    elif (dist.get_rank(), dist.get_world_size()) != (rank, size):
+        got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        raise ValueError(f"_rank: got {rank} of {size}, but the process group says {got}")
+    group = ProcessGroup(backend, device, limit, store)
+    set_process_group(group)
+    _report_uncaught(group)
+    return group
+
+
+def shutdown() -> None:
+    """Leave the process group that :func:`initialize_comms` made; a no-op when there is none."""
+    set_process_group(None)
+    if isinstance(sys.excepthook, _ReportingHook):
+        sys.excepthook = sys.excepthook.before
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _from_environment(name: str, value: int | None, variable: str) -> int:
+    if value is not None:
+        return int(value)
+    text = os.environ.get(variable)
+    if text is None:
+        raise ValueError(f"{name}: got nothing, expected an argument or {variable} from torchrun")
+    if not text.isdigit():
+        raise ValueError(f"{variable}: got {text!r}, expected a non-negative integer")
+    return int(text)
+
+
+def _checked_backend(backend: str | None) -> str:
+    """A known and installed backend; importing oneCCL's binding registers it with torch."""
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if backend == "ccl":
+        _import_ccl()
+    if backend == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
+        raise MissingDependencyError(
+            "backend: got 'nccl', which needs a CUDA build of torch and a CUDA device; "
+            "install torch's CUDA wheel or use backend='gloo'"
+        )
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise MissingDependencyError(
+            "backend: got 'mpi', which needs a torch built from source with MPI; "
+            "use backend='gloo', or 'ccl' with oneCCL's binding"
+        )
+    return backend
+
+
+def _import_ccl() -> None:
+    for package in ("oneccl_bindings_for_pytorch", "torch_ccl"):
+        try:
+            importlib.import_module(package)
+            return
+        except ImportError:
+            continue
+    raise MissingDependencyError(
+        "backend: got 'ccl', which needs the package oneccl_bindings_for_pytorch of your torch "
+        "version; install it from Intel's oneCCL page, or use backend='gloo'"
+    )
+
+
+def _join(
+    rank: int, size: int, address: str, port: int, backend: str, limit: timedelta
+) -> dist.Store | None:
+    """Meet at rank 0's store and make the process group."""
+    if backend == "mpi":  # its ranks come from mpirun, no store
+        dist.init_process_group("mpi", timeout=limit)
+        return None
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = dist.TCPStore(
+            address, port, size, is_master=rank == 0 and not hosted, timeout=limit
+        )
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        scoped = dist.PrefixStore(f"sar/attempt_{attempt}", store)
+        dist.init_process_group(backend, store=scoped, rank=rank, world_size=size, timeout=limit)
+    except RuntimeError as error:
+        raise CommError(
+            f"rank {rank} of {size}: could not meet the other ranks at {address}:{port} "
+            f"(is the port in use, the address reachable, every rank started?): {error}"
+        ) from error
+    return scoped
+
+
+class _ReportingHook:
+    """An excepthook that leaves the error for the other ranks before the usual traceback."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group, self.before = group, sys.excepthook
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self.group.report(error)
+        self.before(kind, error, trace)
+
+
+def _report_uncaught(group: ProcessGroup) -> None:
+    if not isinstance(sys.excepthook, _ReportingHook):
+        sys.excepthook = _ReportingHook(group)
+
+
+def tune_process() -> None:
+    """Settings that a running process can still make: threads, and memory that goes back.
+
+    torchrun sets ``OMP_NUM_THREADS=1`` when the user did not; then this rank's share of the cores
+    is used instead, with a warning. Buffers of 1 MiB and more are mapped, so that freeing them
+    returns memory (``mallopt``), unless ``MALLOC_MMAP_THRESHOLD_`` says otherwise.
+    """
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    share = max(1, len(os.sched_getaffinity(0)) // local_ranks)
+    silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    if silent and share > 1 and os.environ.get("SAR_KEEP_THREADS") is None:
+        warnings.warn(
+            f"torchrun set OMP_NUM_THREADS=1; using {share} threads, this rank's share of the "
+            "cores. Set SAR_KEEP_THREADS=1 to keep one.",
+            stacklevel=3,
+        )
+        torch.set_num_threads(share)
+    if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_M_MMAP_THRESHOLD, _BIG_BUFFER)
+            libc.mallopt(_M_TRIM_THRESHOLD, _BIG_BUFFER)
+
+
+def rank() -> int:
+    """This process' index among the ranks; raises ``CommError`` before ``initialize_comms``."""
+    return _initialized().rank
+
+
+def world_size() -> int:
+    """The number of ranks; raises ``CommError`` before ``initialize_comms``."""
+    return _initialized().size
+
+
+def comm_device() -> torch.device:
+    """Where tensors must lie to be sent; raises ``CommError`` before ``initialize_comms``."""
+    return _initialized().device
+
+
+def backend() -> str:
+    """Name of the transport; raises ``CommError`` before ``initialize_comms``."""
+    return _initialized().backend
+
+
+def is_initialized() -> bool:
+    """True between ``initialize_comms`` and ``shutdown``."""
+    return not isinstance(current_group(), LocalGroup)
+
+
+def _initialized() -> Group:
+    if not is_initialized():
+        raise CommError("call sar.initialize_comms first")
+    return current_group()
+
+
+def nfs_ip_init(_rank: int, ip_file: str) -> str:
+    """Rank 0 writes its address to ``ip_file`` on a shared file system; the others wait and read.
+
+    Returns the address of rank 0. Remove the file between runs: an old one is taken at its word.
+    """
+    path = Path(ip_file)
+    if _rank == 0:
+        address = _own_address()
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(address, encoding="utf-8")
+        partial.replace(path)
+        return address
+    while not (path.is_file() and path.read_text(encoding="utf-8").strip()):
+        time.sleep(0.2)
+    return path.read_text(encoding="utf-8").splitlines()[0].strip()
+
+
+def _own_address() -> str:
+    """The address of the interface named by ``SAR_SOCKET_NAME``, else of the default route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            name = os.environ.get("SAR_SOCKET_NAME")
+            if name:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
+            probe.connect(("192.0.2.1", 9))  # documentation address; nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,93 @@
+"""Ranks that are threads of one process: the same streaming without a network, for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.comm.group import Done, Group, Work, use_group
+from sar.errors import CommError
+
+
+class _Room:
+    """What the threads of one group share: a barrier and a slot per rank."""
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self.barrier = threading.Barrier(size, timeout=timeout)
+        self.slots: list[Any] = [None] * size
+
+
+class ThreadGroup(Group):
+    """A rank of a group whose ranks are threads; made by :meth:`run`."""
+
+    def __init__(self, rank: int, size: int, room: _Room) -> None:
+        super().__init__(rank, size, "threads", torch.device("cpu"))
+        self._room = room
+
+    @classmethod
+    def run(cls, size: int, fn: Callable[[Group], Any], timeout: float = 60.0) -> list[Any]:
+        """Run ``fn(group)`` on ``size`` threads and return the results in rank order.
+
+        The first exception (not its consequences on other ranks) is raised again.
+        """
+        room, results, failures = _Room(size, timeout), [None] * size, []
+
+        def body(rank: int) -> None:
+            group = cls(rank, size, room)
+            try:
+                with use_group(group):
+                    results[rank] = fn(group)
+            except BaseException as error:  # noqa: BLE001 - handed to the caller below
+                failures.append(error)
+                room.barrier.abort()
+
+        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            causes = [error for error in failures if not isinstance(error, CommError)]
+            raise (causes or failures)[0]
+        return results
+
+    def _meet(self, offering: Any, read: Callable[[list[Any]], Any]) -> Any:
+        """Offer a value, read everybody's, and leave together."""
+        self._room.slots[self.rank] = offering
+        try:
+            self._room.barrier.wait()
+            result = read(self._room.slots)
+            self._room.barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise CommError(f"rank {self.rank}: another rank failed or never came") from error
+        return result
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        def reduced(parts: list[Tensor]) -> Tensor:
+            stack = torch.stack([part.clone() for part in parts])
+            return {"sum": stack.sum, "max": stack.amax, "min": stack.amin}[op](0)
+
+        tensor.copy_(self._meet(tensor, reduced))
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return self._meet(tensor, lambda parts: [part.clone() for part in parts])
+
+    def _broadcast(self, tensor: Tensor, src: int) -> None:
+        tensor.copy_(self._meet(tensor, lambda parts: parts[src].clone()))
+
+    def _exchange(
+        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+    ) -> Work:
+        def gather(offers: list[tuple[Tensor, list[int]]]) -> Tensor:
+            mine = [rows.split(counts)[self.rank] for rows, counts in offers]
+            if [len(rows) for rows in mine] != recv_counts:
+                got = [len(rows) for rows in mine]
+                raise CommError(f"rank {self.rank}: got {got} rows, expected {recv_counts}")
+            return torch.cat(mine)
+
+        recv.copy_(self._meet((send, send_counts), gather))
+        return Done()

@@ -1,0 +1,88 @@
+"""Options: :class:`Policy`, frozen and passed down, and :class:`Config`, the original's switches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_UNITS = {"": 1, "B": 1}
+_UNITS.update({f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)})
+_UNITS.update({f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)})
+
+
+def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
+    """Bytes of ``"4GiB"``, ``"500 MB"`` or a plain integer.
+
+    Raises ``TypeError`` for another type and ``ValueError`` for an unreadable or non-positive size.
+    """
+    if isinstance(text, bool) or not isinstance(text, (int, str)):
+        raise TypeError(f"{name}: got {type(text).__name__}, expected an int or a str like '4GiB'")
+    if isinstance(text, int):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+        if match is None or match.group(2).upper() not in _UNITS:
+            raise ValueError(f"{name}: got {text!r}, expected a size like '4GiB' or '500MB'")
+        size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+    if size <= 0:
+        raise ValueError(f"{name}: got {text!r}, expected more than 0 bytes")
+    return size
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a layer's halo is streamed; results do not depend on it beyond rounding.
+
+    Args:
+        rounds: number of rounds a layer's halo is fetched in. 1 holds the whole halo at once
+            (one-shot, fastest), P - 1 holds one peer's rows (strict, smallest). ``None`` is strict.
+            Clamped to [1, max(1, P - 1)].
+        memory_budget: bytes (or ``"4GiB"``) that send and receive buffers in flight may take; the
+            fewest rounds that fit are chosen per row width. Excludes ``rounds``.
+        rematerialize: fetch remote rows again in backward (True) or keep the forward's (False).
+        block_bytes: bytes of edge values computed at once on the generic path.
+    """
+
+    rounds: int | None = None
+    memory_budget: int | str | None = None
+    rematerialize: bool = True
+    block_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            if isinstance(self.rounds, bool) or not isinstance(self.rounds, int):
+                raise TypeError(
+                    f"rounds: got {type(self.rounds).__name__}, expected an int or None"
+                )
+            if self.rounds < 1:
+                raise ValueError(f"rounds: got {self.rounds}, expected at least 1")
+        if self.memory_budget is not None:
+            if self.rounds is not None:
+                raise ValueError("rounds and memory_budget: got both, expected at most one of them")
+            object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
+        if not isinstance(self.rematerialize, bool):
+            raise TypeError(
+                f"rematerialize: got {type(self.rematerialize).__name__}, expected a bool"
+            )
+        object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
+
+
+class Config:
+    """The original library's process-wide switches, read at each forward of a graph without policy.
+
+    Attributes:
+        disable_sr: keep the fetched rows for backward instead of fetching them again.
+        max_collective_size: elements per all-to-all of ``sar.comm.all_to_all``; 0 is unlimited.
+        pipeline_depth: accepted for old scripts; two rounds are always in flight.
+    """
+
+    disable_sr: bool = False
+    max_collective_size: int = 0
+    pipeline_depth: int = 1
+
+
+def current_policy(policy: Policy | None) -> Policy:
+    """The graph's own policy or, where it has none, the one that :class:`Config` describes now."""
+    if policy is not None:
+        return policy
+    return Policy(rematerialize=not Config.disable_sr)

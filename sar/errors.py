@@ -1,0 +1,21 @@
+"""Every error class of the library; each also derives from the builtin a caller would expect."""
+
+
+class SarError(Exception):
+    """Base class of the errors that this library raises on its own account."""
+
+
+class PartitionError(SarError, ValueError):
+    """A partition file is missing, damaged, foreign, or does not fit the other ranks' files."""
+
+
+class CommError(SarError, RuntimeError):
+    """A collective failed: a peer died, timed out, or the process group could not be made."""
+
+
+class NotSupportedError(SarError, NotImplementedError):
+    """A layer, function, reduction or option that the library does not run."""
+
+
+class MissingDependencyError(SarError, ImportError):
+    """An optional package is needed for this call; the message says how to install it."""
