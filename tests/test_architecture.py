@@ -47,8 +47,9 @@ STILL = {
     "is_gloo_available", "is_nccl_available", "is_mpi_available", "is_ucc_available",
     "is_backend_available", "get_rank", "get_world_size", "get_backend", "ProcessGroup", "Work",
     "Backend", "ReduceOp", "Store", "FileStore", "TCPStore", "PrefixStore", "HashStore",
-    "GroupMember", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "default_pg_timeout",
-    "group", "distributed_c10d", "rendezvous", "ProcessGroupGloo", "_get_default_group",
+    "GroupMember", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError",
+    "default_pg_timeout", "group", "distributed_c10d", "rendezvous", "ProcessGroupGloo",
+    "_get_default_group",
 }  # fmt: skip
 REDUCTIONS = {"SUM", "MAX", "MIN"}
 
