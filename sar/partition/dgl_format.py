@@ -1,0 +1,466 @@
+"""Reader of DGL's binary layouts: tensor dictionaries (``*_feat.dgl``) and ``graph.dgl``.
+
+Files are mapped privately and read-only; nothing is copied until rows are asked for. Payloads
+start at any byte offset, so they are viewed as bytes and copied in blocks. Files may come from
+anywhere: each count is compared with the bytes that are left before it is used, and every problem
+is a PartitionError that names the file. All integers in the files are little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.errors import PartitionError
+
+BLOCK_BYTES = 8 << 20
+
+TENSORS_MAGIC = 0xDD5A9FBE3FA2443F
+ARRAY_MAGIC = 0xDD5E40F096B4A13F
+FILE_MAGIC = 0xDD2E4FF046B4A13F
+HETERO_MAGIC = 0xDD589FBE35224ABF
+META_MAGIC = 0xDD3C5FFE20046ABF
+UNIT_MAGIC = 0xDD2E60F0F6B4A127
+CSR_MAGIC = 0xDD6CD31205DFF127
+COO_MAGIC = 0xDD61FFD305DFF127
+
+HEADER_BYTES = 4096
+MAX_DIMS = 32
+MAX_TEXT = 1 << 16
+
+# (type code, bits) -> torch dtype; codes: 0 signed, 1 unsigned, 2 float, 4 bfloat16
+DTYPES = {
+    (0, 8): torch.int8,
+    (0, 16): torch.int16,
+    (0, 32): torch.int32,
+    (0, 64): torch.int64,
+    (1, 8): torch.uint8,
+    (1, 16): torch.uint16,
+    (1, 32): torch.uint32,
+    (1, 64): torch.uint64,
+    (2, 16): torch.float16,
+    (2, 32): torch.float32,
+    (2, 64): torch.float64,
+    (4, 16): torch.bfloat16,
+}
+
+
+class MappedTensor:
+    """A tensor whose bytes lie in a mapped file; nothing is read before rows are asked for.
+
+    ``dtype`` is a torch dtype, ``shape`` a tuple; the first dimension counts rows.
+    """
+
+    def __init__(self, file: MappedFile, offset: int, dtype: torch.dtype, shape: tuple[int, ...]):
+        self.file = file
+        self.offset = offset
+        self.dtype = dtype
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def __repr__(self) -> str:
+        return f"MappedTensor({self.dtype}, shape={self.shape})"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        width = self.dtype.itemsize
+        for size in self.shape[1:]:
+            width *= size
+        return width
+
+    def _bytes(self, start: int, stop: int) -> np.ndarray:
+        """View of the raw bytes of rows, uint8 ``[stop - start, row_bytes]``."""
+        self.file.check_size()
+        width = self.row_bytes
+        count = (stop - start) * width
+        view = np.frombuffer(self.file.map, np.uint8, count, self.offset + start * width)
+        return view.reshape(stop - start, width)
+
+    def _check_rows(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= len(self):
+            raise ValueError(f"rows: got [{start}, {stop}), expected within [0, {len(self)})")
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Fresh tensor of rows ``[start, stop)``, copied (and converted) block by block."""
+        self._check_rows(start, stop)
+        shape = (stop - start, *self.shape[1:]) if self.shape else ()
+        out = torch.empty(shape, dtype=dtype or self.dtype)
+        if out.numel() == 0:
+            return out
+        flat = out.view(stop - start, -1)
+        step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            target = flat[at - start : end - start]
+            if out.dtype == self.dtype:
+                target.view(torch.uint8).numpy()[...] = self._bytes(at, end)
+            else:
+                block = torch.from_numpy(self._bytes(at, end).copy())
+                target.copy_(block.view(self.dtype))
+        return out
+
+    def read(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The whole tensor, fresh."""
+        return self.rows(0, len(self), dtype)
+
+    def take(self, idx: np.ndarray) -> np.ndarray:
+        """Values at ``idx`` (int64, checked by the caller) of a 1-D integer tensor, as int64."""
+        self.file.check_size()
+        raw = np.take(self._bytes(0, len(self)), idx, axis=0)
+        return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
+
+    def ints(self, start: int, stop: int) -> np.ndarray:
+        """Rows ``[start, stop)`` of a 1-D integer tensor, as an int64 copy."""
+        raw = self._bytes(start, stop).copy()
+        return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+class MappedFile:
+    """A file mapped privately and read-only, with its path and size for messages and checks."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = os.fspath(path)
+        try:
+            if not stat.S_ISREG(os.stat(self.path).st_mode):
+                raise PartitionError(f"{self.path}: not a regular file")
+            with open(self.path, "rb") as stream:
+                self.size = os.fstat(stream.fileno()).st_size
+                if self.size == 0:
+                    raise PartitionError(f"{self.path}: empty file, expected a DGL file")
+                # Read-only and private: not charged as memory, not changed by other writers.
+                self.map = mmap.mmap(
+                    stream.fileno(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
+                )
+        except PartitionError:
+            raise
+        except FileNotFoundError as err:
+            raise PartitionError(f"{self.path}: no such file") from err
+        except (OSError, ValueError) as err:
+            raise PartitionError(f"{self.path}: cannot be mapped ({err})") from err
+
+    def check_size(self) -> None:
+        """Raises PartitionError when the file shrank: touching lost pages kills the process."""
+        now = self.map.size()
+        if now < self.size:
+            raise PartitionError(
+                f"{self.path}: was cut from {self.size} to {now} bytes while in use"
+            )
+
+
+class _Cursor:
+    """Reads fields one after another, each compared with the bytes left in the file."""
+
+    def __init__(self, file: MappedFile, at: int = 0):
+        self.file = file
+        self.at = at
+
+    def fail(self, problem: str) -> PartitionError:
+        return PartitionError(f"{self.file.path}: at byte {self.at}: {problem}")
+
+    def _claim(self, count: int, what: str) -> int:
+        left = self.file.size - self.at
+        if count > left:
+            raise self.fail(f"{what} needs {count} bytes but {left} are left: "
+                            "the file is truncated or not from DGL")
+        start = self.at
+        self.at += count
+        return start
+
+    def unpack(self, layout: str, what: str) -> tuple:
+        """Values of a little-endian struct layout."""
+        layout = "<" + layout
+        return struct.unpack_from(layout, self.file.map, self._claim(struct.calcsize(layout), what))
+
+    def integer(self, what: str, layout: str = "Q") -> int:
+        return self.unpack(layout, what)[0]
+
+    def magic(self, expected: int, what: str) -> None:
+        start = self.at
+        found = self.integer(f"the magic number of {what}")
+        if found != expected:
+            self.at = start
+            raise self.fail(f"found {found:#x}, expected {expected:#x}, the magic number of {what}")
+
+    def length(self, what: str, item_bytes: int) -> int:
+        """A count of items that take at least ``item_bytes`` each."""
+        count = self.integer(f"the number of {what}")
+        left = self.file.size - self.at
+        if count * item_bytes > left:
+            raise self.fail(f"{count} {what} of at least {item_bytes} bytes announced, "
+                            f"but {left} bytes are left")
+        return count
+
+    def text(self, what: str) -> str:
+        count = self.length(f"characters of {what}", 1)
+        if count > MAX_TEXT:
+            raise self.fail(f"{what} has {count} characters, expected at most {MAX_TEXT}")
+        start = self._claim(count, what)
+        try:
+            return self.file.map[start : start + count].decode("utf-8")
+        except UnicodeDecodeError as err:
+            raise self.fail(f"{what} is not UTF-8 text") from err
+
+    def array(self, what: str) -> MappedTensor:
+        """An NDArray: its header is parsed and checked, its payload stays in the file."""
+        self.magic(ARRAY_MAGIC, f"the array {what}")
+        _, _, _, ndim, code, bits, lanes = self.unpack("QiiiBBH", f"the header of {what}")
+        if not 0 <= ndim <= MAX_DIMS:
+            raise self.fail(f"{what} has {ndim} dimensions, expected 0 to {MAX_DIMS}")
+        dtype = DTYPES.get((code, bits))
+        if dtype is None or lanes != 1:
+            raise self.fail(f"{what} has type code {code}, {bits} bits and {lanes} lanes, "
+                            "expected int, uint, float or bfloat16 of one lane")
+        shape = self.unpack(f"{ndim}q", f"the shape of {what}")
+        nbytes = self.integer(f"the byte count of {what}", "q")
+        expected, bound = dtype.itemsize, dtype.itemsize
+        for size in shape:
+            if size < 0:
+                raise self.fail(f"{what} has shape {shape}, expected no negative size")
+            expected *= size
+            bound *= max(size, 1)
+        if bound >= 2**62 or nbytes != expected:
+            raise self.fail(f"{what} has shape {shape} and {nbytes} bytes, expected {expected}")
+        return MappedTensor(self.file, self._claim(nbytes, what), dtype, tuple(shape))
+
+    def named_arrays(self, what: str) -> dict[str, MappedTensor]:
+        """A vector of (name, array) pairs."""
+        found: dict[str, MappedTensor] = {}
+        for _ in range(self.length(what, 48)):
+            name = self.text(f"a name in {what}")
+            if name in found:
+                raise self.fail(f"{what} holds {name!r} twice")
+            found[name] = self.array(repr(name))
+        return found
+
+    def index_array(self, what: str) -> MappedTensor:
+        """A 1-D int32 or int64 array."""
+        found = self.array(what)
+        if len(found.shape) != 1 or found.dtype not in (torch.int32, torch.int64):
+            raise self.fail(f"{what} is {found.dtype} of shape {found.shape}, "
+                            "expected one dimension of int32 or int64")
+        return found
+
+
+def read_tensor_dict(path: str | os.PathLike) -> dict[str, MappedTensor]:
+    """Tensors of a DGL tensor dictionary by name, mapped. Raises PartitionError."""
+    cursor = _Cursor(MappedFile(path))
+    cursor.magic(TENSORS_MAGIC, "a DGL tensor dictionary")
+    count = cursor.integer("the number of tensors")
+    tensors = cursor.named_arrays("tensors")
+    if len(tensors) != count:
+        raise cursor.fail(f"holds {len(tensors)} tensors but announces {count}")
+    return tensors
+
+
+@dataclass
+class Adjacency:
+    """One stored sparse matrix. COO: ``major`` is the row (source) of each edge. CSR and CSC:
+    ``major`` is the index pointer ``[num_nodes + 1]`` over sources or destinations. ``minor`` is
+    the other end of each edge and ``edge_ids`` (may be empty: position) the local edge id."""
+
+    layout: str
+    major: MappedTensor
+    minor: MappedTensor
+    edge_ids: MappedTensor
+
+
+@dataclass
+class GraphFile:
+    """The graph of one part as stored: homogeneous, inner and halo nodes and edges together.
+
+    ``node_data`` and ``edge_data`` have one row per local node or edge.
+    """
+
+    path: str
+    num_nodes: int
+    num_edges: int
+    adjacency: Adjacency
+    node_data: dict[str, MappedTensor] = field(default_factory=dict)
+    edge_data: dict[str, MappedTensor] = field(default_factory=dict)
+
+    def edge_chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """All edges as int64 ``(src, dst, edge id)`` arrays of at most ``size`` rows, in stored
+        order. Ends and edge ids are checked to be in range, index pointers to be monotone."""
+        adjacency = self.adjacency
+        for start in range(0, self.num_edges, size):
+            stop = min(start + size, self.num_edges)
+            minor = self._in_range(adjacency.minor.ints(start, stop), self.num_nodes, "node")
+            if len(adjacency.edge_ids):
+                ids = adjacency.edge_ids.ints(start, stop)
+                self._in_range(ids, self.num_edges, "edge")
+            else:
+                ids = np.arange(start, stop)
+            if adjacency.layout == "coo":
+                major = self._in_range(adjacency.major.ints(start, stop), self.num_nodes, "node")
+            else:
+                major = self._expand(start, stop)
+            src, dst = (minor, major) if adjacency.layout == "csc" else (major, minor)
+            yield src, dst, ids
+
+    def _in_range(self, ids: np.ndarray, bound: int, what: str) -> np.ndarray:
+        if ids.size and (ids.min() < 0 or ids.max() >= bound):
+            raise PartitionError(
+                f"{self.path}: {what} ids run from {ids.min()} to {ids.max()}, "
+                f"expected 0 to {bound - 1}"
+            )
+        return ids
+
+    def check_pointers(self, size: int) -> None:
+        """Index pointers start at 0, never fall and end at the number of edges."""
+        if self.adjacency.layout == "coo":
+            return
+        last = 0
+        pointers = self.adjacency.major
+        for start in range(0, len(pointers), size):
+            values = pointers.ints(start, min(start + size, len(pointers)))
+            if (start == 0 and values[0] != 0) or values[0] < last or (np.diff(values) < 0).any():
+                raise PartitionError(f"{self.path}: index pointers near row {start} fall or do "
+                                     "not start at 0, expected them to rise from 0")
+            last = int(values[-1])
+        if last != self.num_edges:
+            raise PartitionError(
+                f"{self.path}: index pointers end at {last}, expected {self.num_edges} edges"
+            )
+
+    def _expand(self, start: int, stop: int) -> np.ndarray:
+        """Row of each stored edge ``[start, stop)`` of a CSR or CSC matrix (pointers checked)."""
+        first, last = self._row_of(start), self._row_of(stop - 1)
+        pointers = self.adjacency.major.ints(first, last + 2)
+        pointers = np.clip(pointers, start, stop)
+        return np.repeat(np.arange(first, last + 1), np.diff(pointers))
+
+    def _row_of(self, position: int) -> int:
+        """The row that holds an edge position: binary search in the mapped pointers."""
+        low, high = 0, self.num_nodes
+        while low < high - 1:
+            middle = (low + high) // 2
+            if int(self.adjacency.major.ints(middle, middle + 1)[0]) <= position:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def read_graph(path: str | os.PathLike) -> GraphFile:
+    """The one homogeneous graph of a ``graph.dgl`` file, mapped.
+
+    Sizes, magics and array lengths are checked; edges are checked as they are streamed, after
+    `GraphFile.check_pointers`. Raises PartitionError.
+    """
+    cursor = _Cursor(MappedFile(path))
+    cursor.magic(FILE_MAGIC, "a DGL graph file")
+    version, kind, count = cursor.unpack("3Q", "the file header")
+    if (version, kind) != (2, 2):
+        raise cursor.fail(f"version {version}, graph type {kind}: expected version 2, type 2 "
+                          "(files of DGL before 0.5 must be written again)")
+    if count != 1:
+        raise cursor.fail(f"holds {count} graphs, expected 1")
+    cursor.at = HEADER_BYTES
+    start = cursor.integer("the position of the graph")
+    if not HEADER_BYTES + 16 <= start <= cursor.file.size:
+        raise cursor.fail(f"the graph should start at byte {start}, outside the file")
+    cursor.at = start
+    return _read_hetero_graph(cursor)
+
+
+def _read_hetero_graph(cursor: _Cursor) -> GraphFile:
+    cursor.magic(HETERO_MAGIC, "a graph")
+    _read_metagraph(cursor)
+    if cursor.length("relations", 24) != 1:
+        raise cursor.fail("the graph has several relations, expected one homogeneous graph")
+    adjacency, size, num_edges = _read_unit_graph(cursor)
+    if cursor.length("node types", 8) != 1:
+        raise cursor.fail("the graph has several node types, expected one homogeneous graph")
+    num_nodes = cursor.integer("the number of nodes", "q")
+    if num_nodes != size:
+        raise cursor.fail(f"the graph has {num_nodes} nodes but its matrix has {size} rows")
+    frames = []
+    for what, rows in (("node data", num_nodes), ("edge data", num_edges)):
+        if cursor.length(f"frames of {what}", 8) != 1:
+            raise cursor.fail(f"several frames of {what}, expected one")
+        data = cursor.named_arrays(what)
+        for name, tensor in data.items():
+            if tensor.shape[:1] != (rows,):
+                raise cursor.fail(f"{what} {name!r} has shape {tensor.shape}, expected {rows} rows")
+        frames.append(data)
+    return GraphFile(cursor.file.path, num_nodes, num_edges, adjacency, *frames)
+
+
+def _read_metagraph(cursor: _Cursor) -> None:
+    cursor.magic(META_MAGIC, "a metagraph")
+    _read_csr(cursor, "the metagraph")
+
+
+def _read_csr(cursor: _Cursor, what: str) -> tuple[int, int, list[MappedTensor]]:
+    """``(rows, columns, [pointers, indices, edge ids])``."""
+    cursor.magic(CSR_MAGIC, f"a CSR matrix ({what})")
+    columns, rows = cursor.unpack("2q", f"the size of {what}")
+    arrays = [cursor.index_array(f"{name} of {what}") for name in ("pointers", "indices", "ids")]
+    cursor.integer(f"the sorted flag of {what}", "B")
+    pointers, indices, ids = map(len, arrays)
+    if pointers != rows + 1 or ids not in (0, indices):
+        raise cursor.fail(f"{what} has {rows} rows, {pointers} pointers, {indices} indices and "
+                          f"{ids} edge ids, expected {rows + 1} pointers and as many ids as "
+                          "indices, or none")
+    return rows, columns, arrays
+
+
+def _read_coo(cursor: _Cursor) -> tuple[int, int, list[MappedTensor]]:
+    """``(rows, columns, [row, column, edge ids])``."""
+    cursor.magic(COO_MAGIC, "a COO matrix")
+    columns, rows = cursor.unpack("2q", "the size of the matrix")
+    arrays = [cursor.index_array(f"{name} of the edges") for name in ("rows", "columns", "ids")]
+    cursor.unpack("2B", "the sorted flags of the matrix")
+    row, column, ids = map(len, arrays)
+    if row != column or ids not in (0, row):
+        raise cursor.fail(f"the matrix has {row} rows, {column} columns and {ids} edge ids, "
+                          "expected as many of each, or no ids")
+    return rows, columns, arrays
+
+
+def _stored_layouts(code: int, cursor: _Cursor) -> list[str]:
+    if code >> 32 == 1 and 1 <= code & 0xFFFFFFFF <= 7:
+        return [name for bit, name in ((1, "coo"), (2, "csr"), (4, "csc")) if code & bit]
+    old = {1: "coo", 2: "csr", 3: "csc"}
+    if code not in old:
+        raise cursor.fail(f"matrix format {code:#x}, expected COO, CSR or CSC")
+    return [old[code]]
+
+
+def _read_unit_graph(cursor: _Cursor) -> tuple[Adjacency, int, int]:
+    """``(adjacency, number of nodes, number of edges)``; the first stored layout is kept."""
+    cursor.magic(UNIT_MAGIC, "a relation")
+    save_format, _ = cursor.unpack("2q", "the matrix formats")
+    kept: Adjacency | None = None
+    size = num_edges = 0
+    for layout in _stored_layouts(save_format, cursor):
+        _read_metagraph(cursor)
+        if layout == "coo":
+            rows, columns, arrays = _read_coo(cursor)
+        else:
+            rows, columns, arrays = _read_csr(cursor, f"the {layout.upper()} matrix")
+        if rows != columns or rows < 0:
+            raise cursor.fail(f"the matrix is {rows} x {columns}, expected a square one")
+        if kept is None:
+            kept, size, num_edges = Adjacency(layout, *arrays), rows, len(arrays[1])
+        elif (size, num_edges) != (rows, len(arrays[1])):
+            raise cursor.fail(f"the {layout.upper()} matrix has {rows} nodes and {len(arrays[1])} "
+                              f"edges, the first has {size} and {num_edges}")
+    if kept is None:
+        raise cursor.fail("no matrix stored")
+    return kept, size, num_edges

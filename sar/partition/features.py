@@ -1,0 +1,86 @@
+"""Features of one part: a mapping from names to tensors that stay in their file until read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+
+import torch
+from torch import Tensor
+
+from sar.partition.dgl_format import MappedTensor
+
+
+class FeatureStore(MutableMapping):
+    """Named feature tensors, read from the mapped file at each access and never cached.
+
+    ``store[name]`` is a fresh CPU tensor; assigning a name keeps that tensor in memory instead.
+    uint8 features whose name ends in ``_mask`` are read as bool, because the files have no bool.
+    """
+
+    def __init__(self, mapped: dict[str, MappedTensor]):
+        self._items: dict[str, MappedTensor | Tensor | Callable[[], Tensor]] = dict(mapped)
+
+    def synthesize(self, name: str, make: Callable[[], Tensor]) -> None:
+        """Adds a feature that ``make()`` computes at each access."""
+        self._items[name] = make
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"feature {name!r}: got {type(value).__name__}, expected a Tensor")
+        self._items[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._items[name]
+
+    def __getitem__(self, name: str) -> Tensor:
+        item = self._resolve(name)
+        return item if isinstance(item, Tensor) else self._read(name, item, 0, len(item), None)
+
+    def __repr__(self) -> str:
+        return f"FeatureStore({', '.join(self._items)})"
+
+    def _resolve(self, name: str) -> MappedTensor | Tensor:
+        item = self._items[name]
+        return item if isinstance(item, (MappedTensor, Tensor)) else item()
+
+    @staticmethod
+    def _read(
+        name: str, item: MappedTensor, start: int, stop: int, dtype: torch.dtype | None
+    ) -> Tensor:
+        if dtype is not None:
+            return item.rows(start, stop, dtype)
+        found = item.rows(start, stop)
+        return found.ne(0) if _is_mask(name, item.dtype) else found
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows ``[start, stop)`` of a feature, without reading the others."""
+        item = self._resolve(name)
+        if isinstance(item, Tensor):
+            return item[start:stop]
+        return self._read(name, item, start, stop, None)
+
+    def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """``(dtype, shape)`` of a feature, without reading it."""
+        item = self._resolve(name)
+        dtype = torch.bool if _is_mask(name, item.dtype) else item.dtype
+        return dtype, tuple(item.shape)
+
+    def get_as(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A feature converted to ``dtype`` block by block: no full copy in the stored dtype."""
+        item = self._resolve(name)
+        if isinstance(item, Tensor):
+            return item.to(dtype)
+        return self._read(name, item, 0, len(item), dtype)
+
+
+def _is_mask(name: str, dtype: torch.dtype) -> bool:
+    return dtype == torch.uint8 and name.endswith("_mask")

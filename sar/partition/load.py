@@ -1,0 +1,165 @@
+"""Loading one part: its shards, and its features as lazy mappings over the files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.errors import PartitionError
+from sar.partition.book import (
+    HOMOGENEOUS_ETYPE,
+    HOMOGENEOUS_NTYPE,
+    EType,
+    PartitionBook,
+    read_book,
+)
+from sar.partition.dgl_format import MappedTensor, read_graph, read_tensor_dict
+from sar.partition.features import FeatureStore
+from sar.partition.shards import ShardEdges, build_shards
+
+__all__ = ["PartEdges", "PartitionData", "ShardEdges", "load_partition"]
+
+TYPE_KEY = "_TYPE"
+
+
+class PartEdges(NamedTuple):
+    """Edges from one part into this one: ``edges`` is a pair of int64 global node ids (source,
+    destination), ``edge_features["_TYPE"]`` the int32 type id of each edge. Edges are ordered by
+    type, then by ascending id."""
+
+    edges: tuple[Tensor, Tensor]
+    edge_features: dict[str, Tensor]
+
+
+@dataclass
+class PartitionData:
+    """Everything a rank needs of its part.
+
+    ``edges`` maps each canonical edge type to its `ShardEdges`, on ``device``. Row ``i`` of an edge
+    type is the edge with global id ``book.edge_ranges[etype][part_id, 0] + i``. ``node_features``
+    (``"<ntype>/<name>"``, one row per inner node, and ``"_TYPE"``, the int32 type id of each inner
+    node) and ``edge_features`` (``"<src:relation:dst>/<name>"``, one row per inner edge) are lazy
+    and give CPU tensors.
+    """
+
+    book: PartitionBook
+    part_id: int
+    edges: dict[EType, ShardEdges]
+    node_features: FeatureStore
+    edge_features: FeatureStore
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def num_nodes(self, ntype: str) -> int:
+        """Inner nodes of a type."""
+        return self.book.part_nodes(ntype, self.part_id)
+
+    def num_edges(self, etype: str | tuple[str, ...]) -> int:
+        """Inner edges of a type."""
+        return self.book.part_edges(etype, self.part_id)
+
+    # The names below are those of the original SAR's PartitionData.
+
+    @property
+    def node_ranges(self) -> list[tuple[int, int]]:
+        """``(start, end)`` global node ids of each part."""
+        return self.book.part_ranges
+
+    @property
+    def node_type_names(self) -> list[str]:
+        """Node types by id."""
+        return self.book.ntypes
+
+    @property
+    def edge_type_names(self) -> list[EType]:
+        """Canonical edge types by id."""
+        return self.book.canonical_etypes
+
+    @property
+    def partition_book(self) -> PartitionBook:
+        """Same as ``book``."""
+        return self.book
+
+    @property
+    def all_shard_edges(self) -> list[PartEdges]:
+        """Per source part, the edges into this part in global ids; int64 copies, built here."""
+        return [self._part_edges(part) for part in range(self.book.num_parts)]
+
+    def _part_edges(self, part: int) -> PartEdges:
+        sources, destinations, types = [], [], []
+        for type_id, etype in enumerate(self.book.canonical_etypes):
+            shard = self.edges[etype]
+            group = slice(shard.offsets[part], shard.offsets[part + 1])
+            src_start = int(self.book.node_ranges[etype[0]][part, 0])
+            dst_start = int(self.book.node_ranges[etype[2]][self.part_id, 0])
+            sources.append(shard.src[group].long() + src_start)
+            destinations.append(shard.dst[group].long() + dst_start)
+            types.append(torch.full_like(shard.eid[group], type_id))
+        return PartEdges((torch.cat(sources), torch.cat(destinations)), {TYPE_KEY: torch.cat(types)})
+
+
+def load_partition(
+    json_path: str | os.PathLike, part_id: int, device: torch.device | str = "cpu"
+) -> PartitionData:
+    """Loads part ``part_id`` of a partitioned graph; local, without communication.
+
+    Edges go to ``device``; features stay in their files until they are read. While it runs, it
+    needs less than 2.5 times the 12 bytes per inner edge that stay. Raises PartitionError when a
+    file is missing, damaged or contradicts the JSON, and ValueError for a part that does not exist.
+    """
+    book = read_book(json_path)
+    if isinstance(part_id, bool) or not isinstance(part_id, int):
+        raise TypeError(f"part_id: got {type(part_id).__name__}, expected an int")
+    if not 0 <= part_id < book.num_parts:
+        raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
+    # Features first: their headers are cheap to check, the graph is not.
+    node_features = FeatureStore(_read_features(book, part_id, "node_feats"))
+    edge_features = FeatureStore(_read_features(book, part_id, "edge_feats"))
+    graph = read_graph(book.files[part_id]["part_graph"])
+    edges = build_shards(book, part_id, graph)
+    node_features.synthesize(TYPE_KEY, lambda: _node_types(book, part_id))
+    target = torch.device(device)
+    moved = {etype: shard.to(target) for etype, shard in edges.items()}
+    return PartitionData(book, part_id, moved, node_features, edge_features, target)
+
+
+def _node_types(book: PartitionBook, part_id: int) -> Tensor:
+    counts = torch.tensor([book.part_nodes(ntype, part_id) for ntype in book.ntypes])
+    return torch.arange(len(book.ntypes), dtype=torch.int32).repeat_interleave(counts)
+
+
+def _read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, MappedTensor]:
+    """Mapped features with full names, rows checked against the book; none without a file."""
+    if key not in book.files[part_id]:
+        return {}
+    path = book.files[part_id][key]
+    if key == "node_feats":
+        rows = {ntype: book.part_nodes(ntype, part_id) for ntype in book.ntypes}
+        default = HOMOGENEOUS_NTYPE if HOMOGENEOUS_NTYPE in rows else book.ntypes[0]
+    else:
+        names = {":".join(etype): etype for etype in book.canonical_etypes}
+        rows = {name: book.part_edges(etype, part_id) for name, etype in names.items()}
+        default = next(iter(names))
+        if HOMOGENEOUS_ETYPE in book.canonical_etypes:
+            default = ":".join(HOMOGENEOUS_ETYPE)
+    found: dict[str, MappedTensor] = {}
+    for name, tensor in read_tensor_dict(path).items():
+        full = name if "/" in name else f"{default}/{name}"
+        if full in found:
+            raise PartitionError(f"{path}: holds feature {full!r} twice")
+        found[full] = tensor
+        _check_feature(path, full, tensor, rows)
+    return found
+
+
+def _check_feature(path: str, name: str, tensor: MappedTensor, rows: dict[str, int]) -> None:
+    owner = next((one for one in rows if name.startswith(one + "/")), None)
+    if owner is None:
+        raise PartitionError(f"{path}: feature {name!r} is of no type in {sorted(rows)}")
+    if not tensor.shape or tensor.shape[0] != rows[owner]:
+        raise PartitionError(
+            f"{path}: feature {name!r} has shape {tensor.shape}, expected {rows[owner]} rows"
+        )
