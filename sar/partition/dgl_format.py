@@ -8,20 +8,16 @@ is a PartitionError that names the file. All integers in the files are little-en
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sar.errors import PartitionError
-
-BLOCK_BYTES = 8 << 20
+from sar.partition.mapped import MappedFile, MappedTensor
 
 TENSORS_MAGIC = 0xDD5A9FBE3FA2443F
 ARRAY_MAGIC = 0xDD5E40F096B4A13F
@@ -53,115 +49,6 @@ DTYPES = {
 }
 
 
-class MappedTensor:
-    """A tensor whose bytes lie in a mapped file; nothing is read before rows are asked for.
-
-    ``dtype`` is a torch dtype, ``shape`` a tuple; the first dimension counts rows.
-    """
-
-    def __init__(self, file: MappedFile, offset: int, dtype: torch.dtype, shape: tuple[int, ...]):
-        self.file = file
-        self.offset = offset
-        self.dtype = dtype
-        self.shape = shape
-
-    def __len__(self) -> int:
-        return self.shape[0] if self.shape else 1
-
-    def __repr__(self) -> str:
-        return f"MappedTensor({self.dtype}, shape={self.shape})"
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        width = self.dtype.itemsize
-        for size in self.shape[1:]:
-            width *= size
-        return width
-
-    def _bytes(self, start: int, stop: int) -> np.ndarray:
-        """View of the raw bytes of rows, uint8 ``[stop - start, row_bytes]``."""
-        self.file.check_size()
-        width = self.row_bytes
-        count = (stop - start) * width
-        view = np.frombuffer(self.file.map, np.uint8, count, self.offset + start * width)
-        return view.reshape(stop - start, width)
-
-    def _check_rows(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= len(self):
-            raise ValueError(f"rows: got [{start}, {stop}), expected within [0, {len(self)})")
-
-    def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Fresh tensor of rows ``[start, stop)``, copied (and converted) block by block."""
-        self._check_rows(start, stop)
-        shape = (stop - start, *self.shape[1:]) if self.shape else ()
-        out = torch.empty(shape, dtype=dtype or self.dtype)
-        if out.numel() == 0:
-            return out
-        flat = out.view(stop - start, -1)
-        step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
-        for at in range(start, stop, step):
-            end = min(at + step, stop)
-            target = flat[at - start : end - start]
-            if out.dtype == self.dtype:
-                target.view(torch.uint8).numpy()[...] = self._bytes(at, end)
-            else:
-                block = torch.from_numpy(self._bytes(at, end).copy())
-                target.copy_(block.view(self.dtype))
-        return out
-
-    def read(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The whole tensor, fresh."""
-        return self.rows(0, len(self), dtype)
-
-    def take(self, idx: np.ndarray) -> np.ndarray:
-        """Values at ``idx`` (int64, checked by the caller) of a 1-D integer tensor, as int64."""
-        self.file.check_size()
-        raw = np.take(self._bytes(0, len(self)), idx, axis=0)
-        return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
-
-    def ints(self, start: int, stop: int) -> np.ndarray:
-        """Rows ``[start, stop)`` of a 1-D integer tensor, as an int64 copy."""
-        raw = self._bytes(start, stop).copy()
-        return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
-
-
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    return torch.empty(0, dtype=dtype).numpy().dtype
-
-
-class MappedFile:
-    """A file mapped privately and read-only, with its path and size for messages and checks."""
-
-    def __init__(self, path: str | os.PathLike):
-        self.path = os.fspath(path)
-        try:
-            if not stat.S_ISREG(os.stat(self.path).st_mode):
-                raise PartitionError(f"{self.path}: not a regular file")
-            with open(self.path, "rb") as stream:
-                self.size = os.fstat(stream.fileno()).st_size
-                if self.size == 0:
-                    raise PartitionError(f"{self.path}: empty file, expected a DGL file")
-                # Read-only and private: not charged as memory, not changed by other writers.
-                self.map = mmap.mmap(
-                    stream.fileno(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
-                )
-        except PartitionError:
-            raise
-        except FileNotFoundError as err:
-            raise PartitionError(f"{self.path}: no such file") from err
-        except (OSError, ValueError) as err:
-            raise PartitionError(f"{self.path}: cannot be mapped ({err})") from err
-
-    def check_size(self) -> None:
-        """Raises PartitionError when the file shrank: touching lost pages kills the process."""
-        now = self.map.size()
-        if now < self.size:
-            raise PartitionError(
-                f"{self.path}: was cut from {self.size} to {now} bytes while in use"
-            )
-
-
 class _Cursor:
     """Reads fields one after another, each compared with the bytes left in the file."""
 
@@ -175,8 +62,10 @@ class _Cursor:
     def _claim(self, count: int, what: str) -> int:
         left = self.file.size - self.at
         if count > left:
-            raise self.fail(f"{what} needs {count} bytes but {left} are left: "
-                            "the file is truncated or not from DGL")
+            raise self.fail(
+                f"{what} needs {count} bytes but {left} are left: "
+                "the file is truncated or not from DGL"
+            )
         start = self.at
         self.at += count
         return start
@@ -201,8 +90,10 @@ class _Cursor:
         count = self.integer(f"the number of {what}")
         left = self.file.size - self.at
         if count * item_bytes > left:
-            raise self.fail(f"{count} {what} of at least {item_bytes} bytes announced, "
-                            f"but {left} bytes are left")
+            raise self.fail(
+                f"{count} {what} of at least {item_bytes} bytes announced, "
+                f"but {left} bytes are left"
+            )
         return count
 
     def text(self, what: str) -> str:
@@ -223,8 +114,10 @@ class _Cursor:
             raise self.fail(f"{what} has {ndim} dimensions, expected 0 to {MAX_DIMS}")
         dtype = DTYPES.get((code, bits))
         if dtype is None or lanes != 1:
-            raise self.fail(f"{what} has type code {code}, {bits} bits and {lanes} lanes, "
-                            "expected int, uint, float or bfloat16 of one lane")
+            raise self.fail(
+                f"{what} has type code {code}, {bits} bits and {lanes} lanes, "
+                "expected int, uint, float or bfloat16 of one lane"
+            )
         shape = self.unpack(f"{ndim}q", f"the shape of {what}")
         nbytes = self.integer(f"the byte count of {what}", "q")
         expected, bound = dtype.itemsize, dtype.itemsize
@@ -251,8 +144,10 @@ class _Cursor:
         """A 1-D int32 or int64 array."""
         found = self.array(what)
         if len(found.shape) != 1 or found.dtype not in (torch.int32, torch.int64):
-            raise self.fail(f"{what} is {found.dtype} of shape {found.shape}, "
-                            "expected one dimension of int32 or int64")
+            raise self.fail(
+                f"{what} is {found.dtype} of shape {found.shape}, "
+                "expected one dimension of int32 or int64"
+            )
         return found
 
 
@@ -329,8 +224,10 @@ class GraphFile:
         for start in range(0, len(pointers), size):
             values = pointers.ints(start, min(start + size, len(pointers)))
             if (start == 0 and values[0] != 0) or values[0] < last or (np.diff(values) < 0).any():
-                raise PartitionError(f"{self.path}: index pointers near row {start} fall or do "
-                                     "not start at 0, expected them to rise from 0")
+                raise PartitionError(
+                    f"{self.path}: index pointers near row {start} fall or do "
+                    "not start at 0, expected them to rise from 0"
+                )
             last = int(values[-1])
         if last != self.num_edges:
             raise PartitionError(
@@ -366,8 +263,10 @@ def read_graph(path: str | os.PathLike) -> GraphFile:
     cursor.magic(FILE_MAGIC, "a DGL graph file")
     version, kind, count = cursor.unpack("3Q", "the file header")
     if (version, kind) != (2, 2):
-        raise cursor.fail(f"version {version}, graph type {kind}: expected version 2, type 2 "
-                          "(files of DGL before 0.5 must be written again)")
+        raise cursor.fail(
+            f"version {version}, graph type {kind}: expected version 2, type 2 "
+            "(files of DGL before 0.5 must be written again)"
+        )
     if count != 1:
         raise cursor.fail(f"holds {count} graphs, expected 1")
     cursor.at = HEADER_BYTES
@@ -414,9 +313,11 @@ def _read_csr(cursor: _Cursor, what: str) -> tuple[int, int, list[MappedTensor]]
     cursor.integer(f"the sorted flag of {what}", "B")
     pointers, indices, ids = map(len, arrays)
     if pointers != rows + 1 or ids not in (0, indices):
-        raise cursor.fail(f"{what} has {rows} rows, {pointers} pointers, {indices} indices and "
-                          f"{ids} edge ids, expected {rows + 1} pointers and as many ids as "
-                          "indices, or none")
+        raise cursor.fail(
+            f"{what} has {rows} rows, {pointers} pointers, {indices} indices and "
+            f"{ids} edge ids, expected {rows + 1} pointers and as many ids as "
+            "indices, or none"
+        )
     return rows, columns, arrays
 
 
@@ -428,8 +329,10 @@ def _read_coo(cursor: _Cursor) -> tuple[int, int, list[MappedTensor]]:
     cursor.unpack("2B", "the sorted flags of the matrix")
     row, column, ids = map(len, arrays)
     if row != column or ids not in (0, row):
-        raise cursor.fail(f"the matrix has {row} rows, {column} columns and {ids} edge ids, "
-                          "expected as many of each, or no ids")
+        raise cursor.fail(
+            f"the matrix has {row} rows, {column} columns and {ids} edge ids, "
+            "expected as many of each, or no ids"
+        )
     return rows, columns, arrays
 
 
@@ -459,8 +362,10 @@ def _read_unit_graph(cursor: _Cursor) -> tuple[Adjacency, int, int]:
         if kept is None:
             kept, size, num_edges = Adjacency(layout, *arrays), rows, len(arrays[1])
         elif (size, num_edges) != (rows, len(arrays[1])):
-            raise cursor.fail(f"the {layout.upper()} matrix has {rows} nodes and {len(arrays[1])} "
-                              f"edges, the first has {size} and {num_edges}")
+            raise cursor.fail(
+                f"the {layout.upper()} matrix has {rows} nodes and {len(arrays[1])} "
+                f"edges, the first has {size} and {num_edges}"
+            )
     if kept is None:
         raise cursor.fail("no matrix stored")
     return kept, size, num_edges

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 import torch
 from torch import Tensor
 
-from sar.partition.dgl_format import MappedTensor
+from sar.partition.mapped import MappedTensor
 
 
 class FeatureStore(MutableMapping):

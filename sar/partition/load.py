@@ -17,8 +17,9 @@ from sar.partition.book import (
     PartitionBook,
     read_book,
 )
-from sar.partition.dgl_format import MappedTensor, read_graph, read_tensor_dict
+from sar.partition.dgl_format import read_graph, read_tensor_dict
 from sar.partition.features import FeatureStore
+from sar.partition.mapped import MappedTensor
 from sar.partition.shards import ShardEdges, build_shards
 
 __all__ = ["PartEdges", "PartitionData", "ShardEdges", "load_partition"]
@@ -98,7 +99,8 @@ class PartitionData:
             sources.append(shard.src[group].long() + src_start)
             destinations.append(shard.dst[group].long() + dst_start)
             types.append(torch.full_like(shard.eid[group], type_id))
-        return PartEdges((torch.cat(sources), torch.cat(destinations)), {TYPE_KEY: torch.cat(types)})
+        ends = (torch.cat(sources), torch.cat(destinations))
+        return PartEdges(ends, {TYPE_KEY: torch.cat(types)})
 
 
 def load_partition(

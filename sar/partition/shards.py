@@ -15,10 +15,12 @@ from torch import Tensor
 
 from sar.errors import PartitionError
 from sar.partition.book import EType, PartitionBook
-from sar.partition.dgl_format import GraphFile, MappedTensor
+from sar.partition.dgl_format import GraphFile
+from sar.partition.mapped import MappedTensor
 
 CHUNK_EDGES = 1 << 16
 MAX_INT32 = 2**31
+MAX_NTYPES = 2**15 - 1
 
 
 @dataclass
@@ -38,8 +40,8 @@ class ShardEdges:
 
     def to(self, device: torch.device | str) -> ShardEdges:
         """The same edges on ``device``."""
-        moved = (one.to(device) for one in (self.src, self.dst, self.eid))
-        return ShardEdges(*moved, self.offsets)
+        src, dst, eid = self.src.to(device), self.dst.to(device), self.eid.to(device)
+        return ShardEdges(src, dst, eid, self.offsets)
 
 
 @dataclass
@@ -77,16 +79,24 @@ def build_shards(book: PartitionBook, part: int, graph: GraphFile) -> dict[EType
 
 
 def _check_int32(book: PartitionBook, part: int) -> None:
+    if len(book.ntypes) > MAX_NTYPES:
+        raise PartitionError(
+            f"{book.json_path}: has {len(book.ntypes)} node types, expected at most {MAX_NTYPES}"
+        )
     for ntype, ranges in book.node_ranges.items():
         largest = int((ranges[:, 1] - ranges[:, 0]).max())
         if largest >= MAX_INT32:
-            raise PartitionError(f"{book.json_path}: a part owns {largest} nodes of type {ntype!r},"
-                                 f" expected less than {MAX_INT32}: cut it into more parts")
+            raise PartitionError(
+                f"{book.json_path}: a part owns {largest} nodes of type {ntype!r},"
+                f" expected less than {MAX_INT32}: cut it into more parts"
+            )
     for etype in book.canonical_etypes:
         count = book.part_edges(etype, part)
         if count >= MAX_INT32:
-            raise PartitionError(f"{book.json_path}: part {part} owns {count} edges of type "
-                                 f"{etype}, expected less than {MAX_INT32}: cut it into more parts")
+            raise PartitionError(
+                f"{book.json_path}: part {part} owns {count} edges of type "
+                f"{etype}, expected less than {MAX_INT32}: cut it into more parts"
+            )
 
 
 def _check_columns(graph: GraphFile, book: PartitionBook) -> None:
@@ -98,12 +108,16 @@ def _check_columns(graph: GraphFile, book: PartitionBook) -> None:
     ):
         for name in names:
             if name not in data:
-                raise PartitionError(f"{graph.path}: {what} data has {sorted(data)} but no "
-                                     f"{name!r}: not a part of a partitioned graph")
+                raise PartitionError(
+                    f"{graph.path}: {what} data has {sorted(data)} but no "
+                    f"{name!r}: not a part of a partitioned graph"
+                )
         for name in ("_ID", "inner_node", "inner_edge", "_TYPE", "part_id"):
             if name in data and (len(data[name].shape) != 1 or data[name].dtype.is_floating_point):
-                raise PartitionError(f"{graph.path}: {what} data {name!r} is {data[name]}, "
-                                     "expected one integer per row")
+                raise PartitionError(
+                    f"{graph.path}: {what} data {name!r} is {data[name]}, "
+                    "expected one integer per row"
+                )
 
 
 def _read_nodes(book: PartitionBook, part: int, graph: GraphFile) -> _NodeTable:
@@ -111,10 +125,13 @@ def _read_nodes(book: PartitionBook, part: int, graph: GraphFile) -> _NodeTable:
     start, end = book.part_ranges[part]
     count = graph.num_nodes
     if count < end - start:
-        raise PartitionError(f"{graph.path}: has {count} nodes, expected at least the "
-                             f"{end - start} that {book.json_path} gives part {part}")
-    table = _NodeTable(np.empty(count, np.int16), np.empty(count, np.int32),
-                       np.empty(count, np.int32))
+        raise PartitionError(
+            f"{graph.path}: has {count} nodes, expected at least the "
+            f"{end - start} that {book.json_path} gives part {part}"
+        )
+    table = _NodeTable(
+        np.empty(count, np.int16), np.empty(count, np.int32), np.empty(count, np.int32)
+    )
     for low in range(0, count, CHUNK_EDGES):
         high = min(low + CHUNK_EDGES, count)
         nids = _node_ids(book, part, graph, low, high)
@@ -131,15 +148,21 @@ def _node_ids(book: PartitionBook, part: int, graph: GraphFile, low: int, high: 
     nids = graph.node_data["_ID"].ints(low, high)
     inner = np.arange(low, high) < end - start
     if (graph.node_data["inner_node"].ints(low, high).astype(bool) != inner).any():
-        raise PartitionError(f"{graph.path}: inner_node does not mark the first {end - start} "
-                             f"nodes, which {book.json_path} gives part {part}")
+        raise PartitionError(
+            f"{graph.path}: inner_node does not mark the first {end - start} "
+            f"nodes, which {book.json_path} gives part {part}"
+        )
     if (nids[inner] != np.arange(low, high)[inner] + start).any():
-        raise PartitionError(f"{graph.path}: ids of the inner nodes are not {start} to {end - 1}, "
-                             f"the range of part {part} in {book.json_path}")
+        raise PartitionError(
+            f"{graph.path}: ids of the inner nodes are not {start} to {end - 1}, "
+            f"the range of part {part} in {book.json_path}"
+        )
     total = book.num_nodes()
     if nids.min() < 0 or nids.max() >= total:
-        raise PartitionError(f"{graph.path}: node ids run from {nids.min()} to {nids.max()}, "
-                             f"expected 0 to {total - 1}")
+        raise PartitionError(
+            f"{graph.path}: node ids run from {nids.min()} to {nids.max()}, "
+            f"expected 0 to {total - 1}"
+        )
     halo = nids[~inner]
     if ((halo >= start) & (halo < end)).any():
         raise PartitionError(f"{graph.path}: a halo node has an id of part {part} itself")
@@ -147,7 +170,11 @@ def _node_ids(book: PartitionBook, part: int, graph: GraphFile, low: int, high: 
 
 
 def _compare(
-    graph: GraphFile, data: dict[str, MappedTensor], name: str, low: int, expected: np.ndarray,
+    graph: GraphFile,
+    data: dict[str, MappedTensor],
+    name: str,
+    low: int,
+    expected: np.ndarray,
     what: str,
 ) -> None:
     """A stored column, where there is one, equals what the book's ranges say."""
@@ -156,8 +183,10 @@ def _compare(
     found = data[name].ints(low, low + len(expected))
     if (found != expected).any():
         row = int(np.flatnonzero(found != expected)[0])
-        raise PartitionError(f"{graph.path}: {name} of {what} {low + row} is {found[row]}, "
-                             f"expected {expected[row]} from its id and the JSON's ranges")
+        raise PartitionError(
+            f"{graph.path}: {name} of {what} {low + row} is {found[row]}, "
+            f"expected {expected[row]} from its id and the JSON's ranges"
+        )
 
 
 class _ShardBuilder:
@@ -223,11 +252,14 @@ class _ShardBuilder:
 
     def _check_chunk(self, chunk: _Chunk) -> None:
         if chunk.dst.max() >= self.num_inner:
-            raise PartitionError(f"{self.graph.path}: an inner edge ends in local node "
-                                 f"{chunk.dst.max()}, expected one of the {self.num_inner} inner "
-                                 "nodes")
+            raise PartitionError(
+                f"{self.graph.path}: an inner edge ends in local node "
+                f"{chunk.dst.max()}, expected one of the {self.num_inner} inner "
+                "nodes"
+            )
         for ends, types, what in (
-            (chunk.src, self.src_types, "source"), (chunk.dst, self.dst_types, "destination")
+            (chunk.src, self.src_types, "source"),
+            (chunk.dst, self.dst_types, "destination"),
         ):
             found, expected = self.nodes.type_id[ends], types[chunk.type_id]
             if (found != expected).any():
@@ -246,8 +278,10 @@ class _ShardBuilder:
             stored = data["_TYPE"].ints(low, high)[inner]
             eids = data["_ID"].ints(low, high)[inner]
             if len(eids) and (stored != self._types(eids)).any():
-                raise PartitionError(f"{self.graph.path}: _TYPE of an inner edge contradicts the "
-                                     f"edge ranges of {self.book.json_path}")
+                raise PartitionError(
+                    f"{self.graph.path}: _TYPE of an inner edge contradicts the "
+                    f"edge ranges of {self.book.json_path}"
+                )
 
     def fill(self) -> dict[EType, ShardEdges]:
         """The shards; chunks are placed in stored order, then groups are sorted where needed."""
@@ -261,7 +295,7 @@ class _ShardBuilder:
         shards = {}
         for i, etype in enumerate(self.etypes):
             bounds = offsets[i].tolist()
-            _sort_groups(*out[i], bounds)
+            _sort_groups(out[i], bounds)
             src, dst, eid = (torch.from_numpy(one) for one in out[i])
             shards[etype] = ShardEdges(src, dst, eid, bounds)
         return shards
@@ -284,11 +318,12 @@ class _ShardBuilder:
             cursor[type_id, owner] += len(rows)
 
 
-def _sort_groups(src: np.ndarray, dst: np.ndarray, eid: np.ndarray, bounds: list[int]) -> None:
-    """Sorts each group by eid in place; files written in id order need no work."""
+def _sort_groups(arrays: list[np.ndarray], bounds: list[int]) -> None:
+    """Sorts each group of [src, dst, eid] by eid in place; files in id order need no work."""
+    eid = arrays[2]
     for low, high in zip(bounds[:-1], bounds[1:]):
         group = eid[low:high]
         if (group[1:] < group[:-1]).any():
             order = np.argsort(group, kind="stable")
-            for one in (src, dst, eid):
+            for one in arrays:
                 one[low:high] = one[low:high][order]

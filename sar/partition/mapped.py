@@ -1,0 +1,127 @@
+"""Files mapped privately and read-only, and tensors whose bytes stay in them until read.
+
+Payloads in DGL's files start at any byte offset, so they are viewed as bytes and copied in blocks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.errors import PartitionError
+
+BLOCK_BYTES = 8 << 20
+
+
+class MappedTensor:
+    """A tensor whose bytes lie in a mapped file; nothing is read before rows are asked for.
+
+    ``dtype`` is a torch dtype, ``shape`` a tuple; the first dimension counts rows.
+    """
+
+    def __init__(self, file: MappedFile, offset: int, dtype: torch.dtype, shape: tuple[int, ...]):
+        self.file = file
+        self.offset = offset
+        self.dtype = dtype
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def __repr__(self) -> str:
+        return f"MappedTensor({self.dtype}, shape={self.shape})"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        width = self.dtype.itemsize
+        for size in self.shape[1:]:
+            width *= size
+        return width
+
+    def _bytes(self, start: int, stop: int) -> np.ndarray:
+        """View of the raw bytes of rows, uint8 ``[stop - start, row_bytes]``."""
+        self.file.check_size()
+        width = self.row_bytes
+        count = (stop - start) * width
+        view = np.frombuffer(self.file.map, np.uint8, count, self.offset + start * width)
+        return view.reshape(stop - start, width)
+
+    def _check_rows(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= len(self):
+            raise ValueError(f"rows: got [{start}, {stop}), expected within [0, {len(self)})")
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Fresh tensor of rows ``[start, stop)``, copied (and converted) block by block."""
+        self._check_rows(start, stop)
+        shape = (stop - start, *self.shape[1:]) if self.shape else ()
+        out = torch.empty(shape, dtype=dtype or self.dtype)
+        if out.numel() == 0:
+            return out
+        flat = out.view(stop - start, -1)
+        step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            target = flat[at - start : end - start]
+            if out.dtype == self.dtype:
+                target.view(torch.uint8).numpy()[...] = self._bytes(at, end)
+            else:
+                block = torch.from_numpy(self._bytes(at, end).copy())
+                target.copy_(block.view(self.dtype))
+        return out
+
+    def read(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The whole tensor, fresh."""
+        return self.rows(0, len(self), dtype)
+
+    def take(self, idx: np.ndarray) -> np.ndarray:
+        """Values at ``idx`` (int64, checked by the caller) of a 1-D integer tensor, as int64."""
+        self.file.check_size()
+        raw = np.take(self._bytes(0, len(self)), idx, axis=0)
+        return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
+
+    def ints(self, start: int, stop: int) -> np.ndarray:
+        """Rows ``[start, stop)`` of a 1-D integer tensor, as an int64 copy."""
+        raw = self._bytes(start, stop).copy()
+        return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+class MappedFile:
+    """A file mapped privately and read-only, with its path and size for messages and checks."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = os.fspath(path)
+        try:
+            if not stat.S_ISREG(os.stat(self.path).st_mode):
+                raise PartitionError(f"{self.path}: not a regular file")
+            with open(self.path, "rb") as stream:
+                self.size = os.fstat(stream.fileno()).st_size
+                if self.size == 0:
+                    raise PartitionError(f"{self.path}: empty file, expected a DGL file")
+                # Read-only and private: not charged as memory, not changed by other writers.
+                self.map = mmap.mmap(
+                    stream.fileno(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
+                )
+        except PartitionError:
+            raise
+        except FileNotFoundError as err:
+            raise PartitionError(f"{self.path}: no such file") from err
+        except (OSError, ValueError) as err:
+            raise PartitionError(f"{self.path}: cannot be mapped ({err})") from err
+
+    def check_size(self) -> None:
+        """Raises PartitionError when the file shrank: touching lost pages kills the process."""
+        now = self.map.size()
+        if now < self.size:
+            raise PartitionError(
+                f"{self.path}: was cut from {self.size} to {now} bytes while in use"
+            )
