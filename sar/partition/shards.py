@@ -324,6 +324,6 @@ def _sort_groups(arrays: list[np.ndarray], bounds: list[int]) -> None:
     for low, high in zip(bounds[:-1], bounds[1:]):
         group = eid[low:high]
         if (group[1:] < group[:-1]).any():
-            order = np.argsort(group, kind="stable")
+            order = np.argsort(group)  # ids differ, so no stable sort and its workspace is needed
             for one in arrays:
                 one[low:high] = one[low:high][order]

@@ -1,0 +1,124 @@
+"""Numbers that describe a partitioned graph, gathered from its files without loading features."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from sar.partition.book import PartitionBook, read_book
+from sar.partition.load import PartitionData, load_partition
+
+
+def summarize(json_path: str | os.PathLike) -> dict:
+    """Sizes, halo, cut, balance and features of a partitioned graph, as JSON-able values.
+
+    Keys: ``graph_name num_parts part_method halo_hops digest``; ``num_nodes num_edges cut_edges
+    halo_nodes`` (whole graph); ``nodes`` and ``edges`` (per type ``total`` and ``per_part``; edges
+    also ``cut_per_part``); ``parts`` (per part ``num_nodes num_edges cut_edges halo_nodes``);
+    ``node_balance edge_balance`` (largest part over the mean part, 1 is even); ``node_features``
+    and ``edge_features`` (per name ``dtype`` and ``shape`` of one row). An edge is cut when its
+    source lies in another part; halo nodes are a part's different remote sources, so a node counts
+    once for each part that receives it. Parts are read one after another.
+
+    Raises PartitionError for bad files.
+    """
+    book = read_book(json_path)
+    cuts: dict[str, list[int]] = {":".join(etype): [] for etype in book.canonical_etypes}
+    parts = []
+    features: dict[str, dict] = {"node_features": {}, "edge_features": {}}
+    for part in range(book.num_parts):
+        data = load_partition(json_path, part)
+        for etype, shard in data.edges.items():
+            cuts[":".join(etype)].append(_cut(shard.offsets, part))
+        parts.append(_describe_part(data, sum(one[-1] for one in cuts.values())))
+        _add_features(features, data)
+    nodes = [one["num_nodes"] for one in parts]
+    edges = [one["num_edges"] for one in parts]
+    return {
+        "graph_name": book.graph_name,
+        "num_parts": book.num_parts,
+        "part_method": book.part_method,
+        "halo_hops": book.halo_hops,
+        "digest": book.digest(),
+        "num_nodes": book.num_nodes(),
+        "num_edges": book.num_edges(),
+        "cut_edges": sum(one["cut_edges"] for one in parts),
+        "halo_nodes": sum(one["halo_nodes"] for one in parts),
+        "nodes": _nodes_by_type(book),
+        "edges": _edges_by_type(book, cuts),
+        "parts": parts,
+        "node_balance": _balance(nodes),
+        "edge_balance": _balance(edges),
+        **features,
+    }
+
+
+def _cut(offsets: list[int], part: int) -> int:
+    """Edges of a type whose source is in another part."""
+    return offsets[-1] - (offsets[part + 1] - offsets[part])
+
+
+def _balance(sizes: list[int]) -> float:
+    """Largest over mean; 1.0 for parts that are all empty."""
+    total = sum(sizes)
+    return max(sizes) * len(sizes) / total if total else 1.0
+
+
+def _describe_part(data: PartitionData, cut_edges: int) -> dict:
+    start, end = data.book.part_ranges[data.part_id]
+    return {
+        "num_nodes": end - start,
+        "num_edges": sum(shard.offsets[-1] for shard in data.edges.values()),
+        "cut_edges": cut_edges,
+        "halo_nodes": _count_halo(data),
+    }
+
+
+def _count_halo(data: PartitionData) -> int:
+    """Different remote sources of the part's edges, over all edge types."""
+    total = 0
+    for ntype in data.book.ntypes:
+        shards = [one for etype, one in data.edges.items() if etype[0] == ntype]
+        for part in range(data.book.num_parts):
+            if part == data.part_id:
+                continue
+            used = torch.zeros(data.book.part_nodes(ntype, part), dtype=torch.bool)
+            for shard in shards:
+                used[shard.src[shard.offsets[part] : shard.offsets[part + 1]]] = True
+            total += int(used.sum())
+    return total
+
+
+def _nodes_by_type(book: PartitionBook) -> dict:
+    return {
+        ntype: {
+            "total": book.num_nodes(ntype),
+            "per_part": [book.part_nodes(ntype, part) for part in range(book.num_parts)],
+        }
+        for ntype in book.ntypes
+    }
+
+
+def _edges_by_type(book: PartitionBook, cuts: dict[str, list[int]]) -> dict:
+    return {
+        ":".join(etype): {
+            "total": book.num_edges(etype),
+            "per_part": [book.part_edges(etype, part) for part in range(book.num_parts)],
+            "cut_per_part": cuts[":".join(etype)],
+        }
+        for etype in book.canonical_etypes
+    }
+
+
+def _add_features(features: dict[str, dict], data: PartitionData) -> None:
+    """Adds features not met in an earlier part; parts may differ, so all are looked at."""
+    for key, store in (
+        ("node_features", data.node_features),
+        ("edge_features", data.edge_features),
+    ):
+        for name in store:
+            if "/" in name:
+                dtype, shape = store.info(name)
+                entry = {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape[1:])}
+                features[key].setdefault(name, entry)
