@@ -1,0 +1,123 @@
+"""A whole graph as plain arrays: what every input becomes before it is cut and written."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+NTYPE_HOMO = "_N"
+ETYPE_HOMO = ("_N", "_E", "_N")
+ORIG_ID = "orig_id"
+CanonicalEtype = tuple[str, str, str]
+
+
+@dataclass
+class GraphArrays:
+    """One graph, homogeneous or heterogeneous, on the CPU.
+
+    name: used for file names.
+    num_nodes: nodes of each type; the order of the keys gives the type ids.
+    edges: per canonical edge type `(src, dst)`, int64 [E] each, ids inside their node type; the order of
+        the keys gives the type ids. Multi-edges and self loops are allowed.
+    node_data: per node type, name -> tensor [N, ...].
+    edge_data: per canonical edge type, name -> tensor [E, ...], row i belongs to edge i.
+
+    A homogeneous graph has the one node type "_N" and the one edge type ("_N", "_E", "_N").
+    Standard node fields: feat (float), label (int64, -1 where there is none, or a matrix for multi-label),
+    train_mask, val_mask, test_mask (bool), orig_id (int64, the row in the input).
+    """
+
+    name: str
+    num_nodes: dict[str, int]
+    edges: dict[CanonicalEtype, tuple[Tensor, Tensor]]
+    node_data: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    edge_data: dict[CanonicalEtype, dict[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def total_nodes(self) -> int:
+        return sum(self.num_nodes.values())
+
+    @property
+    def total_edges(self) -> int:
+        return sum(len(src) for src, _ in self.edges.values())
+
+    @property
+    def is_homogeneous(self) -> bool:
+        return len(self.num_nodes) == 1 and len(self.edges) == 1
+
+    def node_offsets(self) -> dict[str, int]:
+        """First id of each node type when the types are laid one after another."""
+        offsets, start = {}, 0
+        for ntype, count in self.num_nodes.items():
+            offsets[ntype] = start
+            start += count
+        return offsets
+
+    def with_orig_ids(self) -> "GraphArrays":
+        """Give every node type its `orig_id` (kept where it is already there); returns self."""
+        for ntype, count in self.num_nodes.items():
+            data = self.node_data.setdefault(ntype, {})
+            if ORIG_ID not in data:
+                data[ORIG_ID] = torch.arange(count)
+        return self
+
+    def validate(self) -> "GraphArrays":
+        """Check types, shapes and id ranges; returns self. Raises ValueError naming the bad item."""
+        if not self.num_nodes:
+            raise ValueError("num_nodes is empty: a graph needs at least one node type")
+        for ntype, count in self.num_nodes.items():
+            _check_name("node type", ntype)
+            if count < 0:
+                raise ValueError(f"num_nodes[{ntype!r}] is {count}, expected 0 or more")
+        for etype in self.edges:
+            self._check_edges(etype)
+        for ntype, data in self.node_data.items():
+            if ntype not in self.num_nodes:
+                raise ValueError(
+                    f"node_data has type {ntype!r}, known types: {list(self.num_nodes)}"
+                )
+            _check_rows(f"node_data[{ntype!r}]", data, self.num_nodes[ntype])
+        for etype, data in self.edge_data.items():
+            if etype not in self.edges:
+                raise ValueError(f"edge_data has type {etype!r}, known types: {list(self.edges)}")
+            _check_rows(f"edge_data[{etype!r}]", data, len(self.edges[etype][0]))
+        return self
+
+    def _check_edges(self, etype: CanonicalEtype) -> None:
+        if len(etype) != 3:
+            raise ValueError(
+                f"edge type {etype!r}: expected (source type, relation, destination type)"
+            )
+        _check_name("relation", etype[1])
+        src, dst = self.edges[etype]
+        if src.shape != dst.shape or src.dim() != 1:
+            raise ValueError(
+                f"edges[{etype!r}] have shapes {tuple(src.shape)} and {tuple(dst.shape)}, "
+                "expected two vectors of equal length"
+            )
+        for side, ids, ntype in (("src", src, etype[0]), ("dst", dst, etype[2])):
+            if ntype not in self.num_nodes:
+                raise ValueError(f"edges[{etype!r}]: {ntype!r} is not among {list(self.num_nodes)}")
+            if ids.dtype != torch.int64:
+                raise ValueError(f"edges[{etype!r}] {side} is {ids.dtype}, expected torch.int64")
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_nodes[ntype]:
+                raise ValueError(
+                    f"edges[{etype!r}] {side} ids span [{int(ids.min())}, {int(ids.max())}], "
+                    f"expected [0, {self.num_nodes[ntype] - 1}] ({ntype!r} nodes)"
+                )
+
+
+def _check_name(what: str, name: str) -> None:
+    # "/" splits type from feature in the files' keys and ":" splits the parts of an edge type.
+    if not name or "/" in name or ":" in name:
+        raise ValueError(f"{what} {name!r}: expected a non-empty name without '/' and ':'")
+
+
+def _check_rows(where: str, data: dict[str, Tensor], rows: int) -> None:
+    for name, tensor in data.items():
+        if not name or "/" in name:
+            raise ValueError(f"{where}: feature name {name!r} is empty or contains '/'")
+        if tensor.dim() == 0 or tensor.shape[0] != rows:
+            raise ValueError(
+                f"{where}[{name!r}] has shape {tuple(tensor.shape)}, expected {rows} rows"
+            )

@@ -1,0 +1,110 @@
+"""Decides which partition owns each node: METIS, random, or blocks of consecutive ids."""
+
+import contextlib
+import io
+
+import numpy as np
+
+from sar.errors import MissingDependencyError, PartitionError
+from sar.partition.arrays import GraphArrays
+
+METHODS = ("metis", "random", "contiguous")
+
+
+def assign(
+    graph: GraphArrays,
+    num_parts: int,
+    method: str = "metis",
+    seed: int = 0,
+    *,
+    balance_edges: bool = False,
+) -> np.ndarray:
+    """Partition id of every node: int64 [N], types one after another in the order of `graph.num_nodes`.
+
+    Each node type is balanced on its own. The same arguments give the same result. Partitions may be empty when
+    there are fewer nodes than partitions. `balance_edges` (METIS only) also balances in-edges per partition.
+
+    Raises ValueError for an unknown method or num_parts < 1, MissingDependencyError when METIS is asked for and
+    dgl is not installed, PartitionError when METIS gives up.
+    """
+    if num_parts < 1:
+        raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
+    if balance_edges and method != "metis":
+        raise ValueError(f"balance_edges works with method 'metis' only, got {method!r}")
+    if num_parts == 1:
+        return np.zeros(graph.total_nodes, dtype=np.int64)
+    if method == "random":
+        return _per_type(graph, num_parts, np.random.default_rng(seed))
+    src, dst = simple_edges(graph)
+    # METIS has nothing to work with here, and gives up when parts cannot all get a node.
+    if method == "contiguous" or len(src) == 0 or num_parts >= graph.total_nodes:
+        return _per_type(graph, num_parts, None)
+    return _metis(graph, src, dst, num_parts, seed, balance_edges)
+
+
+def simple_edges(graph: GraphArrays) -> tuple[np.ndarray, np.ndarray]:
+    """Edges of all types over one id space, symmetric, without loops and duplicates: two int64 [E'] arrays."""
+    offsets, nodes = graph.node_offsets(), graph.total_nodes
+    keys = [np.zeros(0, dtype=np.int64)]
+    for (src_type, _, dst_type), (src_ids, dst_ids) in graph.edges.items():
+        src, dst = src_ids.numpy() + offsets[src_type], dst_ids.numpy() + offsets[dst_type]
+        low, high = np.minimum(src, dst), np.maximum(src, dst)
+        keys.append(np.unique((low * nodes + high)[low != high]))
+    pairs = np.unique(np.concatenate(keys))
+    low, high = pairs // max(nodes, 1), pairs % max(nodes, 1)
+    return np.concatenate([low, high]), np.concatenate([high, low])
+
+
+def _per_type(graph: GraphArrays, num_parts: int, rng: np.random.Generator | None) -> np.ndarray:
+    """Equal sizes per type, in order of id, or shuffled when there is a generator."""
+    parts = []
+    for number, count in enumerate(graph.num_nodes.values()):
+        part = np.arange(count, dtype=np.int64) * num_parts // max(count, 1)
+        if rng is not None:
+            # Rotate, so that the types' spare nodes do not all land in the same partitions.
+            part = (rng.permutation(part) + number) % num_parts
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _metis(
+    graph: GraphArrays,
+    src: np.ndarray,
+    dst: np.ndarray,
+    num_parts: int,
+    seed: int,
+    balance_edges: bool,
+) -> np.ndarray:
+    """METIS through DGL, on a graph that must be simple: DGL's METIS writes past its buffers on multi-edges."""
+    dgl = _import_dgl()
+    nodes = graph.total_nodes
+    # METIS itself takes no seed from DGL: another seed is another order of the nodes.
+    relabel = np.arange(nodes)
+    if seed:
+        relabel = np.random.default_rng(seed).permutation(nodes)
+    homogeneous = dgl.graph((relabel[src], relabel[dst]), num_nodes=nodes)
+    types = None
+    if len(graph.num_nodes) > 1 or balance_edges:
+        types = np.empty(nodes, dtype=np.int64)
+        types[relabel] = np.repeat(np.arange(len(graph.num_nodes)), list(graph.num_nodes.values()))
+    with contextlib.redirect_stdout(io.StringIO()):  # DGL prints timings
+        found = dgl.metis_partition_assignment(
+            homogeneous, num_parts, balance_ntypes=types, balance_edges=balance_edges
+        )
+    if found is None:
+        raise PartitionError(
+            f"METIS found no cut of {nodes} nodes into {num_parts} partitions; use method 'random'"
+        )
+    return found.numpy().astype(np.int64)[relabel]
+
+
+def _import_dgl():
+    try:
+        import dgl
+    except ImportError as error:
+        raise MissingDependencyError(
+            "method 'metis' needs dgl (pip install dgl==1.1.3); method 'random' does not"
+        ) from error
+    return dgl

@@ -1,0 +1,184 @@
+"""Seeded graphs made on the spot: a community graph to learn on and an R-MAT graph to measure with."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+
+def community_graph(
+    nodes: int = 100_000,
+    edges: int = 1_000_000,
+    seed: int = 0,
+    *,
+    classes: int = 16,
+    features: int = 100,
+    homophily: float = 0.6,
+    signal: float = 0.25,
+    exponent: float = 2.5,
+) -> GraphArrays:
+    """Community graph with skewed degrees and noisy features, symmetric and simple.
+
+    The label of a node is its community. A share `homophily` of the sampled edges stays inside a community,
+    the others join any two nodes; end points are drawn with power-law weights (`exponent` is that of the
+    degree distribution). Features are float32 [nodes, features]: a unit-variance Gaussian around
+    `signal` x a random vector per class, too noisy to classify alone and clear once averaged over neighbors.
+
+    edges: directed edges, both directions counted; the graph has exactly that many (one more when odd).
+    Masks: 60 % train, 20 % validation, 20 % test. Raises ValueError for impossible sizes.
+    """
+    _check_community(nodes, edges, classes, features, homophily, exponent)
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, nodes)
+    pairs = _community_pairs(rng, labels, classes, (edges + 1) // 2, homophily, exponent)
+    centers = rng.standard_normal((classes, features), dtype=np.float32) * np.float32(signal)
+    feat = rng.standard_normal((nodes, features), dtype=np.float32)
+    feat += centers[labels]
+    src, dst = _both_directions(pairs, nodes)
+    data = {"feat": torch.from_numpy(feat), "label": torch.from_numpy(labels)}
+    data.update(_random_masks(rng, nodes))
+    return _homogeneous("synthetic", nodes, src, dst, data)
+
+
+def rmat_graph(
+    scale: int = 17,
+    samples: int = 2_000_000,
+    a: float = 0.57,
+    b: float = 0.19,
+    c: float = 0.19,
+    seed: int = 0,
+    *,
+    features: int = 128,
+    classes: int = 16,
+) -> GraphArrays:
+    """R-MAT graph (Chakrabarti, Zhan, Faloutsos 2004) of 2^scale nodes: random features and labels.
+
+    `samples` directed edges are drawn, ids permuted, loops and duplicates removed, both directions kept, then a
+    self loop is added to every node. The defaults give about 3.7 million directed edges. The classes cannot be
+    learned: the graph is for measuring. Raises ValueError for impossible parameters.
+    """
+    if not 1 <= scale <= 30:
+        raise ValueError(f"scale is {scale}, expected 1 to 30")
+    if samples < 0 or features < 1 or classes < 1:
+        raise ValueError(
+            f"samples, features, classes are {samples}, {features}, {classes}, expected >= 0, >= 1, >= 1"
+        )
+    if min(a, b, c) < 0 or a + b + c > 1:
+        raise ValueError(
+            f"a, b, c are {a}, {b}, {c}, expected no negative one and a sum of at most 1"
+        )
+    rng = np.random.default_rng(seed)
+    nodes = 1 << scale
+    src, dst = _rmat_pairs(rng, scale, samples, a, b, c)
+    relabel = rng.permutation(nodes)
+    src, dst = _both_directions(_simple_keys(relabel[src], relabel[dst], nodes), nodes)
+    loops = np.arange(nodes)
+    data = {
+        "feat": torch.from_numpy(rng.standard_normal((nodes, features), dtype=np.float32)),
+        "label": torch.from_numpy(rng.integers(0, classes, nodes)),
+    }
+    data.update(_random_masks(rng, nodes))
+    return _homogeneous(
+        "rmat", nodes, np.concatenate([src, loops]), np.concatenate([dst, loops]), data
+    )
+
+
+def _check_community(
+    nodes: int, edges: int, classes: int, features: int, homophily: float, exponent: float
+) -> None:
+    if nodes < 2 or classes < 1 or features < 1:
+        raise ValueError(
+            f"nodes, classes, features are {nodes}, {classes}, {features}, expected >= 2, >= 1, >= 1"
+        )
+    # Rejection of duplicates stays fast while at most a quarter of all pairs is asked for.
+    if not 0 <= edges <= max(2, nodes * (nodes - 1) // 4):
+        raise ValueError(
+            f"edges is {edges}, expected 0 to {max(2, nodes * (nodes - 1) // 4)} for {nodes} nodes"
+        )
+    if not 0 <= homophily <= 1 or exponent <= 1:
+        raise ValueError(
+            f"homophily, exponent are {homophily}, {exponent}, expected [0, 1] and more than 1"
+        )
+
+
+def _community_pairs(
+    rng: np.random.Generator,
+    labels: np.ndarray,
+    classes: int,
+    wanted: int,
+    homophily: float,
+    exponent: float,
+) -> np.ndarray:
+    """`wanted` distinct undirected edges as sorted keys low * N + high."""
+    nodes = len(labels)
+    order = np.argsort(labels, kind="stable")
+    starts = np.searchsorted(labels[order], np.arange(classes + 1))
+    # Pareto weights give power-law expected degrees; the cap keeps one hub from touching every node.
+    weights = np.minimum((1 - rng.random(nodes)) ** (-1 / (exponent - 1)), nodes**0.5)
+    keys = np.zeros(0, dtype=np.int64)
+    while len(keys) < wanted:
+        cumulative = np.concatenate([[0.0], np.cumsum(weights)])
+        bounds = cumulative[starts]
+        count = int((wanted - len(keys)) * 1.2) + 16
+        src = _draw(rng, cumulative, np.zeros(count), np.full(count, cumulative[-1]))
+        home = labels[order[src]]
+        inside = rng.random(count) < homophily
+        low = np.where(inside, bounds[home], 0.0)
+        high = np.where(inside, bounds[home + 1], cumulative[-1])
+        dst = _draw(rng, cumulative, low, high)
+        fresh = _simple_keys(order[src], order[dst], nodes)
+        keys = np.union1d(keys, fresh)
+        # Hubs saturate in dense graphs: flatten the weights a little every time so that the loop ends.
+        weights = weights**0.9
+    return np.sort(rng.permutation(keys)[:wanted])
+
+
+def _draw(
+    rng: np.random.Generator, cumulative: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> np.ndarray:
+    """One weighted position per row, among those whose cumulative weight lies in [low, high)."""
+    point = low + rng.random(len(low)) * (high - low)
+    found = np.searchsorted(cumulative, point, side="right") - 1
+    return np.minimum(found, len(cumulative) - 2)
+
+
+def _rmat_pairs(
+    rng: np.random.Generator, scale: int, samples: int, a: float, b: float, c: float
+) -> tuple[np.ndarray, np.ndarray]:
+    src = np.zeros(samples, dtype=np.int64)
+    dst = np.zeros(samples, dtype=np.int64)
+    for _ in range(scale):
+        draw = rng.random(samples)
+        down = draw >= a + b
+        right = ((draw >= a) & ~down) | (draw >= a + b + c)
+        src = 2 * src + down
+        dst = 2 * dst + right
+    return src, dst
+
+
+def _simple_keys(src: np.ndarray, dst: np.ndarray, nodes: int) -> np.ndarray:
+    """Undirected edges without loops and duplicates, as sorted keys low * nodes + high."""
+    low, high = np.minimum(src, dst), np.maximum(src, dst)
+    return np.unique((low * nodes + high)[low != high])
+
+
+def _both_directions(keys: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    low, high = keys // nodes, keys % nodes
+    return np.concatenate([low, high]), np.concatenate([high, low])
+
+
+def _random_masks(rng: np.random.Generator, nodes: int) -> dict[str, Tensor]:
+    draw = torch.from_numpy(rng.random(nodes))
+    return {
+        "train_mask": draw < 0.6,
+        "val_mask": (draw >= 0.6) & (draw < 0.8),
+        "test_mask": draw >= 0.8,
+    }
+
+
+def _homogeneous(
+    name: str, nodes: int, src: np.ndarray, dst: np.ndarray, data: dict[str, Tensor]
+) -> GraphArrays:
+    edges = {ETYPE_HOMO: (torch.from_numpy(src), torch.from_numpy(dst))}
+    return GraphArrays(name, {NTYPE_HOMO: nodes}, edges, {NTYPE_HOMO: data}).with_orig_ids()

@@ -1,0 +1,307 @@
+"""Writes a graph that has been cut, in the layout of DGL's `partition_graph`.
+
+Ids are reshuffled: nodes are ordered by (partition, node type, original id), edges by (partition of the destination,
+edge type, original id), so that each partition owns one contiguous range of either.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.errors import MissingDependencyError
+from sar.partition.arrays import CanonicalEtype, GraphArrays
+
+HALO_HOPS = 1
+
+
+@dataclass
+class _Layout:
+    """Where every node and edge goes.
+
+    node_order[ntype], edge_order[etype]: int64, original ids in the order of the new ids of that type.
+    node_ranges, edge_ranges: int64 [P, 2], the new ids of that type in each partition.
+    new_ids[ntype]: int64 [N], new id of each original node.
+    node_ends, node_end_parts, node_end_types: the node ranges in order, to look up part and type of a new id.
+    """
+
+    node_order: dict[str, np.ndarray]
+    node_ranges: dict[str, np.ndarray]
+    new_ids: dict[str, np.ndarray]
+    edge_order: dict[CanonicalEtype, np.ndarray]
+    edge_ranges: dict[CanonicalEtype, np.ndarray]
+    num_parts: int
+
+
+def write_partitions(
+    graph: GraphArrays,
+    node_parts: np.ndarray | Tensor,
+    out_dir: str | os.PathLike,
+    graph_name: str | None = None,
+    *,
+    num_parts: int | None = None,
+    method: str = "custom",
+    overwrite: bool = False,
+    edge_ids: bool = False,
+) -> str:
+    """Write `graph`, cut as `node_parts` says, below `out_dir`; returns the path of the JSON file.
+
+    node_parts: int [N], partition of each node, types one after another in the order of `graph.num_nodes`.
+    num_parts: the largest id in `node_parts` + 1 unless given (give it when the last partitions may be empty).
+    method: what the JSON's `part_method` says.
+    overwrite: replace an `out_dir` that is not empty; only one that holds partitions or nothing else is replaced.
+    edge_ids: also store each edge's original id as the edge feature `orig_eid` (always done for edge types that
+        have features).
+
+    Everything is written into a folder beside `out_dir` that takes its name at the end: an error leaves nothing
+    behind. An edge is written once, with the partition of its destination, and so are the sources it needs from
+    other partitions (halo nodes). Raises ValueError for a bad assignment or name, FileExistsError,
+    MissingDependencyError without dgl, OSError when the folder cannot be written.
+    """
+    parts = _check_parts(graph.validate(), node_parts, num_parts)
+    num_parts = parts[1]
+    name = _check_graph_name(graph.name if graph_name is None else graph_name)
+    _import_dgl()
+    out = Path(out_dir).absolute()
+    check_output(out, overwrite)
+    layout = _lay_out(graph, parts[0], num_parts)
+    work = _work_folder(out)
+    try:
+        for part in range(num_parts):
+            _write_part(graph, layout, part, work / f"part{part}", edge_ids)
+        _write_json(graph, layout, name, method, work / f"{name}.json")
+        _move_into_place(work, out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return str(out / f"{name}.json")
+
+
+def check_output(out: Path, overwrite: bool) -> None:
+    """Raise unless partitions may be written to `out`: FileExistsError, NotADirectoryError."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise NotADirectoryError(f"output {str(out)!r} exists and is not a folder")
+    names = sorted(entry.name for entry in out.iterdir())
+    if not names:
+        return
+    if not overwrite:
+        raise FileExistsError(f"output folder {str(out)!r} is not empty; overwrite replaces it")
+    strange = [n for n in names if not re.fullmatch(r"part\d+|.+\.json", n)]
+    if strange:
+        # Somebody else's files: a slip in the path must not delete them.
+        raise FileExistsError(
+            f"output folder {str(out)!r} holds {strange[0]!r}, which no partition writer made; not replaced"
+        )
+
+
+def _check_parts(
+    graph: GraphArrays, node_parts: np.ndarray | Tensor, num_parts: int | None
+) -> tuple[np.ndarray, int]:
+    parts = np.asarray(node_parts)
+    if parts.shape != (graph.total_nodes,) or parts.dtype.kind not in "iu":
+        raise ValueError(
+            f"node_parts is {parts.dtype} {parts.shape}, expected integers of shape ({graph.total_nodes},)"
+        )
+    parts = parts.astype(np.int64)
+    low, high = (int(parts.min()), int(parts.max())) if len(parts) else (0, -1)
+    if num_parts is None:
+        num_parts = max(high + 1, 1)
+    if num_parts < 1:
+        raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
+    if low < 0 or high >= num_parts:
+        raise ValueError(f"node_parts spans [{low}, {high}], expected [0, {num_parts - 1}]")
+    return parts, num_parts
+
+
+def _check_graph_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            f"graph_name is {name!r}, expected letters, digits, '.', '_' and '-', the first a letter or digit"
+        )
+    return name
+
+
+def _import_dgl():
+    try:
+        import dgl
+        import dgl.data.utils
+    except ImportError as error:
+        raise MissingDependencyError(
+            "writing partitions needs dgl: pip install dgl==1.1.3"
+        ) from error
+    return dgl
+
+
+def _lay_out(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> _Layout:
+    offsets = graph.node_offsets()
+    part_of = {t: parts[offsets[t] : offsets[t] + n] for t, n in graph.num_nodes.items()}
+    node_order, node_ranges = _reshuffle(part_of, num_parts)
+    new_ids = {}
+    for ntype, order in node_order.items():
+        new_ids[ntype] = np.empty(len(order), dtype=np.int64)
+        new_ids[ntype][order] = _expand(node_ranges[ntype])
+    edge_part = {t: part_of[t[2]][dst.numpy()] for t, (_, dst) in graph.edges.items()}
+    edge_order, edge_ranges = _reshuffle(edge_part, num_parts)
+    return _Layout(node_order, node_ranges, new_ids, edge_order, edge_ranges, num_parts)
+
+
+def _reshuffle(part_of: dict, num_parts: int) -> tuple[dict, dict]:
+    """Per type: ids ordered by partition (old order inside one), and the new id range of each partition."""
+    counts = np.zeros((num_parts, len(part_of)), dtype=np.int64)
+    order = {}
+    for column, (key, part) in enumerate(part_of.items()):
+        counts[:, column] = np.bincount(part, minlength=num_parts)
+        order[key] = np.argsort(part, kind="stable")
+    ends = np.cumsum(counts.reshape(-1)).reshape(counts.shape)
+    ranges = np.stack([ends - counts, ends], axis=2)  # [P, types, 2], part-major
+    return order, {key: ranges[:, column] for column, key in enumerate(part_of)}
+
+
+def _expand(ranges: np.ndarray) -> np.ndarray:
+    """All ids of [P, 2] ranges, one range after another."""
+    return np.concatenate([np.arange(start, end) for start, end in ranges.tolist()])
+
+
+def _rows(order: np.ndarray, ranges: np.ndarray, part: int) -> np.ndarray:
+    """Original ids of one type in one partition, in the order of their new ids."""
+    sizes = ranges[:, 1] - ranges[:, 0]
+    first = int(sizes[:part].sum())
+    return order[first : first + int(sizes[part])]
+
+
+def _write_part(
+    graph: GraphArrays, layout: _Layout, part: int, folder: Path, edge_ids: bool
+) -> None:
+    dgl = _import_dgl()
+    folder.mkdir()
+    dgl.save_graphs(str(folder / "graph.dgl"), [_part_graph(graph, layout, part)], formats=["coo"])
+    node_feats, edge_feats = {}, {}
+    for ntype, node_data in graph.node_data.items():
+        rows = torch.from_numpy(_rows(layout.node_order[ntype], layout.node_ranges[ntype], part))
+        for name, value in node_data.items():
+            node_feats[f"{ntype}/{name}"] = _storable(value, rows)
+    for etype in graph.edges:
+        rows = torch.from_numpy(_rows(layout.edge_order[etype], layout.edge_ranges[etype], part))
+        edge_data = graph.edge_data.get(etype, {})
+        for name, value in edge_data.items():
+            edge_feats[f"{':'.join(etype)}/{name}"] = _storable(value, rows)
+        if edge_data or edge_ids:
+            edge_feats.setdefault(f"{':'.join(etype)}/orig_eid", rows)
+    dgl.data.utils.save_tensors(str(folder / "node_feat.dgl"), node_feats)
+    dgl.data.utils.save_tensors(str(folder / "edge_feat.dgl"), edge_feats)
+
+
+def _storable(value: Tensor, rows: Tensor) -> Tensor:
+    picked = value.detach().cpu().index_select(0, rows).contiguous()
+    return picked.to(torch.uint8) if picked.dtype == torch.bool else picked
+
+
+def _part_graph(graph: GraphArrays, layout: _Layout, part: int):
+    """The homogeneous DGL graph of one partition: inner nodes, then halo nodes in ascending id; inner edges only."""
+    dgl = _import_dgl()
+    src, dst, edge_types = _part_edges(graph, layout, part)
+    start, end = _span(layout.node_ranges, part)
+    eid_start, eid_end = _span(layout.edge_ranges, part)
+    remote = (src < start) | (src >= end)
+    halo = np.unique(src[remote])
+    local_src = src - start
+    local_src[remote] = (end - start) + np.searchsorted(halo, src[remote])
+    nids = np.concatenate([np.arange(start, end), halo])
+    node_types, node_parts = _types_and_parts(layout, nids)
+    result = dgl.graph(
+        (torch.from_numpy(local_src), torch.from_numpy(dst - start)), num_nodes=len(nids)
+    )
+    result.ndata[dgl.NID] = torch.from_numpy(nids)
+    result.ndata["inner_node"] = (torch.arange(len(nids)) < end - start).to(torch.uint8)
+    result.ndata["part_id"] = torch.from_numpy(node_parts)
+    result.edata[dgl.EID] = torch.arange(eid_start, eid_end)
+    result.edata["inner_edge"] = torch.ones(eid_end - eid_start, dtype=torch.uint8)
+    if not graph.is_homogeneous:
+        result.ndata[dgl.NTYPE] = torch.from_numpy(node_types).to(torch.int32)
+        result.edata[dgl.ETYPE] = torch.from_numpy(edge_types).to(torch.int32)
+    return result
+
+
+def _part_edges(
+    graph: GraphArrays, layout: _Layout, part: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """New ids of the end points, and edge type ids, of one partition's inner edges, in the order of their ids."""
+    none = np.zeros(0, dtype=np.int64)
+    srcs, dsts, types = [none], [none], [none]
+    for type_id, (etype, (src, dst)) in enumerate(graph.edges.items()):
+        rows = _rows(layout.edge_order[etype], layout.edge_ranges[etype], part)
+        srcs.append(layout.new_ids[etype[0]][src.numpy()[rows]])
+        dsts.append(layout.new_ids[etype[2]][dst.numpy()[rows]])
+        types.append(np.full(len(rows), type_id))
+    return np.concatenate(srcs), np.concatenate(dsts), np.concatenate(types)
+
+
+def _span(ranges: dict, part: int) -> tuple[int, int]:
+    """All new ids of a partition, types together."""
+    if not ranges:
+        return 0, 0
+    of_part = [r[part] for r in ranges.values()]
+    return int(of_part[0][0]), int(of_part[-1][1])
+
+
+def _types_and_parts(layout: _Layout, nids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.stack([r[:, 1] for r in layout.node_ranges.values()], axis=1).reshape(-1)
+    # The first range that ends after the id holds it, empty ranges included.
+    found = np.searchsorted(ends, nids, side="right")
+    num_types = len(layout.node_ranges)
+    return found % num_types, found // num_types
+
+
+def _write_json(graph: GraphArrays, layout: _Layout, name: str, method: str, path: Path) -> None:
+    content = {
+        "graph_name": name,
+        "num_nodes": graph.total_nodes,
+        "num_edges": graph.total_edges,
+        "part_method": method,
+        "num_parts": layout.num_parts,
+        "halo_hops": HALO_HOPS,
+        "node_map": {t: r.tolist() for t, r in layout.node_ranges.items()},
+        "edge_map": {":".join(t): r.tolist() for t, r in layout.edge_ranges.items()},
+        "ntypes": {t: i for i, t in enumerate(graph.num_nodes)},
+        "etypes": {":".join(t): i for i, t in enumerate(graph.edges)},
+    }
+    for part in range(layout.num_parts):
+        content[f"part-{part}"] = {
+            "node_feats": f"part{part}/node_feat.dgl",
+            "edge_feats": f"part{part}/edge_feat.dgl",
+            "part_graph": f"part{part}/graph.dgl",
+        }
+    path.write_text(json.dumps(content, indent=4) + "\n")
+
+
+def _work_folder(out: Path) -> Path:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
+    work.chmod(
+        0o755
+    )  # mkdtemp makes a private folder; the partitions are for other users' ranks too
+    return work
+
+
+def _move_into_place(work: Path, out: Path) -> None:
+    """Rename `work` to `out`; an old `out` is put aside first and deleted last."""
+    if not out.exists():
+        work.rename(out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
+    out.rename(old / "old")
+    try:
+        work.rename(out)
+    except OSError:
+        (old / "old").rename(out)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
