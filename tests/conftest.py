@@ -1,0 +1,58 @@
+"""Fixtures of the whole suite, and the checks that run around every test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks share the cores
+
+import pytest
+import torch
+from harness.leaks import State, leaked
+from harness.pool import WorkerPool
+
+torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full-matrix",
+        "--full",
+        action="store_true",
+        dest="full_matrix",
+        help="run the whole product of layers, ranks, cuts, rounds and dtypes, not a covering",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("full_matrix"):
+        return
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="part of the full product: --full-matrix"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No process, thread, variable, process group or file outlives a test."""
+    before = State.now()
+    yield
+    found = leaked(before)
+    if found:
+        pytest.fail(f"{request.node.name} left behind: " + "; ".join(found), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    """Workers over gloo for the whole run: ``processes.run(size, case, *args)``."""
+    pool = WorkerPool(tmp_path_factory.mktemp("workers"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session keeps the graphs that it has cut."""
+    return tmp_path_factory.mktemp("parts")
