@@ -1,0 +1,312 @@
+"""The reader of DGL's binary layouts, against DGL's own writer and against damaged bytes."""
+
+import os
+import resource
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sar.errors import PartitionError
+from sar.partition import mapped
+from sar.partition.dgl_format import read_graph, read_tensor_dict
+from tests import partition_files as files
+
+dgl = pytest.importorskip("dgl")
+
+FUZZ = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+EDITS = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=6)
+
+
+def write(path, raw):
+    path.write_bytes(raw)
+    return path
+
+
+def edges_of(file, size=7):
+    file.check_pointers(size)
+    chunks = list(file.edge_chunks(size))
+    joined = [torch.from_numpy(np.concatenate(one)) for one in zip(*chunks)]
+    return joined if joined else [files.NONE] * 3
+
+
+def sample_tensors():
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randint(0, 100, (6, 3), generator=generator)
+    found = {str(dtype)[6:]: values.to(dtype) for dtype in files.CODES}
+    found["flat"] = values[:, 0].contiguous()
+    found["wide"] = values.reshape(1, 3, 3, 2).float()
+    found["empty"] = torch.zeros(0, 4)
+    found["no columns"] = torch.zeros(5, 0)
+    return found
+
+
+def test_tensor_dictionary_reads_what_dgl_writes(tmp_path):
+    tensors = sample_tensors()
+    tensors["x" * 13] = tensors["float32"]  # shifts what follows off any alignment
+    path = str(tmp_path / "feat.dgl")
+    dgl.data.utils.save_tensors(path, tensors)
+    found = read_tensor_dict(path)
+    assert set(found) == set(tensors)
+    for name, tensor in tensors.items():
+        read = found[name].read()
+        assert read.dtype == tensor.dtype and torch.equal(read, tensor)
+    assert {one.offset % 8 for one in found.values()} > {0}
+
+
+def test_the_writer_of_these_tests_writes_what_dgl_reads(tmp_path):
+    tensors = sample_tensors()
+    raw = files.tensor_dict(tensors)
+    found = dgl.data.utils.load_tensors(str(write(tmp_path / "a.dgl", raw)))
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    src, dst = torch.tensor([0, 2, 1, 2]), torch.tensor([1, 1, 0, 2])
+    data = {"h": torch.arange(3.0)}, {"w": torch.arange(4)}
+    for layout in ("coo", "csr", "csc"):
+        for old in (False, True):
+            raw = files.graph(3, src, dst, *data, layouts=(layout,), old=old)
+            loaded = dgl.load_graphs(str(write(tmp_path / "g.dgl", raw)))[0][0]
+            assert list(zip(*[one.tolist() for one in loaded.edges(order="eid")])) == [
+                (0, 1), (2, 1), (1, 0), (2, 2)
+            ]
+            assert torch.equal(loaded.edata["w"], data[1]["w"])
+
+
+def test_rows_and_conversion_work_block_by_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(mapped, "BLOCK_BYTES", 24)
+    half = torch.arange(33, dtype=torch.float16).reshape(11, 3) / 7
+    raw = files.tensor_dict({"abc": half, "d": half.bfloat16(), "one": torch.tensor(4.5)})
+    found = read_tensor_dict(write(tmp_path / "a.dgl", raw))
+    assert torch.equal(found["abc"].rows(2, 9), half[2:9])
+    assert torch.equal(found["abc"].rows(2, 9, torch.float32), half[2:9].float())
+    assert torch.equal(found["d"].read(torch.float64), half.bfloat16().double())
+    assert found["abc"].rows(4, 4).shape == (0, 3)
+    assert found["one"].read() == 4.5
+    for start, stop in ((-1, 3), (3, 12), (5, 4)):
+        with pytest.raises(ValueError, match="rows"):
+            found["abc"].rows(start, stop)
+
+
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["csr", "csc"], ["coo", "csc"]])
+def test_graph_reads_what_dgl_writes_in_every_layout(tmp_path, formats, idtype):
+    torch.manual_seed(0)
+    graph = dgl.rand_graph(40, 200, idtype=idtype)
+    graph.ndata["_ID"] = torch.randperm(40)
+    graph.edata["_ID"] = torch.randperm(200)
+    path = str(tmp_path / "graph.dgl")
+    dgl.save_graphs(path, [graph], formats=formats)
+    found = read_graph(path)
+    src, dst, ids = edges_of(found)
+    order = torch.argsort(ids)
+    expected = graph.edges(order="eid")
+    assert torch.equal(ids[order], torch.arange(200))
+    assert torch.equal(src[order], expected[0].long())
+    assert torch.equal(dst[order], expected[1].long())
+    assert torch.equal(found.node_data["_ID"].read(), graph.ndata["_ID"])
+    assert torch.equal(found.edge_data["_ID"].read(), graph.edata["_ID"])
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+@pytest.mark.parametrize("old", [False, True])
+def test_old_and_new_format_codes(tmp_path, layout, old):
+    src, dst = torch.tensor([5, 0, 0, 5, 2]), torch.tensor([1, 5, 0, 5, 1])
+    raw = files.graph(6, src, dst, {}, {}, layouts=(layout,), old=old)
+    found = edges_of(read_graph(write(tmp_path / "g.dgl", raw)), size=2)
+    order = torch.argsort(found[2])
+    assert torch.equal(found[0][order], src) and torch.equal(found[1][order], dst)
+
+
+def test_graph_without_edges(tmp_path):
+    for layout in ("coo", "csr", "csc"):
+        raw = files.graph(4, files.NONE, files.NONE, {}, {}, layouts=(layout,))
+        found = read_graph(write(tmp_path / "g.dgl", raw))
+        assert (found.num_nodes, found.num_edges) == (4, 0)
+        assert len(edges_of(found)[0]) == 0
+
+
+GOOD = torch.arange(6.0).reshape(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"magic": 7}, "magic"),
+        ({"shape": (3, 3)}, "expected 36"),
+        ({"shape": (-3, 2)}, "negative"),
+        ({"shape": (2**40, 2**40, 2**40)}, "bytes"),
+        ({"shape": (0, 2**62), "nbytes": 0}, "bytes"),
+        ({"shape": (2**31, 2**31), "nbytes": 2**64 - 2**63 - 1}, "bytes"),
+        ({"shape": (1 << 30,), "nbytes": 4 << 30}, "truncated"),
+        ({"nbytes": -24}, "-24 bytes"),
+        ({"code": (9, 32)}, "type code 9"),
+        ({"code": (2, 33)}, "33 bits"),
+        ({"lanes": 4}, "4 lanes"),
+        ({"shape": (1,) * 40}, "40 dimensions"),
+    ],
+)
+def test_bad_array_headers(tmp_path, field, words):
+    raw = files.u64(0xDD5A9FBE3FA2443F, 1, 1) + files.text("feat") + files.array(GOOD, **field)
+    path = write(tmp_path / "bad.dgl", raw)
+    with pytest.raises(PartitionError, match=words) as error:
+        read_tensor_dict(path)
+    assert str(path) in str(error.value)
+
+
+def test_bad_dictionaries(tmp_path):
+    path = tmp_path / "bad.dgl"
+    twice = files.u64(0xDD5A9FBE3FA2443F, 2, 2) + 2 * (files.text("a") + files.array(GOOD))
+    huge = files.u64(0xDD5A9FBE3FA2443F, 2**63, 2**63)
+    name = files.u64(0xDD5A9FBE3FA2443F, 1, 1, 2**40) + bytes(64)
+    coded = files.u64(0xDD5A9FBE3FA2443F, 1, 1, 4) + b"\xff\xfe\xfd\xfc" + files.array(GOOD)
+    for raw, words in (
+        (twice, "twice"),
+        (huge, "announced"),
+        (name, "announced"),
+        (coded, "UTF-8"),
+        (files.tensor_dict({"a": GOOD}, count=3), "announces 3"),
+        (b"\x89PNG" + bytes(60), "magic"),
+        (b"", "empty"),
+    ):
+        with pytest.raises(PartitionError, match=words):
+            read_tensor_dict(write(path, raw))
+
+
+def test_what_is_not_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in (("pipe", "regular"), ("", "regular"), ("none", "no such file")):
+        with pytest.raises(PartitionError, match=words):
+            read_tensor_dict(tmp_path / name)
+
+
+def test_file_cut_while_mapped_is_an_error(tmp_path):
+    path = write(tmp_path / "a.dgl", files.tensor_dict({"a": torch.zeros(50_000)}))
+    found = read_tensor_dict(path)
+    os.truncate(path, 100)
+    with pytest.raises(PartitionError, match="was cut"):
+        found["a"].read()
+
+
+def small_graph(layouts=("coo",), **options):
+    src, dst = torch.tensor([0, 2, 1, 2]), torch.tensor([1, 1, 0, 2])
+    data = {"_ID": torch.arange(3)}, {"_ID": torch.arange(4)}
+    return files.graph(3, src, dst, *data, layouts=layouts, **options)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_every_truncation_is_an_error(tmp_path, layout):
+    whole = small_graph((layout,))
+    body = len(whole) - 80  # the trailer and the type names are not needed
+    read_graph(write(tmp_path / "g.dgl", whole))
+    for length in [*range(0, 64, 9), *range(4090, body)]:
+        with pytest.raises(PartitionError):
+            read_graph(write(tmp_path / "g.dgl", whole[:length]))
+    whole = files.tensor_dict({"a": GOOD, "b": GOOD})
+    for length in range(len(whole)):
+        with pytest.raises(PartitionError):
+            read_tensor_dict(write(tmp_path / "f.dgl", whole[:length]))
+
+
+def long(*values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("stored", "layout", "words"),
+    [
+        (files.coo(3, long(0, 3), long(1, 1)), "coo", "node ids run"),
+        (files.coo(3, long(0, 1), long(-1, 1)), "coo", "node ids run"),
+        (files.coo(3, long(0, 1), long(1)), "coo", "as many"),
+        (files.coo(3, long(0, 1), long(1, 1), long(5)), "coo", "as many"),
+        (files.coo(3, long(0, 1), long(1, 1), long(0, 2)), "coo", "edge ids run"),
+        (files.coo(3, torch.zeros(2), torch.zeros(2)), "coo", "int32 or int64"),
+        (files.csr(3, 3, long(0, 2, 1, 2), long(0, 1)), "csc", "index pointers"),
+        (files.csr(3, 3, long(1, 1, 2, 2), long(0, 1)), "csc", "index pointers"),
+        (files.csr(3, 3, long(0, 1, 1, 1), long(0, 1)), "csr", "end at 1"),
+        (files.csr(3, 3, long(0, 1, 2, 2**62), long(0, 1)), "csr", "end at"),
+        (files.csr(3, 3, long(0, 1, 2), long(0, 1)), "csc", "expected 4 pointers"),
+        (files.csr(3, 4, long(0, 1, 2, 2), long(0, 1)), "csc", "square"),
+        (files.csr(3, 3, long(0, 1, 2, 2), long(0, 9)), "csc", "node ids run"),
+    ],
+)
+def test_bad_matrices(tmp_path, stored, layout, words):
+    raw = files.graph(3, None, None, {}, {}, layouts=(layout,), matrices=[stored])
+    with pytest.raises(PartitionError, match=words):
+        edges_of(read_graph(write(tmp_path / "g.dgl", raw)), size=2)
+
+
+def test_bad_graph_files(tmp_path):
+    whole = small_graph()
+    rows = files.graph(3, long(0), long(1), {"_ID": torch.arange(2)}, {})
+    several = files.graph(
+        3, None, None, {}, {}, layouts=("coo", "csc"),
+        matrices=[files.coo(3, long(0), long(1)), files.csr(3, 3, long(0, 0, 0, 0), long())],
+    )
+    for raw, words in (
+        (files.tensor_dict({"a": GOOD}), "magic"),
+        (whole[:8] + files.u64(1) + whole[16:], "version 1"),
+        (whole[:24] + files.u64(2) + whole[32:], "2 graphs"),
+        (whole[:4096] + files.u64(2**60) + whole[4104:], "outside"),
+        (whole[:4096] + files.u64(0) + whole[4104:], "outside"),
+        (rows, "expected 3 rows"),
+        (several, "edges"),
+    ):
+        with pytest.raises(PartitionError, match=words):
+            read_graph(write(tmp_path / "g.dgl", raw))
+
+
+def test_a_heterograph_file_is_refused(tmp_path):
+    graph = dgl.heterograph({("a", "r", "b"): ([0], [1]), ("b", "s", "a"): ([0], [0])})
+    path = str(tmp_path / "g.dgl")
+    dgl.save_graphs(path, [graph])
+    with pytest.raises(PartitionError, match="one homogeneous graph|homogeneous"):
+        read_graph(path)
+
+
+def peak_mb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@FUZZ
+@given(edits=EDITS, cut=st.none() | st.integers(0, 600))
+def test_damaged_dictionary_never_does_worse_than_an_error(tmp_path, edits, cut):
+    raw = files.mutate(files.tensor_dict({"a": GOOD, "bc": torch.arange(5)}), edits)
+    before = peak_mb()
+    try:
+        for tensor in read_tensor_dict(write(tmp_path / "a.dgl", raw[:cut])).values():
+            tensor.read()
+    except PartitionError:
+        pass
+    assert peak_mb() - before < 100
+
+
+@FUZZ
+@given(
+    layout=st.sampled_from(["coo", "csr", "csc"]),
+    edits=EDITS,
+    field=st.none() | st.tuples(st.integers(0, 1 << 20), st.integers(0, 2**64 - 1)),
+)
+def test_damaged_graph_never_does_worse_than_an_error(tmp_path, layout, edits, field):
+    raw = small_graph((layout,))
+    # Edits past the padded header, where everything of interest lies.
+    raw = raw[:4096] + files.mutate(raw[4096:], edits)
+    if field is not None:
+        at = 4096 + field[0] % (len(raw) - 4104)
+        raw = raw[:at] + struct.pack("<Q", field[1]) + raw[at + 8 :]
+    before = peak_mb()
+    try:
+        found = read_graph(write(tmp_path / "g.dgl", raw))
+        src, dst, ids = edges_of(found, size=3)
+        assert len(src) == found.num_edges
+        if len(src):
+            assert 0 <= min(src.min(), dst.min()) and max(src.max(), dst.max()) < found.num_nodes
+    except PartitionError:
+        pass
+    assert peak_mb() - before < 100
