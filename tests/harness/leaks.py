@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from harness import pool
 
+from harness import pool
 from sar.comm import is_initialized
 
 _PATIENCE = 3.0  # seconds that something on its way out may take

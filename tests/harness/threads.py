@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.failures import COLLECTIVE_TIMEOUT, DEADLINE, HarnessTimeout
-
 from sar.comm import ThreadGroup
 
 

@@ -1,0 +1,531 @@
+"""Collectives, the halo plan, the rotation of rounds, and the buffers they use."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+import torch
+from harness import WorkerPool, run_threads
+
+from sar.comm import (
+    GradientReturn,
+    HaloPlan,
+    LocalGroup,
+    build_halo_plan,
+    current_group,
+    exchange_counts,
+    fetch,
+    legacy,
+    use_group,
+)
+from sar.comm.buffers import BufferPool
+from sar.config import Config, Policy
+from sar.errors import CommError, NotSupportedError, PartitionError, SarError
+
+SIZES = [1, 2, 3, 4]
+
+
+def both(size, case, processes, *args):
+    """The same case in threads and over gloo; returns both lists of results."""
+    return run_threads(size, case, *args), processes.run(size, case, *args)
+
+
+def case_collectives(group):
+    rank, size = group.rank, group.size
+    results = {}
+    for op in ("sum", "max", "min"):
+        tensor = torch.tensor([rank + 1.0, -rank])
+        assert group.all_reduce(tensor, op) is tensor
+        results[op] = tensor.tolist()
+    results["gathered"] = torch.stack(group.all_gather(torch.tensor([rank, rank * 10]))).tolist()
+    tensor = torch.full((2, 2), float(rank))
+    assert group.broadcast(tensor, src=size - 1) is tensor
+    results["broadcast"] = tensor.unique().tolist()
+    send = [(rank + peer) % 3 for peer in range(size)]
+    receive = [(rank + peer) % 3 for peer in range(size)]
+    rows = torch.tensor([[rank, p] for p in range(size) for _ in range(send[p])]).view(-1, 2)
+    results["rows"] = group.all_to_all(rows, send, receive).tolist()
+    results["counts"] = exchange_counts(group, [10 * rank + peer for peer in range(size)])
+    return results
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_collectives(size: int, processes: WorkerPool) -> None:
+    for results in both(size, case_collectives, processes):
+        for rank, got in enumerate(results):
+            assert got["sum"] == [sum(range(1, size + 1)), -sum(range(size))]
+            assert got["max"] == [size, 0]
+            assert got["min"] == [1, 1 - size]
+            assert got["gathered"] == [[r, 10 * r] for r in range(size)]
+            assert got["broadcast"] == [size - 1]
+            assert got["rows"] == [[p, rank] for p in range(size) for _ in range((rank + p) % 3)]
+            assert got["counts"] == [10 * peer + rank for peer in range(size)]
+
+
+def case_non_contiguous(group):
+    tensor = torch.arange(6.0).view(2, 3).t()
+    group.all_reduce(tensor)
+    gathered = group.all_gather(torch.arange(6).view(2, 3).t())
+    rows = torch.arange(4 * group.size).view(4, group.size).t()
+    back = group.all_to_all(rows, [1] * group.size, [1] * group.size)
+    return tensor.tolist(), gathered[0].tolist(), back.tolist()
+
+
+def test_non_contiguous_tensors(processes: WorkerPool) -> None:
+    for results in both(2, case_non_contiguous, processes):
+        for rank, (reduced, gathered, rows) in enumerate(results):
+            assert reduced == [[0, 6], [2, 8], [4, 10]]
+            assert gathered == [[0, 3], [1, 4], [2, 5]]
+            assert rows == [[rank + 2 * i for i in range(4)]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
+def test_dtypes_cross_the_wire(dtype: torch.dtype, processes: WorkerPool) -> None:
+    for results in both(2, case_dtype, processes, dtype):
+        for rank, rows in enumerate(results):
+            assert rows.dtype == dtype
+            assert rows.tolist() == [[rank, 0], [rank, 1]]
+
+
+def case_dtype(group, dtype):
+    rows = torch.tensor([[peer, group.rank] for peer in range(2)]).to(dtype)
+    return group.all_to_all(rows, [1, 1], [1, 1])
+
+
+def test_unknown_reduction_names_what_came() -> None:
+    with pytest.raises(ValueError, match="op: got 'avg', expected 'sum', 'max' or 'min'"):
+        LocalGroup().all_reduce(torch.zeros(1), "avg")
+
+
+def test_current_group_is_one_rank_until_told_otherwise() -> None:
+    group = current_group()
+    assert (group.rank, group.size) == (0, 1)
+    other = LocalGroup()
+    with use_group(other):
+        assert current_group() is other
+        with use_group(group):
+            assert current_group() is group
+        assert current_group() is other
+    assert current_group() is group
+    assert run_threads(2, lambda g: current_group() is g) == [True, True]
+
+
+def case_agree(group, errors):
+    try:
+        group.agree(errors[group.rank], "loading")
+    except Exception as error:
+        cause = error.__cause__
+        return type(error).__name__, str(error), None if cause is None else str(cause)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("bad width 7"), "ValueError"),
+        (PartitionError("bad width 7"), "PartitionError"),
+        (NotSupportedError("bad width 7"), "NotSupportedError"),
+        (KeyError("bad width 7"), "KeyError"),
+        (FileNotFoundError("bad width 7"), "FileNotFoundError"),
+        (pytest.UsageError("bad width 7"), "SarError"),  # a class that other ranks cannot know
+    ],
+)
+def test_agreed_errors_are_equal_on_all_ranks(
+    error: Exception, kind: str, processes: WorkerPool
+) -> None:
+    assert both(3, case_agree, processes, [None] * 3) == ([None] * 3, [None] * 3)
+    errors = [None, error, ValueError("later")]
+    for results in both(3, case_agree, processes, errors):
+        assert {result[0] for result in results} == {kind}
+        assert len({result[1] for result in results}) == 1
+        assert "rank 1" in results[0][1] and "loading" in results[0][1]
+        assert "bad width 7" in results[0][1]
+        assert "bad width 7" in results[1][2]  # the rank at fault keeps its own stack
+
+
+def test_agreement_survives_long_and_foreign_text() -> None:
+    text = "ünïcödé " * 1000
+    results = run_threads(2, case_agree, [None, ValueError(text)])
+    assert results[0][1].startswith("rank 1: loading: ünïcödé")
+    assert 100 < len(results[0][1]) <= 1024
+
+
+def test_agreement_on_one_rank_raises_the_error_itself() -> None:
+    error = SarError("mine")
+    with pytest.raises(SarError) as got:
+        LocalGroup().agree(error)
+    assert got.value is error
+
+
+# Halo plan and rotation. Rank r owns the rows r * 100 + 0 .. NUM - 1 and wants from each peer an
+# own pattern, so that every list, count and offset differs between pairs.
+
+NUM = 7
+
+
+def wanted_rows(rank: int, peer: int, pattern: str) -> list[int]:
+    if rank == peer or pattern == "nothing":
+        return []
+    if pattern == "everything":
+        return list(range(NUM))
+    if pattern == "one pair":
+        return [2, 5] if (rank, peer) == (0, 1) else []
+    return [row for row in range(NUM) if (row * 3 + rank * 5 + peer * 7) % 4 < 2]
+
+
+def make_plan(group, pattern) -> HaloPlan:
+    wanted = [torch.tensor(wanted_rows(group.rank, p, pattern)).long() for p in range(group.size)]
+    return build_halo_plan(group, wanted, NUM)
+
+
+def owned(rank: int) -> torch.Tensor:
+    return torch.stack([torch.arange(NUM) + 100.0 * rank, -torch.arange(NUM) - 100.0 * rank], 1)
+
+
+def case_rotation(group, pattern, num_rounds, keep):
+    plan = make_plan(group, pattern)
+    steps = plan.rounds(plan.num_rounds(Policy(rounds=num_rounds), 16))
+    assert len(steps) == min(num_rounds, max(1, group.size - 1)) or group.size == 1
+    rows = owned(group.rank).double()
+    seen, kept = {}, []
+    for step, halo in fetch(plan, rows, steps, keep=keep):
+        kept.append((halo, halo.clone()))
+        for peer, part in zip(range(group.size), halo.split(step.recv_counts), strict=True):
+            assert peer in step.sources or not len(part)
+            if peer in step.sources:
+                assert peer not in seen, "a peer came twice"
+                seen[peer] = part.tolist()
+    if keep:
+        assert all(torch.equal(halo, copy) for halo, copy in kept)
+    asked = []
+
+    def local() -> torch.Tensor:
+        asked.append(True)
+        return torch.full((NUM, 2), 0.5, dtype=torch.float64)
+
+    back = GradientReturn(plan, 2, torch.float64, local)
+    for step in steps:
+        grads = back.buffer(step)
+        start = 0
+        for peer in step.sources:  # the gradient of row i of a peer is i + 1, and my rank + 1
+            for row in wanted_rows(group.rank, peer, pattern):
+                grads[start] = torch.tensor([row + 1.0, group.rank + 1.0])
+                start += 1
+        assert start == step.num_recv
+        back.send(step, grads)
+    home = back.finish()
+    assert asked == [True], "the owned rows' own gradient is computed once"
+    return seen, home.tolist()
+
+
+def check_rotation(size: int, pattern: str, results: list) -> None:
+    for rank, (seen, home) in enumerate(results):
+        peers = [p for p in range(size) if p != rank]
+        assert seen == {
+            p: [owned(p)[row].tolist() for row in wanted_rows(rank, p, pattern)] for p in peers
+        }
+        expected = [[0.5, 0.5] for _ in range(NUM)]
+        for peer in peers:
+            for row in wanted_rows(peer, rank, pattern):
+                expected[row][0] += row + 1.0
+                expected[row][1] += peer + 1.0
+        assert home == expected
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("pattern", ["mixed", "everything", "nothing", "one pair"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_rotation_brings_each_row_and_gradient(size: int, pattern: str, keep: bool) -> None:
+    for num_rounds in sorted({1, 2, max(1, size // 2), max(1, size - 1), 20}):
+        check_rotation(size, pattern, run_threads(size, case_rotation, pattern, num_rounds, keep))
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3])
+def test_rotation_over_processes(num_rounds: int, processes: WorkerPool) -> None:
+    for pattern in ("mixed", "everything"):
+        results = processes.run(4, case_rotation, pattern, num_rounds, False)
+        check_rotation(4, pattern, results)
+
+
+def case_plan(group, pattern):
+    plan = make_plan(group, pattern)
+    strict = max(1, group.size - 1)
+    rounds = {count: plan.rounds(count) for count in range(1, strict + 1)}
+    return {
+        "identity": [idx is None for idx in plan.send_idx],
+        "send": [None if idx is None else idx.tolist() for idx in plan.send_idx],
+        "send_counts": plan.send_counts,
+        "recv_counts": plan.recv_counts,
+        "in_flight": plan.rows_in_flight.tolist(),
+        "rounds": {
+            count: [(s.sources, s.targets, s.recv_counts, s.send_counts) for s in steps]
+            for count, steps in rounds.items()
+        },
+    }
+
+
+@pytest.mark.parametrize("pattern", ["mixed", "everything", "one pair"])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_what_one_sends_the_other_expects(size: int, pattern: str) -> None:
+    plans = run_threads(size, case_plan, pattern)
+    for p, q in ((p, q) for p in range(size) for q in range(size) if p != q):
+        rows = wanted_rows(q, p, pattern)
+        assert plans[p]["send_counts"][q] == plans[q]["recv_counts"][p] == len(rows)
+        if rows == list(range(NUM)):
+            assert plans[p]["identity"][q], "an identity is not stored"
+        else:
+            assert plans[p]["send"][q] == rows
+        for count in plans[p]["rounds"]:
+            sender, receiver = plans[p]["rounds"][count], plans[q]["rounds"][count]
+            assert len(sender) == len(receiver) == count
+            in_round = [q in step[1] for step in sender]
+            assert in_round == [p in step[0] for step in receiver]
+            assert sum(in_round) == 1
+            for sent, received in zip(sender, receiver, strict=True):
+                assert sent[3][q] == received[2][p]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_rows_in_flight_bound_two_neighbouring_rounds(size: int) -> None:
+    plans = run_threads(size, case_plan, "mixed")
+    assert len({str(plan["in_flight"]) for plan in plans}) == 1, "one table on all ranks"
+    table = plans[0]["in_flight"]
+    for count in range(1, size):
+        busiest = 0
+        for plan in plans:
+            loads = [sum(step[2]) + sum(step[3]) for step in plan["rounds"][count]]
+            pairs = [a + b for a, b in zip(loads, loads[1:])] or loads
+            busiest = max(busiest, *pairs)
+        assert table[count - 1] == busiest
+
+
+def case_budget(group, budget, row_bytes):
+    plan = make_plan(group, "everything")
+    try:
+        return plan.num_rounds(Policy(memory_budget=budget), row_bytes)
+    except ValueError as error:
+        return str(error)
+
+
+def test_memory_budget_takes_the_fewest_rounds_that_fit() -> None:
+    # With P = 4 and everything wanted, one peer's send and receive are 2 * NUM rows.
+    one_shot = 3 * 2 * NUM * 8
+    assert run_threads(4, case_budget, one_shot, 8) == [1] * 4
+    assert run_threads(4, case_budget, one_shot - 1, 8) == [3] * 4
+    assert run_threads(4, case_budget, 2 * 2 * NUM * 8, 8) == [3] * 4
+    (message,) = set(run_threads(4, case_budget, 2 * 2 * NUM * 8 - 1, 8))
+    assert "memory_budget" in message and str(2 * 2 * NUM * 8) in message
+
+
+@pytest.mark.parametrize(("size", "rounds"), [(1, 1), (2, 1), (3, 2), (8, 7)])
+def test_rounds_are_clamped(size: int, rounds: int) -> None:
+    def case(group):
+        plan = make_plan(group, "mixed")
+        return [plan.num_rounds(policy, 8) for policy in (Policy(), Policy(rounds=99))]
+
+    assert run_threads(size, case) == [[rounds, rounds]] * size
+
+
+def case_bad_request(group, position):
+    wanted = [torch.zeros(0, dtype=torch.int64) for _ in range(group.size)]
+    if group.rank == 1:
+        wanted[0] = torch.tensor([0, NUM if position is None else 1])
+    try:
+        build_halo_plan(group, wanted, NUM, position)
+    except CommError as error:
+        return str(error)
+    return None
+
+
+def test_a_request_for_a_row_that_is_not_there_is_refused_by_all() -> None:
+    (message,) = set(run_threads(3, case_bad_request, None))
+    assert "rank 0" in message and "outside [0, 7)" in message
+    position = torch.tensor([0, -1, 1, 2, 3, 4, 5, 6])
+    (message,) = set(run_threads(3, case_bad_request, position))
+    assert "rank 0" in message and "not an input of this block" in message
+
+
+def case_position(group):
+    """The owner keeps rows 5, 3 and 0 of its nodes, in this order."""
+    position = torch.full((6,), -1)
+    position[torch.tensor([5, 3, 0])] = torch.arange(3)
+    wanted = [torch.tensor([0, 5] if p != group.rank else []).long() for p in range(group.size)]
+    plan = build_halo_plan(group, wanted, 3, position)
+    rows = torch.tensor([[5.0], [3.0], [0.0]]) + 10 * group.rank
+    return [halo.tolist() for _, halo in fetch(plan, rows, plan.rounds(1))]
+
+
+def test_requests_in_the_owners_numbering() -> None:
+    assert run_threads(2, case_position) == [[[[10.0], [15.0]]], [[[0.0], [5.0]]]]
+
+
+def case_counters(group, pattern):
+    plan = make_plan(group, pattern)
+    rows = owned(group.rank)
+    before = (group.counters.sent_bytes, group.counters.received_bytes, group.counters.collectives)
+    for _ in fetch(plan, rows, plan.rounds(max(1, group.size - 1))):
+        pass
+    after = (group.counters.sent_bytes, group.counters.received_bytes, group.counters.collectives)
+    return [b - a for a, b in zip(before, after)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_counters_count_rows_that_leave(size: int, processes: WorkerPool) -> None:
+    for results in both(size, case_counters, processes, "mixed"):
+        for rank, (sent, received, collectives) in enumerate(results):
+            others = [p for p in range(size) if p != rank]
+            width = 2 * 4
+            assert sent == width * sum(len(wanted_rows(p, rank, "mixed")) for p in others)
+            assert received == width * sum(len(wanted_rows(rank, p, "mixed")) for p in others)
+            assert collectives == size - 1
+
+
+def case_window(group, num_rounds):
+    """Largest number of live fetch buffers, idle ones included, while the stream runs."""
+    plan = make_plan(group, "everything")
+    row_bytes, seen = 2 * 4, 0
+    for _ in range(3):
+        for _ in fetch(plan, owned(group.rank), plan.rounds(num_rounds)):
+            seen = max(seen, group.pool.idle_bytes)
+    return seen, group.pool.idle_bytes, row_bytes
+
+
+def test_buffers_are_reused_and_bounded() -> None:
+    size = 8
+    for num_rounds in (1, 2, 7):
+        for _, idle, row_bytes in run_threads(size, case_window, num_rounds):
+            largest = math.ceil((size - 1) / num_rounds) * NUM * row_bytes
+            assert idle <= BufferPool.LIMIT * largest
+
+
+def test_buffer_pool_hands_out_what_came_back() -> None:
+    pool, cpu = BufferPool(), torch.device("cpu")
+    first = pool.take((3, 4), torch.float64, cpu)
+    address = first.data_ptr()
+    assert first.shape == (3, 4) and first.is_contiguous()
+    pool.give(first)
+    assert pool.idle_bytes == 96
+    second = pool.take((2, 2), torch.bfloat16, cpu)
+    assert second.data_ptr() == address and second.dtype == torch.bfloat16
+    third = pool.take((2, 2), torch.bfloat16, cpu)
+    assert third.data_ptr() != address
+    empty = pool.take((0, 5), torch.float32, cpu)
+    assert empty.shape == (0, 5)
+    for buffer in (second, third, empty):
+        pool.give(buffer)
+    pool.clear()
+    assert pool.idle_bytes == 0
+
+
+def test_wrong_row_counts_are_refused() -> None:
+    """One rank expects more rows than its peer sends: an error, not a hang or garbage."""
+
+    def case(group):
+        counts = [0, 2] if group.rank == 0 else [2, 0]
+        expected = [0, 3] if group.rank == 0 else [2, 0]
+        group.all_to_all(torch.zeros(2, 1), counts, expected)
+
+    with pytest.raises(CommError, match="expected"):
+        run_threads(2, case)
+
+
+# The original library's exchanges.
+
+
+def case_legacy(group, largest):
+    rank, size = group.rank, group.size
+    Config.max_collective_size = largest
+    send = [torch.full((rank + 1, 2), float(10 * rank + p)) for p in range(size)]
+    receive = [torch.zeros(p + 1, 2) for p in range(size)]
+    legacy.all_to_all(receive, send)
+    exchanged = legacy.exchange_tensors([part.clone() for part in send])
+    known = legacy.exchange_tensors(send, [p + 1 for p in range(size)])
+    single = torch.zeros(3)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    legacy.exchange_single_tensor(left, right, single, torch.full((3,), float(rank)))
+    total = torch.tensor([1.0])
+    legacy.all_reduce(total)
+    as_lists = [[part.tolist() for part in parts] for parts in (receive, exchanged, known)]
+    return as_lists, single.tolist(), total.item()
+
+
+@pytest.mark.parametrize("largest", [0, 3])
+def test_exchanges_with_the_original_names(
+    largest: int, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Config, "max_collective_size", largest)
+    results = [run_threads(3, case_legacy, largest), processes.run(3, case_legacy, largest)]
+    processes.run(3, case_legacy, 0)  # the workers' own switch, as it was
+    for ranks in results:
+        for rank, (lists, single, total) in enumerate(ranks):
+            expected = [[[float(10 * p + rank)] * 2] * (p + 1) for p in range(3)]
+            assert lists == [expected] * 3
+            assert single == [float((rank - 1) % 3)] * 3
+            assert total == 3
+
+
+def test_exchanges_name_bad_lists() -> None:
+    with pytest.raises(ValueError, match="one per rank"):
+        legacy.exchange_tensors([torch.zeros(1), torch.zeros(1)])
+    with pytest.raises(ValueError, match="SUM, MAX or MIN"):
+        legacy.all_reduce(torch.zeros(1), torch.distributed.ReduceOp.PRODUCT)
+
+
+def test_initialize_refuses_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sar
+    from sar.errors import MissingDependencyError
+
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="RANK"):
+        sar.initialize_comms()
+    with pytest.raises(ValueError, match="WORLD_SIZE"):
+        sar.initialize_comms(0)
+    with pytest.raises(ValueError, match="got 3 of 2"):
+        sar.initialize_comms(3, 2)
+    with pytest.raises(ValueError, match="'smoke'.*gloo, nccl, ccl, mpi"):
+        sar.initialize_comms(0, 1, backend="smoke")
+    with pytest.raises(ValueError, match="timeout"):
+        sar.initialize_comms(0, 1, backend="gloo", timeout=0)
+    with pytest.raises(MissingDependencyError, match="oneccl_bindings_for_pytorch"):
+        sar.initialize_comms(0, 1, backend="ccl")
+    if not torch.distributed.is_mpi_available():
+        with pytest.raises(MissingDependencyError, match="mpi"):
+            sar.initialize_comms(0, 1, backend="mpi")
+    for call in (sar.rank, sar.world_size, sar.comm_device):
+        with pytest.raises(CommError, match="initialize_comms"):
+            call()
+
+
+def case_names(group):
+    import sar
+
+    return sar.rank(), sar.world_size(), str(sar.comm_device()), sar.comm.backend()
+
+
+def test_names_after_initialize(processes: WorkerPool) -> None:
+    assert processes.run(2, case_names) == [(r, 2, "cpu", "gloo") for r in range(2)]
+
+
+def case_mismatch(group):
+    import sar
+
+    try:
+        sar.initialize_comms(group.rank, 5, backend="gloo")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_a_group_of_another_size_is_refused(processes: WorkerPool) -> None:
+    messages = processes.run(2, case_mismatch)
+    assert all("of 5" in message and "of 2" in message for message in messages)
+
+
+def test_timeout_is_a_duration() -> None:
+    """The default is five minutes; a constant that tests of other modules rely on."""
+    from sar.comm import setup
+
+    assert timedelta(seconds=setup.DEFAULT_TIMEOUT) == timedelta(minutes=5)
