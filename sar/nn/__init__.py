@@ -1,0 +1,7 @@
+"""What a training step needs beside the graph: normalization, loss, parameters and gradients."""
+
+from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
+from sar.nn.loss import global_mean
+from sar.nn.params import gather_grads, sync_params
+
+__all__ = ["DistributedBN1D", "convert_batch_norm", "gather_grads", "global_mean", "sync_params"]

@@ -1,0 +1,145 @@
+"""Batch normalization over the rows of all ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sar.comm import Group, LocalGroup, current_group
+from sar.ops.reduce import normalize_rows
+
+
+class DistributedBN1D(nn.Module):
+    """``nn.BatchNorm1d`` of the whole graph: statistics are those of all ranks' rows.
+
+    Equal to ``nn.BatchNorm1d`` on the concatenated rows in training and evaluation. The forward
+    pass sends 2 x n_feats + 1 numbers, the backward pass 2 x n_feats. State dicts are
+    interchangeable with ``nn.BatchNorm1d``.
+
+    Args:
+        n_feats: width of the input, ``[N, n_feats]`` or ``[N, n_feats, L]``; N may be 0 on a rank.
+        eps: added to the variance.
+        affine: learn a weight and a bias; their gradients are this rank's share until
+            :func:`sar.nn.gather_grads`.
+        distributed: ``False`` normalizes with this rank's rows alone; ``None`` and ``True`` with
+            those of the current group, which is this rank alone before ``initialize_comms``.
+        momentum: weight of the newest batch in the running statistics; ``None`` averages all.
+        track_running_stats: keep running statistics and use them in evaluation.
+
+    Raises:
+        ValueError: the input's shape does not fit, or all ranks together have one row in training.
+    """
+
+    def __init__(
+        self,
+        n_feats: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        distributed: bool | None = None,
+        momentum: float | None = 0.1,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__()
+        self.n_feats, self.eps, self.affine, self.distributed = n_feats, eps, affine, distributed
+        self.momentum, self.track_running_stats = momentum, track_running_stats
+        self.weight = nn.Parameter(torch.ones(n_feats)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(n_feats)) if affine else None
+        stats = (torch.zeros(n_feats), torch.ones(n_feats), torch.tensor(0))
+        names = ("running_mean", "running_var", "num_batches_tracked")
+        self.running_mean: Tensor | None
+        self.running_var: Tensor | None
+        self.num_batches_tracked: Tensor | None
+        for name, value in zip(names, stats):
+            self.register_buffer(name, value if track_running_stats else None)
+
+    def reset_parameters(self) -> None:
+        """Forget what was learned and counted."""
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+        if self.running_mean is not None and self.running_var is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize ``x``; collective unless running statistics are used. Keeps shape and dtype."""
+        if x.dim() not in (2, 3) or x.shape[1] != self.n_feats:
+            raise ValueError(
+                f"x: got shape {tuple(x.shape)}, expected [N, {self.n_feats}] "
+                f"or [N, {self.n_feats}, L]"
+            )
+        if not self.training and self.running_mean is not None:
+            return self._with_running_stats(x)
+        rows = x if x.dim() == 2 else x.transpose(1, 2).reshape(-1, self.n_feats)
+        y, mean, m2, count = normalize_rows(rows, self.weight, self.bias, self.eps, self._group())
+        if self.training and self.running_mean is not None:
+            self._update(mean, m2 / (count - 1))
+        return y if x.dim() == 2 else y.view(len(x), x.shape[2], self.n_feats).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.n_feats}, eps={self.eps}, affine={self.affine}, momentum={self.momentum}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+    def _group(self) -> Group:
+        return LocalGroup() if self.distributed is False else current_group()
+
+    def _with_running_stats(self, x: Tensor) -> Tensor:
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        )
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics towards float64 ``mean`` and unbiased ``variance``, [F]."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        self.num_batches_tracked += 1  # type: ignore[operator, assignment]
+        share = self.momentum
+        if share is None:
+            share = 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
+        for running, newest in ((self.running_mean, mean), (self.running_var, variance)):
+            running.copy_(running.double() * (1 - share) + newest.to(running.device) * share)
+
+
+def convert_batch_norm(model: nn.Module) -> nn.Module:
+    """Replace every ``nn.BatchNorm1d`` in ``model`` by a :class:`DistributedBN1D`, in place.
+
+    Parameters (the same objects, so an optimizer keeps working), statistics and mode are kept; a
+    norm that is used in several places stays shared. Returns the model, or its replacement when
+    the model itself is a ``nn.BatchNorm1d``. Rows need not be nodes: a layer that normalizes its
+    edges (DGL's ``EdgeConv``) then takes the edges of all ranks.
+
+    Raises ``ValueError`` for a lazy norm that has not seen an input.
+    """
+    return _converted(model, {})
+
+
+def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module not in done:
+        done[module] = module
+        if isinstance(module, (nn.BatchNorm1d, nn.LazyBatchNorm1d)):
+            done[module] = _from_torch(module)
+        for name, child in list(module._modules.items()):  # named_children hides shared ones
+            if child is not None:
+                setattr(module, name, _converted(child, done))
+    return done[module]
+
+
+def _from_torch(norm: nn.BatchNorm1d | nn.LazyBatchNorm1d) -> DistributedBN1D:
+    if isinstance(norm, nn.LazyBatchNorm1d):
+        raise ValueError(f"model: got {norm}, expected a forward pass before the conversion")
+    new = DistributedBN1D(
+        norm.num_features,
+        norm.eps,
+        norm.affine,
+        momentum=norm.momentum,
+        track_running_stats=norm.track_running_stats,
+    )
+    new.weight, new.bias = norm.weight, norm.bias
+    for name, buffer in norm.named_buffers(recurse=False):
+        setattr(new, name, buffer)
+    return new.train(norm.training)

@@ -1,0 +1,102 @@
+"""Parameters that start equal and gradients that are summed over ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from sar.comm import Group, current_group
+from sar.ops.reduce import wide_dtype
+
+
+def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
+    """Overwrite every parameter and buffer with rank 0's, in place; collective.
+
+    Raises ``ValueError`` on every rank when ranks differ in the number, names, shapes or dtypes of
+    the model's tensors, or when a lazy parameter has no shape yet.
+    """
+    group = group or current_group()
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    _agree_on_layout(tensors, group)
+    with torch.no_grad():
+        for tensor in tensors.values():
+            group.broadcast(tensor)
+
+
+def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
+    """Sum the gradients of all ranks, in place, so that every rank holds the same; collective.
+
+    A rank whose gradient is ``None`` contributes zeros; a gradient stays ``None`` only where it is
+    so on every rank. One flat bucket per dtype is sent; 16-bit gradients are summed in float32.
+    Afterwards ``torch.nn.utils.clip_grad_norm_`` clips by the global norm as it stands.
+
+    Raises ``ValueError`` on every rank when the ranks' parameters differ in number, name, shape or
+    dtype, and ``TypeError`` for a sparse gradient.
+    """
+    group = group or current_group()
+    named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
+    error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else None
+    _agree_on_layout(named, group, error)
+    params = _with_gradient_somewhere(list(named.values()), group)
+    for dtype in dict.fromkeys(param.dtype for param in params):
+        _sum_bucket([param for param in params if param.dtype == dtype], dtype, group)
+
+
+def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
+    """The parameters that have a gradient on at least one rank."""
+    present = torch.tensor([param.grad is not None for param in params], dtype=torch.int32)
+    if len(params):
+        group.all_reduce(present, "max")
+    return [param for param, has_grad in zip(params, present.tolist()) if has_grad]
+
+
+def _sum_bucket(params: list[nn.Parameter], dtype: torch.dtype, group: Group) -> None:
+    bucket = torch.zeros(
+        sum(param.numel() for param in params), dtype=wide_dtype(dtype), device=params[0].device
+    )
+    parts = bucket.split([param.numel() for param in params])
+    for param, part in zip(params, parts):
+        if param.grad is not None:
+            part.copy_(param.grad.reshape(-1))
+    group.all_reduce(bucket)
+    for param, part in zip(params, parts):
+        if param.grad is None:
+            param.grad = torch.empty_like(param)
+        param.grad.copy_(part.view_as(param))
+
+
+def _agree_on_layout(
+    tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None
+) -> None:
+    """Raise on every rank unless all ranks hold equally named and shaped tensors."""
+    lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
+    if lazy and error is None:
+        error = ValueError(f"{lazy[0]}: got a lazy parameter, expected a forward pass before this")
+    mine = torch.zeros(4, dtype=torch.int64)
+    if error is None:
+        mine[:3] = torch.tensor(_layout(tensors))
+    mine[3] = error is not None
+    layouts = [tuple(layout.tolist()) for layout in group.all_gather(mine)]
+    if any(failed for *_, failed in layouts):
+        group.agree(error)
+    first = layouts[0]
+    other = next((rank for rank, layout in enumerate(layouts) if layout != first), None)
+    if other is not None:
+        raise ValueError(
+            f"model: rank {other} has {layouts[other][0]} tensors with {layouts[other][1]} "
+            f"elements, rank 0 has {first[0]} with {first[1]}; expected equal names, shapes and "
+            "dtypes on all ranks"
+        )
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> tuple[int, int, int]:
+    """Number of tensors, of elements, and 63 bits of a digest of names, shapes and dtypes."""
+    text = repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors.items()])
+    digest = hashlib.sha256(text.encode()).digest()
+    elements = sum(tensor.numel() for tensor in tensors.values())
+    return len(tensors), elements, int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,234 @@
+"""Reductions over the rows of all ranks: a mean, and batch normalization.
+
+Both move a few numbers per feature, never a row. Note [Blocks]: rows are read in blocks that fit
+the cache, so accumulating in float64 needs no float64 copy of the activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sar.comm import Group
+
+_BLOCK_ELEMENTS = 1 << 17
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for the 16-bit types, else the type itself: what arithmetic is done in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def mean_of_rows(values: Tensor, group: Group, error: Exception | None = None) -> Tensor:
+    """The mean over all ranks' ``values``; collective.
+
+    Args:
+        values: any shape, also without elements; float. Equal dtypes on all ranks.
+        error: this rank's reason to give up, raised on every rank.
+
+    Returns:
+        A scalar, equal on every rank, float32 for the 16-bit types, else of ``values``' type.
+
+    Raises ``ValueError`` on every rank when no rank has an element.
+    """
+    return _GlobalMean.apply(values, group, error)
+
+
+class _GlobalMean(torch.autograd.Function):
+    """Ledger (n values on this rank, N on all):
+
+    ========  =====  =============  ======================================
+    tensor    shape  owner          kept for backward
+    ========  =====  =============  ======================================
+    values    [n]    this rank      no, only its shape and dtype
+    mean      []     every rank     no
+    1/N       []     every rank     a Python float
+    ========  =====  =============  ======================================
+
+    forward:   mean = (sum over ranks of sum_i values_i) / N        one all_reduce of 3 float64
+    backward:  dvalues_i = dmean / N                                nothing is sent
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Group, error: Exception | None) -> Tensor:
+        totals = torch.zeros(3, dtype=torch.float64)
+        if error is None:
+            totals[0] = values.detach().sum(dtype=torch.float64)
+            totals[1] = values.numel()
+        totals[2] = error is not None
+        total, count, failed = group.all_reduce(totals).tolist()
+        if failed:
+            group.agree(error)
+        if not count:
+            raise ValueError("global_mean: no rank has a value to average; is the mask empty?")
+        ctx.shape, ctx.dtype, ctx.scale = values.shape, values.dtype, 1.0 / count
+        return torch.tensor(total / count, dtype=wide_dtype(values.dtype), device=values.device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return (grad * ctx.scale).to(ctx.dtype).expand(ctx.shape), None, None
+
+
+def normalize_rows(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Group
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Batch normalization of ``x`` with the mean and variance of all ranks' rows; collective.
+
+    Args:
+        x: [n, F], n may be 0. float; 16-bit types are computed in float32.
+        weight, bias: [F] or ``None``. Their gradients are this rank's share.
+
+    Returns:
+        ``(y, mean, m2, count)``: [n, F] of ``x``'s type; float64 [F] mean and sum of squared
+        deviations over the rows of all ranks; the number of these rows.
+
+    Raises ``ValueError`` on every rank when all ranks together have fewer than two rows.
+    Source: Ioffe and Szegedy, arXiv 1502.03167; Chan, Golub and LeVeque 1979 for the merge.
+    """
+    mean, m2, count = merged_moments(x.detach(), group)
+    if count < 2:
+        raise ValueError(f"batch norm: got {count} row(s) on all ranks, expected at least 2")
+    rstd = (m2 / count + eps).rsqrt()
+    return _Normalize.apply(x, weight, bias, mean, rstd, count, group), mean, m2, count
+
+
+class _Normalize(torch.autograd.Function):
+    """Ledger (n rows on this rank, N on all, F features):
+
+    =============  =======  ===========  =====================================================
+    tensor         shape    owner        kept for backward
+    =============  =======  ===========  =====================================================
+    x              [n, F]   this rank    yes; the caller's own activation, not a copy
+    y, dy, dx      [n, F]   this rank    no
+    mean, rstd     [F]      every rank   yes, float64
+    weight, bias   [F]      every rank   weight only; dweight, dbias are this rank's share
+    s0, s1         [F]      every rank   no, float64, made in backward
+    =============  =======  ===========  =====================================================
+
+    with z = (x - mean) * rstd
+    forward:   y = z * weight + bias                                nothing is sent
+    backward:  dbias = sum_i dy_i,  dweight = sum_i dy_i * z_i      over this rank's rows
+               s0, s1 = dbias, dweight summed over ranks            one all_reduce of 2F float64
+               dx = (dy - s0 / N - z * s1 / N) * rstd * weight
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        rstd: Tensor,
+        count: int,
+        group: Group,
+    ) -> Tensor:
+        ctx.save_for_backward(x, mean, rstd, weight)
+        ctx.count, ctx.group = count, group
+        scale = rstd if weight is None else rstd * weight.double()
+        y = torch.empty_like(x)
+        for rows in _blocks(x):
+            block = _centered(x[rows], mean) * scale.to(wide_dtype(x.dtype))
+            y[rows] = block if bias is None else block + bias.to(block.dtype)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rstd, weight = ctx.saved_tensors
+        sums = _gradient_sums(dy, x, mean, rstd)
+        local = sums.to(dy.dtype if weight is None else weight.dtype)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            shares = ctx.group.all_reduce(sums.clone()) / ctx.count  # `local` may alias sums
+            dx = _input_gradient(dy, x, mean, rstd, weight, shares)
+        dweight = local[1] if ctx.needs_input_grad[1] else None
+        dbias = local[0] if ctx.needs_input_grad[2] else None
+        return dx, dweight, dbias, None, None, None, None
+
+
+def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """float64 [2, F]: sums of dy and of dy times normalized x over this rank's rows."""
+    sums = torch.zeros(2, x.shape[1], dtype=torch.float64, device=x.device)
+    for rows in _blocks(x):
+        block = dy[rows].double()
+        sums[0] += block.sum(0)
+        sums[1] += (block * (x[rows].double() - mean)).sum(0)
+    sums[1] *= rstd
+    return sums
+
+
+def _input_gradient(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, shares: Tensor
+) -> Tensor:
+    """[n, F] gradient of x; ``shares`` are the sums over all ranks divided by the row count."""
+    wide = wide_dtype(x.dtype)
+    scale = (rstd if weight is None else rstd * weight.double()).to(wide)
+    slope, offset = (shares[1] * rstd).to(wide), shares[0].to(wide)
+    dx = torch.empty_like(x)
+    for rows in _blocks(x):
+        z_part = _centered(x[rows], mean) * slope
+        dx[rows] = (dy[rows].to(wide) - offset - z_part) * scale
+    return dx
+
+
+def _centered(x: Tensor, mean: Tensor) -> Tensor:
+    """``x - mean`` in float32 or wider, exact also where the mean dwarfs the deviation.
+
+    The float64 mean is split in the part that float32 holds and the rest: the first subtraction
+    is then (nearly) exact and the second restores what rounding the mean would have lost.
+    """
+    wide = wide_dtype(x.dtype)
+    high = mean.to(wide)
+    return (x.to(wide) - high) - (mean - high.double()).to(wide)
+
+
+def merged_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, int]:
+    """Mean, sum of squared deviations (float64 [F]) and number of the rows of all ranks.
+
+    One all_gather of 2F + 1 numbers; merged in rank order, so every rank gets the same bits.
+    """
+    mean, m2, count = _local_moments(x)
+    packed = torch.cat([mean, m2, mean.new_tensor([float(count)])])
+    width = x.shape[1]
+    mean, m2, count = mean.new_zeros(width), mean.new_zeros(width), 0
+    for part in group.all_gather(packed):
+        mean, m2, count = _merge(
+            (mean, m2, count), (part[:width], part[width:-1], int(part[-1]))
+        )
+    return mean, m2, count
+
+
+def _local_moments(x: Tensor) -> tuple[Tensor, Tensor, int]:
+    zeros = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+    moments = (zeros, zeros, 0)
+    for rows in _blocks(x):
+        block = x[rows].double()
+        mean = block.mean(0)
+        moments = _merge(moments, (mean, (block - mean).square_().sum(0), len(block)))
+    return moments
+
+
+def _merge(
+    a: tuple[Tensor, Tensor, int], b: tuple[Tensor, Tensor, int]
+) -> tuple[Tensor, Tensor, int]:
+    """(mean, sum of squared deviations, count) of two sets of rows together."""
+    if not a[2] or not b[2]:
+        return a if a[2] else b
+    count = a[2] + b[2]
+    delta = b[0] - a[0]
+    mean = a[0] + delta * (b[2] / count)
+    m2 = a[1] + b[1] + delta.square() * (a[2] * b[2] / count)
+    return mean, m2, count
+
+
+def _blocks(x: Tensor) -> Iterator[slice]:
+    """Slices of rows of [n, F]; see Note [Blocks]."""
+    step = max(1, _BLOCK_ELEMENTS // max(1, x.shape[1]))
+    for start in range(0, len(x), step):
+        yield slice(start, start + step)

@@ -1,0 +1,468 @@
+"""Loss, parameters, gradients and batch norm over several ranks against torch on all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sar.comm import Group, ThreadGroup
+from sar.nn import DistributedBN1D, convert_batch_norm, gather_grads, global_mean, sync_params
+
+# Rows of each rank: one, uneven, an empty rank first, in the middle, and a rank of one row.
+SPLITS = [[9], [5, 4], [0, 9], [4, 0, 5], [1, 6, 0, 2]]
+
+
+def run(splits: list[int], case: Callable[[Group], object]) -> list:
+    return ThreadGroup.run(len(splits), case, timeout=20)
+
+
+def close(a: Tensor, b: Tensor, bound: float = 1e-12) -> None:
+    assert a.shape == b.shape and a.dtype == b.dtype
+    scale = max(float(b.abs().max()), 1e-30) if b.numel() else 1.0
+    assert float((a - b).abs().max() if b.numel() else 0.0) <= bound * scale
+
+
+def rows_of(x: Tensor, splits: list[int], rank: int) -> Tensor:
+    return x.split(splits)[rank].clone()
+
+
+def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+# ---------------------------------------------------------------- global_mean
+
+
+@pytest.mark.parametrize("splits", SPLITS, ids=str)
+@pytest.mark.parametrize("shape", [(9,), (9, 3)], ids=str)
+@pytest.mark.parametrize("kind", ["all", "bool", "index"])
+def test_global_mean_and_gradient(splits: list[int], shape: tuple[int, ...], kind: str) -> None:
+    values = seeded(*shape)
+    keep = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 0]).bool()
+    whole = values.clone().requires_grad_()
+    expected = (whole if kind == "all" else whole[keep]).mean()
+    (3 * expected).backward()
+
+    def case(group: Group) -> tuple[Tensor, Tensor]:
+        mine = rows_of(values, splits, group.rank).requires_grad_()
+        mask = rows_of(keep, splits, group.rank)
+        chosen = {"all": None, "bool": mask, "index": mask.nonzero()[:, 0]}[kind]
+        loss = global_mean(mine, chosen)
+        (3 * loss).backward()
+        return loss.detach(), mine.grad
+
+    results = run(splits, case)
+    for loss, _ in results:
+        close(loss, expected.detach())
+        assert torch.equal(loss, results[0][0])
+    close(torch.cat([grad for _, grad in results]), whole.grad)
+
+
+def test_global_mean_takes_one_mask_value_per_element() -> None:
+    values, splits = seeded(9, 3), [4, 5]
+    keep = values > -0.3
+
+    def case(group: Group) -> Tensor:
+        return global_mean(
+            rows_of(values, splits, group.rank), rows_of(keep, splits, group.rank)
+        )
+
+    close(run(splits, case)[1], values[keep].mean())
+
+
+def test_nothing_outside_of_the_mask_matters() -> None:
+    values = torch.tensor([1.0, float("nan"), 3.0, float("inf")], dtype=torch.float64)
+
+    def case(group: Group) -> tuple[Tensor, Tensor]:
+        mine = values.clone().requires_grad_()
+        loss = global_mean(mine, torch.tensor([True, False, True, False]))
+        loss.backward()
+        return loss.detach(), mine.grad
+
+    loss, grad = run([4, 4], case)[1]
+    assert loss == 2.0 and grad.tolist() == [0.25, 0.0, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "mask", "kind", "words"),
+    [
+        (torch.zeros(3), torch.zeros(3, dtype=torch.bool), ValueError, "no rank has a value"),
+        (torch.zeros(3), torch.zeros(4, dtype=torch.bool), ValueError, r"rank 1: mask.*\(4,\)"),
+        (torch.zeros(3), torch.tensor([3]), ValueError, "rank 1: mask.*0 to 2"),
+        (torch.zeros(3), torch.zeros(3), TypeError, "rank 1: mask.*float32"),
+        (torch.zeros(3, dtype=torch.int64), None, TypeError, "rank 1: values.*int64"),
+        (torch.zeros(()), None, ValueError, "rank 1: values"),
+    ],
+)
+def test_global_mean_errors_are_raised_by_every_rank(
+    values: Tensor, mask: Tensor | None, kind: type[Exception], words: str
+) -> None:
+    """The input is bad on rank 1 alone, except for the empty mask, which is empty everywhere."""
+    everywhere = "no rank" in words
+
+    def case(group: Group) -> str:
+        good = torch.zeros(3)
+        bad = everywhere or group.rank == 1
+        with pytest.raises(kind, match=words) as caught:
+            global_mean(values if bad else good, mask if bad else None)
+        return str(caught.value)
+
+    messages = run([1, 1, 1], case)
+    assert len(set(messages)) == 1
+
+
+def test_global_mean_of_bfloat16_is_computed_wide() -> None:
+    values = torch.ones(1000, dtype=torch.bfloat16)
+    values[0] = 3
+
+    def case(group: Group) -> tuple[Tensor, torch.dtype]:
+        mine = values.clone().requires_grad_()
+        loss = global_mean(mine)
+        loss.backward()
+        return loss.detach(), mine.grad.dtype
+
+    loss, dtype = run([1, 1], case)[0]
+    assert loss.dtype == torch.float32 and dtype == torch.bfloat16
+    assert float(loss) == pytest.approx(1.002, abs=1e-6)
+
+
+# ---------------------------------------------------------------- parameters and gradients
+
+
+def test_sync_params_takes_rank_0s_parameters_and_buffers() -> None:
+    def case(group: Group) -> dict[str, Tensor]:
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.fill_(group.rank + 5)
+        before = [param.data_ptr() for param in model.parameters()]
+        sync_params(model)
+        assert before == [param.data_ptr() for param in model.parameters()]
+        return model.state_dict()
+
+    for state in run([1, 1, 1], case):
+        assert len(state) == 7 and all(bool((value == 5).all()) for value in state.values())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: nn.Linear(2, 4),
+        lambda: nn.Linear(2, 3, bias=False),
+        lambda: nn.Linear(2, 3).double(),
+        lambda: nn.Linear(3, 2),
+        lambda: nn.LazyLinear(3),
+    ],
+    ids=["shape", "number", "dtype", "transposed", "lazy"],
+)
+def test_models_that_differ_are_an_error_on_every_rank(other: Callable[[], nn.Module]) -> None:
+    def case(group: Group) -> str:
+        model = other() if group.rank == 2 else nn.Linear(2, 3)
+        messages = []
+        for call in (sync_params, gather_grads):
+            with pytest.raises(ValueError, match="rank 2") as caught:
+                call(model)
+            messages.append(str(caught.value))
+        return messages
+
+    first, *rest = run([1, 1, 1], case)
+    assert all(messages == first for messages in rest)
+
+
+def test_gather_grads_sums_and_keeps_none_only_where_all_are_none() -> None:
+    def case(group: Group) -> list[Tensor | None]:
+        model = nn.ParameterList(
+            [
+                nn.Parameter(torch.zeros(2, 3)),
+                nn.Parameter(torch.zeros(4)),
+                nn.Parameter(torch.zeros(2, dtype=torch.float64)),
+                nn.Parameter(torch.zeros(1)),
+                nn.Parameter(torch.zeros(3), requires_grad=False),
+            ]
+        )
+        if group.rank != 1:  # rank 1 has no training node
+            model[0].grad = torch.full((2, 3), 1.0 + group.rank)
+            model[2].grad = torch.full((2,), 0.5, dtype=torch.float64)
+        if group.rank == 2:
+            model[1].grad = torch.arange(4.0)
+        gather_grads(model)
+        return [param.grad for param in model]
+
+    for grads in run([1, 1, 1], case):
+        assert torch.equal(grads[0], torch.full((2, 3), 4.0))
+        assert torch.equal(grads[1], torch.arange(4.0))
+        assert torch.equal(grads[2], torch.ones(2, dtype=torch.float64))
+        assert grads[3] is None and grads[4] is None
+
+
+def test_gather_grads_sends_one_bucket_per_dtype() -> None:
+    def case(group: Group) -> int:
+        model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)])
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        before = group.counters.collectives
+        gather_grads(model)
+        return group.counters.collectives - before
+
+    assert run([1, 1], case) == [3, 3]  # layout, presence, one bucket for ten parameters
+
+
+def test_clipping_after_gather_grads_is_global() -> None:
+    def case(group: Group) -> tuple[Tensor, Tensor]:
+        param = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        param.grad = torch.tensor([3.0, 4.0], dtype=torch.float64) * (group.rank == 0)
+        gather_grads(nn.ParameterList([param]))
+        return nn.utils.clip_grad_norm_([param], 1.0), param.grad
+
+    for norm, grad in run([1, 1], case):
+        assert norm == 5.0
+        close(grad, torch.tensor([0.6, 0.8], dtype=torch.float64), 1e-5)
+
+
+def test_bfloat16_gradients_are_sent_wide() -> None:
+    """Otherwise a transport that adds one rank after another rounds after each."""
+
+    def case(group: Group) -> tuple[list[torch.dtype], Tensor]:
+        param = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+        param.grad = torch.tensor([[256.0], [1.0], [1.0]])[group.rank].bfloat16()
+        sent: list[torch.dtype] = []
+        reduce = group._all_reduce
+        group._all_reduce = lambda t, op: (sent.append(t.dtype), reduce(t, op))
+        gather_grads(nn.ParameterList([param]))
+        return sent, param.grad
+
+    for sent, grad in run([1, 1, 1], case):
+        assert sent[-1] == torch.float32 and grad.dtype == torch.bfloat16 and float(grad) == 258
+
+
+# ---------------------------------------------------------------- batch norm
+
+
+def reference(norm: nn.Module, x: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+    whole = x.clone().requires_grad_()
+    y = norm(whole)
+    (y * coefficients).sum().backward()
+    return y.detach(), whole.grad
+
+
+@pytest.mark.parametrize("splits", SPLITS, ids=str)
+@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_equals_torch_on_all_rows(
+    splits: list[int], momentum: float | None, affine: bool
+) -> None:
+    """Two training steps and an evaluation: outputs, all gradients, running statistics."""
+    batches = [(seeded(9, 4, seed=i) * 2 + 3, seeded(9, 4, seed=10 + i)) for i in range(3)]
+    norm = nn.BatchNorm1d(4, eps=1e-3, affine=affine, momentum=momentum).double()
+    if affine:
+        nn.init.normal_(norm.weight, 1, 0.3, generator=torch.Generator().manual_seed(1))
+        nn.init.normal_(norm.bias, 0, 0.3, generator=torch.Generator().manual_seed(2))
+    start = {name: value.clone() for name, value in norm.state_dict().items()}
+    expected = []
+    for step, (x, coefficients) in enumerate(batches):
+        norm.train(step < 2)
+        expected.append(reference(norm, x, coefficients))
+
+    def case(group: Group) -> tuple[list, nn.Module]:
+        mine = DistributedBN1D(4, eps=1e-3, affine=affine, momentum=momentum).double()
+        mine.load_state_dict(start)
+        results = []
+        for step, (x, coefficients) in enumerate(batches):
+            mine.train(step < 2)
+            parts = (rows_of(t, splits, group.rank) for t in (x, coefficients))
+            results.append(reference(mine, *parts))
+        gather_grads(mine)
+        return results, mine
+
+    outcomes = run(splits, case)
+    for step, (y, dx) in enumerate(expected):
+        close(torch.cat([results[step][0] for results, _ in outcomes]), y)
+        close(torch.cat([results[step][1] for results, _ in outcomes]), dx)
+    for _, mine in outcomes:
+        for name, value in norm.state_dict().items():
+            close(mine.state_dict()[name].double(), value.double())
+        for got, param in zip(mine.parameters(), norm.parameters()):
+            close(got.grad, param.grad)
+
+
+def test_batch_norm_without_running_statistics_uses_the_batch_in_evaluation() -> None:
+    x, splits = seeded(9, 4), [4, 5]
+    norm = nn.BatchNorm1d(4, track_running_stats=False).double().eval()
+
+    def case(group: Group) -> Tensor:
+        mine = DistributedBN1D(4, track_running_stats=False).double().eval()
+        return mine(rows_of(x, splits, group.rank)).detach()
+
+    close(torch.cat(run(splits, case)), norm(x).detach())
+
+
+def test_batch_norm_of_three_dimensions() -> None:
+    x, coefficients, splits = seeded(9, 4, 3), seeded(9, 4, 3, seed=1), [4, 0, 5]
+    expected = reference(nn.BatchNorm1d(4).double(), x, coefficients)
+
+    def case(group: Group) -> tuple[Tensor, Tensor]:
+        mine = DistributedBN1D(4).double()
+        return reference(mine, *(rows_of(t, splits, group.rank) for t in (x, coefficients)))
+
+    parts = run(splits, case)
+    for i in range(2):
+        close(torch.cat([part[i] for part in parts]), expected[i])
+
+
+def test_batch_norm_crosses_blocks() -> None:
+    """Enough rows that a rank reads several blocks."""
+    x, coefficients, splits = seeded(5000, 64), seeded(5000, 64, seed=1), [4999, 1]
+    expected = reference(nn.BatchNorm1d(64).double(), x, coefficients)
+
+    def case(group: Group) -> tuple[Tensor, Tensor]:
+        mine = DistributedBN1D(64).double()
+        return reference(mine, *(rows_of(t, splits, group.rank) for t in (x, coefficients)))
+
+    parts = run(splits, case)
+    for i in range(2):
+        close(torch.cat([part[i] for part in parts]), expected[i])
+
+
+def test_batch_norm_is_stable_where_the_mean_dwarfs_the_deviation() -> None:
+    """float32 rows around 1e4: E[x^2] - E[x]^2 would lose every digit of the variance."""
+    x = (seeded(4000, 2) * 0.01 + 1e4).float()
+    expected = F.batch_norm(x.double(), None, None, training=True, eps=1e-12)
+
+    def case(group: Group) -> Tensor:
+        return DistributedBN1D(2, eps=1e-12)(rows_of(x, [1500, 2500], group.rank)).detach()
+
+    close(torch.cat(run([1500, 2500], case)).double(), expected, 1e-5)
+
+
+def test_batch_norm_of_one_rank_alone() -> None:
+    x = seeded(8, 3)
+
+    def case(group: Group) -> Tensor:
+        return DistributedBN1D(3, distributed=False).double()(rows_of(x, [3, 5], group.rank))
+
+    for part, rows in zip(run([3, 5], case), x.split([3, 5])):
+        close(part.detach(), nn.BatchNorm1d(3).double()(rows).detach())
+
+
+def test_batch_norm_gradcheck_through_the_group() -> None:
+    """Every rank perturbs the same element of the replicated input in lockstep."""
+    splits, norm_input = [2, 0, 3], seeded(5, 2)
+
+    def case(group: Group) -> bool:
+        def whole(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            from sar.ops.reduce import normalize_rows
+
+            mine = x.split(splits)[group.rank]
+            y = normalize_rows(mine, weight, bias, 1e-3, group)[0]
+            return _Gathered.apply(y, splits, group)
+
+        x = _Replicated.apply
+        leaves = [norm_input.clone(), seeded(2, seed=1), seeded(2, seed=2)]
+        inputs = [leaf.requires_grad_() for leaf in leaves]
+        return torch.autograd.gradcheck(
+            lambda a, w, b: whole(x(a, group), x(w, group), x(b, group)), inputs
+        )
+
+    assert all(run(splits, case))
+
+
+class _Replicated(torch.autograd.Function):
+    """The same tensor on every rank: the gradient is the sum of the ranks' shares."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.all_reduce(grad.clone()), None
+
+
+class _Gathered(torch.autograd.Function):
+    """All ranks' rows on every rank: each takes the gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, splits: list[int], group: Group) -> Tensor:
+        ctx.splits, ctx.rank = splits, group.rank
+        padded = rows.new_zeros(max(splits), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        return torch.cat([part[:n] for part, n in zip(group.all_gather(padded), splits)])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.split(ctx.splits)[ctx.rank], None, None
+
+
+def test_batch_norm_keeps_the_type_under_autocast() -> None:
+    x = seeded(40, 4, dtype=torch.float32)
+
+    def case(group: Group) -> list:
+        model = nn.Sequential(nn.Linear(4, 4), DistributedBN1D(4))
+        sync_params(model)
+        seen = []
+        for training in (True, False):
+            model.train(training)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = model(rows_of(x, [15, 25], group.rank))
+                loss = global_mean(y.square())
+            loss.backward()
+            seen.append((y.dtype, loss.dtype, float(loss.detach())))
+        return seen
+
+    for seen in run([15, 25], case):
+        assert [dtypes[:2] for dtypes in seen] == [(torch.bfloat16, torch.float32)] * 2
+        assert seen[0][2] == pytest.approx(1.0, abs=0.02)
+
+
+def test_one_row_cannot_be_normalized() -> None:
+    def case(group: Group) -> str:
+        with pytest.raises(ValueError, match="got 1 row") as caught:
+            DistributedBN1D(2)(torch.zeros(1 if group.rank else 0, 2))
+        with pytest.raises(ValueError, match=r"x: got shape \(3, 4\)"):
+            DistributedBN1D(2)(torch.zeros(3, 4))
+        return str(caught.value)
+
+    assert len(set(run([0, 1], case))) == 1
+
+
+def test_batch_norm_passes_activations_on_without_copies() -> None:
+    """What is saved for backward is the input itself and vectors of its width."""
+    x = seeded(1000, 8).requires_grad_()
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        DistributedBN1D(8).double()(x)
+    big = [t for t in saved if t.numel() > 8]
+    assert len(big) == 1 and big[0].data_ptr() == x.data_ptr()
+
+
+def test_convert_batch_norm() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.bn = nn.BatchNorm1d(3, eps=0.1, momentum=None)
+            self.again = self.bn
+            self.nothing = None
+
+    model = nn.Sequential(Block(), nn.ModuleList([nn.BatchNorm1d(3, affine=False)])).double()
+    model[0].bn(seeded(6, 3))
+    model[1][0].eval()
+    parameters, state = list(model.parameters()), model.state_dict()
+    assert convert_batch_norm(model) is model
+    block, other = model[0], model[1][0]
+    assert isinstance(block.bn, DistributedBN1D) and isinstance(other, DistributedBN1D)
+    assert block.again is block.bn and block.bn.training and not other.training
+    assert (block.bn.eps, block.bn.momentum, other.affine) == (0.1, None, False)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name])
+    assert convert_batch_norm(model)[0].bn is block.bn
+    assert isinstance(convert_batch_norm(nn.BatchNorm1d(2)), DistributedBN1D)
+    with pytest.raises(ValueError, match="forward pass"):
+        convert_batch_norm(nn.LazyBatchNorm1d())
