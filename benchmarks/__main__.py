@@ -1,0 +1,76 @@
+"""Command line: ``python -m benchmarks list`` and ``python -m benchmarks run NAME|GROUP``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import registry, report
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="name the benchmarks and their groups")
+    run = commands.add_parser("run", help="measure; exit 1 when a figure misses its bound")
+    run.add_argument("name", metavar="NAME|GROUP")
+    run.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    run.add_argument("--sar-path", type=Path, metavar="CHECKOUT", help="IntelLabs SAR, beside")
+    run.add_argument(
+        "--data",
+        type=Path,
+        default=os.environ.get("SAR_DATA"),
+        help="folder with cora.npz, citeseer.npz, pubmed.npz (default: $SAR_DATA)",
+    )
+    run.add_argument("--cache", type=Path, default=registry.Options.cache, help="generated graphs")
+    run.add_argument(
+        "--ranks", type=int, nargs="+", default=registry.Options.ranks, help="of `memory`: 2, 4, 8"
+    )
+    run.add_argument("--repeats", type=int, default=registry.Options.repeats, help="epochs")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status: 0, 1 for a missed bound, 2 for a wrong argument."""
+    args = parse(arguments)
+    known = registry.load_all()
+    if args.command == "list":
+        report.print_list(list(known.values()))
+        return 0
+    try:
+        chosen = registry.select(known, args.name)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    options = registry.Options(
+        sar_path=args.sar_path and args.sar_path.resolve(),
+        data=args.data and Path(args.data),
+        cache=args.cache,
+        ranks=tuple(args.ranks),
+        repeats=args.repeats,
+    )
+    return run(chosen, options, args.json)
+
+
+def run(chosen: list[registry.Benchmark], options: registry.Options, out: Path | None) -> int:
+    """Measure the chosen benchmarks one after another, print each as it ends."""
+    machine = report.machine()
+    report.print_machine(machine)
+    results = {}
+    for item in chosen:
+        begin = time.perf_counter()
+        result = item.run(options)
+        seconds = time.perf_counter() - begin
+        report.print_report(item, result, seconds)
+        results[item.name] = report.as_json(result, seconds)
+    if out is not None:
+        out.write_text(json.dumps({"machine": machine, "benchmarks": results}, indent=1))
+    return 0 if all(entry["ok"] for entry in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

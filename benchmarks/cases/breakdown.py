@@ -1,0 +1,31 @@
+"""Where the processor seconds of the `speed` benchmark go."""
+
+from __future__ import annotations
+
+from benchmarks import graphs
+from benchmarks.cases.speed import DGL, DGL_TUNED, ONE_SHOT, ORIGINAL, RANKS, STRICT, _contenders
+from benchmarks.registry import Options, Report, Table, benchmark
+
+EPOCHS = 3
+
+
+@benchmark("breakdown", "core")
+def breakdown(options: Options) -> Report:
+    """Processor seconds per epoch by operator, for the contenders of `speed`; no bound.
+
+    Columns of several ranks are sums. "op:" rows are single operators, part of the groups above.
+    """
+    graph = graphs.rmat(options, [("metis", RANKS)])
+    spent: dict[str, dict[str, float]] = {}
+    for name, cluster in _contenders(graph, options).items():
+        with cluster:
+            cluster.call("epoch")
+            ranks = cluster.call("profile", epochs=EPOCHS)
+        keys = dict.fromkeys(key for rank in ranks for key in rank)
+        spent[name] = {key: sum(rank.get(key, 0.0) for rank in ranks) for key in keys}
+    names = [name for name in (DGL, DGL_TUNED, ONE_SHOT, STRICT, ORIGINAL) if name in spent]
+    keys = dict.fromkeys(key for name in names for key in spent[name])
+    table = Table("Seconds per epoch", ["spent on", *names])
+    for key in keys:
+        table.rows.append([key, *(spent[name].get(key) for name in names)])
+    return Report(tables=[table])

@@ -1,0 +1,84 @@
+"""Graphs and their partitions, made once and kept in the cache folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from benchmarks.registry import Options
+
+if TYPE_CHECKING:
+    from sar.partition.arrays import GraphArrays
+
+Cut = tuple[str, int]  # method, number of partitions
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A whole graph in one file and its cuts.
+
+    Attributes:
+        file: what :func:`read_graph` takes.
+        parts: the JSON file of the partitions of each cut.
+    """
+
+    file: Path
+    parts: dict[Cut, Path]
+
+
+def rmat(options: Options, cuts: Iterable[Cut], scale: int = 17) -> Prepared:
+    """R-MAT graph of 2^scale nodes, about 28 directed edges each, 128 features, 16 classes."""
+    from sar.partition.generate import rmat_graph
+
+    make = partial(rmat_graph, scale=scale, samples=2_000_000 * 2**scale // 2**17)
+    return prepare(options, f"rmat-{scale}", make, cuts)
+
+
+def community(options: Options, cuts: Iterable[Cut], nodes: int, edges: int) -> Prepared:
+    """Community graph with skewed degrees, 100 features, 16 classes."""
+    from sar.partition.generate import community_graph
+
+    make = partial(community_graph, nodes=nodes, edges=edges)
+    return prepare(options, f"community-{nodes}-{edges}", make, cuts)
+
+
+def prepare(
+    options: Options, name: str, make: Callable[[], GraphArrays], cuts: Iterable[Cut]
+) -> Prepared:
+    """Make the graph, cut it and write what the cache does not hold yet."""
+    import sar
+    from sar.partition.cut import assign
+    from sar.partition.write import write_partitions
+
+    folder = options.cache.resolve() / f"{name}-{sar.__version__}"
+    parts = {(method, num): folder / f"{method}-{num}" for method, num in cuts}
+    whole = folder / "graph.pt"
+    missing = [cut for cut, path in parts.items() if not list(path.glob("*.json"))]
+    if missing or not whole.is_file():
+        graph = make()
+        folder.mkdir(parents=True, exist_ok=True)
+        for method, num in missing:
+            assigned = assign(graph, num, method, seed=0)
+            write_partitions(graph, assigned, parts[method, num], num_parts=num)
+        save_graph(graph, whole)
+    return Prepared(whole, {cut: next(path.glob("*.json")) for cut, path in parts.items()})
+
+
+def save_graph(graph: GraphArrays, path: Path) -> None:
+    """Write a homogeneous graph as one file of tensors, whole or not at all."""
+    ((src, dst),) = graph.edges.values()
+    (data,) = graph.node_data.values()
+    unfinished = path.with_suffix(".partial")
+    torch.save({"src": src, "dst": dst, **data}, unfinished)
+    unfinished.replace(path)
+
+
+def read_graph(path: str | Path) -> dict[str, Tensor]:
+    """``src`` and ``dst`` (int64 [E]) and the node fields of a graph that was saved here."""
+    return torch.load(path, weights_only=True)

@@ -1,0 +1,120 @@
+"""Memory and processor time of the own process, read from the kernel (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_INTERVAL = 0.001  # seconds between two readings
+_RESET_PEAK = "5"  # what clear_refs takes to set VmHWM back to the present
+
+
+def status_bytes(*names: str) -> list[int]:
+    """Fields of /proc/self/status that are given in kB, for example ``RssAnon``, in bytes."""
+    with open("/proc/self/status", encoding="ascii") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    return [int(fields[name].split()[0]) * 1024 for name in names]
+
+
+def settle() -> None:
+    """Collect garbage and return free heap to the system."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def anonymous_bytes() -> int:
+    """Resident anonymous memory now."""
+    return status_bytes("RssAnon")[0]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest anonymous memory of a stretch of time.
+
+    Attributes:
+        sampled: largest of the readings, a lower bound of the true peak.
+        low, high: what the kernel's exact peak of all resident memory leaves for the anonymous
+            part: less the file pages resident at the end, and less those at the beginning.
+    """
+
+    sampled: int
+    low: int
+    high: int
+
+    @property
+    def best(self) -> int:
+        """The larger of two lower bounds."""
+        return max(self.sampled, self.low)
+
+
+class PeakMemory:
+    """Context manager that watches the anonymous memory of this process from a thread."""
+
+    def __enter__(self) -> PeakMemory:
+        self._files = sum(status_bytes("RssFile", "RssShmem"))
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write(_RESET_PEAK)
+        self._largest = anonymous_bytes()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        peak, anonymous, *files = status_bytes("VmHWM", "RssAnon", "RssFile", "RssShmem")
+        self.peak = Peak(max(self._largest, anonymous), peak - sum(files), peak - self._files)
+
+    def _watch(self) -> None:
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
+        try:
+            while not self._stop.wait(_INTERVAL):
+                resident, shared = os.pread(statm, 128, 0).split()[1:3]
+                self._largest = max(self._largest, (int(resident) - int(shared)) * _PAGE)
+        finally:
+            os.close(statm)
+
+
+@dataclass(frozen=True)
+class Used:
+    """Seconds of wall and processor (user, system, all threads) and page faults of a stretch."""
+
+    wall: float
+    user: float
+    system: float
+    faults: int
+
+    @property
+    def cpu(self) -> float:
+        return self.user + self.system
+
+
+class Stopwatch:
+    """Started when made; :meth:`read` gives what was used since."""
+
+    def __init__(self) -> None:
+        self._wall, self._usage = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+
+    def read(self) -> Used:
+        now, before = resource.getrusage(resource.RUSAGE_SELF), self._usage
+        return Used(
+            time.perf_counter() - self._wall,
+            now.ru_utime - before.ru_utime,
+            now.ru_stime - before.ru_stime,
+            now.ru_minflt - before.ru_minflt,
+        )

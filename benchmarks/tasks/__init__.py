@@ -1,0 +1,1 @@
+"""What runs inside the measured processes; see :mod:`benchmarks.worker`."""
