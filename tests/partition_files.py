@@ -1,4 +1,4 @@
-"""Writers of DGL's binary files for tests: any layout, also ones that DGL itself would not write."""
+"""Writers of DGL's binary files for tests: any layout, also ones that DGL would not write."""
 
 import struct
 
@@ -30,7 +30,9 @@ def text(value):
 
 def array(tensor, *, shape=None, nbytes=None, code=None, lanes=1, magic=0xDD5E40F096B4A13F):
     """An NDArray; keywords replace fields of its header."""
-    raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    raw = b""
+    if tensor.numel():
+        raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     shape = tuple(tensor.shape) if shape is None else shape
     kind, bits = code or CODES[tensor.dtype]
     header = u64(magic, 0) + struct.pack("<iiiBBH", 1, 0, len(shape), kind, bits, lanes)

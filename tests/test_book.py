@@ -203,7 +203,9 @@ def test_digest_ignores_paths_and_sees_everything_else(tmp_path):
         more,
         changed(HETEROGENEOUS, "graph_name", "h"),
         changed(HETEROGENEOUS, "halo_hops", 2),
-        changed(HETEROGENEOUS, "edge_map", {"a:r:b": [[0, 5], [8, 18]], "b:s:a": [[5, 8], [18, 20]]}),
+        changed(
+            HETEROGENEOUS, "edge_map", {"a:r:b": [[0, 5], [8, 18]], "b:s:a": [[5, 8], [18, 20]]}
+        ),
     ):
         assert read_book(save(tmp_path, other)).digest() != digest
 
@@ -294,8 +296,18 @@ def test_paths_must_stay_below_the_folder(tmp_path):
     (folder / "link.dgl").symlink_to(tmp_path / "secret.dgl")
     (folder / "away").symlink_to(tmp_path)
     (folder / "inside").symlink_to(folder / "part0")
-    for name in ("/etc/passwd", "../secret.dgl", "part0/../../secret.dgl", "link.dgl", "", 3,
-                 "away/secret.dgl", str(folder / "part0/graph.dgl"), "a\0b", None):
+    for name in (
+        "/etc/passwd",
+        "../secret.dgl",
+        "part0/../../secret.dgl",
+        "link.dgl",
+        "",
+        3,
+        "away/secret.dgl",
+        str(folder / "part0/graph.dgl"),
+        "a\0b",
+        None,
+    ):
         for key in ("part_graph", "node_feats", "edge_feats"):
             config = changed(HOMOGENEOUS, "part-1", key, name)
             with pytest.raises(PartitionError, match="part-1"):
@@ -307,7 +319,9 @@ def test_paths_must_stay_below_the_folder(tmp_path):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 

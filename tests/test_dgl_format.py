@@ -5,6 +5,7 @@ import resource
 import struct
 
 import numpy as np
+import partition_files as files
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from sar.errors import PartitionError
 from sar.partition import mapped
 from sar.partition.dgl_format import read_graph, read_tensor_dict
-from tests import partition_files as files
 
 dgl = pytest.importorskip("dgl")
 
@@ -74,7 +74,10 @@ def test_the_writer_of_these_tests_writes_what_dgl_reads(tmp_path):
             raw = files.graph(3, src, dst, *data, layouts=(layout,), old=old)
             loaded = dgl.load_graphs(str(write(tmp_path / "g.dgl", raw)))[0][0]
             assert list(zip(*[one.tolist() for one in loaded.edges(order="eid")])) == [
-                (0, 1), (2, 1), (1, 0), (2, 2)
+                (0, 1),
+                (2, 1),
+                (1, 0),
+                (2, 2),
             ]
             assert torch.equal(loaded.edata["w"], data[1]["w"])
 
@@ -246,7 +249,12 @@ def test_bad_graph_files(tmp_path):
     whole = small_graph()
     rows = files.graph(3, long(0), long(1), {"_ID": torch.arange(2)}, {})
     several = files.graph(
-        3, None, None, {}, {}, layouts=("coo", "csc"),
+        3,
+        None,
+        None,
+        {},
+        {},
+        layouts=("coo", "csc"),
         matrices=[files.coo(3, long(0), long(1)), files.csr(3, 3, long(0, 0, 0, 0), long())],
     )
     for raw, words in (

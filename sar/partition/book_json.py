@@ -37,7 +37,7 @@ def parse_book(path: str) -> PartitionBook:
         node_ranges=node_ranges,
         edge_ranges={canonical[name]: edge_ranges[name] for name in raw_etypes},
         json_path=os.path.abspath(path),
-        halo_hops=_halo_hops(config, path),
+        halo_hops=_halo_hops(config, num_parts, path),
         part_method=str(config.get("part_method", "")),
         files=_part_files(config, num_parts, path),
     )
@@ -91,11 +91,11 @@ def _short(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[:limit] + "..."
 
 
-def _halo_hops(config: dict, path: str) -> int | None:
+def _halo_hops(config: dict, num_parts: int, path: str) -> int | None:
     if "halo_hops" not in config:
         return None
     hops = _count(config, "halo_hops", path)
-    if hops == 0:
+    if hops == 0 and num_parts > 1:
         raise PartitionError(
             f"{path}: the graph was cut with num_hops=0, so edges from other parts are missing; "
             "partition it again with num_hops=1"
