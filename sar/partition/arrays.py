@@ -17,14 +17,14 @@ class GraphArrays:
 
     name: used for file names.
     num_nodes: nodes of each type; the order of the keys gives the type ids.
-    edges: per canonical edge type `(src, dst)`, int64 [E] each, ids inside their node type; the order of
-        the keys gives the type ids. Multi-edges and self loops are allowed.
+    edges: per canonical edge type `(src, dst)`, int64 [E] each, ids inside their node type; the
+        order of the keys gives the type ids. Multi-edges and self loops are allowed.
     node_data: per node type, name -> tensor [N, ...].
     edge_data: per canonical edge type, name -> tensor [E, ...], row i belongs to edge i.
 
     A homogeneous graph has the one node type "_N" and the one edge type ("_N", "_E", "_N").
-    Standard node fields: feat (float), label (int64, -1 where there is none, or a matrix for multi-label),
-    train_mask, val_mask, test_mask (bool), orig_id (int64, the row in the input).
+    Standard node fields: feat (float), label (int64, -1 where there is none, or a matrix for
+    multi-label), train_mask, val_mask, test_mask (bool), orig_id (int64, the row in the input).
     """
 
     name: str
@@ -62,7 +62,7 @@ class GraphArrays:
         return self
 
     def validate(self) -> "GraphArrays":
-        """Check types, shapes and id ranges; returns self. Raises ValueError naming the bad item."""
+        """Check types, shapes and id ranges; returns self. Raises ValueError naming the item."""
         if not self.num_nodes:
             raise ValueError("num_nodes is empty: a graph needs at least one node type")
         for ntype, count in self.num_nodes.items():

@@ -5,8 +5,9 @@ import io
 
 import numpy as np
 
-from sar.errors import MissingDependencyError, PartitionError
+from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
+from sar.partition.require import require_dgl
 
 METHODS = ("metis", "random", "contiguous")
 
@@ -19,13 +20,14 @@ def assign(
     *,
     balance_edges: bool = False,
 ) -> np.ndarray:
-    """Partition id of every node: int64 [N], types one after another in the order of `graph.num_nodes`.
+    """Partition id of every node: int64 [N], types in the order of `graph.num_nodes`.
 
-    Each node type is balanced on its own. The same arguments give the same result. Partitions may be empty when
-    there are fewer nodes than partitions. `balance_edges` (METIS only) also balances in-edges per partition.
+    Each node type is balanced on its own. The same arguments give the same result. Partitions may
+    be empty when there are fewer nodes than partitions. `balance_edges` (METIS only) also balances
+    in-edges per partition.
 
-    Raises ValueError for an unknown method or num_parts < 1, MissingDependencyError when METIS is asked for and
-    dgl is not installed, PartitionError when METIS gives up.
+    Raises ValueError for an unknown method or num_parts < 1, MissingDependencyError when METIS is
+    asked for and dgl is not installed, PartitionError when METIS gives up.
     """
     if num_parts < 1:
         raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
@@ -45,7 +47,7 @@ def assign(
 
 
 def simple_edges(graph: GraphArrays) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of all types over one id space, symmetric, without loops and duplicates: two int64 [E'] arrays."""
+    """All types' edges over one id space, symmetric, no loops or duplicates: two int64 arrays."""
     offsets, nodes = graph.node_offsets(), graph.total_nodes
     keys = [np.zeros(0, dtype=np.int64)]
     for (src_type, _, dst_type), (src_ids, dst_ids) in graph.edges.items():
@@ -77,8 +79,8 @@ def _metis(
     seed: int,
     balance_edges: bool,
 ) -> np.ndarray:
-    """METIS through DGL, on a graph that must be simple: DGL's METIS writes past its buffers on multi-edges."""
-    dgl = _import_dgl()
+    """METIS through DGL. The graph must be simple: multi-edges make it write past its buffers."""
+    dgl = require_dgl("method 'metis' ('random' does not)")
     nodes = graph.total_nodes
     # METIS itself takes no seed from DGL: another seed is another order of the nodes.
     relabel = np.arange(nodes)
@@ -98,13 +100,3 @@ def _metis(
             f"METIS found no cut of {nodes} nodes into {num_parts} partitions; use method 'random'"
         )
     return found.numpy().astype(np.int64)[relabel]
-
-
-def _import_dgl():
-    try:
-        import dgl
-    except ImportError as error:
-        raise MissingDependencyError(
-            "method 'metis' needs dgl (pip install dgl==1.1.3); method 'random' does not"
-        ) from error
-    return dgl

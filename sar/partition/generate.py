@@ -1,10 +1,12 @@
-"""Seeded graphs made on the spot: a community graph to learn on and an R-MAT graph to measure with."""
+"""Seeded graphs made on the spot: communities to learn on, R-MAT to measure with."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+MAX_DRAWS = 100
 
 
 def community_graph(
@@ -20,12 +22,14 @@ def community_graph(
 ) -> GraphArrays:
     """Community graph with skewed degrees and noisy features, symmetric and simple.
 
-    The label of a node is its community. A share `homophily` of the sampled edges stays inside a community,
-    the others join any two nodes; end points are drawn with power-law weights (`exponent` is that of the
-    degree distribution). Features are float32 [nodes, features]: a unit-variance Gaussian around
-    `signal` x a random vector per class, too noisy to classify alone and clear once averaged over neighbors.
+    The label of a node is its community. A share `homophily` of the sampled edges stays inside a
+    community, the others join any two nodes; end points are drawn with power-law weights
+    (`exponent` is that of the degree distribution). Features are float32 [nodes, features]: a
+    unit-variance Gaussian around `signal` x a random vector per class, too noisy to classify alone
+    and clear once averaged over neighbors.
 
-    edges: directed edges, both directions counted; the graph has exactly that many (one more when odd).
+    edges: directed edges, both directions counted; the graph has exactly that many (one more when
+        odd).
     Masks: 60 % train, 20 % validation, 20 % test. Raises ValueError for impossible sizes.
     """
     _check_community(nodes, edges, classes, features, homophily, exponent)
@@ -54,20 +58,20 @@ def rmat_graph(
 ) -> GraphArrays:
     """R-MAT graph (Chakrabarti, Zhan, Faloutsos 2004) of 2^scale nodes: random features and labels.
 
-    `samples` directed edges are drawn, ids permuted, loops and duplicates removed, both directions kept, then a
-    self loop is added to every node. The defaults give about 3.7 million directed edges. The classes cannot be
+    `samples` directed edges are drawn, ids permuted, loops and duplicates removed, both directions
+    kept, then a self loop is added to every node. The defaults give about 3.7 million directed
+    edges. The classes cannot be
     learned: the graph is for measuring. Raises ValueError for impossible parameters.
     """
     if not 1 <= scale <= 30:
         raise ValueError(f"scale is {scale}, expected 1 to 30")
     if samples < 0 or features < 1 or classes < 1:
         raise ValueError(
-            f"samples, features, classes are {samples}, {features}, {classes}, expected >= 0, >= 1, >= 1"
+            f"samples, features, classes are {samples}, {features}, {classes}, "
+            "expected at least 0, 1, 1"
         )
     if min(a, b, c) < 0 or a + b + c > 1:
-        raise ValueError(
-            f"a, b, c are {a}, {b}, {c}, expected no negative one and a sum of at most 1"
-        )
+        raise ValueError(f"a, b, c are {a}, {b}, {c}, expected none negative, sum at most 1")
     rng = np.random.default_rng(seed)
     nodes = 1 << scale
     src, dst = _rmat_pairs(rng, scale, samples, a, b, c)
@@ -89,7 +93,7 @@ def _check_community(
 ) -> None:
     if nodes < 2 or classes < 1 or features < 1:
         raise ValueError(
-            f"nodes, classes, features are {nodes}, {classes}, {features}, expected >= 2, >= 1, >= 1"
+            f"nodes, classes, features are {nodes}, {classes}, {features}, want at least 2, 1, 1"
         )
     # Rejection of duplicates stays fast while at most a quarter of all pairs is asked for.
     if not 0 <= edges <= max(2, nodes * (nodes - 1) // 4):
@@ -114,10 +118,12 @@ def _community_pairs(
     nodes = len(labels)
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], np.arange(classes + 1))
-    # Pareto weights give power-law expected degrees; the cap keeps one hub from touching every node.
+    # Pareto weights give power-law degrees; the cap keeps one hub from touching every node.
     weights = np.minimum((1 - rng.random(nodes)) ** (-1 / (exponent - 1)), nodes**0.5)
     keys = np.zeros(0, dtype=np.int64)
-    while len(keys) < wanted:
+    for _ in range(MAX_DRAWS):
+        if len(keys) >= wanted:
+            break
         cumulative = np.concatenate([[0.0], np.cumsum(weights)])
         bounds = cumulative[starts]
         count = int((wanted - len(keys)) * 1.2) + 16
@@ -129,8 +135,13 @@ def _community_pairs(
         dst = _draw(rng, cumulative, low, high)
         fresh = _simple_keys(order[src], order[dst], nodes)
         keys = np.union1d(keys, fresh)
-        # Hubs saturate in dense graphs: flatten the weights a little every time so that the loop ends.
+        # Hubs saturate in dense graphs: flatter weights every time, so that the loop ends.
         weights = weights**0.9
+    if len(keys) < wanted:
+        raise ValueError(
+            f"found {len(keys)} distinct undirected edges of {wanted}: too many for {nodes} nodes, "
+            f"{classes} classes and homophily {homophily}"
+        )
     return np.sort(rng.permutation(keys)[:wanted])
 
 

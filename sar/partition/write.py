@@ -1,7 +1,8 @@
 """Writes a graph that has been cut, in the layout of DGL's `partition_graph`.
 
-Ids are reshuffled: nodes are ordered by (partition, node type, original id), edges by (partition of the destination,
-edge type, original id), so that each partition owns one contiguous range of either.
+Ids are reshuffled: nodes are ordered by (partition, node type, original id), edges by (partition of
+the destination, edge type, original id), so that each partition owns one contiguous range of
+either.
 """
 
 import json
@@ -16,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.errors import MissingDependencyError
+from sar.errors import PartitionError
 from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.dgl_format import read_graph, read_tensor_dict
+from sar.partition.require import require_dgl
 
 HALO_HOPS = 1
 
@@ -26,10 +29,10 @@ HALO_HOPS = 1
 class _Layout:
     """Where every node and edge goes.
 
-    node_order[ntype], edge_order[etype]: int64, original ids in the order of the new ids of that type.
+    node_order[ntype], edge_order[etype]: int64, original ids in the order of the new ids of that
+        type.
     node_ranges, edge_ranges: int64 [P, 2], the new ids of that type in each partition.
     new_ids[ntype]: int64 [N], new id of each original node.
-    node_ends, node_end_parts, node_end_types: the node ranges in order, to look up part and type of a new id.
     """
 
     node_order: dict[str, np.ndarray]
@@ -53,22 +56,26 @@ def write_partitions(
 ) -> str:
     """Write `graph`, cut as `node_parts` says, below `out_dir`; returns the path of the JSON file.
 
-    node_parts: int [N], partition of each node, types one after another in the order of `graph.num_nodes`.
-    num_parts: the largest id in `node_parts` + 1 unless given (give it when the last partitions may be empty).
+    node_parts: int [N], partition of each node, types one after another in the order of
+        `graph.num_nodes`.
+    num_parts: the largest id in `node_parts` + 1 unless given (give it when the last partitions may
+        be empty).
     method: what the JSON's `part_method` says.
-    overwrite: replace an `out_dir` that is not empty; only one that holds partitions or nothing else is replaced.
-    edge_ids: also store each edge's original id as the edge feature `orig_eid` (always done for edge types that
-        have features).
+    overwrite: replace an `out_dir` that is not empty; only one that holds partitions or nothing
+        else is replaced.
+    edge_ids: also store each edge's original id as the edge feature `orig_eid` (always done for
+        edge types that have features).
 
-    Everything is written into a folder beside `out_dir` that takes its name at the end: an error leaves nothing
-    behind. An edge is written once, with the partition of its destination, and so are the sources it needs from
-    other partitions (halo nodes). Raises ValueError for a bad assignment or name, FileExistsError,
-    MissingDependencyError without dgl, OSError when the folder cannot be written.
+    Everything is written into a folder beside `out_dir` that takes its name at the end: an error
+    leaves nothing behind. An edge is written once, with the partition of its destination, and so
+    are the sources it needs from other partitions (halo nodes). Raises ValueError for a bad
+    assignment or name, FileExistsError, MissingDependencyError without dgl, OSError when the folder
+    cannot be written.
     """
     parts = _check_parts(graph.validate(), node_parts, num_parts)
     num_parts = parts[1]
     name = _check_graph_name(graph.name if graph_name is None else graph_name)
-    _import_dgl()
+    require_dgl("writing partitions")
     out = Path(out_dir).absolute()
     check_output(out, overwrite)
     layout = _lay_out(graph, parts[0], num_parts)
@@ -84,21 +91,30 @@ def write_partitions(
 
 
 def check_output(out: Path, overwrite: bool) -> None:
-    """Raise unless partitions may be written to `out`: FileExistsError, NotADirectoryError."""
+    """Raise unless partitions may be written to `out`.
+
+    Cheap, and done again by `write_partitions`; call it before a long cut. Raises FileExistsError,
+    NotADirectoryError, PermissionError.
+    """
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
+    for folder in (out, parent):
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"output folder {str(out)!r}: {folder} is not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"output folder {str(out)!r}: {parent} is not writable")
     if not out.exists():
         return
-    if not out.is_dir():
-        raise NotADirectoryError(f"output {str(out)!r} exists and is not a folder")
     names = sorted(entry.name for entry in out.iterdir())
     if not names:
         return
     if not overwrite:
         raise FileExistsError(f"output folder {str(out)!r} is not empty; overwrite replaces it")
     strange = [n for n in names if not re.fullmatch(r"part\d+|.+\.json", n)]
-    if strange:
+    if strange or "part0" not in names:
         # Somebody else's files: a slip in the path must not delete them.
         raise FileExistsError(
-            f"output folder {str(out)!r} holds {strange[0]!r}, which no partition writer made; not replaced"
+            f"output folder {str(out)!r} is not replaced: it holds {(strange or names)[0]!r}, "
+            "which does not look like partitions"
         )
 
 
@@ -108,7 +124,8 @@ def _check_parts(
     parts = np.asarray(node_parts)
     if parts.shape != (graph.total_nodes,) or parts.dtype.kind not in "iu":
         raise ValueError(
-            f"node_parts is {parts.dtype} {parts.shape}, expected integers of shape ({graph.total_nodes},)"
+            f"node_parts is {parts.dtype} {parts.shape}, expected integers "
+            f"of shape ({graph.total_nodes},)"
         )
     parts = parts.astype(np.int64)
     low, high = (int(parts.min()), int(parts.max())) if len(parts) else (0, -1)
@@ -124,20 +141,10 @@ def _check_parts(
 def _check_graph_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(
-            f"graph_name is {name!r}, expected letters, digits, '.', '_' and '-', the first a letter or digit"
+            f"graph_name is {name!r}, expected letters, digits, '.', '_', '-', "
+            "the first a letter or digit"
         )
     return name
-
-
-def _import_dgl():
-    try:
-        import dgl
-        import dgl.data.utils
-    except ImportError as error:
-        raise MissingDependencyError(
-            "writing partitions needs dgl: pip install dgl==1.1.3"
-        ) from error
-    return dgl
 
 
 def _lay_out(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> _Layout:
@@ -154,7 +161,7 @@ def _lay_out(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> _Layout:
 
 
 def _reshuffle(part_of: dict, num_parts: int) -> tuple[dict, dict]:
-    """Per type: ids ordered by partition (old order inside one), and the new id range of each partition."""
+    """Per type: old ids ordered by (partition, old id), and each partition's range of new ids."""
     counts = np.zeros((num_parts, len(part_of)), dtype=np.int64)
     order = {}
     for column, (key, part) in enumerate(part_of.items()):
@@ -180,10 +187,11 @@ def _rows(order: np.ndarray, ranges: np.ndarray, part: int) -> np.ndarray:
 def _write_part(
     graph: GraphArrays, layout: _Layout, part: int, folder: Path, edge_ids: bool
 ) -> None:
-    dgl = _import_dgl()
+    dgl = require_dgl("writing partitions")
     folder.mkdir()
-    dgl.save_graphs(str(folder / "graph.dgl"), [_part_graph(graph, layout, part)], formats=["coo"])
-    node_feats, edge_feats = {}, {}
+    graph_file = str(folder / "graph.dgl")
+    node_feats: dict[str, Tensor] = {}
+    edge_feats: dict[str, Tensor] = {}
     for ntype, node_data in graph.node_data.items():
         rows = torch.from_numpy(_rows(layout.node_order[ntype], layout.node_ranges[ntype], part))
         for name, value in node_data.items():
@@ -195,8 +203,16 @@ def _write_part(
             edge_feats[f"{':'.join(etype)}/{name}"] = _storable(value, rows)
         if edge_data or edge_ids:
             edge_feats.setdefault(f"{':'.join(etype)}/orig_eid", rows)
-    dgl.data.utils.save_tensors(str(folder / "node_feat.dgl"), node_feats)
-    dgl.data.utils.save_tensors(str(folder / "edge_feat.dgl"), edge_feats)
+    try:
+        dgl.save_graphs(graph_file, [_part_graph(graph, layout, part)], formats=["coo"])
+        read_graph(graph_file)
+        for name, feats in (("node_feat.dgl", node_feats), ("edge_feat.dgl", edge_feats)):
+            dgl.data.utils.save_tensors(str(folder / name), feats)
+            # DGL says nothing when the disk is full: see that the sizes add up.
+            read_tensor_dict(folder / name)
+    except (PartitionError, dgl.DGLError) as error:
+        first = str(error).splitlines()[0]
+        raise OSError(f"part {part} could not be written (is the disk full?): {first}") from error
 
 
 def _storable(value: Tensor, rows: Tensor) -> Tensor:
@@ -205,8 +221,8 @@ def _storable(value: Tensor, rows: Tensor) -> Tensor:
 
 
 def _part_graph(graph: GraphArrays, layout: _Layout, part: int):
-    """The homogeneous DGL graph of one partition: inner nodes, then halo nodes in ascending id; inner edges only."""
-    dgl = _import_dgl()
+    """One partition as a DGL graph: inner nodes, halo nodes by ascending id; inner edges only."""
+    dgl = require_dgl("writing partitions")
     src, dst, edge_types = _part_edges(graph, layout, part)
     start, end = _span(layout.node_ranges, part)
     eid_start, eid_end = _span(layout.edge_ranges, part)
@@ -233,7 +249,7 @@ def _part_graph(graph: GraphArrays, layout: _Layout, part: int):
 def _part_edges(
     graph: GraphArrays, layout: _Layout, part: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """New ids of the end points, and edge type ids, of one partition's inner edges, in the order of their ids."""
+    """Of one partition's inner edges in order: new ids of the end points, edge type ids."""
     none = np.zeros(0, dtype=np.int64)
     srcs, dsts, types = [none], [none], [none]
     for type_id, (etype, (src, dst)) in enumerate(graph.edges.items()):

@@ -1,0 +1,1 @@
+"""Sub-commands of `sar`; each module has `add_parser(subparsers)` and `run(args) -> status`."""

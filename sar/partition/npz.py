@@ -1,0 +1,166 @@
+"""Reads a graph from an `.npz` file: homogeneous, heterogeneous, or triples of a knowledge graph.
+
+Never unpickles. Keys (see `docs/formats.md` for the same table with an example):
+
+homogeneous     `num_nodes`, `src`, `dst` (with `undirected_once`: each edge is stored in one
+direction only);
+                `feat`, or CSR as `feat_data feat_indices feat_indptr feat_shape`; `label`; `*_mask`
+                [N]; `*_masks` [splits, N], which become [N, splits]; any other array of N rows is
+                node data too
+heterogeneous   the same with the node type after a slash, and `edges/<src>/<relation>/<dst>` [2, E]
+triples         `num_entities`, `train`, `valid`, `test` [n, 3] = (head, relation, tail); they
+become edges
+                head -> tail with edge data `etype` (int64), `train_mask`, `val_mask`, `test_mask`
+"""
+
+import os
+import zipfile
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+# Not node data, even if as long as the nodes by chance.
+_STRUCTURE = ("src", "dst", "unlabelled_zero_rows")
+_CSR = ("feat_data", "feat_indices", "feat_indptr", "feat_shape")
+
+
+def read_npz(path: str | os.PathLike) -> GraphArrays:
+    """The graph in `path`; features become dense. Raises ValueError with file and key, OSError."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("a single array, expected an archive of named arrays")
+            content = {key: archive[key] for key in archive.files}
+        return _read(content, _stem(path)).with_orig_ids().validate()
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{os.fspath(path)}: not a graph this program reads: {error}") from error
+
+
+def _stem(path: str | os.PathLike) -> str:
+    return os.path.splitext(os.path.basename(path))[0]
+
+
+def _read(content: dict[str, np.ndarray], name: str) -> GraphArrays:
+    if "num_entities" in content:
+        return _triples(content, name)
+    if any(key.startswith("edges/") for key in content):
+        return _heterogeneous(content, name)
+    if "src" in content:
+        return _homogeneous(content, name)
+    raise ValueError(
+        f"keys {sorted(content)[:8]}, expected "
+        " 'src', 'edges/<src>/<relation>/<dst>' or 'num_entities'"
+    )
+
+
+def _homogeneous(content: dict[str, np.ndarray], name: str) -> GraphArrays:
+    count = _scalar(content, "num_nodes")
+    src, dst = _ids(content, "src"), _ids(content, "dst")
+    if "undirected_once" in content:
+        src, dst = torch.cat([src, dst]), torch.cat([dst, src])
+    others = {key: value for key, value in content.items() if key not in _STRUCTURE}
+    data = _node_data(others, count)
+    return GraphArrays(name, {NTYPE_HOMO: count}, {ETYPE_HOMO: (src, dst)}, {NTYPE_HOMO: data})
+
+
+def _heterogeneous(content: dict[str, np.ndarray], name: str) -> GraphArrays:
+    types = sorted(key.split("/")[1] for key in content if key.startswith("num_nodes/"))
+    num_nodes = {ntype: _scalar(content, f"num_nodes/{ntype}") for ntype in types}
+    edges = {}
+    # DGL orders types by name; so do we, so that the type ids agree.
+    for key in sorted(key for key in content if key.startswith("edges/")):
+        etype = tuple(key.split("/")[1:])
+        pair = content[key]
+        if len(etype) != 3 or pair.ndim != 2 or len(pair) != 2:
+            raise ValueError(
+                f"{key!r} has shape {pair.shape}, expected [2, E] and a name like "
+                "'edges/<src>/<relation>/<dst>'"
+            )
+        edges[etype] = (_ids(content, key, 0), _ids(content, key, 1))
+    node_data = {}
+    for ntype, count in num_nodes.items():
+        suffix = f"/{ntype}"
+        own = {k.removesuffix(suffix): v for k, v in content.items() if k.endswith(suffix)}
+        own = {k: v for k, v in own.items() if "/" not in k}
+        node_data[ntype] = _node_data(own, count)
+    return GraphArrays(name, num_nodes, edges, node_data)
+
+
+def _triples(content: dict[str, np.ndarray], name: str) -> GraphArrays:
+    splits = [key for key in ("train", "valid", "test") if key in content]
+    for key in splits:
+        if content[key].ndim != 2 or content[key].shape[1] != 3:
+            raise ValueError(f"{key!r} has shape {content[key].shape}, expected [n, 3]")
+    rows = torch.cat([_ids(content, key) for key in splits])
+    which = torch.cat([torch.full((len(content[key]),), i) for i, key in enumerate(splits)])
+    data = {"etype": rows[:, 1].contiguous()}
+    for number, key in enumerate(splits):
+        data[f"{'val' if key == 'valid' else key}_mask"] = which == number
+    edges = {ETYPE_HOMO: (rows[:, 0].contiguous(), rows[:, 2].contiguous())}
+    nodes = {NTYPE_HOMO: _scalar(content, "num_entities")}
+    return GraphArrays(name, nodes, edges, {}, {ETYPE_HOMO: data})
+
+
+def _scalar(content: dict[str, np.ndarray], key: str) -> int:
+    value = content[key]
+    if value.size != 1 or value.dtype.kind not in "iu" or int(value.reshape(())) < 0:
+        raise ValueError(
+            f"{key!r} is {value.dtype} {value.shape}, expected one non-negative integer"
+        )
+    return int(value.reshape(()))
+
+
+def _ids(content: dict[str, np.ndarray], key: str, row: int | None = None) -> Tensor:
+    value = content[key] if row is None else content[key][row]
+    if value.dtype.kind not in "iu":
+        raise ValueError(f"{key!r} is {value.dtype}, expected integers")
+    return torch.from_numpy(np.ascontiguousarray(value, dtype=np.int64))
+
+
+def _node_data(content: Mapping[str, np.ndarray], count: int) -> dict[str, Tensor]:
+    data = {}
+    if "feat_data" in content:
+        data["feat"] = torch.from_numpy(_densify(content, count))
+    for key, value in content.items():
+        if key in _CSR or value.ndim == 0 or value.dtype.kind not in "biuf":
+            continue
+        if key.endswith("_masks") and value.ndim == 2 and value.shape[1] == count:
+            value = value.T
+        # The standard names must fit; anything else of another length is not about the nodes.
+        standard = key in ("feat", "label") or key.endswith("_mask")
+        if not standard and len(value) != count:
+            continue
+        if key == "label" and value.ndim == 1:
+            value = value.astype(np.int64)
+        if key.endswith(("_mask", "_masks")):
+            value = value.astype(bool)
+        data[key] = torch.from_numpy(np.ascontiguousarray(value))
+    return data
+
+
+def _densify(content: Mapping[str, np.ndarray], count: int) -> np.ndarray:
+    """The dense [N, F] matrix of a CSR one; all is checked first, numpy's indices wrap around."""
+    values, columns, pointers, shape = (content[key] for key in _CSR)
+    if shape.shape != (2,) or int(shape[0]) != count or int(shape[1]) < 0:
+        raise ValueError(f"feat_shape is {shape.tolist()}, expected [{count}, F]")
+    width = int(shape[1])
+    pointers, columns = pointers.astype(np.int64), columns.astype(np.int64)
+    sizes = np.diff(pointers)
+    if len(pointers) != count + 1 or pointers[0] != 0 or (sizes < 0).any():
+        raise ValueError(f"feat_indptr is not {count + 1} ascending offsets from 0")
+    if pointers[-1] != len(columns) or len(columns) != len(values):
+        raise ValueError(
+            f"feat_indptr ends at {pointers[-1]}, but feat_indices has {len(columns)} entries "
+            f"and feat_data {len(values)}"
+        )
+    if len(columns) and not 0 <= columns.min() <= columns.max() < width:
+        raise ValueError(
+            f"feat_indices span [{columns.min()}, {columns.max()}], expected [0, {width})"
+        )
+    dense = np.zeros((count, width), dtype=values.dtype)
+    np.add.at(dense, (np.repeat(np.arange(count), sizes), columns), values)
+    return dense

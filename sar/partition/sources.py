@@ -1,0 +1,91 @@
+"""Opens the INPUT of `sar partition`: a generator, a file, or the name of a data set."""
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable
+
+from sar.partition.arrays import GraphArrays
+from sar.partition.datasets import (
+    dgl_dataset_names,
+    load_dgl_dataset,
+    load_ogb_dataset,
+    read_dgl_file,
+)
+from sar.partition.generate import community_graph, rmat_graph
+from sar.partition.npz import read_npz
+
+GENERATORS: dict[str, Callable[..., GraphArrays]] = {
+    "synthetic": community_graph,
+    "rmat": rmat_graph,
+}
+OGB_NAMES = ("ogbn-arxiv", "ogbn-products", "ogbn-proteins", "ogbn-papers100M", "ogbn-mag")
+ACCEPTED = (
+    "synthetic[:nodes=..,edges=..,seed=..], rmat[:scale=..,samples=..,seed=..], an .npz file, "
+    "a file of dgl.save_graphs, an OGB data set (ogbn-arxiv), or a dgl.data one (cora)"
+)
+
+
+def open_source(text: str) -> GraphArrays:
+    """The graph that `text` names; every node type has `orig_id`.
+
+    `synthetic` and `rmat` take the options of `community_graph` and `rmat_graph` as
+    `:name=value,...`; a data set takes `:root=FOLDER`. Raises ValueError for what is unknown or
+    damaged (with the closest known name), FileNotFoundError, SarError when a data set cannot be
+    had, MissingDependencyError.
+    """
+    if os.path.isfile(text):
+        return read_npz(text) if text.endswith(".npz") else read_dgl_file(text)
+    if os.path.isdir(text):
+        raise ValueError(f"input {text!r} is a folder; accepted: {ACCEPTED}")
+    name, _, options = text.partition(":")
+    if name in GENERATORS:
+        maker = GENERATORS[name]
+        return maker(**parse_options(name, options, _option_types(maker)))
+    if name.startswith("ogbn-"):
+        _check_known(name, OGB_NAMES)
+        return load_ogb_dataset(name, **parse_options(name, options, {"root": str}))
+    known = dgl_dataset_names()
+    if name.lower() in known or name in known.values():
+        return load_dgl_dataset(name, **parse_options(name, options, {"root": str}))
+    if os.sep in text or text.endswith((".npz", ".bin", ".dgl")):
+        raise FileNotFoundError(f"input file {text!r} does not exist")
+    _check_known(name, [*GENERATORS, *OGB_NAMES, *known])
+    raise ValueError(f"input {text!r} is unknown; accepted: {ACCEPTED}")
+
+
+def _check_known(name: str, known) -> None:
+    if name not in known:
+        raise ValueError(f"input {name!r} is unknown{closest(name, known)}; accepted: {ACCEPTED}")
+
+
+def closest(name: str, known) -> str:
+    """`, did you mean 'x'?` or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
+def _option_types(maker: Callable) -> dict[str, type]:
+    """Every parameter of a generator is an option; the default's type is the option's."""
+    return {p.name: type(p.default) for p in inspect.signature(maker).parameters.values()}
+
+
+def parse_options(source: str, text: str, types: dict[str, type]) -> dict:
+    """`a=1,b=2` as keyword arguments. Raises ValueError naming the option and the valid ones."""
+    options: dict = {}
+    for item in filter(None, text.split(",")):
+        name, equals, value = item.partition("=")
+        if name not in types:
+            raise ValueError(
+                f"{source}: option {name!r} is unknown{closest(name, types)}; "
+                f"valid: {', '.join(types)}"
+            )
+        if not equals or name in options:
+            raise ValueError(f"{source}: option {item!r}: expected each name once, as {name}=VALUE")
+        try:
+            options[name] = types[name](value)
+        except ValueError:
+            raise ValueError(
+                f"{source}: option {name} is {value!r}, expected {types[name].__name__}"
+            ) from None
+    return options
