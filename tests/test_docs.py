@@ -1,0 +1,157 @@
+"""The documentation runs: Python blocks are executed, commands parsed, links followed.
+
+Python blocks of a page run in order, in one process with one rank, in a folder that holds
+`parts/products.json`. A block that cannot run there is preceded by an HTML comment
+`<!-- not run: reason -->`. In shell blocks, `sar` commands must be ones that the command line
+accepts and `make` targets must exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "examples/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+SKIP = re.compile(r"<!-- not run: \S.* -->\n\Z")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, first line in the page, text, and whether it may run."""
+
+    language: str
+    line: int
+    text: str
+    runs: bool
+
+
+def blocks(page: str) -> Iterator[Block]:
+    text = (ROOT / page).read_text()
+    for found in FENCE.finditer(text):
+        line = text.count("\n", 0, found.start(2)) + 1
+        yield Block(found[1], line, found[2], not SKIP.search(text[: found.start()]))
+
+
+def python_pages() -> list[str]:
+    return [p for p in PAGES if any(b.language == "python" and b.runs for b in blocks(p))]
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """Commands of the shell blocks, without comments, prompts and leading assignments."""
+    for block in blocks(page):
+        if block.language in ("shell", "bash", "sh"):
+            for line in block.text.replace("\\\n", " ").splitlines():
+                words = shlex.split(line.strip().removeprefix("$ "), comments=True)
+                while words and re.match(r"[A-Z_]+=", words[0]):
+                    words.pop(0)
+                if words:
+                    yield words
+
+
+def sar_arguments(words: list[str]) -> list[str] | None:
+    """What `sar` gets in `sar ...` or in anything that ends in `-m sar ...`; else None."""
+    if words[0] == "sar":
+        return words[1:]
+    for here, pair in enumerate(zip(words, words[1:])):
+        if pair == ("-m", "sar"):
+            return words[here + 2 :]
+    return None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with parts/products.json: 200 nodes in one part."""
+    import torch
+
+    from sar.partition.generate import community_graph
+    from sar.partition.write import write_partitions
+
+    where = tmp_path_factory.mktemp("docs")
+    graph = community_graph(200, 1200, seed=0, features=20)
+    write_partitions(graph, torch.zeros(200, dtype=torch.int64), where / "parts", "products")
+    return where
+
+
+@pytest.mark.parametrize("page", python_pages())
+def test_python_blocks_run(page: str, folder: Path) -> None:
+    environment = {
+        **os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, __file__, page],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_accepted(page: str) -> None:
+    from sar.cli import build_parser
+
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    for words in commands(page):
+        arguments = sar_arguments(words)
+        if arguments is not None:
+            try:
+                build_parser().parse_args(arguments)
+            except SystemExit as stop:  # argparse prints the reason and exits; --help exits with 0
+                assert stop.code == 0, " ".join(words)
+        elif words[0] == "make":
+            named = [word for word in words[1:] if "=" not in word]
+            assert set(named) <= targets, " ".join(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        goal = (ROOT / page).parent / name if name else ROOT / page
+        assert goal.exists(), f"{page}: {link}"
+        if anchor:
+            assert anchor in anchors(goal), f"{page}: {link}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The ids that headings get: lower case, words joined by dashes, no punctuation."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_public_name_is_documented() -> None:
+    import sar
+
+    text = (ROOT / "docs/api.md").read_text()
+    words = set(re.findall(r"\w+", text))
+    missing = [name for name in sar.__all__ if name not in words and not name.startswith("__")]
+    assert not missing, missing
+
+
+def run_page(page: str) -> None:
+    """Execute a page's blocks in one namespace; tracebacks point into the page."""
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    for block in blocks(page):
+        if block.language == "python" and block.runs:
+            source = "\n" * (block.line - 1) + block.text
+            exec(compile(source, str(ROOT / page), "exec"), namespace)
+
+
+if __name__ == "__main__":
+    run_page(sys.argv[1])
