@@ -62,7 +62,8 @@ def partition(args: argparse.Namespace) -> Path:
     """Generate and cut the graph; returns the JSON that describes the parts."""
     source = f"synthetic:nodes={args.nodes},edges={args.edges},seed={SEED}"
     out = args.out / "parts"
-    sar("partition", source, "--parts", PARTS, "--out", out, "--method", "metis", "--seed", SEED)
+    words = ["--parts", PARTS, "--out", out, "--method", "metis", "--seed", SEED, "--overwrite"]
+    sar("partition", source, *words)
     (found,) = out.glob("*.json")
     return found
 

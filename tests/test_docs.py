@@ -101,7 +101,7 @@ def test_python_blocks_run(page: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_accepted(page: str) -> None:
-    from sar.cli import build_parser
+    from sar.__main__ import build_parser
 
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
     for words in commands(page):
