@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks share the c
 import pytest
 import torch
 from harness.leaks import State, leaked
+from harness.parts import Cutter
 from harness.pool import WorkerPool
 
 torch.set_num_threads(1)
@@ -56,3 +57,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
 def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the session keeps the graphs that it has cut."""
     return tmp_path_factory.mktemp("parts")
+
+
+@pytest.fixture(scope="session")
+def partitioned(parts_folder: Path) -> Cutter:
+    """``partitioned(graph, num_parts, method)`` writes the parts once and returns the JSON."""
+    return Cutter(parts_folder)

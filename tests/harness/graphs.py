@@ -1,0 +1,130 @@
+"""Small graphs with everything that goes wrong in large ones, and their DGL twins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+NUM_CLASSES = 4
+NUM_FEATURES = 6
+EDGE_TYPES = 3
+
+
+def homogeneous(name: str, num_nodes: int, src: Any, dst: Any, seed: int = 0) -> GraphArrays:
+    """A graph of one type with features, labels, a training mask and edge features."""
+    edges = (torch.as_tensor(src, dtype=torch.int64), torch.as_tensor(dst, dtype=torch.int64))
+    rng = torch.Generator().manual_seed(seed)
+    return GraphArrays(
+        name,
+        {NTYPE_HOMO: num_nodes},
+        {ETYPE_HOMO: edges},
+        {NTYPE_HOMO: _node_data(num_nodes, rng)},
+        {ETYPE_HOMO: _edge_data(len(edges[0]), rng)},
+    ).with_orig_ids()
+
+
+def _node_data(count: int, rng: torch.Generator) -> dict[str, torch.Tensor]:
+    train = torch.rand(count, generator=rng) < 0.6
+    if count:
+        train[0] = True
+    return {
+        "feat": torch.randn(count, NUM_FEATURES, generator=rng),
+        "label": torch.randint(NUM_CLASSES, (count,), generator=rng),
+        "train_mask": train,
+    }
+
+
+def _edge_data(count: int, rng: torch.Generator) -> dict[str, torch.Tensor]:
+    return {
+        "weight": torch.rand(count, generator=rng) + 0.5,
+        "type": torch.randint(EDGE_TYPES, (count,), generator=rng),
+        "orig_eid": torch.arange(count),
+    }
+
+
+@cache
+def mixed(num_nodes: int = 57, seed: int = 1) -> GraphArrays:
+    """Communities with skewed degrees, multi-edges, self loops, isolated and sourceless nodes."""
+    rng = np.random.default_rng(seed)
+    connected = num_nodes - 5
+    block = rng.integers(0, 4, connected)
+    popularity = 1.0 / np.arange(1, connected + 1)
+    src = rng.integers(0, connected, 6 * connected)
+    dst = rng.choice(connected, len(src), p=popularity / popularity.sum())
+    keep = (block[src] == block[dst]) | (rng.random(len(src)) < 0.4)
+    src, dst = src[keep], dst[keep]
+    loops = rng.choice(connected, 6, replace=False)
+    again = rng.choice(len(src), 8, replace=False)
+    only_source = np.full(3, connected)  # a node without edges into it
+    src = np.concatenate([src, loops, src[again], only_source])
+    dst = np.concatenate([dst, loops, dst[again], rng.choice(connected, 3, replace=False)])
+    order = rng.permutation(len(src))
+    return homogeneous("mixed", num_nodes, src[order], dst[order], seed)
+
+
+@cache
+def looped() -> GraphArrays:
+    """The mixed graph with a self loop on every node, so that no in-degree is zero."""
+    graph = mixed()
+    src, dst = graph.edges[ETYPE_HOMO]
+    nodes = torch.arange(graph.num_nodes[NTYPE_HOMO])
+    ends = torch.cat([src, nodes]), torch.cat([dst, nodes])
+    return homogeneous("looped", len(nodes), *ends, seed=2)
+
+
+@cache
+def typed() -> GraphArrays:
+    """The mixed graph with its edges sorted by type, as layers with ``presorted`` want them."""
+    graph = mixed()
+    data = dict(graph.edge_data[ETYPE_HOMO])
+    data["type"] = data["type"].sort().values
+    return replace(graph, name="typed", edge_data={ETYPE_HOMO: data})
+
+
+@cache
+def hetero() -> GraphArrays:
+    """Users, items and tags; bipartite relations, one back, one inside a type, one without edges
+    into some items. Node type ``tag`` has no incoming relation."""
+    rng = np.random.default_rng(3)
+    counts = {"item": 23, "tag": 9, "user": 31}
+    relations = {
+        ("user", "buys", "item"): 90,
+        ("item", "bought_by", "user"): 70,
+        ("tag", "marks", "item"): 30,
+        ("user", "follows", "user"): 80,
+    }
+    generator = torch.Generator().manual_seed(3)
+    edges, edge_data = {}, {}
+    for etype, count in relations.items():
+        src = torch.as_tensor(rng.integers(0, counts[etype[0]], count))
+        dst = torch.as_tensor(rng.integers(0, max(1, counts[etype[2]] - 3), count))
+        edges[etype] = (src, dst)
+        edge_data[etype] = _edge_data(count, generator)
+    node_data = {ntype: _node_data(count, generator) for ntype, count in counts.items()}
+    return GraphArrays("hetero", counts, edges, node_data, edge_data).with_orig_ids()
+
+
+def sample(name: str) -> GraphArrays:
+    """The graph of that name."""
+    return {"mixed": mixed, "looped": looped, "typed": typed, "hetero": hetero}[name]()
+
+
+def to_dgl(graph: GraphArrays) -> Any:
+    """The same graph as one process has it, ids and order unchanged."""
+    import dgl
+
+    edges = {etype: ends for etype, ends in graph.edges.items()}
+    whole = dgl.heterograph(edges, num_nodes_dict=dict(graph.num_nodes))
+    for ntype, data in graph.node_data.items():
+        for key, value in data.items():
+            whole.nodes[ntype].data[key] = value
+    for etype, data in graph.edge_data.items():
+        for key, value in data.items():
+            whole.edges[etype].data[key] = value
+    return whole

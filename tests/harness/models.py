@@ -1,0 +1,229 @@
+"""Two-layer models of every layer that runs, built from unmodified ``dgl.nn`` modules.
+
+A model is called as ``model(graphs, x, edges)``: one graph (or block) a layer, input rows by node
+type, and one dictionary a layer with the edge data by edge type. It returns rows by node type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from harness.graphs import EDGE_TYPES, NUM_CLASSES, NUM_FEATURES
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+
+HIDDEN = 7
+Edges = dict[tuple[str, str, str], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a layer is built and called.
+
+    Attributes:
+        build: (in_width, out_width) -> module.
+        call: (module, graph, x, edge data, x of the first layer) -> rows.
+        blocks: whether DGL lets the layer run on a block.
+        graph: the sample graph it is tested on.
+        project: linear layers around it, for layers that keep the width.
+        adam: whether Adam's steps are comparable (no gradient that is zero in exact arithmetic).
+    """
+
+    build: Callable[[int, int], nn.Module]
+    call: Callable[..., Tensor] = lambda layer, graph, x, edge, first: layer(graph, x)
+    blocks: bool = True
+    graph: str = "mixed"
+    project: bool = False
+    adam: bool = True
+
+
+class Stack(nn.Module):
+    """Two layers with a smooth nonlinearity between; smooth, so that rounding cannot flip it."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        widths = (NUM_FEATURES, HIDDEN, NUM_CLASSES)
+        if layer.project:
+            widths = (HIDDEN, HIDDEN, HIDDEN)
+            self.before = nn.Linear(NUM_FEATURES, HIDDEN)
+            self.after = nn.Linear(HIDDEN, NUM_CLASSES)
+        self.first = layer.build(widths[0], widths[1])
+        self.second = layer.build(widths[1], widths[2])
+        self.layer = layer
+
+    def forward(self, graphs: list[Any], x: dict[str, Tensor], edges: list[Edges]) -> dict:
+        call, h = self.layer.call, x[NTYPE_HOMO]
+        if self.layer.project:
+            h = F.elu(self.before(h))
+        first = h
+        h = F.elu(call(self.first, graphs[0], h, edges[0][ETYPE_HOMO], first))
+        h = call(self.second, graphs[1], h, edges[1][ETYPE_HOMO], first)
+        return {NTYPE_HOMO: self.after(F.elu(h)) if self.layer.project else h}
+
+
+def _weighted(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+    return layer(graph, x, edge_weight=edge["weight"])
+
+
+def _typed(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+    return layer(graph, x, edge["type"])
+
+
+def _typed_norm(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+    return layer(graph, x, edge["type"], edge["weight"].unsqueeze(1))
+
+
+def _presorted(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+    return layer(graph, x, edge["type"], presorted=True)
+
+
+def _initial(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+    return layer(graph, x, first)
+
+
+
+def _layers() -> dict[str, Layer]:
+    from dgl import nn as dglnn
+
+    def conv(norm: str) -> Callable[[int, int], nn.Module]:
+        return lambda i, o: dglnn.GraphConv(i, o, norm=norm, allow_zero_in_degree=True)
+
+    def sage(kind: str) -> Callable[[int, int], nn.Module]:
+        return lambda i, o: dglnn.SAGEConv(i, o, kind)
+
+    def gin(kind: str) -> Callable[[int, int], nn.Module]:
+        return lambda i, o: dglnn.GINConv(nn.Linear(i, o), kind, learn_eps=True)
+
+    def edge_conv(norm: bool) -> Callable[[int, int], nn.Module]:
+        return lambda i, o: dglnn.EdgeConv(i, o, norm, allow_zero_in_degree=True)
+
+    def gated(types: int) -> Callable[[int, int], nn.Module]:
+        return lambda i, o: dglnn.GatedGraphConv(i, o, 2, types)
+
+    def rel(kind: str | None, bases: int) -> Callable[[int, int], nn.Module]:
+        return lambda i, o: dglnn.RelGraphConv(i, o, EDGE_TYPES, kind, bases)
+
+    layers = {f"GraphConv-{norm}": Layer(conv(norm)) for norm in ("none", "both", "left", "right")}
+    layers |= {
+        f"GraphConv-{norm}-weighted": Layer(conv(norm), _weighted) for norm in ("none", "both")
+    }
+    layers |= {f"SAGEConv-{kind}": Layer(sage(kind)) for kind in ("mean", "gcn", "pool")}
+    layers |= {
+        f"SAGEConv-{kind}-weighted": Layer(sage(kind), _weighted) for kind in ("mean", "gcn")
+    }
+    layers |= {f"GINConv-{kind}": Layer(gin(kind)) for kind in ("sum", "mean", "max")}
+    layers["GraphConv-looped"] = Layer(lambda i, o: dglnn.GraphConv(i, o), graph="looped")
+    layers["SGConv"] = Layer(
+        lambda i, o: dglnn.SGConv(i, o, k=2, allow_zero_in_degree=True), blocks=False
+    )
+    layers["TAGConv"] = Layer(lambda i, o: dglnn.TAGConv(i, o, k=2), blocks=False)
+    layers["APPNPConv"] = Layer(lambda i, o: dglnn.APPNPConv(3, 0.2), blocks=False, project=True)
+    layers["GCN2Conv"] = Layer(
+        lambda i, o: dglnn.GCN2Conv(i, 1, alpha=0.3, allow_zero_in_degree=True),
+        _initial, blocks=False, project=True,
+    )  # fmt: skip
+    layers["GCN2Conv-two-weights"] = Layer(
+        lambda i, o: dglnn.GCN2Conv(
+            i, 2, project_initial_features=False, allow_zero_in_degree=True
+        ),
+        _initial, blocks=False, project=True,
+    )  # fmt: skip
+    layers["GatedGraphConv-1"] = Layer(gated(1), blocks=False, project=True)
+    layers["GatedGraphConv-3"] = Layer(gated(3), _typed, blocks=False, project=True)
+    layers["EdgeConv"] = Layer(edge_conv(False))
+    # Its biases stand before the batch norm.
+    layers["EdgeConv-norm"] = Layer(edge_conv(True), graph="looped", adam=False)
+    layers["RelGraphConv-basis"] = Layer(rel("basis", 2), _typed)
+    layers["RelGraphConv-bdd"] = Layer(_bdd(dglnn), _typed_norm, project=True)
+    # A block of DGL's does not keep the order of edges, so sorted types are for full graphs.
+    layers["RelGraphConv-presorted"] = Layer(
+        rel("basis", 2), _presorted, blocks=False, graph="typed"
+    )
+    return layers
+
+
+def _bdd(dglnn: Any) -> Callable[[int, int], nn.Module]:
+    """Block diagonal weights: as many blocks as divide the width."""
+    return lambda i, o: dglnn.RelGraphConv(i, o, EDGE_TYPES, "bdd", HIDDEN)
+
+
+class HeteroStack(nn.Module):
+    """Two HeteroGraphConv layers, a different module for each relation."""
+
+    def __init__(self, aggregate: str) -> None:
+        from dgl import nn as dglnn
+
+        super().__init__()
+
+        def modules(i: int, o: int) -> dict[str, nn.Module]:
+            return {
+                "buys": dglnn.SAGEConv(i, o, "mean"),
+                "bought_by": dglnn.GraphConv(i, o, norm="both"),
+                "marks": dglnn.GINConv(nn.Linear(i, o), "max"),
+                "follows": dglnn.SAGEConv(i, o, "pool"),
+            }
+
+        # A type without incoming relations has no rows after a layer: it is mapped beside it.
+        self.tags = nn.Linear(NUM_FEATURES, HIDDEN)
+        self.first = dglnn.HeteroGraphConv(modules(NUM_FEATURES, HIDDEN), aggregate)
+        self.second = dglnn.HeteroGraphConv(modules(HIDDEN, NUM_CLASSES), aggregate)
+
+    def forward(self, graphs: list[Any], x: dict[str, Tensor], edges: list[Edges]) -> dict:
+        h = {ntype: F.elu(rows) for ntype, rows in self.first(graphs[0], x).items()}
+        h["tag"] = F.elu(self.tags(x["tag"][: graphs[1].num_src_nodes("tag")]))
+        return self.second(graphs[1], h)
+
+
+def layers() -> dict[str, Layer]:
+    """All homogeneous layers by name."""
+    if not _known:
+        _known.update(_layers())
+    return _known
+
+
+_known: dict[str, Layer] = {}
+HETERO = ("HeteroGraphConv-sum", "HeteroGraphConv-mean", "HeteroGraphConv-max")
+
+
+@contextmanager
+def default_dtype(name: str, dtype: torch.dtype) -> Iterator[None]:
+    """APPNPConv makes its edge weights in torch's default dtype; around everything it runs in."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype if name == "APPNPConv" else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def build(name: str, seed: int = 0) -> nn.Module:
+    """The model by name; the same parameters each time, in float32."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(name)
+
+
+def make(name: str) -> nn.Module:
+    """The model with whatever parameters come; safe in threads, unlike :func:`build`."""
+    if name in HETERO:
+        return HeteroStack(name.split("-")[1])
+    return Stack(layers()[name])
+
+
+def sample_graph(name: str) -> str:
+    """Name of the graph that the model is tested on, see :mod:`harness.graphs`."""
+    return "hetero" if name in HETERO else layers()[name].graph
+
+
+def runs_on_blocks(name: str) -> bool:
+    return name in HETERO or layers()[name].blocks
+
+
+def comparable_with_adam(name: str) -> bool:
+    return name in HETERO or layers()[name].adam

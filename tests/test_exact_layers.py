@@ -1,0 +1,149 @@
+"""Every layer equals DGL on the whole graph: logits, loss, all gradients, five optimizer steps.
+
+The usual run covers every pair of values of the dimensions below; ``--full-matrix`` runs the whole
+product.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from harness import WorkerPool, models, run_threads
+from harness.graphs import sample
+from harness.parts import Cutter
+from harness.training import Setting, case_train, check, start_state
+
+MODELS = [*models.layers(), *models.HETERO]
+SIZES = [1, 2, 3, 4, 8]
+CUTS = ["metis", "random"]
+ROUNDS = [1, 2, None]  # None is strict: P - 1
+MFGS = [False, True]
+REMATERIALIZE = [True, False]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+REST = [CUTS, ROUNDS, MFGS, REMATERIALIZE, DTYPES]
+Row = tuple  # (model, size, cut, rounds, mfgs, rematerialize, dtype)
+
+
+def possible(row: Row) -> bool:
+    model, size, _, rounds, mfgs, _, _ = row
+    if mfgs and not models.runs_on_blocks(model):
+        return False
+    return rounds is None or rounds < max(2, size - 1)  # as many as strict is strict
+
+
+def product() -> Iterator[Row]:
+    return filter(possible, itertools.product(MODELS, SIZES, *REST))
+
+
+def pairs(row: Row) -> set[tuple]:
+    return set(itertools.combinations(enumerate(row), 2))
+
+
+def covering() -> list[Row]:
+    """Rows that hold every pair of values: per model and size the one with the most new pairs."""
+    missing = set().union(*(pairs(row) for row in product()))
+    chosen = []
+    for head in itertools.product(MODELS, SIZES):
+        rows = [(*head, *rest) for rest in itertools.product(*REST)]
+        best = max(filter(possible, rows), key=lambda row: len(pairs(row) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    for row in product():
+        if pairs(row) & missing:
+            chosen.append(row)
+            missing -= pairs(row)
+    return chosen
+
+
+def name(row: Row) -> str:
+    model, size, cut, rounds, mfgs, rematerialize, dtype = row
+    words = [model, f"P{size}", cut, f"rounds{rounds or 'P-1'}", "mfgs" if mfgs else "full"]
+    words += ["rematerialize" if rematerialize else "keep", str(dtype).removeprefix("torch.")]
+    return "-".join(words)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "row" in metafunc.fixturenames:
+        everything = metafunc.config.getoption("full_matrix")
+        metafunc.parametrize("row", list(product()) if everything else covering(), ids=name)
+
+
+def to_setting(row: Row) -> Setting:
+    model, _, _, rounds, mfgs, rematerialize, dtype = row
+    optimizers = {torch.float64: ("sgd", "adam"), torch.float32: ("sgd",), torch.bfloat16: ()}
+    steps = optimizers[dtype] if models.comparable_with_adam(model) else optimizers[dtype][:1]
+    return Setting(model, rounds, mfgs, rematerialize, dtype, steps)
+
+
+def test_layer_equals_dgl(row: Row, partitioned: Cutter) -> None:
+    setting, size = to_setting(row), row[1]
+    path = partitioned(sample(models.sample_graph(setting.model)), size, row[2])
+    with models.default_dtype(setting.model, setting.dtype):
+        ranks = run_threads(size, case_train, path, setting, start_state(setting))
+    check(setting, ranks)
+
+
+@pytest.mark.parametrize("method", ["contiguous", "adversarial"])
+@pytest.mark.parametrize(
+    "model", ["GraphConv-both", "SAGEConv-pool", "RelGraphConv-basis", "HeteroGraphConv-sum"]
+)
+def test_other_cuts(model: str, method: str, partitioned: Cutter) -> None:
+    """Consecutive ids, and parts of one node and of none."""
+    for mfgs in (False, True):
+        setting = Setting(model, mfgs=mfgs)
+        path = partitioned(sample(models.sample_graph(model)), 4, method)
+        check(setting, run_threads(4, case_train, path, setting, start_state(setting)))
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "rounds", "mfgs"),
+    [
+        ("GraphConv-both", 4, None, False),
+        ("SAGEConv-mean", 4, 2, True),
+        ("SAGEConv-pool", 3, None, False),
+        ("GatedGraphConv-3", 2, None, False),
+        ("EdgeConv-norm", 3, 1, True),
+        ("RelGraphConv-basis", 4, 1, False),
+        ("HeteroGraphConv-sum", 4, None, True),
+    ],
+)
+def test_layer_equals_dgl_over_processes(
+    model: str,
+    size: int,
+    rounds: int | None,
+    mfgs: bool,
+    partitioned: Cutter,
+    processes: WorkerPool,
+) -> None:
+    setting = Setting(model, rounds, mfgs, optimizers=("sgd",))
+    path = partitioned(sample(models.sample_graph(model)), size, "random")
+    check(setting, processes.run(size, case_train, path, setting, start_state(setting)))
+
+
+@pytest.mark.parametrize("mfgs", [False, True])
+@pytest.mark.parametrize("model", ["SAGEConv-mean", "SAGEConv-pool", "RelGraphConv-basis"])
+def test_two_runs_are_bit_identical(
+    model: str, mfgs: bool, partitioned: Cutter, processes: WorkerPool
+) -> None:
+    setting = Setting(model, 2, mfgs, dtype=torch.float32, optimizers=("adam",))
+    path = partitioned(sample(models.sample_graph(model)), 3, "random")
+    first, second = (
+        processes.run(3, case_train, path, setting, start_state(setting)) for _ in range(2)
+    )
+    for one, other in zip(first, second, strict=True):
+        assert one.loss == other.loss
+        for key, rows in one.logits.items():
+            assert torch.equal(rows, other.logits[key])
+        for key, grad in one.grads.items():
+            assert torch.equal(grad, other.grads[key])
+        for key, value in one.stepped["adam"].items():
+            assert torch.equal(value, other.stepped["adam"][key])
+
+
+def test_the_covering_covers() -> None:
+    wanted = set().union(*(pairs(row) for row in product()))
+    assert wanted == set().union(*(pairs(row) for row in covering()))
+    assert len(covering()) < 220
