@@ -28,7 +28,13 @@ setup(
     extras_require={
         "plot": ["matplotlib>=3.8"],
         "data": ["ogb==1.3.6", "pyarrow>=15"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "scipy>=1.11"],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "scipy>=1.11",
+            "matplotlib>=3.8",
+        ],
         "docs": ["mkdocs>=1.6"],
         "lint": ["ruff>=0.15,<0.18", "mypy>=2,<3"],
     },
