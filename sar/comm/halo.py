@@ -58,6 +58,7 @@ class HaloPlan:
         self.send_counts[group.rank] = self.recv_counts[group.rank] = 0
         self.rows_in_flight = self._agree_rows_in_flight()
         self.rounds = cache(self._rounds)
+        self.device = torch.device("cpu")
 
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.
@@ -82,6 +83,7 @@ class HaloPlan:
         moved.__dict__.update(self.__dict__)
         moved.send_idx = [None if idx is None else idx.to(device) for idx in self.send_idx]
         moved.rounds = cache(moved._rounds)
+        moved.device = device
         return moved
 
     def _rounds(self, num_rounds: int) -> tuple[Round, ...]:

@@ -78,9 +78,7 @@ def _check_lists(recv: list[Tensor], send: list[Tensor], size: int) -> None:
         raise ValueError(f"tensors: got {len(send)} and {len(recv)}, expected one per rank: {size}")
 
 
-def _slices(
-    recv: list[Tensor], send: list[Tensor]
-) -> list[tuple[list[Tensor], list[Tensor]]]:
+def _slices(recv: list[Tensor], send: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Cut both lists along rows so that no exchange exceeds ``Config.max_collective_size``."""
     if Config.max_collective_size <= 0:
         return [(recv, send)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,47 +82,59 @@ class GradientReturn:
     """Sends gradients of halo rows to their owners and adds what comes home; a bounded window.
 
     Args:
-        home: [num_rows, width] accumulator of the owned rows, written in place.
-        dtype: dtype on the wire.
+        width, dtype: of the rows on the wire.
+        local: computes the owned rows' own gradient, [num_rows, width] in the dtype to accumulate
+            in; called once, when rounds are in flight already.
     """
 
-    def __init__(self, plan: HaloPlan, home: Tensor, dtype: torch.dtype) -> None:
-        self.plan, self.home, self.dtype = plan, home, dtype
+    def __init__(
+        self, plan: HaloPlan, width: int, dtype: torch.dtype, local: Callable[[], Tensor]
+    ) -> None:
+        self.plan, self.width, self.dtype, self._local = plan, width, dtype, local
+        self._home: Tensor | None = None
         self._flights: deque[_Flight] = deque()
 
     def buffer(self, step: Round) -> Tensor:
         """[step.num_recv, width] uninitialised; fill every row, then :meth:`send` it."""
-        shape = (step.num_recv, self.home.shape[1])
-        return self.plan.group.pool.take(shape, self.dtype, self.home.device)
+        return self._take(step.num_recv)
 
     def send(self, step: Round, grads: Tensor) -> None:
         """Post one round; when two are in flight already, first add the older one home."""
         if len(self._flights) == WINDOW:
             self._add_home()
-        group = self.plan.group
-        shape = (step.num_send, self.home.shape[1])
-        recv = group.pool.take(shape, self.dtype, self.home.device)
-        work = group.exchange(recv, grads, step.send_counts, step.recv_counts)
+        recv = self._take(step.num_send)
+        work = self.plan.group.exchange(recv, grads, step.send_counts, step.recv_counts)
         self._flights.append(_Flight(step, work, grads, recv))
 
-    def finish(self) -> None:
-        """Wait for what is still in flight."""
+    def finish(self) -> Tensor:
+        """Wait for what is in flight; the whole gradient of the owned rows."""
+        home = self._own()
         while self._flights:
             self._add_home()
+        return home
+
+    def _own(self) -> Tensor:
+        if self._home is None:
+            self._home = self._local()
+        return self._home
+
+    def _take(self, num_rows: int) -> Tensor:
+        pool, device = self.plan.group.pool, self.plan.device
+        return pool.take((num_rows, self.width), self.dtype, device)
 
     def _add_home(self) -> None:
-        flight = self._flights.popleft()
+        home, flight = self._own(), self._flights.popleft()
         flight.work.wait()
-        self.plan.group.pool.give(flight.send)
+        pool = self.plan.group.pool
+        pool.give(flight.send)
         start = 0
         for peer in flight.round.targets:
             stop = start + flight.round.send_counts[peer]
-            grads = flight.recv[start:stop].to(self.home.dtype)
             idx = self.plan.send_idx[peer]
+            grads = flight.recv[start:stop].to(home.dtype)
             if idx is None:
-                self.home.add_(grads)
+                home.add_(grads)
             else:
-                self.home.index_add_(0, idx, grads)
+                home.index_add_(0, idx, grads)
             start = stop
-        del grads
-        self.plan.group.pool.give(flight.recv)
+        pool.give(flight.recv)

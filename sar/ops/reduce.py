@@ -198,9 +198,7 @@ def merged_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, int]:
     width = x.shape[1]
     mean, m2, count = mean.new_zeros(width), mean.new_zeros(width), 0
     for part in group.all_gather(packed):
-        mean, m2, count = _merge(
-            (mean, m2, count), (part[:width], part[width:-1], int(part[-1]))
-        )
+        mean, m2, count = _merge((mean, m2, count), (part[:width], part[width:-1], int(part[-1])))
     return mean, m2, count
 
 

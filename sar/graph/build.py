@@ -1,0 +1,132 @@
+"""From partition files to graphs: checked on every rank before anything is exchanged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group, current_group
+from sar.config import Policy
+from sar.errors import PartitionError
+from sar.graph.sharded import ShardedGraph
+from sar.graph.store import GraphStore, edge_frame, node_frames
+from sar.ops import build_relation
+from sar.partition.load import PartitionData, load_partition
+
+_READER_VERSION = 1
+_DIGEST_BYTES = 32
+
+
+def load_dgl_partition_data(
+    partition_json_file: str | os.PathLike,
+    own_partition_idx: int,
+    device: torch.device | str = "cpu",
+) -> PartitionData:
+    """Load this rank's part of a graph that DGL's ``partition_graph`` cut; collective.
+
+    Args:
+        partition_json_file: the JSON of the partitioning.
+        own_partition_idx: the part to load, normally the rank.
+        device: where edges go; features stay in their files until they are read.
+
+    Raises:
+        PartitionError: on every rank, when a file of any rank is missing, damaged or belongs to
+            another graph, or when there are not as many parts as ranks.
+    """
+    group = current_group()
+    data, error = None, None
+    try:
+        data = load_partition(partition_json_file, own_partition_idx, device)
+        _check_part_count(data, group)
+    except (ValueError, TypeError, OSError) as caught:
+        error = caught
+    group.agree(error, "partition")
+    if data is None:
+        raise PartitionError(f"{partition_json_file}: not loaded")
+    _check_same_graph(data, group)
+    return data
+
+
+def _check_part_count(data: PartitionData, group: Group) -> None:
+    if data.book.num_parts != group.size:
+        raise PartitionError(
+            f"partition_json_file: got a graph of {data.book.num_parts} parts, "
+            f"expected {group.size}, one per rank"
+        )
+
+
+def _check_same_graph(data: PartitionData, group: Group) -> None:
+    """All ranks must have the same graph, features and reader; one fixed-size digest decides."""
+    digests = torch.stack(group.all_gather(_digest(data)))
+    different = (digests != digests[0]).any(dim=1).nonzero().view(-1).tolist()
+    if different:
+        raise PartitionError(
+            f"partition_json_file: ranks {different} loaded another graph than rank 0, or features "
+            "of other names, dtypes or widths"
+        )
+
+
+def _digest(data: PartitionData) -> Tensor:
+    features = [
+        (name, str(store.info(name)[0]), list(store.info(name)[1][1:]))
+        for store in (data.node_features, data.edge_features)
+        for name in sorted(store)
+    ]
+    text = json.dumps([data.book.digest(), features, _READER_VERSION])
+    return torch.tensor(list(hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]))
+
+
+def construct_full_graph(
+    partition_data: PartitionData, policy: Policy | None = None
+) -> ShardedGraph:
+    """The graph over all nodes of this rank's part; collective.
+
+    Args:
+        policy: how halos stream; ``None`` follows :class:`sar.Config` at each call.
+
+    Raises:
+        PartitionError: on every rank, when there are not as many parts as ranks.
+        CommError: a rank needs a row that its owner does not have.
+    """
+    group, book, part_id = current_group(), partition_data.book, partition_data.part_id
+    agree_data(partition_data, group)
+    rows = {ntype: torch.arange(partition_data.num_nodes(ntype)) for ntype in book.ntypes}
+    relations, edge_frames = {}, {}
+    for type_id, etype in enumerate(book.canonical_etypes):
+        shards = partition_data.edges[etype]
+        num_src, num_dst = len(rows[etype[0]]), len(rows[etype[2]])
+        relations[etype] = build_relation(
+            group, shards.src, shards.dst, shards.eid, shards.offsets, num_src, num_dst
+        )
+        first = int(book.edge_ranges[etype][part_id, 0])
+        num_edges = len(shards.src)
+        eids = partial(torch.arange, first, first + num_edges)
+        edge_frames[etype] = edge_frame(etype, type_id, eids, num_edges)
+    frames = node_frames(book, part_id, rows)
+    store = GraphStore(group, book, part_id, relations, rows, rows, frames, frames, edge_frames)
+    return on_device(store, partition_data, policy)
+
+
+def on_device(
+    store: GraphStore, partition_data: PartitionData, policy: Policy | None
+) -> ShardedGraph:
+    device = torch.device(partition_data.device)
+    return ShardedGraph(store.to(device) if device.type != "cpu" else store, None, policy)
+
+
+def agree_data(partition_data: PartitionData, group: Group) -> None:
+    error: Exception | None = None
+    if not isinstance(partition_data, PartitionData):
+        kind = type(partition_data).__name__
+        error = TypeError(f"partition_data: got {kind}, expected load_dgl_partition_data's result")
+    else:
+        try:
+            _check_part_count(partition_data, group)
+        except PartitionError as caught:
+            error = caught
+    group.agree(error, "graph")

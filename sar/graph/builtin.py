@@ -1,0 +1,187 @@
+"""DGL's built-in message and reduce functions, read by their attributes (DGL is not imported)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.errors import NotSupportedError
+from sar.ops import Messages
+
+REDUCTIONS = ("sum", "mean", "max", "min")
+_SIDES = {"u": "u", "v": "v", "e": "e"}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A column that a message reads: ``side`` is u (source), v (destination) or e (edge)."""
+
+    side: str
+    name: str
+
+
+@dataclass(frozen=True)
+class BuiltinMessage:
+    """``op(lhs, rhs)`` stored as ``out``; ``op`` is copy, add, sub, mul, div or dot."""
+
+    op: str
+    lhs: Operand
+    rhs: Operand | None
+    out: str
+
+
+@dataclass(frozen=True)
+class BuiltinReduce:
+    """``op`` over the messages ``message``, stored as ``out``."""
+
+    op: str
+    message: str
+    out: str
+
+
+def parse_message(func: Any) -> BuiltinMessage | None:
+    """The built-in that a ``dgl.function`` message object stands for; ``None`` for a UDF.
+
+    Raises ``NotSupportedError`` for a built-in that is not known here.
+    """
+    if not hasattr(func, "out_field"):
+        return None
+    if hasattr(func, "binary_op"):
+        lhs, rhs = (
+            Operand(_side(func.lhs), func.lhs_field),
+            Operand(_side(func.rhs), func.rhs_field),
+        )
+        if func.binary_op not in ("add", "sub", "mul", "div", "dot"):
+            raise NotSupportedError(f"message function: got {func.name!r}, which is not supported")
+        return BuiltinMessage(func.binary_op, lhs, rhs, func.out_field)
+    if hasattr(func, "in_field"):
+        return BuiltinMessage(
+            "copy", Operand(_side(func.target), func.in_field), None, func.out_field
+        )
+    raise NotSupportedError(f"message function: got {func!r}, expected a dgl.function message")
+
+
+def parse_reduce(func: Any) -> BuiltinReduce:
+    """The built-in that a ``dgl.function`` reduce object stands for.
+
+    Raises ``NotSupportedError`` for a reduce UDF or an unknown reduction, and ``TypeError`` for
+    something that is not a reduce function.
+    """
+    if not hasattr(func, "msg_field"):
+        if callable(func):
+            raise NotSupportedError(
+                "reduce function: got a user-defined function over a mailbox, "
+                f"expected one of dgl.function's {', '.join(REDUCTIONS)}"
+            )
+        raise TypeError(f"reduce function: got {type(func).__name__}, expected a dgl.function")
+    if func.name not in REDUCTIONS:
+        raise NotSupportedError(
+            f"reduce function: got {func.name!r}, expected one of {', '.join(REDUCTIONS)}"
+        )
+    return BuiltinReduce(func.name, func.msg_field, func.out_field)
+
+
+def _side(target: Any) -> str:
+    """u, v or e of DGL's operand code, which is a letter or an integer."""
+    codes = {0: "u", 1: "v", 2: "e"}
+    side = codes.get(target) if isinstance(target, int) else _SIDES.get(str(target))
+    if side is None:
+        raise NotSupportedError(f"message operand: got {target!r}, expected u, v or e")
+    return side
+
+
+def apply_binary(op: str, lhs: Tensor, rhs: Tensor | None) -> Tensor:
+    """The message of DGL's built-ins, [e, ...]: feature dimensions broadcast from the right.
+
+    ``dot`` sums the product over the last dimension and keeps it with size 1.
+    """
+    if rhs is None:
+        return lhs
+    lhs, rhs = _aligned(lhs, rhs)
+    if op == "add":
+        return lhs + rhs
+    if op == "sub":
+        return lhs - rhs
+    if op == "mul":
+        return lhs * rhs
+    if op == "div":
+        return lhs / rhs
+    return (lhs * rhs).sum(-1, keepdim=True)
+
+
+def _aligned(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with as many dimensions, by ones behind the edge dimension."""
+    dims = max(lhs.dim(), rhs.dim())
+    return _with_dims(lhs, dims), _with_dims(rhs, dims)
+
+
+def _with_dims(tensor: Tensor, dims: int) -> Tensor:
+    return tensor.reshape(len(tensor), *[1] * (dims - tensor.dim()), *tensor.shape[1:])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors a message reads, by side."""
+
+    src: list[Tensor]
+    dst: list[Tensor]
+    edge: list[Tensor]
+
+
+def builtin_messages(
+    message: BuiltinMessage, operands: dict[Operand, Tensor], eids: Tensor | None = None
+) -> tuple[Messages, Inputs, Tensor]:
+    """The message function, its inputs, and an empty message that shows shape and dtype.
+
+    Raises ``ValueError`` naming both columns when their feature dimensions do not broadcast.
+    """
+    used = [o for o in (message.lhs, message.rhs) if o is not None]
+    by_side = {side: [o for o in dict.fromkeys(used) if o.side == side] for side in "uve"}
+
+    def function(src: list[Tensor], dst: list[Tensor], edge: list[Tensor]) -> list[Tensor]:
+        rows = dict(
+            zip([*by_side["u"], *by_side["v"], *by_side["e"]], [*src, *dst, *edge], strict=True)
+        )
+        rhs = None if message.rhs is None else rows[message.rhs]
+        return [apply_binary(message.op, rows[message.lhs], rhs)]
+
+    inputs = Inputs(*[[operands[o] for o in by_side[side]] for side in "uve"])
+    empty = [[t[:0].detach() for t in side] for side in (inputs.src, inputs.dst, inputs.edge)]
+    try:
+        like = function(*empty)[0]
+    except RuntimeError as error:
+        shapes = " and ".join(f"{o.side}.{o.name} {tuple(operands[o].shape[1:])}" for o in used)
+        raise ValueError(f"message {message.op}: feature shapes of {shapes} do not fit") from error
+    linear = _linear_in_src(message, operands)
+    return Messages(function, linear_in_src=linear, eids=eids), inputs, like
+
+
+def _linear_in_src(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> bool:
+    """True when no gradient depends on the values of source rows, so that none are fetched."""
+    if message.rhs is None or message.op in ("add", "sub"):
+        return True
+    if message.op == "div" and message.rhs.side == "u":
+        return False
+    sides = {o.side for o in (message.lhs, message.rhs)}
+    others = [o for o in (message.lhs, message.rhs) if o.side != "u"]
+    return "u" in sides and not any(operands[o].requires_grad for o in others)
+
+
+def scalar_weight(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> Tensor | None:
+    """The weight [num_edges] of a message ``u * e`` that scales whole rows, or ``None``.
+
+    A weight that asks for a gradient needs the source rows in backward, so it is not taken here.
+    """
+    if message.op != "mul" or message.rhs is None:
+        return None
+    by_side = {o.side: operands[o] for o in (message.lhs, message.rhs)}
+    if set(by_side) != {"u", "e"}:
+        return None
+    u, e = by_side["u"], by_side["e"]
+    scales_rows = e.dim() <= u.dim() and all(size == 1 for size in e.shape[1:])
+    if not scales_rows or e.requires_grad or e.dtype != u.dtype or not torch.is_floating_point(u):
+        return None
+    return e.reshape(-1)

@@ -1,0 +1,104 @@
+"""How many nodes and edges there are, here and everywhere, and their degrees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.errors import NotSupportedError
+from sar.graph.store import EType, GraphStore
+from sar.graph.support import called_from
+
+
+class Counts:
+    """Counting members of :class:`sar.graph.ShardedGraph`; local unless the name says global."""
+
+    _store: GraphStore
+    _is_slice: bool
+    ntypes: list[str]
+    srctypes: list[str]
+    dsttypes: list[str]
+    canonical_etypes: list[EType]
+
+    def _canonical(self, etype: str | EType | None) -> EType:
+        raise NotImplementedError
+
+    def _num_rows(self, rows: dict[str, Tensor], types: list[str], ntype: str | None) -> int:
+        if ntype is None:
+            return sum(len(rows[name]) for name in types)
+        if ntype not in types:
+            raise KeyError(f"ntype: got {ntype!r}, expected one of {types}")
+        return len(rows[ntype])
+
+    def num_src_nodes(self, ntype: str | None = None) -> int:
+        """Rows of ``srcdata``, of one type or all."""
+        return self._num_rows(self._store.src_rows, self.srctypes, ntype)
+
+    def num_dst_nodes(self, ntype: str | None = None) -> int:
+        """Rows of ``dstdata``, of one type or all."""
+        return self._num_rows(self._store.dst_rows, self.dsttypes, ntype)
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """Nodes of this rank; on a block, those on either side, counted once."""
+        store = self._store
+        if not store.is_block:
+            return self._num_rows(store.src_rows, self.ntypes, ntype)
+        names = self.ntypes if ntype is None else [ntype]
+        pairs = [(store.src_rows[name], store.dst_rows[name]) for name in names]
+        return sum(len(torch.unique(torch.cat(pair))) for pair in pairs)
+
+    def num_edges(self, etype: str | EType | None = None) -> int:
+        """Edges that end in rows of this rank, of one relation or all shown."""
+        etypes = self.canonical_etypes if etype is None else [self._canonical(etype)]
+        return sum(self._store.relations[name].num_edges for name in etypes)
+
+    def num_nodes_global(self, ntype: str | None = None) -> int:
+        """Nodes of the whole graph on all ranks."""
+        return self._store.book.num_nodes(ntype)
+
+    def num_edges_global(self, etype: str | EType | None = None) -> int:
+        """Edges on all ranks; on a block, the block's."""
+        etypes = self.canonical_etypes if etype is None else [self._canonical(etype)]
+        return sum(self._store.relations[name].num_edges_global for name in etypes)
+
+    number_of_src_nodes = num_src_nodes
+    number_of_dst_nodes = num_dst_nodes
+    number_of_nodes = num_nodes
+    number_of_edges = num_edges
+    number_of_nodes_global = num_nodes_global
+    number_of_edges_global = num_edges_global
+
+    def in_degrees(self, v: Any = "__ALL__", etype: str | EType | None = None) -> Tensor:
+        """int64 edges that end in each destination row, or in rows ``v``."""
+        degrees = self._store.relations[self._canonical(etype)].in_degrees
+        return degrees if isinstance(v, str) else degrees[torch.as_tensor(v)]
+
+    def out_degrees(self, u: Any = "__ALL__", etype: str | EType | None = None) -> Tensor:
+        """int64 edges on all ranks that start in each source row, or in rows ``u``."""
+        degrees = self._store.relations[self._canonical(etype)].out_degrees
+        return degrees if isinstance(u, str) else degrees[torch.as_tensor(u)]
+
+    @property
+    def batch_size(self) -> int:
+        """1: a sharded graph is one graph."""
+        return 1
+
+    def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
+        """int64 [1] nodes of this rank.
+
+        Raises ``NotSupportedError`` inside a DGL readout, which would reduce over this rank only.
+        """
+        if called_from("dgl.readout"):
+            raise NotSupportedError(
+                "readout: DGL's graph readouts reduce this rank's rows only; reduce over all ranks "
+                "with sar.global_mean or graph.group.all_reduce"
+            )
+        return torch.tensor([self.num_nodes(ntype)], device=self._store.device)
+
+    def batch_num_edges(self, etype: str | EType | None = None) -> Tensor:
+        """int64 [1] edges of this rank; raises like :meth:`batch_num_nodes`."""
+        if called_from("dgl.readout"):
+            raise NotSupportedError("readout: DGL's graph readouts reduce this rank's edges only")
+        return torch.tensor([self.num_edges(etype)], device=self._store.device)

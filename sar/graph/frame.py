@@ -1,0 +1,119 @@
+"""Named tensors of nodes or edges, as DGL's frames: one row per local node or edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Frame(MutableMapping[str, Tensor]):
+    """Columns of one node or edge type.
+
+    Args:
+        num_rows: rows that every column has.
+        kind: what a row is, for errors: ``"node type 'paper'"``.
+        defaults: columns computed on access, such as global ids; not listed by iteration.
+
+    Attributes:
+        pending: columns that are computed when they are first read, by name.
+    """
+
+    def __init__(
+        self, num_rows: int, kind: str, defaults: Mapping[str, Callable[[], Tensor]]
+    ) -> None:
+        self.num_rows, self.kind, self.defaults = num_rows, kind, dict(defaults)
+        self._columns: dict[str, Tensor] = {}
+        self.pending: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.pending:
+            self[name] = self.pending[name].materialize()
+        if name in self._columns:
+            return self._columns[name]
+        if name in self.defaults:
+            return self.defaults[name]()
+        have = ", ".join(sorted(self._columns)) or "none"
+        raise KeyError(f"no column {name!r} for {self.kind}; there are: {have}")
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name!r}: got {type(value).__name__}, expected a tensor")
+        if value.dim() == 0 or len(value) != self.num_rows:
+            raise ValueError(
+                f"{name!r}: got shape {tuple(value.shape)}, expected {self.num_rows} rows, "
+                f"one per local row of {self.kind}"
+            )
+        self.pending.pop(name, None)
+        self._columns[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        self.pending.pop(name, None)
+        del self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns or name in self.pending or name in self.defaults
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._columns, *self.pending])
+
+    def __len__(self) -> int:
+        return len(self._columns) + len(self.pending)
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What :meth:`restore` brings back."""
+        return dict(self._columns), dict(self.pending)
+
+    def restore(self, saved: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
+        """Forget all changes since ``saved``."""
+        self._columns, self.pending = saved
+
+    def to(self, device: torch.device) -> Frame:
+        """A copy whose columns lie on ``device``."""
+        moved = Frame(
+            self.num_rows,
+            self.kind,
+            {name: _moved(make, device) for name, make in self.defaults.items()},
+        )
+        moved._columns = {name: value.to(device) for name, value in self._columns.items()}
+        return moved
+
+
+def _moved(make: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    return lambda: make().to(device)
+
+
+class FrameSet(MutableMapping[str, dict]):
+    """The frames of several types as one mapping: a column is a dict from type to tensor."""
+
+    def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], Any]) -> None:
+        self._frames, self._resolve = frames, resolve
+
+    def __getitem__(self, name: str) -> dict:
+        found = {kind: frame[name] for kind, frame in self._frames.items() if name in frame}
+        if not found:
+            have = sorted({column for frame in self._frames.values() for column in frame})
+            raise KeyError(f"no column {name!r}; there are: {', '.join(have) or 'none'}")
+        return found
+
+    def __setitem__(self, name: str, value: dict) -> None:
+        if not isinstance(value, Mapping):
+            types = ", ".join(map(str, self._frames))
+            raise TypeError(
+                f"{name!r}: got {type(value).__name__}, expected a dict from type to tensor: "
+                f"the graph has the types {types}"
+            )
+        for kind, tensor in value.items():
+            self._frames[self._resolve(kind)][name] = tensor
+
+    def __delitem__(self, name: str) -> None:
+        for kind in self[name]:
+            del self._frames[kind][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({column: None for frame in self._frames.values() for column in frame})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

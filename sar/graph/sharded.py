@@ -1,0 +1,294 @@
+"""The graph that layers see: DGL's members over the rows that this rank owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+from sar.config import Policy, current_policy
+from sar.errors import NotSupportedError
+from sar.graph import passing, transform
+from sar.graph.counts import Counts
+from sar.graph.frame import Frame, FrameSet
+from sar.graph.legacy import OriginalMembers
+from sar.graph.store import EType, GraphStore
+from sar.graph.support import UnsupportedMember, calling_layer
+from sar.ops import Relation
+
+ALL = "__ALL__"  # dgl.ALL
+
+
+class ShardedGraph(Counts, OriginalMembers):
+    """One rank's share of a partitioned graph, with the members of a DGLGraph that layers use.
+
+    Node and edge tensors hold this rank's rows: nodes in ascending global id per type, edges that
+    end in them in ascending global id. :meth:`update_all`, :meth:`apply_edges` and
+    :meth:`aggregate` are collective: every rank calls them in the same order. Made by
+    :func:`sar.construct_full_graph` and :func:`sar.construct_mfgs`.
+
+    Args:
+        store: shared by the graph and its slices ``graph[etype]``.
+        etypes: the relations this object shows.
+        policy: how halos stream; ``None`` follows :class:`sar.Config` at each call.
+    """
+
+    def __init__(
+        self, store: GraphStore, etypes: Sequence[EType] | None = None, policy: Policy | None = None
+    ) -> None:
+        self._store = store
+        self._is_slice = etypes is not None
+        self.canonical_etypes = list(store.relations if etypes is None else etypes)
+        self._policy = policy
+
+    # -- structure ------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> Group:
+        """The ranks that hold the other parts."""
+        return self._store.group
+
+    @property
+    def policy(self) -> Policy:
+        """How halos stream."""
+        return current_policy(self._policy)
+
+    def with_policy(self, policy: Policy | None) -> ShardedGraph:
+        """The same graph, sharing all data, under another policy."""
+        etypes = self.canonical_etypes if self._is_slice else None
+        return ShardedGraph(self._store, etypes, policy)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the structure lies; features of layers are expected there."""
+        return self._store.device
+
+    @property
+    def idtype(self) -> torch.dtype:
+        """Dtype of ids that are handed out."""
+        return torch.int64
+
+    def to(self, device: torch.device | str, **_: Any) -> ShardedGraph:
+        """The graph on ``device``; itself when it is there already. No communication."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        etypes = self.canonical_etypes if self._is_slice else None
+        return ShardedGraph(self._store.to(device), etypes, self._policy)
+
+    @property
+    def is_block(self) -> bool:
+        """True for a layer's block made by :func:`sar.construct_mfgs`."""
+        return self._store.is_block
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """True with one node type and one edge type."""
+        return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
+
+    @property
+    def etypes(self) -> list[str]:
+        """Relation names, in the order of ``canonical_etypes``."""
+        return [etype[1] for etype in self.canonical_etypes]
+
+    @property
+    def ntypes(self) -> list[str]:
+        """Node types: all, or those of a slice's relation."""
+        if not self._is_slice:
+            return list(self._store.book.ntypes)
+        src, _, dst = self.canonical_etypes[0]
+        return [src] if src == dst else [src, dst]
+
+    @property
+    def srctypes(self) -> list[str]:
+        """Source node types: all, or a slice's one."""
+        return [self.canonical_etypes[0][0]] if self._is_slice else list(self._store.book.ntypes)
+
+    @property
+    def dsttypes(self) -> list[str]:
+        """Destination node types: all, or a slice's one."""
+        return [self.canonical_etypes[0][2]] if self._is_slice else list(self._store.book.ntypes)
+
+    def __getitem__(self, key: str | EType) -> ShardedGraph:
+        """The slice of one relation, sharing data with this graph."""
+        return ShardedGraph(self._store, [self._canonical(key)], self._policy)
+
+    def to_canonical_etype(self, etype: str | EType) -> EType:
+        """The (source type, relation, destination type) of a relation name."""
+        return self._canonical(etype)
+
+    def _canonical(self, etype: str | EType | None) -> EType:
+        if etype is None:
+            if len(self.canonical_etypes) != 1:
+                raise ValueError(f"etype: got None, expected one of {self.canonical_etypes}")
+            return self.canonical_etypes[0]
+        matches = [known for known in self.canonical_etypes if etype in (known, known[1])]
+        if len(matches) != 1:
+            problem = "ambiguous" if matches else "unknown"
+            raise ValueError(
+                f"etype: got {problem} {etype!r}, expected one of {self.canonical_etypes}"
+            )
+        return matches[0]
+
+    def _relation(self, etype: str | EType | None) -> Relation:
+        return self._store.relations[self._canonical(etype)]
+
+    # -- data -----------------------------------------------------------------------------------
+
+    def _frames(self, frames: dict[str, Frame], types: list[str]) -> Frame | FrameSet:
+        if len(types) == 1:
+            return frames[types[0]]
+        return FrameSet({ntype: frames[ntype] for ntype in types}, lambda ntype: ntype)
+
+    @property
+    def srcdata(self) -> Any:
+        """Columns of source rows: name to tensor, or to a dict per type when there are several."""
+        return self._frames(self._store.src_frames, self.srctypes)
+
+    @property
+    def dstdata(self) -> Any:
+        """Columns of destination rows; the same as ``srcdata`` on a whole graph."""
+        return self._frames(self._store.dst_frames, self.dsttypes)
+
+    @property
+    def ndata(self) -> Any:
+        """Columns of nodes; raises ``AttributeError`` on a block, which has two sides."""
+        if self.is_block:
+            raise AttributeError("a block has srcdata and dstdata, not ndata")
+        return self._frames(self._store.src_frames, self.ntypes)
+
+    @property
+    def edata(self) -> Any:
+        """Columns of the local edges in ascending global id; ``edata["_ID"]`` is that id."""
+        frames = {etype: self._store.edge_frames[etype] for etype in self.canonical_etypes}
+        if len(frames) == 1:
+            return next(iter(frames.values()))
+        return FrameSet(frames, self._canonical)
+
+    @contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """Changes of columns inside the ``with`` block are forgotten at its end."""
+        frames = {id(f): f for f in self._all_frames()}
+        saved = {key: frame.save() for key, frame in frames.items()}
+        try:
+            yield
+        finally:
+            for key, frame in frames.items():
+                frame.restore(saved[key])
+
+    def _all_frames(self) -> list[Frame]:
+        store = self._store
+        return [
+            *(store.src_frames[ntype] for ntype in self.srctypes),
+            *(store.dst_frames[ntype] for ntype in self.dsttypes),
+            *(store.edge_frames[etype] for etype in self.canonical_etypes),
+        ]
+
+    def local_var(self) -> ShardedGraph:
+        """A graph with the same columns whose later changes do not show here."""
+        etypes = self.canonical_etypes if self._is_slice else None
+        return ShardedGraph(transform.copy_frames(self._store), etypes, self._policy)
+
+    def add_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
+        """A graph with an edge from every node to itself added at the end; collective."""
+        store = transform.add_self_loop(self._store, self._canonical(etype))
+        return ShardedGraph(store, None, self._policy)
+
+    def remove_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
+        """A graph without edges from a node to itself; collective."""
+        store = transform.remove_self_loop(self._store, self._canonical(etype))
+        return ShardedGraph(store, None, self._policy)
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def update_all(
+        self,
+        message_func: Any,
+        reduce_func: Any,
+        apply_node_func: Callable | None = None,
+        etype: str | EType | None = None,
+    ) -> None:
+        """Send a message over every edge and reduce them at the destinations; collective.
+
+        Args:
+            message_func: a ``dgl.function`` message or a function of an edge batch.
+            reduce_func: ``dgl.function`` sum, mean, max or min. Rows without edges get 0; a tie of
+                max or min gives its gradient to the edge of smallest global id.
+            apply_node_func: called with the destination columns, returns columns to store.
+
+        Raises:
+            NotSupportedError: another reduction.
+            KeyError: a column that does not exist; ValueError: shapes that do not broadcast.
+        """
+        canonical = self._canonical(etype)
+        passing.update_all(self._store, canonical, message_func, reduce_func, self.policy)
+        if apply_node_func is not None:
+            frame = self._store.dst_frames[canonical[2]]
+            for name, value in apply_node_func(passing.NodeBatch(frame)).items():
+                frame[name] = value
+
+    def apply_edges(
+        self,
+        func: Any,
+        edges: Any = ALL,
+        etype: str | EType | None = None,
+        inplace: bool = False,
+    ) -> None:
+        """Compute columns of the local edges; collective.
+
+        Args:
+            func: a ``dgl.function`` message or a function of an edge batch.
+            edges: int positions [n] of local edges to compute; others keep what they had, or 0.
+        """
+        eids = None if isinstance(edges, str) and edges == ALL else torch.as_tensor(edges)
+        passing.apply_edges(self._store, self._canonical(etype), func, eids, self.policy)
+
+    def aggregate(
+        self,
+        x: Tensor,
+        op: str = "sum",
+        *,
+        edge_weight: Tensor | None = None,
+        etype: str | EType | None = None,
+    ) -> Tensor:
+        """Reduce the rows of in-neighbors without naming columns; collective.
+
+        Args:
+            x: [num_src_nodes, ...] owned source rows.
+            op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+            edge_weight: [num_edges] or [num_edges, 1], multiplies each message.
+
+        Returns:
+            [num_dst_nodes, ...] in the dtype of ``x``; 0 for rows without edges.
+        """
+        relation = self._relation(etype)
+        return passing.aggregate_rows(relation, x, op, edge_weight, self.policy)
+
+    # -- refusals -------------------------------------------------------------------------------
+
+    @property
+    def _graph(self) -> Any:
+        layer = calling_layer()
+        raise NotSupportedError(
+            f"{layer or 'this call'}: needs DGL's own kernels on the whole graph, "
+            "which a sharded graph does not have"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        layer = calling_layer()
+        raise UnsupportedMember(
+            f"{layer + ': ' if layer else ''}a sharded graph has no member {name!r}"
+        )
+
+    def __repr__(self) -> str:
+        kind = "block" if self.is_block else "graph"
+        nodes = {ntype: self.num_nodes(ntype) for ntype in self.ntypes}
+        edges = {etype[1]: self.num_edges(etype) for etype in self.canonical_etypes}
+        where = f"rank {self.group.rank} of {self.group.size}"
+        return f"ShardedGraph({kind}, {where}, local nodes {nodes}, local edges {edges})"

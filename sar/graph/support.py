@@ -1,0 +1,34 @@
+"""Naming who asked for something that a sharded graph does not have."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from sar.errors import NotSupportedError
+
+
+class UnsupportedMember(NotSupportedError, AttributeError):
+    """A member of DGLGraph that a sharded graph does not offer."""
+
+
+def calling_layer() -> str | None:
+    """Class name of the innermost module whose code is running, or ``None``."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            return type(owner).__name__
+        frame = frame.f_back
+    return None
+
+
+def called_from(module: str) -> bool:
+    """True when code of ``module`` is among the callers."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False

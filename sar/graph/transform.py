@@ -1,0 +1,100 @@
+"""Copies of a graph with other columns or other edges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sar.graph.frame import Frame
+from sar.graph.store import EID, EType, GraphStore, edge_frame
+from sar.ops import Relation
+
+
+def copy_frames(store: GraphStore) -> GraphStore:
+    """The same structure with frames of its own, which hold the same tensors."""
+    src_frames = {name: _copied(frame) for name, frame in store.src_frames.items()}
+    dst_frames = src_frames
+    if store.is_block:
+        dst_frames = {name: _copied(frame) for name, frame in store.dst_frames.items()}
+    edge_frames = {etype: _copied(frame) for etype, frame in store.edge_frames.items()}
+    return replace(store, src_frames=src_frames, dst_frames=dst_frames, edge_frames=edge_frames)
+
+
+def _copied(frame: Frame) -> Frame:
+    copy = Frame(frame.num_rows, frame.kind, frame.defaults)
+    copy.restore(frame.save())
+    return copy
+
+
+def with_edges(
+    store: GraphStore, etype: EType, relation: Relation, eids: Tensor, columns: dict[str, Tensor]
+) -> GraphStore:
+    """A copy in which one relation has other edges."""
+    copy = copy_frames(store)
+    type_id = store.book.canonical_etypes.index(etype)
+    frame = edge_frame(etype, type_id, lambda: eids, relation.num_edges)
+    for name, column in columns.items():
+        frame[name] = column
+    copy.relations = {**store.relations, etype: relation}
+    copy.edge_frames[etype] = frame
+    return copy
+
+
+def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
+    """An edge from every node to itself, behind the others; collective.
+
+    Their global ids follow the relation's; their columns are 0.
+    """
+    relation, frame = store.relations[etype], store.edge_frames[etype]
+    if etype[0] != etype[2] or store.is_block:
+        raise ValueError(f"add_self_loop: got {etype}, expected one node type and no block")
+    rank, loops = store.group.rank, torch.arange(relation.num_dst, dtype=torch.int32)
+    loops = loops.to(relation.src.device)
+    end = relation.offsets[rank + 1]
+    parts = {"src": loops, "dst": loops, "eid": loops + relation.num_edges}
+    arrays = {
+        name: torch.cat([getattr(relation, name)[:end], new, getattr(relation, name)[end:]])
+        for name, new in parts.items()
+    }
+    offsets = [
+        offset + (len(loops) if p > rank else 0) for p, offset in enumerate(relation.offsets)
+    ]
+    grown = Relation(relation.plan, relation.num_src, relation.num_dst, **arrays, offsets=offsets)
+    new_eids = store.src_rows[etype[0]] + store.first_nid(etype[0]) + store.book.num_edges(etype)
+    eids = torch.cat([frame[EID].to(new_eids.device), new_eids])
+    columns = {
+        name: torch.cat([frame[name], frame[name].new_zeros((len(loops), *frame[name].shape[1:]))])
+        for name in frame
+        if name != EID
+    }
+    return with_edges(store, etype, grown, eids, columns)
+
+
+def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
+    """Without the edges from a node to itself; collective."""
+    relation, frame = store.relations[etype], store.edge_frames[etype]
+    if etype[0] != etype[2] or store.is_block:
+        raise ValueError(f"remove_self_loop: got {etype}, expected one node type and no block")
+    rank = store.group.rank
+    keep = torch.ones(relation.num_edges, dtype=torch.bool, device=relation.src.device)
+    own = slice(relation.offsets[rank], relation.offsets[rank + 1])
+    keep[own] = relation.src[own] != relation.dst[own]
+    removed = int((~keep).sum())
+    kept_positions = torch.ones_like(keep)
+    kept_positions[relation.eid[~keep].long()] = False
+    renumber = torch.cumsum(kept_positions, 0) - 1
+    eid = renumber[relation.eid[keep].long()].int()
+    offsets = [offset - (removed if p > rank else 0) for p, offset in enumerate(relation.offsets)]
+    shrunk = Relation(
+        relation.plan,
+        relation.num_src,
+        relation.num_dst,
+        relation.src[keep],
+        relation.dst[keep],
+        eid,
+        offsets,
+    )
+    columns = {name: frame[name][kept_positions] for name in frame if name != EID}
+    return with_edges(store, etype, shrunk, frame[EID][kept_positions], columns)

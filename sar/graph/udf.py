@@ -1,0 +1,178 @@
+"""User-defined message functions: what they read, what they return, what they capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.errors import NotSupportedError
+from sar.graph.frame import Frame
+from sar.ops import Messages
+from sar.ops.capture import RecordCaptures, ReplaceCaptures, detached_leaf, leaves_of
+
+_PROBE_ROWS = 2
+
+
+class EdgeBatch:
+    """The edges of one block as a message function sees them, like DGL's ``EdgeBatch``.
+
+    Attributes:
+        src, dst, data: columns of the sources, destinations and edges, [e, ...] each.
+    """
+
+    def __init__(
+        self,
+        src: Mapping[str, Tensor],
+        dst: Mapping[str, Tensor],
+        data: Mapping[str, Tensor],
+        size: int,
+    ) -> None:
+        self.src, self.dst, self.data, self._size = src, dst, data, size
+
+    def batch_size(self) -> int:
+        """Edges in the block."""
+        return self._size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def edges(self) -> None:
+        """Node ids of the block are not offered: raises ``NotSupportedError``."""
+        raise NotSupportedError("edges.edges() is not supported in a message function")
+
+
+class _Recorder(Mapping[str, Tensor]):
+    """A few blank rows per column; remembers which columns were read."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self.read: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.read:
+            column = self._frame[name]
+            self.read[name] = column.detach().new_zeros((_PROBE_ROWS, *column.shape[1:]))
+        return self.read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._frame)
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a message function was seen to do on a few blank rows.
+
+    Attributes:
+        src, dst, edge: names of the columns it reads.
+        outputs: its results by name, without rows: trailing shapes and dtypes.
+        captures, hidden: Note [Captured tensors].
+    """
+
+    src: list[str]
+    dst: list[str]
+    edge: list[str]
+    outputs: dict[str, Tensor]
+    captures: tuple[Tensor, ...]
+    hidden: tuple[Tensor, ...]
+
+
+def probe(
+    udf: Callable[[EdgeBatch], Mapping[str, Tensor]], src: Frame, dst: Frame, edge: Frame
+) -> Probe:
+    """Run ``udf`` on blank rows, without communication, random numbers or gradients left behind.
+
+    Raises ``TypeError`` or ``ValueError`` when it does not return one row per edge.
+    """
+    sides = [_Recorder(frame) for frame in (src, dst, edge)]
+    recorded = RecordCaptures()
+    with torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), recorded:
+            outputs = _checked(udf(EdgeBatch(*sides, _PROBE_ROWS)))
+        captures = recorded.tensors()
+        hidden: tuple[Tensor, ...] = ()
+        if torch.is_grad_enabled():
+            hidden = _hidden_leaves(udf, sides, captures)
+    names = [list(side.read) for side in sides]
+    return Probe(
+        *names, {name: out[:0].detach() for name, out in outputs.items()}, tuple(captures), hidden
+    )
+
+
+def _hidden_leaves(udf: Callable, sides: list[_Recorder], captures: list[Tensor]) -> tuple:
+    aliases = [detached_leaf(t, True) for t in captures]
+    with torch.enable_grad(), ReplaceCaptures(captures, aliases):
+        outputs = _checked(udf(EdgeBatch(*sides, _PROBE_ROWS)))
+    known = {id(alias) for alias in aliases}
+    leaves = leaves_of([out for out in outputs.values() if out.requires_grad])
+    return tuple({id(t): t for t in leaves if id(t) not in known}.values())
+
+
+def _checked(outputs: Any) -> Mapping[str, Tensor]:
+    if not isinstance(outputs, Mapping):
+        raise TypeError(
+            f"message function: returned {type(outputs).__name__}, expected a dict of tensors"
+        )
+    for name, out in outputs.items():
+        if not isinstance(out, Tensor) or out.dim() == 0 or len(out) != _PROBE_ROWS:
+            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(f"message {name!r}: got {got}, expected a tensor with a row per edge")
+    return outputs
+
+
+def call_udf(
+    udf: Callable, seen: Probe, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], size: int
+) -> Mapping[str, Tensor]:
+    """Run ``udf`` on the rows of a block, given in the order of the probe's names."""
+    batch = EdgeBatch(
+        dict(zip(seen.src, src, strict=True)),
+        dict(zip(seen.dst, dst, strict=True)),
+        dict(zip(seen.edge, edge, strict=True)),
+        size,
+    )
+    return udf(batch)
+
+
+def block_length(*sides: list[Tensor]) -> int:
+    """Edges in a block, by any of its rows."""
+    return next((len(t) for side in sides for t in side), 0)
+
+
+def udf_messages(udf: Callable, seen: Probe, edge: Frame, outputs: list[str]) -> Messages:
+    """Messages that run ``udf`` and pick ``outputs``; edges sorted by the first integer column."""
+
+    def function(src: list[Tensor], dst: list[Tensor], data: list[Tensor]) -> list[Tensor]:
+        found = call_udf(udf, seen, src, dst, data, block_length(src, dst, data))
+        return [found[name] for name in outputs]
+
+    kinds = [i for i, name in enumerate(seen.edge) if _is_type_column(edge[name])]
+    sort_by = kinds[0] if kinds else None
+    return Messages(
+        function, is_udf=True, sort_by=sort_by, captures=seen.captures, hidden=seen.hidden
+    )
+
+
+def _is_type_column(column: Tensor) -> bool:
+    """One integer per edge: typed layers rely on edges that are sorted by it."""
+    integer = not column.is_floating_point() and not column.is_complex()
+    return integer and column.dtype != torch.bool and column.dim() == 1
+
+
+def frozen(udf: Callable) -> Callable:
+    """``udf`` with the present values of its closure, for a call that happens later.
+
+    A lambda in a loop reads its variables when it runs; here it must see them as they are now.
+    """
+    if isinstance(udf, MethodType) or not isinstance(udf, FunctionType) or not udf.__closure__:
+        return udf
+    cells = tuple(CellType(cell.cell_contents) for cell in udf.__closure__)
+    copy = FunctionType(udf.__code__, udf.__globals__, udf.__name__, udf.__defaults__, cells)
+    copy.__kwdefaults__ = udf.__kwdefaults__
+    return copy

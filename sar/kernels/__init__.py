@@ -1,0 +1,7 @@
+"""Pure functions on compressed edges; no autograd, no network."""
+
+from sar.kernels.csc import Csc, compress
+from sar.kernels.segment import ExtremeReducer
+from sar.kernels.spmm import spmm, spmm_add, spmm_into, wide_dtype
+
+__all__ = ["Csc", "ExtremeReducer", "compress", "spmm", "spmm_add", "spmm_into", "wide_dtype"]

@@ -1,0 +1,82 @@
+"""Compressed edges: the one array layout that every kernel reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+INT32_EDGES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Csc:
+    """Edges grouped by the node they end in.
+
+    The transposed edges (grouped by source) are the same structure with the roles exchanged.
+
+    Attributes:
+        rows: int32 [R] the node rows that have edges, ascending; ``None`` when segment i is row i.
+        indptr: int32 [R + 1] segment bounds.
+        indices: int32 [E] the other end of each edge, a row of the gathered tensor.
+        order: int32 [E] position of each edge in the order it was given in; ``None`` if unchanged.
+        num_rows: rows of the tensor that is reduced into.
+    """
+
+    rows: Tensor | None
+    indptr: Tensor
+    indices: Tensor
+    order: Tensor | None
+    num_rows: int
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.indptr) - 1
+
+    def to(self, device: torch.device) -> Csc:
+        """The same edges with all arrays on ``device``."""
+        rows = None if self.rows is None else self.rows.to(device)
+        order = None if self.order is None else self.order.to(device)
+        return Csc(rows, self.indptr.to(device), self.indices.to(device), order, self.num_rows)
+
+    def edge_blocks(self, block_edges: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Runs of at most ``block_edges`` edges: (other end, row, position), int32 [e] each."""
+        for low in range(0, self.num_edges, block_edges):
+            high = min(low + block_edges, self.num_edges)
+            span = torch.arange(low, high, dtype=torch.int32, device=self.indptr.device)
+            segment = torch.searchsorted(self.indptr, span, right=True, out_int32=True) - 1
+            row = segment if self.rows is None else self.rows.index_select(0, segment)
+            position = span if self.order is None else self.order[low:high]
+            yield self.indices[low:high], row, position
+
+
+def compress(keys: Tensor, others: Tensor, num_rows: int, *, compact: bool, order: bool) -> Csc:
+    """Group edges by ``keys``, keeping the given order inside a group.
+
+    Args:
+        keys, others: int32 [E] the end to group by and the other end.
+        num_rows: rows that keys index.
+        compact: leave out rows without edges.
+        order: remember each edge's position, for values stored per edge.
+
+    Raises:
+        ValueError: more than 2^31 - 1 edges in one shard.
+    """
+    if len(keys) > INT32_EDGES:
+        raise ValueError(f"edges: got {len(keys)} in one shard, expected at most {INT32_EDGES}")
+    permutation = torch.argsort(keys, stable=True)
+    counts = torch.bincount(keys, minlength=num_rows)
+    rows = None
+    if compact and bool((counts == 0).any()):
+        rows = counts.nonzero().view(-1)
+        counts, rows = counts[rows], rows.int()
+    indptr = torch.zeros(len(counts) + 1, dtype=torch.int32, device=keys.device)
+    torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
+    indices = others.index_select(0, permutation)
+    return Csc(rows, indptr, indices, permutation.int() if order else None, num_rows)

@@ -1,0 +1,113 @@
+"""Sum and mean of source rows over edges: the linear reduction that carries most models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from sar.comm import GradientReturn, fetch
+from sar.config import Policy
+from sar.kernels import spmm, spmm_add, spmm_into, wide_dtype
+from sar.ops.relation import Relation
+
+
+def aggregate_forward(
+    relation: Relation, x: Tensor, weight: Tensor | None, policy: Policy
+) -> Tensor:
+    """[num_dst, width] sums in the wide dtype of ``x`` ([num_src, width], contiguous)."""
+    plan, order = relation.plan, weight is not None
+    num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
+    rounds = plan.rounds(num_rounds)
+    stream = fetch(plan, x, rounds)
+    out = spmm(relation.local(order=order), x, weight)  # while the first rounds are on the wire
+    shards = relation.shards(num_rounds, order=order)
+    for (_, halo), shard in zip(stream, shards, strict=True):
+        spmm_add(out, shard, halo, weight)
+    return out
+
+
+def aggregate_backward(
+    relation: Relation, dout: Tensor, weight: Tensor | None, policy: Policy
+) -> Tensor:
+    """[num_src, width] gradient of the owned rows, in the wide dtype; no row is fetched."""
+    plan, order = relation.plan, weight is not None
+    num_rounds = plan.num_rounds(policy, dout.shape[1] * dout.element_size())
+    shards = relation.shards(num_rounds, reverse=True, order=order)
+
+    def local() -> Tensor:
+        return spmm(relation.local(reverse=True, order=order), dout, weight)
+
+    home = GradientReturn(plan, dout.shape[1], dout.dtype, local)
+    for step, shard in zip(plan.rounds(num_rounds), shards, strict=True):
+        grads = home.buffer(step)
+        spmm_into(grads, shard, dout, weight)
+        home.send(step, grads)
+    return home.finish()
+
+
+class _Aggregate(Function):
+    """out_i = s_i * sum over edges e = (j -> i) of w_e x_j.
+
+    ========  ======================  =====================================================
+    tensor    shape                   owner and lifetime
+    ========  ======================  =====================================================
+    x         [num_src, width]        this rank; not saved, the sum is linear in it
+    w         [num_edges] or none     this rank, by local edge; saved (an input, not a copy)
+    s         [num_dst] or none       this rank; saved. 1 / in-degree for the mean
+    halo      [<= round, width]       peers; fetched per round, reduced, dropped
+    out       [num_dst, width]        this rank; not saved
+    ========  ======================  =====================================================
+
+    Forward: out = s * A x. Backward: dx = A^T (s * dout), where the rows of A^T that belong to
+    peers are computed here, round by round, and sent home. ``w`` and ``s`` get no gradient; a
+    weight that asks for one takes the path of :mod:`sar.ops.messages`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        scale: Tensor | None,
+        relation: Relation,
+        policy: Policy,
+    ) -> Tensor:
+        out = aggregate_forward(relation, x, weight, policy)
+        if scale is not None:
+            out.mul_(scale.unsqueeze(1))
+        ctx.save_for_backward(weight, scale)
+        ctx.relation, ctx.policy = relation, policy
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        weight, scale = ctx.saved_tensors
+        dout = dout.contiguous() if scale is None else dout * scale.to(dout.dtype).unsqueeze(1)
+        dx = aggregate_backward(ctx.relation, dout, weight, ctx.policy)
+        return dx.to(dout.dtype), None, None, None, None
+
+
+def aggregate(
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None = None
+) -> Tensor:
+    """Sum or mean of source rows over the edges that end in each owned row; collective.
+
+    Args:
+        x: [num_src, ...] floating point.
+        op: ``"sum"`` or ``"mean"`` (of the weighted messages; 0 for a row without edges).
+        weight: [num_edges] per local edge, without gradient; same dtype as ``x``.
+
+    Returns:
+        [num_dst, ...] in the dtype of ``x``.
+    """
+    flat = x.reshape(len(x), -1).contiguous()
+    scale = None
+    if op == "mean":
+        degrees = relation.in_degrees.clamp(min=1)
+        scale = degrees.to(wide_dtype(x.dtype)).reciprocal_()
+    out = _Aggregate.apply(flat, weight, scale, relation, policy)
+    return out.view(relation.num_dst, *x.shape[1:])

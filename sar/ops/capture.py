@@ -1,0 +1,81 @@
+"""Finding the tensors that a user's function reads besides its arguments.
+
+Note [Captured tensors]
+A message function may use parameters, or tensors computed from them, that no argument names. In
+forward the function runs without grad under a torch-function mode that records every tensor that
+asks for a gradient. In backward each is replaced by a detached alias: the gradients of all blocks
+are summed per alias and handed to autograd once. Without the alias a captured ``T = f(W)`` would
+be differentiated through in every block, and the second time would fail.
+What the mode cannot see (inputs of a custom ``autograd.Function``) is found once by walking the
+autograd graph of a probe to its leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+
+class RecordCaptures(TorchFunctionMode):
+    """Collects every tensor with ``requires_grad`` that passes through a torch function.
+
+    Args:
+        known: tensors that count as found already.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self._found: dict[int, Tensor] = {id(tensor): tensor for tensor in known}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tree_map(self._note, (args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, value: Any) -> None:
+        if isinstance(value, Tensor) and value.requires_grad:
+            self._found.setdefault(id(value), value)
+
+    def tensors(self) -> list[Tensor]:
+        """What was found, in the order it was met."""
+        return list(self._found.values())
+
+
+class ReplaceCaptures(TorchFunctionMode):
+    """Puts aliases in place of captured tensors wherever a torch function takes them."""
+
+    def __init__(self, captures: list[Tensor], aliases: list[Tensor]) -> None:
+        super().__init__()
+        self._alias = {id(c): alias for c, alias in zip(captures, aliases, strict=True)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(self._swap, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _swap(self, value: Any) -> Any:
+        return self._alias.get(id(value), value) if isinstance(value, Tensor) else value
+
+
+def leaves_of(outputs: list[Tensor]) -> Iterator[Tensor]:
+    """Leaf tensors that the autograd graph of ``outputs`` ends in."""
+    todo = [out.grad_fn for out in outputs if out.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        for parent, _ in node.next_functions:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                todo.append(parent)
+
+
+def detached_leaf(tensor: Tensor, needs_grad: bool) -> Tensor:
+    """An alias without history that collects its own gradient when ``needs_grad``."""
+    alias = tensor.detach()
+    if needs_grad and (alias.is_floating_point() or alias.is_complex()):
+        alias.requires_grad_(True)
+    return alias

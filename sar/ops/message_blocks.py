@@ -1,0 +1,183 @@
+"""The stream of a message pass: shards in rounds, edges in blocks, one function call a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sar.comm import Round, fetch
+from sar.config import Policy
+from sar.kernels import Csc
+from sar.ops.packing import RowLayout
+from sar.ops.relation import Relation
+
+Rows = list[Tensor]
+_GOLDEN = 0x9E3779B97F4A7C15  # spreads block numbers over the seeds
+_MIN_BLOCK_EDGES = 256
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A message function and how it wants its edges.
+
+    Attributes:
+        function: (src rows, dst rows, edge rows) of a block -> one tensor per output, [e, ...].
+        is_udf: a user's function: captures are looked for, randomness is replayed, and edges come
+            in ascending position.
+        linear_in_src: its gradient does not depend on the source rows, so backward fetches none.
+        sort_by: index of an integer edge input that the edges of a block are sorted by.
+        eids: int64 positions of the only edges that get a message; ``None`` is all.
+        captures: tensors that the function is known to use, on every rank alike.
+        hidden: leaf parameters that the function uses where no torch function shows them.
+    """
+
+    function: Callable[[Rows, Rows, Rows], Rows]
+    is_udf: bool = False
+    linear_in_src: bool = False
+    sort_by: int | None = None
+    eids: Tensor | None = None
+    captures: tuple[Tensor, ...] = ()
+    hidden: tuple[Tensor, ...] = ()
+
+
+def _autocast_state() -> tuple[str, bool, torch.dtype]:
+    kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+@dataclass(frozen=True)
+class MessagePass:
+    """One pass of messages over a relation: what is computed, how it is reduced and streamed.
+
+    Attributes:
+        reduce: ``"sum"``, ``"max"``, ``"min"`` per destination, or ``"edges"``: kept per edge.
+        num_src, num_dst, num_edge: how many of the tensor inputs are rows of each side.
+        seed: of the random numbers that a user's function draws, mixed with the block's number.
+        autocast: (device type, enabled, dtype) that the forward ran under.
+    """
+
+    relation: Relation
+    messages: Messages
+    reduce: str
+    policy: Policy
+    num_src: int
+    num_dst: int
+    num_edge: int
+    seed: int = 0
+    autocast: tuple[str, bool, torch.dtype] = field(default_factory=_autocast_state)
+
+    def split(self, values: Sequence) -> tuple[list, list, list]:
+        """One value per input, by side: source, destination, edge."""
+        a, b = self.num_src, self.num_src + self.num_dst
+        return list(values[:a]), list(values[a:b]), list(values[b : b + self.num_edge])
+
+    def call(
+        self,
+        block: Block,
+        src_rows: Rows,
+        dst_rows: Rows,
+        edge_rows: Rows,
+        mode: AbstractContextManager | None = None,
+    ) -> Rows:
+        """The function with the random numbers and the autocast state that belong to the block."""
+        if not self.messages.is_udf:
+            return self.messages.function(src_rows, dst_rows, edge_rows)
+        kind, enabled, dtype = self.autocast
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False),
+        ):
+            torch.manual_seed((self.seed + block.number * _GOLDEN) % 2**63)
+            with mode or nullcontext():
+                return self.messages.function(src_rows, dst_rows, edge_rows)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A few edges of one shard, int32 [e] each, and a number that names it in both passes."""
+
+    number: int
+    src: Tensor
+    dst: Tensor
+    position: Tensor
+
+
+def pack_rows(src: list[Tensor]) -> tuple[RowLayout | None, Tensor | None]:
+    """The source rows as one message; nothing when the function reads none."""
+    if not src:
+        return None, None
+    layout = RowLayout(src)
+    return layout, layout.pack(src)
+
+
+def unpack_rows(layout: RowLayout | None, rows: Tensor | None, idx: Tensor) -> list[Tensor]:
+    """[e, ...] source rows of a block."""
+    if layout is None or rows is None:
+        return []
+    return layout.unpack(rows.index_select(0, idx))
+
+
+def rounds_of(spec: MessagePass, layout: RowLayout | None) -> int:
+    """Rounds of this pass; forward and backward use the same."""
+    row_bytes = layout.row_bytes if layout is not None else 1
+    return spec.relation.plan.num_rounds(spec.policy, row_bytes)
+
+
+def stream(
+    spec: MessagePass,
+    layout: RowLayout | None,
+    packed: Tensor | None,
+    keep: bool = False,
+) -> Iterator[tuple[Round | None, Tensor | None, Csc]]:
+    """The own shard (round ``None``), then one shard a round, each with the rows it reads."""
+    relation, num_rounds = spec.relation, rounds_of(spec, layout)
+    rounds = relation.plan.rounds(num_rounds)
+    halos: Iterator[Tensor | None] = iter([None] * len(rounds))
+    if packed is not None:
+        halos = (halo for _, halo in fetch(relation.plan, packed, rounds, keep))
+    yield None, packed, relation.local(order=True)
+    shards = relation.shards(num_rounds, order=True)
+    yield from zip(rounds, halos, shards, strict=True)
+
+
+def blocks(spec: MessagePass, number: int, shard: Csc, kinds: list[Tensor], size: int) -> Iterator:
+    """Cut a shard's edges into :class:`Block` of at most ``size`` edges.
+
+    Args:
+        number: of the shard in the stream.
+        kinds: the edge inputs, for ``sort_by``.
+    """
+    messages, chosen = spec.messages, _chosen(spec)
+    for index, (src, dst, position) in enumerate(shard.edge_blocks(size)):
+        if messages.is_udf:  # ascending position, as the function would see them in DGL
+            order = torch.argsort(position)
+            if messages.sort_by is not None:
+                kind = kinds[messages.sort_by].index_select(0, position[order])
+                order = order[torch.argsort(kind, stable=True)]
+            src, dst, position = src[order], dst[order], position[order]
+        if chosen is not None:
+            inside = chosen[position.long()]
+            src, dst, position = src[inside], dst[inside], position[inside]
+        if len(src):
+            yield Block(number * 2**32 + index, src, dst, position)
+
+
+def _chosen(spec: MessagePass) -> Tensor | None:
+    """bool [num_edges] of the edges that get a message, or ``None`` for all."""
+    eids = spec.messages.eids
+    if eids is None:
+        return None
+    chosen = torch.zeros(spec.relation.num_edges, dtype=torch.bool, device=eids.device)
+    chosen[eids.long()] = True
+    return chosen
+
+
+def block_size(spec: MessagePass, layout: RowLayout | None, others: Sequence[Tensor]) -> int:
+    """Edges a block, so that inputs and outputs of its edges stay below the policy's bytes."""
+    row_bytes = sum(RowLayout([t]).row_bytes for t in others)
+    row_bytes += layout.row_bytes if layout is not None else 0
+    return max(_MIN_BLOCK_EDGES, spec.policy.block_bytes // max(1, row_bytes))

@@ -1,0 +1,185 @@
+"""Backward of a message pass: stream again, recompute each block under grad, send gradients home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from sar.comm import GradientReturn, Round
+from sar.kernels import Csc, wide_dtype
+from sar.ops.capture import ReplaceCaptures, detached_leaf
+from sar.ops.message_blocks import (
+    Block,
+    MessagePass,
+    block_size,
+    blocks,
+    pack_rows,
+    rounds_of,
+    stream,
+    unpack_rows,
+)
+from sar.ops.packing import RowLayout
+from sar.ops.reducers import Reducer
+
+
+class _RowGrads:
+    """Collects the gradient of one input from the rows of each block, in the wide dtype."""
+
+    def __init__(self, tensor: Tensor, needed: bool) -> None:
+        self.dtype = tensor.dtype
+        self.total: Tensor | None = None
+        if needed:
+            self.total = torch.zeros_like(tensor, dtype=wide_dtype(tensor.dtype))
+
+    def add(self, idx: Tensor, grad: Tensor | None) -> None:
+        if self.total is not None and grad is not None:
+            self.total.index_add_(0, idx, grad.to(self.total.dtype))
+
+    def result(self) -> Tensor | None:
+        return None if self.total is None else self.total.to(self.dtype)
+
+
+class MessageGrads:
+    """One backward pass.
+
+    Args:
+        reducers: of the forward; they turn the results' gradients into the messages'.
+        kept: [round.num_recv, width] halo of each round, empty when it is fetched again.
+        captures: what the forward recorded; ``tensors`` end in as many, then in hidden leaves.
+        needs: per tensor, whether autograd asks for its gradient.
+    """
+
+    def __init__(
+        self,
+        spec: MessagePass,
+        reducers: list[Reducer],
+        kept: list[Tensor],
+        captures: list[Tensor],
+        tensors: Sequence[Tensor],
+        needs: Sequence[bool],
+    ) -> None:
+        self.spec, self.reducers, self.kept, self.originals = spec, reducers, kept, captures
+        self.src, self.dst, self.edge = spec.split([t.detach() for t in tensors])
+        self.needs_src, self.needs_dst, self.needs_edge = spec.split(needs)
+        self.hidden = spec.messages.hidden
+        aliases = [detached_leaf(t, True) for t in captures]
+        self.aliases, self.captured = aliases, [*aliases, *self.hidden]
+        self.dst_grads = [_RowGrads(*p) for p in zip(self.dst, self.needs_dst, strict=True)]
+        self.edge_grads = [_RowGrads(*p) for p in zip(self.edge, self.needs_edge, strict=True)]
+        self.captured_grads = [torch.zeros_like(t, dtype=torch.float64) for t in self.captured]
+        wanted = [t[:0].to(wide_dtype(t.dtype)) for t in self._needed(self.src)]
+        self.layout = RowLayout(wanted) if wanted else None
+
+    def run(self, grads: list[Tensor]) -> list[Tensor | None]:
+        """Gradients of all inputs and captured tensors, ``None`` where nobody asked."""
+        home = self._stream_blocks([grad.contiguous() for grad in grads])
+        captured = [
+            total.to(t.dtype) for total, t in zip(self.captured_grads, self.captured, strict=True)
+        ]
+        rows = [part.result() for part in (*self.dst_grads, *self.edge_grads)]
+        return [*self._src_grads(home), *rows, *captured]
+
+    def _stream_blocks(self, grads: list[Tensor]) -> Tensor | None:
+        """Run all blocks; returns the packed gradient of the owned source rows."""
+        layout, packed = pack_rows(self.src)
+        size = block_size(self.spec, layout, [*self.dst, *self.edge, *grads])
+        home: GradientReturn | None = None
+        for number, (step, halo, shard) in enumerate(self._stream(layout, packed)):
+            target = self._target(home, step)
+            for block in blocks(self.spec, number, shard, self.edge, size):
+                self._block(block, unpack_rows(layout, halo, block.src), grads, target)
+            if step is None and target is not None:
+                home = self._open_return(target)
+            elif home is not None and step is not None and target is not None:
+                home.send(step, target)
+        return None if home is None else home.finish()
+
+    def _stream(
+        self, layout: RowLayout | None, packed: Tensor | None
+    ) -> Iterator[tuple[Round | None, Tensor | None, Csc]]:
+        """The forward's stream; nothing is fetched where the halo is kept or has no influence."""
+        if packed is None or not (self.kept or self.spec.messages.linear_in_src):
+            yield from stream(self.spec, layout, packed)
+            return
+        relation, num_rounds = self.spec.relation, rounds_of(self.spec, layout)
+        yield None, packed, relation.local(order=True)
+        shards = relation.shards(num_rounds, order=True)
+        blank = packed.new_zeros((1, packed.shape[1]))  # only its shape matters
+        for index, step in enumerate(relation.plan.rounds(num_rounds)):
+            halo = self.kept[index] if self.kept else blank.expand(step.num_recv, -1)
+            yield step, halo, shards[index]
+
+    def _open_return(self, own: Tensor) -> GradientReturn:
+        plan, width = self.spec.relation.plan, own.shape[1]
+        return GradientReturn(plan, width, own.dtype, lambda: own)
+
+    def _target(self, home: GradientReturn | None, step: Round | None) -> Tensor | None:
+        """Zeroed rows that collect the gradients of a shard's sources."""
+        if self.layout is None:
+            return None
+        if home is not None and step is not None:
+            return home.buffer(step).zero_()
+        relation = self.spec.relation
+        shape = (relation.num_src, self.layout.width)
+        return torch.zeros(shape, dtype=self.layout.dtype, device=relation.plan.device)
+
+    def _block(
+        self, block: Block, src: list[Tensor], grads: list[Tensor], target: Tensor | None
+    ) -> None:
+        """Recompute one block under grad and add its share to every gradient."""
+        src_rows = [detached_leaf(t, n) for t, n in zip(src, self.needs_src, strict=True)]
+        dst_rows = self._leaves(self.dst, self.needs_dst, block.dst)
+        edge_rows = self._leaves(self.edge, self.needs_edge, block.position)
+        mode = ReplaceCaptures(self.originals, self.aliases)
+        with torch.enable_grad():
+            values = self.spec.call(block, src_rows, dst_rows, edge_rows, mode)
+        pairs = [
+            (value, reducer.edge_grad(block.dst, block.position, grad).to(value.dtype))
+            for value, reducer, grad in zip(values, self.reducers, grads, strict=True)
+            if value.requires_grad
+        ]
+        inputs = [t for t in (*src_rows, *dst_rows, *edge_rows) if t.requires_grad]
+        if not pairs or not (inputs or self.captured):
+            return
+        found = torch.autograd.grad(
+            [value for value, _ in pairs],
+            [*inputs, *self.captured],
+            [dvalue for _, dvalue in pairs],
+            allow_unused=True,
+            retain_graph=bool(self.hidden),  # their history is shared by all blocks
+        )
+        by_leaf = {id(t): g for t, g in zip(inputs, found, strict=False)}
+        self._add_src(target, block.src, [by_leaf.get(id(t)) for t in self._needed(src_rows)])
+        for rows, total in zip(dst_rows, self.dst_grads, strict=True):
+            total.add(block.dst, by_leaf.get(id(rows)))
+        for rows, total in zip(edge_rows, self.edge_grads, strict=True):
+            total.add(block.position, by_leaf.get(id(rows)))
+        for total, grad in zip(self.captured_grads, found[len(inputs) :], strict=True):
+            if grad is not None:
+                total.add_(grad)
+
+    @staticmethod
+    def _leaves(tensors: list[Tensor], needs: list[bool], idx: Tensor) -> list[Tensor]:
+        return [
+            detached_leaf(t.index_select(0, idx), n) for t, n in zip(tensors, needs, strict=True)
+        ]
+
+    def _needed(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [t for t, needed in zip(tensors, self.needs_src, strict=True) if needed]
+
+    def _add_src(self, target: Tensor | None, idx: Tensor, grads: list[Tensor | None]) -> None:
+        if target is None or self.layout is None:
+            return
+        for grad, (low, high) in zip(grads, self.layout.bounds, strict=True):
+            if grad is not None:
+                rows = grad.reshape(len(grad), -1).to(target.dtype)
+                target[:, low:high].index_add_(0, idx, rows)
+
+    def _src_grads(self, home: Tensor | None) -> list[Tensor | None]:
+        parts = iter([] if home is None or self.layout is None else self.layout.unpack(home))
+        return [
+            next(parts).to(t.dtype) if needed else None
+            for t, needed in zip(self.src, self.needs_src, strict=True)
+        ]

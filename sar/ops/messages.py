@@ -1,0 +1,145 @@
+"""Messages on edges: any function of source, destination and edge rows, reduced or kept.
+
+The generic path behind every reduction that :mod:`sar.ops.aggregate` does not take. Edge values
+exist for one block at a time, in both passes; remote rows for one or two rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from sar.config import Policy
+from sar.ops.capture import RecordCaptures
+from sar.ops.message_blocks import (
+    MessagePass,
+    Messages,
+    block_size,
+    blocks,
+    pack_rows,
+    stream,
+    unpack_rows,
+)
+from sar.ops.message_grads import MessageGrads
+from sar.ops.reducers import Reducer, make_reducer
+from sar.ops.relation import Relation
+
+
+def run_messages(
+    relation: Relation,
+    messages: Messages,
+    reduce: str,
+    policy: Policy,
+    src: Sequence[Tensor],
+    dst: Sequence[Tensor],
+    edge: Sequence[Tensor],
+    like: Sequence[Tensor],
+) -> list[Tensor]:
+    """Compute messages on every local edge and reduce them; collective.
+
+    Args:
+        reduce: ``"sum"``, ``"max"`` or ``"min"`` per destination, or ``"edges"``: keep them.
+        src: [num_src, ...] owned rows of the source type; dst: [num_dst, ...]; edge: [num_edges,
+            ...]; what the message function reads, in its order.
+        like: the function's outputs on no or some edges: trailing shapes and dtypes.
+
+    Returns:
+        One tensor per output: [num_dst, ...], or [num_edges, ...] for ``reduce="edges"``. Rows
+        that no edge reaches are 0.
+
+    Raises:
+        NotSupportedError: an unknown reduction.
+        TypeError: messages to be reduced are not floating point.
+    """
+    seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
+    spec = MessagePass(relation, messages, reduce, policy, len(src), len(dst), len(edge), seed)
+    inputs = [*src, *dst, *edge]
+    recorded = RecordCaptures(messages.captures)
+    with torch.no_grad():
+        reducers, kept = _forward(spec, [t.detach() for t in inputs], like, recorded)
+        results = [reducer.result() for reducer in reducers]
+    captures = recorded.tensors()
+    every = [*inputs, *captures, *messages.hidden]
+    return list(_MessagePass.apply(spec, reducers, kept, captures, results, *every))
+
+
+def _forward(
+    spec: MessagePass, inputs: list[Tensor], like: Sequence[Tensor], recorded: RecordCaptures
+) -> tuple[list[Reducer], list[Tensor]]:
+    """Run every block in stream order; returns the filled reducers and the halo, if kept."""
+    relation = spec.relation
+    src, dst, edge = spec.split(inputs)
+    num_rows = relation.num_edges if spec.reduce == "edges" else relation.num_dst
+    reducers = [make_reducer(spec.reduce, num_rows, out) for out in like]
+    keep = not spec.policy.rematerialize and not spec.messages.linear_in_src
+    kept: list[Tensor] = []
+    layout, packed = pack_rows(src)
+    size = block_size(spec, layout, [*dst, *edge, *like])
+    for number, (step, halo, shard) in enumerate(stream(spec, layout, packed, keep)):
+        if keep and step is not None and halo is not None:
+            kept.append(halo)
+        for block in blocks(spec, number, shard, edge, size):
+            src_rows = unpack_rows(layout, halo, block.src)
+            dst_rows = [t.index_select(0, block.dst) for t in dst]
+            edge_rows = [t.index_select(0, block.position) for t in edge]
+            values = spec.call(block, src_rows, dst_rows, edge_rows, recorded)
+            for reducer, value in zip(reducers, values, strict=True):
+                reducer.add(block.dst, block.position, value)
+    return reducers, kept
+
+
+class _MessagePass(Function):
+    """out_i = reduce over edges e = (j -> i) of f(u_j, v_i, w_e; captured tensors).
+
+    ==========  =====================  ====================================================
+    tensor      shape                  owner and lifetime
+    ==========  =====================  ====================================================
+    u           [num_src, ...]         this rank; saved (an input, not a copy)
+    v           [num_dst, ...]         this rank; saved (an input)
+    w           [num_edges, ...]       this rank; saved (an input)
+    captures    any                    this rank; saved (inputs)
+    halo of u   [<= round, width]      peers; fetched per round in forward and, unless f is
+                                       linear in u, again in backward (kept instead when the
+                                       policy does not rematerialize)
+    message     [<= block, ...]        this rank; recomputed per block in backward
+    winner      [num_dst, ...] int32   this rank; saved for max and min: the winning edge
+    out         [num_dst, ...]         this rank; not saved
+    ==========  =====================  ====================================================
+
+    Forward passes the results on: the blocks have run already, so that the tensors which the
+    function captured are known and can be inputs (Note [Captured tensors]). Backward: with
+    g_e = dout_i for a sum, dout_i where e won for max and min, dout_e for kept edges, per block
+    (du_j, dv_i, dw_e, dcaptures) += (df/d(u_j, v_i, w_e, captures))^T g_e;
+    du of halo rows goes home round by round.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        spec: MessagePass,
+        reducers: list[Reducer],
+        kept: list[Tensor],
+        captures: list[Tensor],
+        results: list[Tensor],
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.spec, ctx.reducers, ctx.kept, ctx.captures = spec, reducers, kept, captures
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(True)
+        whole = tuple(result.view_as(result) for result in results)
+        ctx.mark_non_differentiable(*[t for t in whole if not t.is_floating_point()])
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[5:]
+        collect = MessageGrads(
+            ctx.spec, ctx.reducers, ctx.kept, ctx.captures, ctx.saved_tensors, needs
+        )
+        return (None, None, None, None, None, *collect.run(list(grads)))

@@ -1,0 +1,56 @@
+"""Several tensors in one row, so that a round is one message whatever a layer reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 16  # bytes; every dtype's columns start on a multiple of its size
+
+
+class RowLayout:
+    """Where each tensor's columns lie in a packed row.
+
+    Tensors of one dtype are packed in it; different dtypes are packed as bytes.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.shapes = [t.shape[1:] for t in tensors]
+        self.dtypes = [t.dtype for t in tensors]
+        self.mixed = len(set(self.dtypes)) > 1
+        self.dtype = torch.uint8 if self.mixed else self.dtypes[0]
+        self.bounds: list[tuple[int, int]] = []
+        self.width = 0
+        for t in tensors:
+            size = math.prod(t.shape[1:]) * (t.element_size() if self.mixed else 1)
+            self.bounds.append((self.width, self.width + size))
+            self.width += -(-size // _ALIGNMENT) * _ALIGNMENT if self.mixed else size
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
+
+    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
+        """[rows, width] contiguous; a single tensor is only reshaped."""
+        flat = [t.reshape(len(t), math.prod(t.shape[1:])) for t in tensors]
+        if len(flat) == 1:
+            return flat[0].contiguous()
+        if not self.mixed:
+            return torch.cat(flat, dim=1)
+        packed = flat[0].new_zeros((len(flat[0]), self.width), dtype=torch.uint8)
+        for part, (low, high) in zip(flat, self.bounds, strict=True):
+            packed[:, low:high] = part.contiguous().view(torch.uint8).view(len(part), high - low)
+        return packed
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """Views of the columns, shaped as the tensors were."""
+        parts = []
+        for (low, high), shape, dtype in zip(self.bounds, self.shapes, self.dtypes, strict=True):
+            columns = packed[:, low:high]
+            if self.mixed:
+                columns = columns.contiguous().view(dtype)
+            parts.append(columns.reshape(len(packed), *shape))
+        return parts

@@ -1,0 +1,121 @@
+"""What happens to a block's messages: summed, compared or kept; and what backward asks of each."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from sar.errors import NotSupportedError
+from sar.kernels import ExtremeReducer, wide_dtype
+
+
+class Reducer(ABC):
+    """Takes blocks of messages in any order and split.
+
+    Args:
+        num_rows: rows of the result.
+        like: [*, ...] a message, for its shape and dtype.
+    """
+
+    def __init__(self, num_rows: int, like: Tensor) -> None:
+        self.num_rows, self.dtype, self.shape = num_rows, like.dtype, like.shape[1:]
+
+    @abstractmethod
+    def add(self, row: Tensor, position: Tensor, values: Tensor) -> None:
+        """Take a block: rows and positions int32 [e], values [e, ...]."""
+
+    @abstractmethod
+    def result(self) -> Tensor:
+        """[num_rows, ...] in the messages' dtype; called once."""
+
+    @abstractmethod
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor) -> Tensor:
+        """[e, ...] gradient of a block's messages from the result's."""
+
+
+class SumReducer(Reducer):
+    """Sum per destination, accumulated in the wide dtype."""
+
+    def __init__(self, num_rows: int, like: Tensor) -> None:
+        super().__init__(num_rows, like)
+        shape = (num_rows, *self.shape)
+        self._sum: Tensor | None = like.new_zeros(shape, dtype=wide_dtype(like.dtype))
+
+    def add(self, row: Tensor, position: Tensor, values: Tensor) -> None:
+        if self._sum is not None:
+            self._sum.index_add_(0, row, values.to(self._sum.dtype))
+
+    def result(self) -> Tensor:
+        out, self._sum = self._sum, None
+        if out is None:
+            raise RuntimeError("the result of a reduction was taken twice")
+        return out.to(self.dtype)
+
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor) -> Tensor:
+        return grad.index_select(0, row)
+
+
+class ExtremeOfEdges(Reducer):
+    """Max or min per destination and feature; the gradient goes to the winning edge alone."""
+
+    def __init__(self, num_rows: int, like: Tensor, *, largest: bool) -> None:
+        super().__init__(num_rows, like)
+        self._width = math.prod(self.shape)
+        flat = like.reshape(len(like), self._width)
+        self._running: ExtremeReducer | None = ExtremeReducer(largest, num_rows, flat)
+        self._edge: Tensor | None = None
+
+    def add(self, row: Tensor, position: Tensor, values: Tensor) -> None:
+        if self._running is not None:
+            self._running.add(row, position, values.reshape(len(values), self._width))
+
+    def result(self) -> Tensor:
+        running, self._running = self._running, None
+        if running is None:
+            raise RuntimeError("the result of a reduction was taken twice")
+        self._edge = running.edge
+        return running.result().view(self.num_rows, *self.shape)
+
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor) -> Tensor:
+        if self._edge is None:
+            raise RuntimeError("backward of a reduction that has no result yet")
+        won = self._edge.index_select(0, row) == position.unsqueeze(1)
+        grads = grad.index_select(0, row)
+        return grads.masked_fill_(~won.view(grads.shape), 0)
+
+
+class KeepEdges(Reducer):
+    """No reduction: one row per local edge, in the order of ``edata``."""
+
+    def __init__(self, num_rows: int, like: Tensor) -> None:
+        super().__init__(num_rows, like)
+        self._values = like.new_zeros((num_rows, *self.shape))
+
+    def add(self, row: Tensor, position: Tensor, values: Tensor) -> None:
+        self._values.index_copy_(0, position.long(), values)
+
+    def result(self) -> Tensor:
+        values, self._values = self._values, self._values[:0]
+        return values
+
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor) -> Tensor:
+        return grad.index_select(0, position)
+
+
+def make_reducer(name: str, num_rows: int, like: Tensor) -> Reducer:
+    """The reducer of ``sum``, ``max``, ``min`` or ``edges``.
+
+    Raises ``NotSupportedError`` for another name and ``TypeError`` for messages that are not
+    floating point where they are reduced.
+    """
+    if name == "edges":
+        return KeepEdges(num_rows, like)
+    if name not in ("sum", "max", "min"):
+        raise NotSupportedError(f"reduction: got {name!r}, expected sum, mean, max or min")
+    if not like.is_floating_point():
+        raise TypeError(f"messages: got {like.dtype}, expected a floating point dtype to reduce")
+    if name == "sum":
+        return SumReducer(num_rows, like)
+    return ExtremeOfEdges(num_rows, like, largest=name == "max")

@@ -1,0 +1,155 @@
+"""A relation: the edges of one type that end in this rank's rows, and the halo they need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group, HaloPlan, build_halo_plan
+from sar.kernels import Csc, compress
+
+
+class Relation:
+    """Edges of one canonical edge type, grouped by the partition that owns their source.
+
+    Shards are compressed for the rounds in use on first need; both orientations are kept.
+
+    Args:
+        plan: the halo plan of the source rows.
+        num_src, num_dst: rows this rank owns on either side.
+        src, dst, eid: int32 [E]; ``src`` is a row of the owned source tensor for the own partition
+            and an index into that peer's halo rows for others; ``eid`` is the position among the
+            local edges in ascending global edge id.
+        offsets: edges of source partition p are [offsets[p], offsets[p + 1]), ascending ``eid``.
+    """
+
+    def __init__(
+        self,
+        plan: HaloPlan,
+        num_src: int,
+        num_dst: int,
+        src: Tensor,
+        dst: Tensor,
+        eid: Tensor,
+        offsets: Sequence[int],
+    ) -> None:
+        self.plan, self.group = plan, plan.group
+        self.num_src, self.num_dst, self.num_edges = num_src, num_dst, len(src)
+        self.src, self.dst, self.eid, self.offsets = src, dst, eid, list(offsets)
+        self._shards: dict[tuple[int, bool, bool], list[Csc]] = {}
+        self.num_edges_global = int(self.group.all_reduce(torch.tensor(len(src)), "sum"))
+        self.out_degrees = self._count_out_degrees()
+
+    @cached_property
+    def in_degrees(self) -> Tensor:
+        """int64 [num_dst] edges that end in each owned row; all of them are local."""
+        return torch.bincount(self.dst, minlength=self.num_dst)
+
+    def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
+        """The shard whose sources are owned, by destination or (``reverse``) by source."""
+        return self._cached(0, reverse, order)[0]
+
+    def shards(self, num_rounds: int, *, reverse: bool = False, order: bool = False) -> list[Csc]:
+        """One shard a round; sources index the round's halo rows. ``order`` keeps ``eid``."""
+        return self._cached(num_rounds, reverse, order)
+
+    def to(self, device: torch.device) -> Relation:
+        """The same relation with its arrays on ``device``; no communication."""
+        moved = object.__new__(Relation)
+        moved.__dict__.update(self.__dict__)
+        moved.__dict__.pop("in_degrees", None)
+        moved.plan = self.plan.to(device)
+        for name in ("src", "dst", "eid", "out_degrees"):
+            setattr(moved, name, getattr(self, name).to(device))
+        moved._shards = {}
+        return moved
+
+    def _cached(self, num_rounds: int, reverse: bool, order: bool) -> list[Csc]:
+        """num_rounds 0 stands for the local shard. A shard with order serves without, too."""
+        for known in ((num_rounds, reverse, True), (num_rounds, reverse, order)):
+            if known in self._shards:
+                return self._shards[known]
+        if num_rounds == 0:
+            shards = [self._build([self.group.rank], reverse, order)]
+        else:
+            rounds = self.plan.rounds(num_rounds) if self.group.size > 1 else ()
+            shards = [self._build(step.sources, reverse, order) for step in rounds]
+        self._shards[num_rounds, reverse, order] = shards
+        self._shards.pop((num_rounds, reverse, False), None) if order else None
+        return shards
+
+    def _build(self, peers: Sequence[int], reverse: bool, order: bool) -> Csc:
+        """Compress the edges of some source partitions; halo rows follow each other by peer."""
+        own = list(peers) == [self.group.rank]
+        spans = [slice(self.offsets[p], self.offsets[p + 1]) for p in peers]
+        counts = [self.num_src if own else self.plan.recv_counts[p] for p in peers]
+        starts = [sum(counts[:i]) for i in range(len(peers))]
+        parts = [self.src[span] + start for span, start in zip(spans, starts, strict=True)]
+        src = torch.cat(parts) if len(parts) > 1 else parts[0]
+        dst = torch.cat([self.dst[span] for span in spans])
+        eid = torch.cat([self.eid[span] for span in spans]) if order else None
+        if reverse:
+            csc = compress(src, dst, sum(counts), compact=False, order=order)
+        else:
+            csc = compress(dst, src, self.num_dst, compact=not own, order=order)
+        if eid is None or csc.order is None:
+            return csc
+        eids = eid.index_select(0, csc.order)
+        return Csc(csc.rows, csc.indptr, csc.indices, eids, csc.num_rows)
+
+    def _count_out_degrees(self) -> Tensor:
+        """int64 [num_src]: edges out of owned rows on all ranks; collective."""
+        plan, rank = self.plan, self.group.rank
+        local = slice(self.offsets[rank], self.offsets[rank + 1])
+        degrees = torch.bincount(self.src[local], minlength=self.num_src)
+        counts = [
+            torch.bincount(self.src[self.offsets[p] : self.offsets[p + 1]], minlength=rows)
+            for p, rows in enumerate(plan.recv_counts)
+            if p != rank
+        ]
+        sent = torch.cat([degrees[:0], *counts])
+        home = self.group.all_to_all(sent, plan.recv_counts, plan.send_counts)
+        for idx, part in zip(plan.send_idx, home.split(plan.send_counts), strict=True):
+            if idx is None and len(part) == self.num_src:
+                degrees += part
+            elif idx is not None and len(part):
+                degrees.index_add_(0, idx, part)
+        return degrees
+
+
+def build_relation(
+    group: Group,
+    src: Tensor,
+    dst: Tensor,
+    eid: Tensor,
+    offsets: Sequence[int],
+    num_src: int,
+    num_dst: int,
+    position: Tensor | None = None,
+) -> Relation:
+    """Collective: agree the halo plan of one edge type and renumber remote sources by it.
+
+    Args:
+        src, dst, eid: int32 [E] as in :class:`Relation`, but ``src`` is everywhere the row inside
+            the owner's partition.
+        offsets: as in :class:`Relation`, length P + 1.
+        num_src, num_dst: rows this rank owns on either side.
+        position: for blocks, the row of the source tensor for each row of the partition, or -1.
+    """
+    compact = torch.empty_like(src)
+    wanted: list[Tensor] = []
+    for peer in range(group.size):
+        span = slice(offsets[peer], offsets[peer + 1])
+        if peer == group.rank:
+            wanted.append(src[:0])
+            own = src[span]
+            compact[span] = own if position is None else position.index_select(0, own).int()
+        else:
+            rows, inverse = torch.unique(src[span], return_inverse=True)
+            wanted.append(rows)
+            compact[span] = inverse.int()
+    plan = build_halo_plan(group, wanted, num_src, position)
+    return Relation(plan, num_src, num_dst, compact, dst, eid, offsets)
