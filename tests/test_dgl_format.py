@@ -245,6 +245,21 @@ def test_bad_matrices(tmp_path, stored, layout, words):
         edges_of(read_graph(write(tmp_path / "g.dgl", raw)), size=2)
 
 
+@pytest.mark.parametrize(
+    "pointers",
+    [
+        long(0, 0, 2, 1, 2, 2),
+        long(0, 2**62 + 1, -(2**63), -1, 2, 2),  # int64 differences wrap around to positive ones
+    ],
+)
+@pytest.mark.parametrize("size", [2, 100])
+def test_falling_pointers(tmp_path, pointers, size):
+    stored = files.csr(5, 5, pointers, long(0, 1))
+    raw = files.graph(5, None, None, {}, {}, layouts=("csr",), matrices=[stored])
+    with pytest.raises(PartitionError, match="index pointers"):
+        edges_of(read_graph(write(tmp_path / "g.dgl", raw)), size)
+
+
 def test_bad_graph_files(tmp_path):
     whole = small_graph()
     rows = files.graph(3, long(0), long(1), {"_ID": torch.arange(2)}, {})

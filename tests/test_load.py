@@ -456,6 +456,32 @@ def test_a_graph_cut_without_halo(part, tmp_path):
     assert load_partition(tmp_path / "one.json", 0).num_edges("_E") == 900
 
 
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_an_empty_part_and_a_type_without_rows(part, layout):
+    none = files.NONE
+    empty = part("hetero")
+    empty.nodes, empty.src, empty.dst = 0, none, none
+    empty.node_data = {"_ID": none, "inner_node": none, "_TYPE": none, "part_id": none}
+    empty.edge_data = {"_ID": none, "inner_edge": none, "_TYPE": none}
+    empty.node_feats, empty.edge_feats = {"user/feat": torch.zeros(0, 4)}, {}
+    maps = {**empty.config["node_map"], **empty.config["edge_map"]}
+    for ranges in maps.values():
+        ranges[0] = [0, 0]
+    for key, total in (("node_map", "num_nodes"), ("edge_map", "num_edges")):
+        first = min(ranges[1][0] for ranges in empty.config[key].values())
+        empty.config[key] = {
+            name: [[max(0, low - first), max(0, high - first)] for low, high in ranges]
+            for name, ranges in empty.config[key].items()
+        }
+        empty.config[total] -= first
+    data = empty.load(layouts=(layout,))
+    assert data.node_ranges[0] == (0, 0) and len(data.node_features["_TYPE"]) == 0
+    assert data.node_features["user/feat"].shape == (0, 4)
+    for shard in data.edges.values():
+        assert len(shard.src) == 0 and shard.offsets == [0] * 4
+    assert [len(one.edges[0]) for one in data.all_shard_edges] == [0] * 3
+
+
 def test_parts_beyond_int32_are_refused(part):
     large = part("random")
     ranges = large.config["node_map"]["_N"]
