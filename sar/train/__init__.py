@@ -1,0 +1,19 @@
+"""Training and evaluation of a model on a partitioned graph."""
+
+from sar.train.data import NodeData, load_node_data
+from sar.train.metrics import score
+from sar.train.models import Stack, build_model
+from sar.train.options import DataOptions, ModelOptions, TrainOptions
+from sar.train.trainer import Trainer
+
+__all__ = [
+    "DataOptions",
+    "ModelOptions",
+    "NodeData",
+    "Stack",
+    "TrainOptions",
+    "Trainer",
+    "build_model",
+    "load_node_data",
+    "score",
+]

@@ -1,0 +1,175 @@
+"""This rank's features, labels and splits, taken from its partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group, current_group
+from sar.partition.load import PartitionData
+from sar.train.options import DataOptions
+
+SPLITS = ("train", "val", "test")
+_BLOCK_ROWS = 1 << 14
+
+
+@dataclass
+class NodeData:
+    """What training needs of this rank's n inner nodes.
+
+    Attributes:
+        features: float32 [n, F].
+        labels: int64 [n], -1 where there is none; or float32 [n, C] of 0, 1 and NaN; or ``None``.
+        rows: for train, val and test, int64 indices of the nodes of that split with a label.
+        num_classes: equal on every rank; 0 without labels.
+        multilabel: whether ``labels`` is a matrix.
+    """
+
+    features: Tensor
+    labels: Tensor | None
+    rows: dict[str, Tensor]
+    num_classes: int
+    multilabel: bool
+
+    def to(self, device: torch.device | str) -> NodeData:
+        """The same data on ``device``."""
+        labels = None if self.labels is None else self.labels.to(device)
+        rows = {split: idx.to(device) for split, idx in self.rows.items()}
+        features = self.features.to(device)
+        return NodeData(features, labels, rows, self.num_classes, self.multilabel)
+
+
+def load_node_data(
+    partition: PartitionData,
+    options: DataOptions,
+    *,
+    need_labels: bool = True,
+    group: Group | None = None,
+) -> NodeData:
+    """Read and convert this rank's rows; collective.
+
+    Labels may be integers, or floats with NaN for none; splits are the fields ``train_mask``,
+    ``val_mask`` and ``test_mask``, of which only the first is needed to train.
+
+    Raises, on every rank, ``ValueError`` for a graph with several node types, a field that is
+    missing (naming those there are) or of the wrong shape, or labels that are not classes.
+    """
+    group = group or current_group()
+    error: Exception | None = None
+    data = None
+    try:
+        data = _local(partition, options, need_labels)
+    except (ValueError, TypeError) as problem:
+        error = problem
+    group.agree(error)
+    if data is None:
+        raise RuntimeError("unreachable: agree raises where loading failed")
+    data.num_classes = int(group.all_reduce(torch.tensor(data.num_classes), "max"))
+    return data
+
+
+def _local(partition: PartitionData, options: DataOptions, need_labels: bool) -> NodeData:
+    book = partition.book
+    if not book.is_homogeneous:
+        raise ValueError(
+            f"graph: got node types {book.ntypes} and {len(book.canonical_etypes)} edge types, "
+            "expected one of each; write a training loop for a heterogeneous graph"
+        )
+    fields = _Fields(partition)
+    features = fields.matrix(options.features, "features")
+    if options.normalize_features:
+        normalize_rows_(features)
+    if not need_labels and not fields.has(options.labels):
+        return NodeData(features, None, {}, 0, options.multilabel)
+    labels = _labels(fields.read(options.labels, "labels"), options)
+    known = ~labels.isnan().all(1) if options.multilabel else labels >= 0
+    needed = ["train_mask"] if need_labels else []
+    masks = {split: fields.mask(f"{split}_mask", needed) for split in SPLITS}
+    rows = {split: (mask & known).nonzero()[:, 0] for split, mask in masks.items()}
+    classes = labels.shape[1] if options.multilabel else _num_classes(labels)
+    return NodeData(features, labels, rows, classes, options.multilabel)
+
+
+def _num_classes(labels: Tensor) -> int:
+    return int(labels.max()) + 1 if len(labels) else 0
+
+
+class _Fields:
+    """The fields of the only node type, without its prefix."""
+
+    def __init__(self, partition: PartitionData) -> None:
+        self.store = partition.node_features
+        self.prefix = partition.book.ntypes[0] + "/"
+        self.num_nodes = partition.num_nodes(partition.book.ntypes[0])
+
+    def has(self, name: str) -> bool:
+        return self.prefix + name in self.store
+
+    def read(self, name: str, what: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A field; converted to ``dtype`` block by block where one is given."""
+        if not self.has(name):
+            there = sorted(
+                key[len(self.prefix) :] for key in self.store if key.startswith(self.prefix)
+            )
+            raise ValueError(f"{what}: got {name!r}, expected one of {', '.join(there) or 'none'}")
+        full = self.prefix + name
+        return self.store[full] if dtype is None else self.store.get_as(full, dtype)
+
+    def matrix(self, name: str, what: str) -> Tensor:
+        """A float32 [n, F] field."""
+        values = self.read(name, what, torch.float32)
+        if values.dim() != 2:
+            raise ValueError(f"{what}: {name!r} has shape {tuple(values.shape)}, expected [n, F]")
+        return values
+
+    def mask(self, name: str, needed: list[str]) -> Tensor:
+        """A bool [n] field; all False where it is missing and not needed."""
+        if not self.has(name) and name not in needed:
+            return torch.zeros(self.num_nodes, dtype=torch.bool)
+        values = self.read(name, "mask")
+        if values.dim() != 1:
+            raise ValueError(f"{name}: got shape {tuple(values.shape)}, expected [n]")
+        return values != 0
+
+
+def normalize_rows_(x: Tensor) -> Tensor:
+    """Divide each row of [n, F] by the sum of its magnitudes, in place; zero rows stay zero."""
+    for block in x.split(_BLOCK_ROWS):
+        total = block.abs().sum(1, keepdim=True)
+        block.div_(torch.where(total > 0, total, 1.0))
+    return x
+
+
+def _labels(values: Tensor, options: DataOptions) -> Tensor:
+    """int64 [n] with -1 for none, or float32 [n, C] with NaN for none."""
+    if options.multilabel:
+        return _label_matrix(values, options.labels)
+    if values.dim() == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.dim() != 1:
+        raise ValueError(
+            f"labels: {options.labels!r} has shape {tuple(values.shape)}, expected [n] or [n, 1]; "
+            "a matrix of 0 and 1 needs multilabel"
+        )
+    if values.is_floating_point():
+        values = values.nan_to_num(nan=-1.0)
+        if not bool((values == values.round()).all()):
+            raise ValueError(f"labels: {options.labels!r} has fractions, expected class numbers")
+    values = values.long()
+    if bool((values < -1).any()):
+        raise ValueError(
+            f"labels: {options.labels!r} holds {int(values.min())}, expected classes from 0, "
+            "or -1 for none"
+        )
+    return values
+
+
+def _label_matrix(values: Tensor, name: str) -> Tensor:
+    if values.dim() != 2:
+        raise ValueError(f"labels: {name!r} has shape {tuple(values.shape)}, expected [n, C]")
+    values = values.float()
+    if not bool((values.isnan() | (values == 0) | (values == 1)).all()):
+        raise ValueError(f"labels: {name!r} holds other values than 0, 1 and NaN")
+    return values

@@ -1,0 +1,66 @@
+"""Stacks of unmodified DGL layers for the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sar.errors import MissingDependencyError
+from sar.nn import DistributedBN1D
+from sar.train.options import ModelOptions
+
+
+class Stack(nn.Module):
+    """Graph layers with ReLU and dropout between them; the last gives the logits.
+
+    Args:
+        convs: modules called as ``conv(graph, x)``.
+        norms: one for each hidden layer, or none.
+        dropout: probability on every layer's input.
+    """
+
+    def __init__(self, convs: list[nn.Module], norms: list[nn.Module], dropout: float) -> None:
+        super().__init__()
+        self.convs, self.norms = nn.ModuleList(convs), nn.ModuleList(norms)
+        self.dropout = dropout
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        """``x`` [n, in_feats] of this rank's nodes to logits [n, num_classes]."""
+        for i, conv in enumerate(self.convs):
+            if i:
+                x = self.norms[i - 1](x) if self.norms else x
+                x = F.relu(x)
+            x = conv(graph, F.dropout(x, self.dropout, self.training))
+        return x
+
+
+def build_model(options: ModelOptions, in_feats: int, num_classes: int) -> Stack:
+    """The model that ``options`` describe, with fresh parameters from torch's generator.
+
+    Raises ``MissingDependencyError`` when DGL, whose layers it is made of, is not installed.
+    """
+    widths = [in_feats] + [options.hidden] * (options.layers - 1) + [num_classes]
+    convs = [_conv(options.model, a, b) for a, b in zip(widths, widths[1:])]
+    norms: list[nn.Module] = []
+    if options.batch_norm:
+        norms = [DistributedBN1D(width) for width in widths[1:-1]]
+    return Stack(convs, norms, options.dropout)
+
+
+def _conv(name: str, in_feats: int, out_feats: int) -> nn.Module:
+    try:
+        from dgl.nn.pytorch import GINConv, GraphConv, SAGEConv
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the built-in models are made of DGL's layers: pip install dgl==1.1.3"
+        ) from error
+    if name == "sage":
+        return SAGEConv(in_feats, out_feats, "mean")
+    if name == "gcn":
+        return GraphConv(in_feats, out_feats, allow_zero_in_degree=True)
+    perceptron = nn.Sequential(
+        nn.Linear(in_feats, out_feats), nn.ReLU(), nn.Linear(out_feats, out_feats)
+    )
+    return GINConv(perceptron, "sum")

@@ -1,0 +1,107 @@
+"""What a training run is asked to do: frozen dataclasses, passed down and stored in checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MODELS = ("sage", "gcn", "gin")
+METRICS = ("accuracy", "f1-micro", "f1-macro", "roc-auc")
+SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The built-in stacks of DGL layers.
+
+    Args:
+        model: ``sage`` (mean), ``gcn`` (symmetric norm, one self loop a node) or ``gin`` (sum).
+        layers: number of graph layers; hidden: width between them.
+        dropout: probability on every layer's input.
+        batch_norm: normalize every hidden layer over the nodes of all ranks.
+    """
+
+    model: str = "sage"
+    layers: int = 3
+    hidden: int = 256
+    dropout: float = 0.0
+    batch_norm: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("model", self.model, MODELS)
+        _at_least("layers", self.layers, 1)
+        _at_least("hidden", self.hidden, 1)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: got {self.dropout}, expected 0 <= dropout < 1")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Which node fields are features and labels.
+
+    Args:
+        features: name of the feature matrix; labels: name of the labels.
+        multilabel: labels are a 0/1 matrix, NaN where unknown.
+        normalize_features: divide each row by the sum of its magnitudes.
+    """
+
+    features: str = "feat"
+    labels: str = "label"
+    multilabel: bool = False
+    normalize_features: bool = False
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The loop.
+
+    Args:
+        epochs: in all, also when resumed. lr, weight_decay: Adam's.
+        schedule: of the learning rate; ``cosine`` falls to 0 over ``epochs``.
+        clip_norm: largest norm of all gradients together; ``None`` does not clip.
+        seed: of initial parameters and dropout.
+        metric: what the accuracy columns hold; ``None`` is accuracy, or f1-micro for multilabel.
+        eval_every, checkpoint_every: epochs between evaluations and checkpoints; the last epoch
+            always has both.
+        progress: show a bar on rank 0.
+    """
+
+    epochs: int = 100
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    clip_norm: float | None = None
+    seed: int = 0
+    metric: str | None = None
+    eval_every: int = 1
+    checkpoint_every: int = 10
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "eval_every", "checkpoint_every"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("seed", self.seed, 0)
+        _one_of("schedule", self.schedule, SCHEDULES)
+        if self.metric is not None:
+            _one_of("metric", self.metric, METRICS)
+        if not self.lr > 0:
+            raise ValueError(f"lr: got {self.lr}, expected more than 0")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay: got {self.weight_decay}, expected 0 or more")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm: got {self.clip_norm}, expected more than 0")
+
+    def metric_for(self, multilabel: bool) -> str:
+        """The metric's name with the default filled in."""
+        return self.metric or ("f1-micro" if multilabel else "accuracy")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(known)}")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: got {type(value).__name__}, expected an int")
+    if value < least:
+        raise ValueError(f"{name}: got {value}, expected at least {least}")

@@ -1,0 +1,246 @@
+"""The training loop: full-batch epochs over all ranks, checkpoints, evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sar.comm import Group, current_group
+from sar.errors import SarError
+from sar.nn import gather_grads, global_mean, sync_params
+from sar.train.checkpoint import (
+    FORMAT,
+    load_checkpoint,
+    random_states,
+    restore_random_state,
+    save_checkpoint,
+)
+from sar.train.data import SPLITS, NodeData
+from sar.train.metrics import score
+from sar.train.options import TrainOptions
+
+Record = dict[str, Any]
+Scheduler = torch.optim.lr_scheduler.LRScheduler
+
+
+class Trainer:
+    """Trains ``model`` on the whole graph; every rank makes one and calls the same methods.
+
+    Args:
+        model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes. Rank
+            0's parameters are given to all.
+        graph: this rank's view of the graph, or whatever the model takes.
+        data: this rank's features, labels and splits, on the model's device.
+        options: the loop.
+        optimizer: Adam over the model's parameters by default.
+        scheduler: of that optimizer's learning rate, stepped once an epoch; by default what
+            ``options.schedule`` says.
+        checkpoint: folder to save in; ``None`` saves nothing.
+        config: plain values stored in the checkpoint, compared when it is resumed.
+        group: the ranks; the current group by default.
+
+    Attributes:
+        epoch: epochs done. history: one record for each of them, see :meth:`fit`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Any,
+        data: NodeData,
+        options: TrainOptions,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Scheduler | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        config: dict[str, Any] | None = None,
+        group: Group | None = None,
+    ) -> None:
+        self.model, self.graph, self.data, self.options = model, graph, data, options
+        self.group = group or current_group()
+        self.config = dict(config or {})
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.epoch = 0
+        self.history: list[Record] = []
+        sync_params(model, group=self.group)
+        self.optimizer = optimizer or torch.optim.Adam(
+            model.parameters(), lr=options.lr, weight_decay=options.weight_decay
+        )
+        self.scheduler = scheduler or self._default_scheduler()
+        self._seed_random()
+
+    def fit(self) -> list[Record]:
+        """Train until ``options.epochs`` epochs are done; collective.
+
+        Returns a record for each epoch: ``epoch`` (from 1), ``loss`` (before the step), the metric
+        as ``train_acc``, ``val_acc`` and ``test_acc`` (after the step; ``None`` where it was not
+        evaluated or the split is empty) and ``seconds`` of the step without the evaluation.
+
+        Raises ``SarError`` on every rank when the loss is not finite, naming the epoch.
+        """
+        with _Progress(self.epoch, self.options, self.group) as bar:
+            while self.epoch < self.options.epochs:
+                begin = time.perf_counter()
+                loss = self.train_epoch()
+                seconds = time.perf_counter() - begin
+                self.epoch += 1
+                scores = self.evaluate() if self._due(self.options.eval_every) else {}
+                record: Record = {"epoch": self.epoch, "loss": loss}
+                record |= {f"{split}_acc": scores.get(split) for split in SPLITS}
+                self.history.append(record | {"seconds": seconds})
+                bar.show(self.history[-1])
+                if self.checkpoint is not None and self._due(self.options.checkpoint_every):
+                    self.save()
+        return self.history
+
+    def train_epoch(self) -> float:
+        """One full-batch step; returns the loss over all ranks' training nodes. Collective."""
+        self.model.train()
+        loss = self.loss(self.model(self.graph, self.data.features))
+        value = float(loss.detach())
+        if not math.isfinite(value):  # equal on every rank, so every rank raises
+            raise SarError(f"epoch {self.epoch + 1}: the loss is {value}; training stopped")
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        gather_grads(self.model, group=self.group)
+        if self.options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        return value
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Mean cross entropy over the training nodes of all ranks; binary for multilabel."""
+        rows = self.data.rows["train"]
+        picked, labels = logits[rows], self._labels()[rows]
+        if not self.data.multilabel:
+            values = F.cross_entropy(picked.float(), labels, reduction="none")
+            return global_mean(values, group=self.group)
+        known = ~labels.isnan()
+        values = F.binary_cross_entropy_with_logits(
+            picked.float(), labels.nan_to_num(0.0), reduction="none"
+        )
+        return global_mean(values, known, group=self.group)
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        """Logits [n, C] of this rank's nodes in evaluation mode; collective."""
+        self.model.eval()
+        return self.model(self.graph, self.data.features)
+
+    def evaluate(self, logits: Tensor | None = None) -> dict[str, float | None]:
+        """The metric on each split over all ranks, ``None`` where undefined; collective."""
+        logits = self.predict() if logits is None else logits
+        metric = self.options.metric_for(self.data.multilabel)
+        scores: dict[str, float | None] = {}
+        for split, rows in self.data.rows.items():
+            value = score(metric, logits[rows], self._labels()[rows], group=self.group)
+            scores[split] = None if math.isnan(value) else value
+        return scores
+
+    def save(self) -> None:
+        """Write the checkpoint; collective."""
+        if self.checkpoint is None:
+            raise ValueError("checkpoint: got None, expected the folder to save in")
+        content = {
+            "format": FORMAT,
+            "epoch": self.epoch,
+            "num_ranks": self.group.size,
+            "random": random_states(self.group),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "history": self.history,
+            "config": self.config,
+        }
+        save_checkpoint(self.checkpoint, content, self.group)
+
+    def resume(self) -> int:
+        """Continue from the checkpoint; returns the epochs it had done. Collective.
+
+        On as many ranks as saved it the run goes on bit for bit; on another number it goes on with
+        fresh random states and a warning. Raises ``ValueError`` on every rank when there is no
+        checkpoint, or it is of another model, graph or options.
+        """
+        if self.checkpoint is None:
+            raise ValueError("checkpoint: got None, expected the folder to resume from")
+        content = load_checkpoint(self.checkpoint, self.group)
+        _check_config(content["config"], self.config)
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.scheduler.load_state_dict(content["scheduler"])
+        self.epoch, self.history = content["epoch"], list(content["history"])
+        if content["num_ranks"] == self.group.size:
+            restore_random_state(content["random"], self.group)
+        else:
+            self._seed_random()
+            if self.group.rank == 0:
+                warnings.warn(
+                    f"the checkpoint was written by {content['num_ranks']} ranks and is resumed "
+                    f"by {self.group.size}: the run continues, but not bit for bit",
+                    stacklevel=2,
+                )
+        return self.epoch
+
+    def _labels(self) -> Tensor:
+        if self.data.labels is None:
+            raise ValueError("data: got no labels, expected some for training or evaluation")
+        return self.data.labels
+
+    def _due(self, every: int) -> bool:
+        return self.epoch % every == 0 or self.epoch == self.options.epochs
+
+    def _default_scheduler(self) -> Scheduler:
+        if self.options.schedule == "cosine":
+            return torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, self.options.epochs)
+        return torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1.0)
+
+    def _seed_random(self) -> None:
+        """Dropout differs between ranks and resumed runs, and is the same for the same seed."""
+        text = f"{self.options.seed} {self.epoch} {self.group.rank}"
+        digest = hashlib.sha256(text.encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _check_config(saved: dict[str, Any], mine: dict[str, Any]) -> None:
+    names = [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]
+    if names:
+        parts = [f"{name} {saved.get(name)!r}, now {mine.get(name)!r}" for name in names]
+        raise ValueError(
+            f"the checkpoint was made with other options: {'; '.join(parts)}. Give the same ones, "
+            "or start anew in another folder"
+        )
+
+
+class _Progress:
+    """A progress bar on rank 0, or nothing."""
+
+    def __init__(self, done: int, options: TrainOptions, group: Group) -> None:
+        self.bar = None
+        if options.progress and group.rank == 0:
+            from tqdm import tqdm
+
+            self.bar = tqdm(initial=done, total=options.epochs, unit="epoch", mininterval=0.5)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def show(self, record: Record) -> None:
+        if self.bar is not None:
+            shown = {name: record[name] for name in ("loss", "val_acc", "test_acc")}
+            text = {name: "-" if v is None else f"{v:.4f}" for name, v in shown.items()}
+            self.bar.set_postfix(text, refresh=False)
+            self.bar.update()
