@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import measure
 
 _GROUPS = {
-    "spmm": ("embedding_bag", "SpMM"),
+    "spmm": ("embedding_bag", "embedding_bag_forward_only", "SpMM"),
     "dense": ("mm", "addmm", "linear", "linear_backward"),
     "rows": ("index_select", "index_add", "index_add_", "gather", "scatter_add_", "index"),
     "exchange": ("post", "wait"),

@@ -41,9 +41,10 @@ class Peak:
     """The largest anonymous memory of a stretch of time.
 
     Attributes:
-        sampled: largest of the readings, a lower bound of the true peak.
+        sampled: the largest reading.
         low, high: what the kernel's exact peak of all resident memory leaves for the anonymous
-            part: less the file pages resident at the end, and less those at the beginning.
+            part: less the file pages resident at the end, and less those at the beginning. The
+            truth lies between them if no file was unmapped meanwhile.
     """
 
     sampled: int
@@ -52,7 +53,7 @@ class Peak:
 
     @property
     def best(self) -> int:
-        """The larger of two lower bounds."""
+        """The larger of two lower bounds; only for a stretch that unmaps no file."""
         return max(self.sampled, self.low)
 
 

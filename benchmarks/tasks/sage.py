@@ -149,7 +149,7 @@ class Sar(Task):
 
     def round_bytes(self) -> int:
         """Most bytes that this rank sends and receives in one round at the widest layer."""
-        plan, policy = self.graph.plan, self.graph.policy
+        plan, policy = self.graph._relation(None).plan, self.graph.policy
         row_bytes = HIDDEN * self.features.element_size()
         rounds = plan.rounds(plan.num_rounds(policy, row_bytes))
         return max(step.num_send + step.num_recv for step in rounds) * row_bytes
