@@ -36,8 +36,11 @@ def all_to_all(
     """
     group = current_group()
     _check_lists(recv_tensors, send_tensors, group.size)
+    dtypes = {part.dtype for part in (*recv_tensors, *send_tensors)}
+    if len(dtypes) > 1:
+        raise ValueError(f"tensors: got dtypes {sorted(map(str, dtypes))}, expected one")
     for recv_slices, send_slices in _slices(recv_tensors, send_tensors):
-        send = torch.cat([part.reshape(-1) for part in send_slices])
+        send = torch.cat([part.detach().reshape(-1) for part in send_slices])
         counts = [part.numel() for part in send_slices], [part.numel() for part in recv_slices]
         got = group.all_to_all(send, *counts)
         for part, values in zip(recv_slices, got.split(counts[1]), strict=True):
@@ -59,7 +62,9 @@ def exchange_tensors(tensors: list[Tensor], recv_sizes: list[int] | None = None)
     send_sizes = [len(part) for part in tensors]
     if recv_sizes is None:
         recv_sizes = exchange_counts(group, send_sizes)
-    return list(group.all_to_all(torch.cat(tensors), send_sizes, recv_sizes).split(recv_sizes))
+    return list(
+        group.all_to_all(torch.cat(tensors).detach(), send_sizes, recv_sizes).split(recv_sizes)
+    )
 
 
 def exchange_single_tensor(
@@ -69,7 +74,7 @@ def exchange_single_tensor(
     group = current_group()
     send_counts, recv_counts = [0] * group.size, [0] * group.size
     send_counts[send_idx], recv_counts[recv_idx] = send_tensor.numel(), recv_tensor.numel()
-    got = group.all_to_all(send_tensor.reshape(-1), send_counts, recv_counts)
+    got = group.all_to_all(send_tensor.detach().reshape(-1), send_counts, recv_counts)
     recv_tensor.copy_(got.view(recv_tensor.shape))
 
 

@@ -135,6 +135,6 @@ class GradientReturn:
             if idx is None:
                 home.add_(grads)
             else:
-                home.index_add_(0, idx, grads)
+                home.index_add_(0, idx.long(), grads)  # twice as fast as int32
             start = stop
         pool.give(flight.recv)

@@ -67,6 +67,7 @@ def initialize_comms(
     device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
     limit = timedelta(seconds=timeout)
     tune_process()
+    _use_named_interface()
     store = None
     if not dist.is_initialized():
         address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
@@ -245,6 +246,18 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
     while not (path.is_file() and path.read_text(encoding="utf-8").strip()):
         time.sleep(0.2)
     return path.read_text(encoding="utf-8").splitlines()[0].strip()
+
+
+def _use_named_interface() -> None:
+    """Tell every backend the interface that ``SAR_SOCKET_NAME`` names, unless told otherwise."""
+    name = os.environ.get("SAR_SOCKET_NAME")
+    if name is None:
+        return
+    known = [interface for _, interface in socket.if_nameindex()]
+    if name not in known:
+        raise ValueError(f"SAR_SOCKET_NAME: got {name!r}, expected one of {', '.join(known)}")
+    for library in ("GLOO", "NCCL", "CCL", "TP"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
 
 
 def _own_address() -> str:

@@ -2,6 +2,15 @@
 
 from sar.kernels.csc import Csc, compress
 from sar.kernels.segment import ExtremeReducer
-from sar.kernels.spmm import spmm, spmm_add, spmm_into, wide_dtype
+from sar.kernels.spmm import Factors, spmm, spmm_add, spmm_into, wide_dtype
 
-__all__ = ["Csc", "ExtremeReducer", "compress", "spmm", "spmm_add", "spmm_into", "wide_dtype"]
+__all__ = [
+    "Csc",
+    "ExtremeReducer",
+    "Factors",
+    "compress",
+    "spmm",
+    "spmm_add",
+    "spmm_into",
+    "wide_dtype",
+]

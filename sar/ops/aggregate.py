@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -10,40 +11,42 @@ from torch.autograd.function import once_differentiable
 
 from sar.comm import GradientReturn, fetch
 from sar.config import Policy
-from sar.kernels import spmm, spmm_add, spmm_into, wide_dtype
+from sar.kernels import Factors, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.relation import Relation
 
 
 def aggregate_forward(
-    relation: Relation, x: Tensor, weight: Tensor | None, policy: Policy
+    relation: Relation, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
 ) -> Tensor:
-    """[num_dst, width] sums in the wide dtype of ``x`` ([num_src, width], contiguous)."""
-    plan, order = relation.plan, weight is not None
+    """[num_dst, width] scaled sums in the wide dtype of ``x`` ([num_src, width], contiguous)."""
+    plan, factors, order = relation.plan, Factors(edge=weight, row=scale), weight is not None
     num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
     rounds = plan.rounds(num_rounds)
     stream = fetch(plan, x, rounds)
-    out = spmm(relation.local(order=order), x, weight)  # while the first rounds are on the wire
+    out = spmm(relation.local(order=order), x, factors)  # while the first rounds are on the wire
     shards = relation.shards(num_rounds, order=order)
     for (_, halo), shard in zip(stream, shards, strict=True):
-        spmm_add(out, shard, halo, weight)
+        spmm_add(out, shard, halo, factors)
     return out
 
 
 def aggregate_backward(
-    relation: Relation, dout: Tensor, weight: Tensor | None, policy: Policy
+    relation: Relation, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
 ) -> Tensor:
     """[num_src, width] gradient of the owned rows, in the wide dtype; no row is fetched."""
-    plan, order = relation.plan, weight is not None
+    if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
+        dout, scale = dout * scale.unsqueeze(1).to(dout.dtype), None
+    plan, factors, order = relation.plan, Factors(edge=weight, gathered=scale), weight is not None
     num_rounds = plan.num_rounds(policy, dout.shape[1] * dout.element_size())
     shards = relation.shards(num_rounds, reverse=True, order=order)
 
     def local() -> Tensor:
-        return spmm(relation.local(reverse=True, order=order), dout, weight)
+        return spmm(relation.local(reverse=True, order=order), dout, factors)
 
     home = GradientReturn(plan, dout.shape[1], dout.dtype, local)
     for step, shard in zip(plan.rounds(num_rounds), shards, strict=True):
         grads = home.buffer(step)
-        spmm_into(grads, shard, dout, weight)
+        spmm_into(grads, shard, dout, factors)
         home.send(step, grads)
     return home.finish()
 
@@ -61,9 +64,10 @@ class _Aggregate(Function):
     out       [num_dst, width]        this rank; not saved
     ========  ======================  =====================================================
 
-    Forward: out = s * A x. Backward: dx = A^T (s * dout), where the rows of A^T that belong to
-    peers are computed here, round by round, and sent home. ``w`` and ``s`` get no gradient; a
-    weight that asks for one takes the path of :mod:`sar.ops.messages`.
+    Forward: out = s * (A x). Backward: dx = A^T (s * dout), where the rows of A^T that belong to
+    peers are computed here, round by round, and sent home; s multiplies inside the sum, so that
+    s * dout is never stored. ``w`` and ``s`` get no gradient; a weight that asks for one takes the
+    path of :mod:`sar.ops.messages`.
     """
 
     @staticmethod
@@ -75,19 +79,15 @@ class _Aggregate(Function):
         relation: Relation,
         policy: Policy,
     ) -> Tensor:
-        out = aggregate_forward(relation, x, weight, policy)
-        if scale is not None:
-            out.mul_(scale.unsqueeze(1))
         ctx.save_for_backward(weight, scale)
         ctx.relation, ctx.policy = relation, policy
-        return out.to(x.dtype)
+        return aggregate_forward(relation, x, weight, scale, policy).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
-        dout = dout.contiguous() if scale is None else dout * scale.to(dout.dtype).unsqueeze(1)
-        dx = aggregate_backward(ctx.relation, dout, weight, ctx.policy)
+        dx = aggregate_backward(ctx.relation, dout.contiguous(), weight, scale, ctx.policy)
         return dx.to(dout.dtype), None, None, None, None
 
 
@@ -104,7 +104,7 @@ def aggregate(
     Returns:
         [num_dst, ...] in the dtype of ``x``.
     """
-    flat = x.reshape(len(x), -1).contiguous()
+    flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     scale = None
     if op == "mean":
         degrees = relation.in_degrees.clamp(min=1)

@@ -123,7 +123,9 @@ def unpack_rows(layout: RowLayout | None, rows: Tensor | None, idx: Tensor) -> l
 
 def rounds_of(spec: MessagePass, layout: RowLayout | None) -> int:
     """Rounds of this pass; forward and backward use the same."""
-    row_bytes = layout.row_bytes if layout is not None else 1
+    row_bytes = (
+        2 * layout.row_bytes if layout is not None else 1
+    )  # backward: rows in, gradients out
     return spec.relation.plan.num_rounds(spec.policy, row_bytes)
 
 

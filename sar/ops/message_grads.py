@@ -1,4 +1,4 @@
-"""Backward of a message pass: stream again, recompute each block under grad, send gradients home."""
+"""Backward of a message pass: stream again, recompute blocks under grad, send gradients home."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class MessageGrads:
             return
         for grad, (low, high) in zip(grads, self.layout.bounds, strict=True):
             if grad is not None:
-                rows = grad.reshape(len(grad), -1).to(target.dtype)
+                rows = grad.reshape(len(grad), high - low).to(target.dtype)
                 target[:, low:high].index_add_(0, idx, rows)
 
     def _src_grads(self, home: Tensor | None) -> list[Tensor | None]:
