@@ -1,4 +1,4 @@
-"""Options: :class:`Policy`, frozen and passed down, and :class:`Config`, the original's switches."""
+"""Options: :class:`Policy`, frozen and passed down; :class:`Config`, the original's switches."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sar.comm.buffers import BufferPool
 
 @dataclass
 class Counters:
-    """Bytes of rows sent to and received from other ranks, and collectives begun, since creation."""
+    """Bytes of rows sent to and received from other ranks, and collectives begun."""
 
     sent_bytes: int = 0
     received_bytes: int = 0

@@ -98,7 +98,7 @@ def construct_full_graph(
     rows = {ntype: torch.arange(partition_data.num_nodes(ntype)) for ntype in book.ntypes}
     relations, edge_frames = {}, {}
     for type_id, etype in enumerate(book.canonical_etypes):
-        shards = partition_data.edges[etype]
+        shards = partition_data.edges[etype].to("cpu")  # the plan is agreed there
         num_src, num_dst = len(rows[etype[0]]), len(rows[etype[2]])
         relations[etype] = build_relation(
             group, shards.src, shards.dst, shards.eid, shards.offsets, num_src, num_dst

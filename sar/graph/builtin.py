@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.errors import NotSupportedError
+from sar.graph.support import not_supported
 from sar.ops import Messages
 
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -55,13 +55,13 @@ def parse_message(func: Any) -> BuiltinMessage | None:
             Operand(_side(func.rhs), func.rhs_field),
         )
         if func.binary_op not in ("add", "sub", "mul", "div", "dot"):
-            raise NotSupportedError(f"message function: got {func.name!r}, which is not supported")
+            raise not_supported(f"message function: got {func.name!r}, which is not supported")
         return BuiltinMessage(func.binary_op, lhs, rhs, func.out_field)
     if hasattr(func, "in_field"):
         return BuiltinMessage(
             "copy", Operand(_side(func.target), func.in_field), None, func.out_field
         )
-    raise NotSupportedError(f"message function: got {func!r}, expected a dgl.function message")
+    raise not_supported(f"message function: got {func!r}, expected a dgl.function message")
 
 
 def parse_reduce(func: Any) -> BuiltinReduce:
@@ -72,13 +72,13 @@ def parse_reduce(func: Any) -> BuiltinReduce:
     """
     if not hasattr(func, "msg_field"):
         if callable(func):
-            raise NotSupportedError(
+            raise not_supported(
                 "reduce function: got a user-defined function over a mailbox, "
                 f"expected one of dgl.function's {', '.join(REDUCTIONS)}"
             )
         raise TypeError(f"reduce function: got {type(func).__name__}, expected a dgl.function")
     if func.name not in REDUCTIONS:
-        raise NotSupportedError(
+        raise not_supported(
             f"reduce function: got {func.name!r}, expected one of {', '.join(REDUCTIONS)}"
         )
     return BuiltinReduce(func.name, func.msg_field, func.out_field)
@@ -89,7 +89,7 @@ def _side(target: Any) -> str:
     codes = {0: "u", 1: "v", 2: "e"}
     side = codes.get(target) if isinstance(target, int) else _SIDES.get(str(target))
     if side is None:
-        raise NotSupportedError(f"message operand: got {target!r}, expected u, v or e")
+        raise not_supported(f"message operand: got {target!r}, expected u, v or e")
     return side
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.errors import NotSupportedError
 from sar.graph.store import EType, GraphStore
-from sar.graph.support import called_from
+from sar.graph.support import called_from, not_supported
 
 
 class Counts:
@@ -91,7 +90,7 @@ class Counts:
         Raises ``NotSupportedError`` inside a DGL readout, which would reduce over this rank only.
         """
         if called_from("dgl.readout"):
-            raise NotSupportedError(
+            raise not_supported(
                 "readout: DGL's graph readouts reduce this rank's rows only; reduce over all ranks "
                 "with sar.global_mean or graph.group.all_reduce"
             )
@@ -100,5 +99,5 @@ class Counts:
     def batch_num_edges(self, etype: str | EType | None = None) -> Tensor:
         """int64 [1] edges of this rank; raises like :meth:`batch_num_nodes`."""
         if called_from("dgl.readout"):
-            raise NotSupportedError("readout: DGL's graph readouts reduce this rank's edges only")
+            raise not_supported("readout: DGL's graph readouts reduce this rank's edges only")
         return torch.tensor([self.num_edges(etype)], device=self._store.device)

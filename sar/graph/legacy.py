@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,10 +10,32 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.errors import NotSupportedError
+from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.partition.book import PartitionBook
 
 ONE_SHOT = Policy(rounds=1, rematerialize=False)
+
+
+class NodeSpace:
+    """``graph.nodes``: called, the rows of the part; indexed by type, an object with ``data``."""
+
+    def __init__(self, graph: OriginalMembers) -> None:
+        self._graph = graph
+
+    def __call__(self, ntype: str | None = None) -> Tensor:
+        return self._graph.srcnodes(ntype)
+
+    def __getitem__(self, ntype: str | None) -> TypeData:
+        self._graph.srcnodes(ntype)  # raises for an unknown type, or none where there are several
+        return TypeData(self._graph._store.src_frames[ntype or self._graph.srctypes[0]])
+
+
+@dataclass(frozen=True)
+class TypeData:
+    """The columns of one type, as ``data``."""
+
+    data: Frame
 
 
 class OriginalMembers:
@@ -40,7 +63,10 @@ class OriginalMembers:
         """int64 rows of the part (inside the type) that the destination rows are."""
         return self._rows(self._store.dst_rows, self.dsttypes, ntype)
 
-    nodes = srcnodes
+    @property
+    def nodes(self) -> NodeSpace:
+        """``graph.nodes(ntype)`` gives rows, ``graph.nodes[ntype].data`` columns, as in DGL."""
+        return NodeSpace(self)
 
     def _part_rows(self, rows: dict[str, Tensor], types: list[str]) -> Tensor:
         """Rows of the part over all types, types one after the other."""

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.config import Policy, current_policy
-from sar.errors import NotSupportedError
 from sar.graph import passing, transform
 from sar.graph.counts import Counts
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.legacy import OriginalMembers
 from sar.graph.store import EType, GraphStore
-from sar.graph.support import UnsupportedMember, calling_layer
+from sar.graph.support import UnsupportedMember, calling_layer, not_supported
 from sar.ops import Relation
 
 ALL = "__ALL__"  # dgl.ALL
@@ -272,10 +271,8 @@ class ShardedGraph(Counts, OriginalMembers):
 
     @property
     def _graph(self) -> Any:
-        layer = calling_layer()
-        raise NotSupportedError(
-            f"{layer or 'this call'}: needs DGL's own kernels on the whole graph, "
-            "which a sharded graph does not have"
+        raise not_supported(
+            "needs DGL's own kernels on the whole graph, which a sharded graph does not have"
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -24,6 +24,12 @@ def calling_layer() -> str | None:
     return None
 
 
+def not_supported(problem: str) -> NotSupportedError:
+    """An error that begins with the layer whose code asked for it."""
+    layer = calling_layer()
+    return NotSupportedError(f"{layer}: {problem}" if layer else problem)
+
+
 def called_from(module: str) -> bool:
     """True when code of ``module`` is among the callers."""
     frame = sys._getframe(1)

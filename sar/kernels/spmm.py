@@ -1,4 +1,4 @@
-"""Sums of gathered rows over the edges of a :class:`Csc`: out_i = s_i sum_e w_e t_{j(e)} x_{j(e)}."""
+"""Sums of gathered rows over the edges of a :class:`Csc`: out_i = s_i sum_e w_e t_j x_j."""
 
 from __future__ import annotations
 
