@@ -16,7 +16,6 @@ from harness import pool
 from sar.comm import is_initialized
 
 _PATIENCE = 3.0  # seconds that something on its way out may take
-_OWN_VARIABLES = {"PYTEST_CURRENT_TEST"}
 _CACHES = {".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache", "__pycache__"}
 
 
@@ -75,7 +74,8 @@ def _differences(before: State, after: State) -> list[str]:
 
 
 def _own(variable: str) -> bool:
-    return variable in _OWN_VARIABLES
+    """pytest's, and what torch sets for itself when an optimizer first imports its compiler."""
+    return variable == "PYTEST_CURRENT_TEST" or variable.startswith("TORCHINDUCTOR_")
 
 
 def _helper(thread: threading.Thread) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness import models
-from harness.compare import TOLERANCE, assert_close, assert_gradients_close
+from harness.compare import TOLERANCE, assert_close, assert_gradients_close, relative_error
 from harness.graphs import sample, to_dgl
 
 STEPS = 5
@@ -137,14 +137,16 @@ def reference(setting: Setting) -> Outcome:
 
 
 @cache
-def _reference(setting: Setting) -> Outcome:
+def _reference(setting: Setting, compute: torch.dtype = torch.float64) -> Outcome:
+    """``setting.dtype`` rounds the inputs and the parameters; ``compute`` is what DGL runs in."""
     whole = to_dgl(sample(models.sample_graph(setting.model)))
-    model = models.build(setting.model).to(setting.dtype).double()
+    model = models.build(setting.model).to(setting.dtype).to(compute)
     graphs = whole_blocks(whole, train_nodes(whole), 2) if setting.mfgs else [whole, whole]
 
     def values(data: Any) -> dict[str, Tensor]:
         return {
-            k: v.to(setting.dtype).double() if v.is_floating_point() else v for k, v in data.items()
+            k: v.to(setting.dtype).to(compute) if v.is_floating_point() else v
+            for k, v in data.items()
         }
 
     src, dst = graphs[0], graphs[1]
@@ -162,8 +164,26 @@ def _reference(setting: Setting) -> Outcome:
     def mean(rows: Tensor, mask: Tensor) -> Tensor:
         return rows[mask].mean()
 
-    with models.default_dtype(setting.model, torch.float64):
+    with models.default_dtype(setting.model, compute):
         return train(model, inputs, mean, lambda net: None, setting.optimizers)
+
+
+@cache
+def rounding_of_dgl(model: str, mfgs: bool) -> float:
+    """Largest relative error of a gradient when DGL itself runs the model in bfloat16.
+
+    Dense layers and the loss round too: two layers of most models leave 1e-2 behind before any
+    row has crossed a wire.
+    """
+    setting = Setting(model, mfgs=mfgs, dtype=torch.bfloat16)
+    want = reference(setting)
+    got = _reference(replace(setting, optimizers=()), torch.bfloat16)
+    errors = [relative_error(got.input_grads[t], g) for t, g in want.input_grads.items()]
+    largest = max(float(g.abs().max()) for g in want.grads.values() if g is not None)
+    for key, grad in want.grads.items():
+        if grad is not None and float(grad.abs().max()) > 1e-9 * largest:
+            errors.append(relative_error(got.grads[key], grad))
+    return max(errors)
 
 
 def train_nodes(whole: Any) -> dict[str, Tensor]:
@@ -229,9 +249,8 @@ def part_inputs(data: Any, setting: Setting, policy: Any) -> Inputs:
     else:
         graphs = [sar.construct_full_graph(data, policy)] * 2
 
-    def rows(key: str, ntype: str, ids: Tensor) -> Tensor:
-        value = data.node_features[f"{ntype}/{key}"]
-        return value[ids - int(data.book.node_ranges[ntype][data.part_id, 0])]
+    def rows(key: str, ntype: str, idx: Tensor) -> Tensor:
+        return data.node_features[f"{ntype}/{key}"][idx]
 
     def edge_rows(graph: Any, etype: tuple[str, str, str]) -> dict[str, Tensor]:
         start = int(data.book.edge_ranges[etype][data.part_id, 0])
@@ -241,8 +260,8 @@ def part_inputs(data: Any, setting: Setting, policy: Any) -> Inputs:
         return {n: v.to(setting.dtype) if n == "weight" else v for n, v in found.items()}
 
     first, last = graphs[0], graphs[-1]
-    src = {t: first.srcnodes[t].data[dgl.NID] for t in first.srctypes}
-    dst = {t: last.dstnodes[t].data[dgl.NID] for t in last.dsttypes}
+    src = {t: first.srcnodes(t) for t in first.srctypes}
+    dst = {t: last.dstnodes(t) for t in last.dsttypes}
     return Inputs(
         graphs,
         [{e: edge_rows(g, e) for e in g.canonical_etypes} for g in graphs],
@@ -273,8 +292,13 @@ def start_state(setting: Setting) -> dict[str, Tensor]:
 
 
 def check(setting: Setting, ranks: list[Outcome]) -> None:
-    """Every rank's outcome against the reference, within the bounds of the dtype."""
-    want, dtype = reference(setting), setting.dtype
+    """Every rank's outcome against the reference, within the bounds of the dtype.
+
+    In bfloat16 a gradient may be three times as far off as the worst of DGL's own in bfloat16.
+    """
+    want, dtype, at_least = reference(setting), setting.dtype, 0.0
+    if dtype == torch.bfloat16:
+        at_least = 3 * rounding_of_dgl(setting.model, setting.mfgs)
     for ntype, rows in want.logits.items():
         got = gathered([r.logits[ntype] for r in ranks], [r.out_ids[ntype] for r in ranks])
         expected = gathered([rows], [want.out_ids[ntype]])
@@ -284,12 +308,12 @@ def check(setting: Setting, ranks: list[Outcome]) -> None:
         for t in want.input_grads
     }
     want_inputs = {t: gathered([g], [want.in_ids[t]]) for t, g in want.input_grads.items()}
-    assert_gradients_close(got_inputs, want_inputs, dtype, "gradient of the input")
+    assert_gradients_close(got_inputs, want_inputs, dtype, "gradient of the input", at_least)
     for rank, outcome in enumerate(ranks):
         assert outcome.loss == ranks[0].loss, f"rank {rank} has its own loss"
         error = abs(outcome.loss - want.loss) / abs(want.loss)
         assert error <= TOLERANCE[dtype], f"loss: relative error {error:.3g}"
-        assert_gradients_close(outcome.grads, want.grads, dtype)
+        assert_gradients_close(outcome.grads, want.grads, dtype, at_least=at_least)
         for name, stepped in outcome.stepped.items():
             _check_stepped(name, stepped, want.stepped[name], dtype)
 

@@ -1,0 +1,49 @@
+"""Inputs that every rank cuts out of the same whole tensors, and results put together again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.parts import joined
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+
+EDGE_KEY = ":".join(ETYPE_HOMO)
+
+
+def whole(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
+    """[count, *shape] float64, of either sign, at least 0.5 from zero (so that it can divide)."""
+    rng = torch.Generator().manual_seed(seed)
+    size = torch.rand(count, *shape, generator=rng, dtype=torch.float64) + 0.5
+    sign = torch.randint(2, (count, *shape), generator=rng) * 2 - 1
+    return size * sign
+
+
+class Part:
+    """One rank's graph and the original ids of its rows; homogeneous."""
+
+    def __init__(self, group: Any, json_path: str, policy: Any = None) -> None:
+        import sar
+
+        self.data = sar.load_dgl_partition_data(json_path, group.rank, "cpu")
+        self.graph = sar.construct_full_graph(self.data, policy)
+        self.nodes = self.data.node_features[f"{NTYPE_HOMO}/orig_id"]
+        self.edges = self.data.edge_features[f"{EDGE_KEY}/orig_eid"]
+
+    def node_rows(self, values: Tensor, grad: bool = True) -> Tensor:
+        return values[self.nodes].requires_grad_(grad)
+
+    def edge_rows(self, values: Tensor, grad: bool = True) -> Tensor:
+        return values[self.edges].requires_grad_(grad)
+
+
+def join_nodes(parts: list[dict], key: str, total: int) -> Tensor:
+    """The ranks' ``key`` by original node id; each part also holds ``nodes``."""
+    return joined([p[key] for p in parts], [p["nodes"] for p in parts], total)
+
+
+def join_edges(parts: list[dict], key: str, total: int) -> Tensor:
+    """The ranks' ``key`` by original edge id; each part also holds ``edges``."""
+    return joined([p[key] for p in parts], [p["edges"] for p in parts], total)

@@ -1,0 +1,596 @@
+"""update_all and apply_edges for every built-in message, and for user functions, against DGL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+import pytest
+import torch
+from dgl import function as fn
+from harness import WorkerPool, assert_close, assert_gradients_close, run_threads
+from harness.graphs import mixed, to_dgl
+from harness.parts import Cutter, global_order
+from harness.rows import Part, join_edges, join_nodes, whole
+from torch import Tensor, nn
+
+import sar
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+BINARY = [
+    f"{lhs}_{op}_{rhs}"
+    for op in ("add", "sub", "mul", "div", "dot")
+    for lhs in "uve"
+    for rhs in "uve"
+    if lhs != rhs
+]
+MESSAGES = ["copy_u", "copy_e", *BINARY]
+REDUCES = ["sum", "mean", "max", "min"]
+# Feature shapes of u, v and e: equal, one number an edge, scalars, broadcast on both sides.
+SHAPES = {
+    "equal": ((5,), (5,), (5,)),
+    "scalar edge": ((5,), (5,), (1,)),
+    "no feature dimension": ((), (), ()),
+    "broadcast": ((3, 1), (1, 4), (3, 4)),
+    "scalar node": ((2, 3), (1,), (1, 1)),
+}
+POLICIES = [
+    sar.Policy(rounds=1),
+    sar.Policy(rounds=2, rematerialize=False),
+    sar.Policy(),
+    sar.Policy(rounds=1, rematerialize=False, block_bytes=64),
+    sar.Policy(block_bytes=1000),
+]
+
+
+def message_function(name: str) -> Any:
+    make = getattr(fn, name)
+    if name.startswith("copy"):
+        return make(name[-1], "m")
+    return make(name[0], name[-1], "m")
+
+
+def inputs(graph: GraphArrays, shapes: tuple) -> dict[str, Tensor]:
+    num_nodes, num_edges = graph.num_nodes[NTYPE_HOMO], len(graph.edges[ETYPE_HOMO][0])
+    counts = {"u": num_nodes, "v": num_nodes, "e": num_edges}
+    return {
+        side: whole(counts[side], shape, seed)
+        for seed, (side, shape) in enumerate(zip("uve", shapes, strict=True))
+    }
+
+
+def weight_of(rows: Tensor) -> Tensor:
+    """Different for every element, so that no gradient vanishes by symmetry."""
+    steps = torch.arange(rows[:1].numel(), dtype=torch.float64).view(rows[:1].shape)
+    return 1 + 0.37 * torch.cos(steps + 1)
+
+
+def run_message(graph: Any, name: str, reduce: str, sides: dict[str, Tensor], ids: Tensor) -> dict:
+    """Output of update_all (or, for ``edges``, apply_edges) and the gradients of all inputs."""
+    used = set(name[-1]) if name.startswith("copy") else {name[0], name[-1]}
+    with graph.local_scope():
+        graph.srcdata["u"], graph.dstdata["v"] = sides["u"], sides["v"]
+        graph.edata["e"] = sides["e"]
+        if reduce == "edges":
+            graph.apply_edges(message_function(name))
+            out = graph.edata["m"]
+        else:
+            graph.update_all(message_function(name), getattr(fn, reduce)("m", "out"))
+            out = graph.dstdata["out"]
+    scale = weight_of(out) * (1 + 0.1 * ids.double().cos()).view(-1, *[1] * (out.dim() - 1))
+    wanted = [sides[side] for side in sorted(used)]
+    grads = torch.autograd.grad((out * scale.to(out.dtype)).sum(), wanted)
+    return {"out": out.detach(), **dict(zip(sorted(used), grads, strict=True))}
+
+
+def case_message(
+    group: Any, path: str, name: str, reduces: list[str], shapes: list[str], policy: sar.Policy,
+    dtype: torch.dtype,
+) -> dict:  # fmt: skip
+    part = Part(group, path, policy)
+    graph = mixed()
+    results: dict[str, Any] = {"nodes": part.nodes, "edges": part.edges}
+    for shape in shapes:
+        values = {k: v.to(dtype) for k, v in inputs(graph, SHAPES[shape]).items()}
+        sides = {s: part.node_rows(values[s]) for s in "uv"} | {"e": part.edge_rows(values["e"])}
+        for reduce in reduces:
+            ids = part.edges if reduce == "edges" else part.nodes
+            found = run_message(part.graph, name, reduce, sides, ids)
+            assert found["out"].dtype == dtype
+            results |= {f"{shape} {reduce} {key}": value for key, value in found.items()}
+    return results
+
+
+def expected_message(
+    name: str, reduces: list[str], shapes: list[str], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    graph = mixed()
+    one = to_dgl(graph)
+    results = {}
+    for shape in shapes:
+        values = inputs(graph, SHAPES[shape])
+        sides = {k: v.to(dtype).double().requires_grad_() for k, v in values.items()}
+        for reduce in reduces:
+            ids = torch.arange(one.num_edges() if reduce == "edges" else one.num_nodes())
+            found = run_message(one, name, reduce, sides, ids)
+            results |= {f"{shape} {reduce} {key}": value for key, value in found.items()}
+    return results
+
+
+def shapes_for(name: str) -> list[str]:
+    """DGL's dot wants equal last dimensions; a broadcast copy is a copy."""
+    if name.startswith("copy"):
+        return ["equal", "no feature dimension", "broadcast"]
+    return ["equal"] if "dot" in name else list(SHAPES)
+
+
+def check_message(parts: list[dict], want: dict[str, Tensor], dtype: torch.dtype) -> None:
+    graph = mixed()
+    for key, expected in want.items():
+        *_, reduce, what = key.split()
+        on_edges = what == "e" or (reduce == "edges" and what == "out")
+        join = join_edges if on_edges else join_nodes
+        total = len(graph.edges[ETYPE_HOMO][0]) if on_edges else graph.num_nodes[NTYPE_HOMO]
+        got = join(parts, key, total)
+        assert_close(got, expected, key, dtype)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_message_and_reduction(name: str, partitioned: Cutter) -> None:
+    number = MESSAGES.index(name)
+    size, method = [(3, "random"), (4, "adversarial"), (2, "metis"), (1, "metis")][number % 4]
+    path = partitioned(mixed(), size, method)
+    policy, shapes = POLICIES[number % len(POLICIES)], shapes_for(name)
+    reduces = [*REDUCES, "edges"]
+    parts = run_threads(size, case_message, path, name, reduces, shapes, policy, torch.float64)
+    want = expected_message(name, reduces, shapes, torch.float64)
+    check_message(parts, want, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["copy_u", "copy_e", "u_mul_e", "u_add_v", "v_sub_u", "u_dot_v", "e_div_u"]
+)
+def test_messages_keep_their_dtype(name: str, dtype: torch.dtype, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 3, "random")
+    shapes = shapes_for(name)[:2]
+    # Rounding makes ties in bfloat16, which DGL gives to other edges: see the tests of ties.
+    reduces = ["sum", "mean", "edges"] + (["max", "min"] if dtype == torch.float32 else [])
+    parts = run_threads(3, case_message, path, name, reduces, shapes, sar.Policy(rounds=2), dtype)
+    check_message(parts, expected_message(name, reduces, shapes, dtype), dtype)
+
+
+@pytest.mark.parametrize("name", ["copy_u", "u_mul_e", "u_sub_v", "v_dot_u"])
+def test_messages_over_processes(
+    name: str, partitioned: Cutter, processes: WorkerPool
+) -> None:
+    path = partitioned(mixed(), 4, "random")
+    reduces, shapes, policy = [*REDUCES, "edges"], shapes_for(name), sar.Policy()
+    parts = processes.run(
+        4, case_message, path, name, reduces, shapes, policy, torch.float64, timeout=20.0
+    )
+    check_message(parts, expected_message(name, reduces, shapes, torch.float64), torch.float64)
+
+
+def test_all_of_dgl_s_messages_are_tested() -> None:
+    known = {n for n in dir(fn) if n[:2] in ("u_", "v_", "e_", "co") and callable(getattr(fn, n))}
+    known -= {"copy_src", "copy_edge"}  # old spellings
+    assert {n for n in known if n.startswith("copy_") or n.split("_")[1] in
+            ("add", "sub", "mul", "div", "dot")} == set(MESSAGES)  # fmt: skip
+
+
+# aggregate(), the same without DGL's names.
+
+
+def case_aggregate(group: Any, path: str, op: str, weighted: bool) -> dict:
+    part = Part(group, path, sar.Policy(rounds=2))
+    values = inputs(mixed(), SHAPES["equal"])
+    x = part.node_rows(values["u"])
+    weight = part.edge_rows(values["e"][:, 0].contiguous()) if weighted else None
+    out = part.graph.aggregate(x, op, edge_weight=weight)
+    (out * weight_of(out)).sum().backward()
+    result = {"nodes": part.nodes, "edges": part.edges, "out": out.detach(), "x": x.grad}
+    return result | ({"weight": weight.grad} if weight is not None else {})
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("op", REDUCES)
+def test_aggregate(op: str, weighted: bool, partitioned: Cutter) -> None:
+    graph = mixed()
+    parts = run_threads(3, case_aggregate, partitioned(graph, 3, "random"), op, weighted)
+    one, values = to_dgl(graph), inputs(graph, SHAPES["equal"])
+    x, weight = values["u"].requires_grad_(), values["e"][:, :1].clone().requires_grad_()
+    one.ndata["u"], one.edata["e"] = x, weight
+    message = fn.u_mul_e("u", "e", "m") if weighted else fn.copy_u("u", "m")
+    one.update_all(message, getattr(fn, op)("m", "out"))
+    out = one.ndata["out"]
+    (out * weight_of(out)).sum().backward()
+    assert_close(join_nodes(parts, "out", len(out)), out, "out", torch.float64)
+    assert_close(join_nodes(parts, "x", len(out)), x.grad, "gradient of x", torch.float64)
+    if weighted:
+        got = join_edges(parts, "weight", one.num_edges())
+        assert_close(got, weight.grad.view(-1), "gradient of the weight", torch.float64)
+
+
+# User functions with parameters of their own.
+
+
+class EdgeNet(nn.Module):
+    """A message of all three sides through layers that belong to the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.both = nn.Linear(5, 6), nn.Linear(12, 6)
+        self.edge, self.free = nn.Linear(5, 6, bias=False), nn.Parameter(torch.ones(6) * 0.7)
+        self.double()
+
+    def forward(self, graph: Any, u: Tensor, v: Tensor, e: Tensor, reduce: str) -> Tensor:
+        derived = torch.tanh(self.free * 2)  # captured, but no leaf: its history lies outside
+
+        def message(edges: Any) -> dict[str, Tensor]:
+            source = torch.tanh(self.source(edges.src["u"]))
+            joint = torch.cat([source * derived, self.edge(edges.data["e"])], 1)
+            return {"m": self.both(joint) * edges.dst["v"][:, :1], "other": source}
+
+        with graph.local_scope():
+            graph.srcdata["u"], graph.dstdata["v"], graph.edata["e"] = u, v, e
+            if reduce == "edges":
+                graph.apply_edges(message)
+                return torch.cat([graph.edata["m"], graph.edata["other"]], 1)
+            graph.update_all(message, getattr(fn, reduce)("m", "out"))
+            return graph.dstdata["out"] + derived
+
+
+def edge_net() -> EdgeNet:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return EdgeNet()
+
+
+def run_net(net: EdgeNet, graph: Any, sides: dict[str, Tensor], reduce: str) -> dict:
+    out = net(graph, sides["u"], sides["v"], sides["e"], reduce)
+    (out * weight_of(out)).sum().backward()
+    return {"out": out.detach(), **{side: rows.grad for side, rows in sides.items()}}
+
+
+def case_net(group: Any, path: str, reduce: str, policy: sar.Policy, state: dict) -> dict:
+    part = Part(group, path, policy)
+    values = inputs(mixed(), SHAPES["equal"])
+    sides = {s: part.node_rows(values[s]) for s in "uv"} | {"e": part.edge_rows(values["e"])}
+    net = EdgeNet()
+    net.load_state_dict(state)
+    results = run_net(net, part.graph, sides, reduce)
+    sar.gather_grads(net)
+    grads = {name: p.grad for name, p in net.named_parameters()}
+    return results | {"nodes": part.nodes, "edges": part.edges, "grads": grads}
+
+
+def check_net(parts: list[dict], reduce: str) -> None:
+    graph, net = mixed(), edge_net()
+    one = to_dgl(graph)
+    sides = {k: v.requires_grad_() for k, v in inputs(graph, SHAPES["equal"]).items()}
+    want = run_net(net, one, sides, reduce)
+    if reduce != "edges":  # `derived` is added once per node there, but once per node here, too
+        assert_close(join_nodes(parts, "out", one.num_nodes()), want["out"], "out", torch.float64)
+    else:
+        assert_close(join_edges(parts, "out", one.num_edges()), want["out"], "out", torch.float64)
+    for side in "uv":
+        got = join_nodes(parts, side, one.num_nodes())
+        assert_close(got, want[side], f"gradient of {side}", torch.float64)
+    got = join_edges(parts, "e", one.num_edges())
+    assert_close(got, want["e"], "gradient of e", torch.float64)
+    for part in parts:
+        expected = {name: p.grad for name, p in net.named_parameters()}
+        assert_gradients_close(part["grads"], expected, torch.float64)
+
+
+@pytest.mark.parametrize("reduce", [*REDUCES, "edges"])
+def test_user_messages_with_parameters(reduce: str, partitioned: Cutter) -> None:
+    for size, method, policy in (
+        (3, "random", POLICIES[0]),
+        (4, "adversarial", POLICIES[2]),
+        (3, "metis", POLICIES[3]),
+        (1, "metis", POLICIES[4]),
+    ):
+        path = partitioned(mixed(), size, method)
+        state = edge_net().state_dict()
+        check_net(run_threads(size, case_net, path, reduce, policy, state), reduce)
+
+
+def test_user_messages_over_processes(partitioned: Cutter, processes: WorkerPool) -> None:
+    path = partitioned(mixed(), 3, "random")
+    state = edge_net().state_dict()
+    check_net(processes.run(3, case_net, path, "max", sar.Policy(), state), "max")
+
+
+def case_dropout(group: Any, path: str, policy: sar.Policy) -> dict:
+    part = Part(group, path, policy)
+    x = part.node_rows(inputs(mixed(), SHAPES["equal"])["u"])
+    drop = nn.Dropout(0.5)
+    graph = part.graph
+    graph.srcdata["x"] = x
+    graph.update_all(lambda edges: {"m": drop(edges.src["x"])}, fn.sum("m", "out"))
+    out = graph.dstdata["out"]
+    out.sum().backward()
+    return {"nodes": part.nodes, "out": out.detach(), "x": x.detach(), "grad": x.grad}
+
+
+def test_dropout_in_a_message_drops_the_same_in_backward(partitioned: Cutter) -> None:
+    """Dropout is linear: the sum of the outputs is the product of inputs and gradients."""
+    for policy in POLICIES:
+        parts = run_threads(3, case_dropout, partitioned(mixed(), 3, "random"), policy)
+        total = sum(float(p["out"].sum()) for p in parts)
+        assert total == pytest.approx(sum(float((p["x"] * p["grad"]).sum()) for p in parts))
+        degrees = to_dgl(mixed()).out_degrees().double()
+        grads = join_nodes(parts, "grad", len(degrees))
+        assert set((grads / 2).unique().tolist()) <= set(range(int(degrees.max()) + 1))
+        assert not torch.equal(grads, degrees.view(-1, 1).expand_as(grads))
+
+
+# apply_edges on a subset.
+
+
+def case_subset(group: Any, path: str, kind: str) -> dict:
+    part = Part(group, path, sar.Policy(rounds=1))
+    values = inputs(mixed(), SHAPES["equal"])
+    graph, x = part.graph, part.node_rows(values["u"])
+    weight = torch.full((5,), 2.0, dtype=torch.float64, requires_grad=True)
+    graph.srcdata["x"] = graph.dstdata["x"] = x
+    if kind == "keep":
+        graph.edata["m"] = part.edge_rows(values["e"], grad=False)
+    for remainder in (0, 1):
+        eids = (part.edges % 3 == remainder).nonzero().view(-1)
+        if kind == "builtin":
+            graph.apply_edges(fn.u_sub_v("x", "x", "m"), eids)
+        elif len(eids) or kind != "skip":  # some layers call only where there are such edges
+            graph.apply_edges(
+                lambda edges: {"m": edges.src["x"] * weight * (remainder + 1) + edges.dst["x"]},  # noqa: B023
+                eids,
+            )
+    if kind == "skip":  # such a column is reduced, by a call that every rank makes
+        graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+        out = graph.dstdata["out"]
+    else:
+        out = graph.edata["m"]
+    (out * weight_of(out)).sum().backward()
+    group.all_reduce(weight.grad if weight.grad is not None else torch.zeros_like(weight))
+    return {
+        "nodes": part.nodes, "edges": part.edges, "out": out.detach(), "x": x.grad,
+        "weight": weight.grad,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["builtin", "udf", "skip", "keep"])
+def test_apply_edges_on_some_edges(kind: str, partitioned: Cutter) -> None:
+    graph = mixed()
+    values = inputs(graph, SHAPES["equal"])
+    x = values["u"].requires_grad_()
+    weight = torch.full((5,), 2.0, dtype=torch.float64, requires_grad=True)
+    src, dst = graph.edges[ETYPE_HOMO]
+    eids = torch.arange(len(src)) % 3
+    want = values["e"].clone() if kind == "keep" else torch.zeros(len(src), 5, dtype=torch.float64)
+    for remainder in (0, 1):
+        rows = (eids == remainder).nonzero().view(-1)
+        if kind == "builtin":
+            new = x[src[rows]] - x[dst[rows]]
+        else:
+            new = x[src[rows]] * weight * (remainder + 1) + x[dst[rows]]
+        want = want.index_copy(0, rows, new)
+    if kind == "skip":
+        want = torch.zeros(len(x), 5, dtype=torch.float64).index_add(0, dst, want)
+    (want * weight_of(want)).sum().backward()
+    for size, method in ((3, "random"), (4, "adversarial")):
+        parts = run_threads(size, case_subset, partitioned(graph, size, method), kind)
+        out = join_nodes(parts, "out", len(x)) if kind == "skip" else None
+        out = join_edges(parts, "out", len(src)) if out is None else out
+        assert_close(out, want, "out", torch.float64)
+        assert_close(join_nodes(parts, "x", len(x)), x.grad, "gradient", torch.float64)
+        if kind != "builtin":
+            assert_close(parts[0]["weight"], weight.grad, "weight", torch.float64)
+
+
+# What differs from DGL on purpose: ties, and values that are not finite.
+
+LEVELS = 3  # distinct values, so that most maxima are shared
+
+
+def tied_inputs(graph: GraphArrays) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(9)
+    nodes = torch.randint(LEVELS, (graph.num_nodes[NTYPE_HOMO], 4), generator=rng).double()
+    edges = torch.randint(1, LEVELS, (len(graph.edges[ETYPE_HOMO][0]), 4), generator=rng).double()
+    return nodes, edges
+
+
+def case_ties(
+    group: Any, path: str, reduce: str, weighted: bool, policy: sar.Policy, dtype: torch.dtype
+) -> dict:
+    part = Part(group, path, policy)
+    nodes, edges = (t.to(dtype) for t in tied_inputs(mixed()))
+    x, e = part.node_rows(nodes), part.edge_rows(edges)
+    part.graph.srcdata["x"], part.graph.edata["e"] = x, e
+    message = fn.u_mul_e("x", "e", "m") if weighted else fn.copy_u("x", "m")
+    part.graph.update_all(message, getattr(fn, reduce)("m", "out"))
+    out = part.graph.dstdata["out"]
+    out.sum().backward()
+    results = {"nodes": part.nodes, "edges": part.edges, "out": out.detach(), "x": x.grad}
+    return results | ({"e": e.grad} if weighted else {})
+
+
+def dgl_in_global_order(path: str, size: int, reduce: str, weighted: bool) -> dict[str, Tensor]:
+    """float64 DGL on the graph rebuilt in global-id order, mapped back to original ids."""
+    graph = mixed()
+    nodes, edges = tied_inputs(graph)
+    src, dst, eids = global_order(path, size, ETYPE_HOMO)
+    from harness.parts import load_all
+
+    nids = torch.cat([p.node_features[f"{NTYPE_HOMO}/orig_id"] for p in load_all(path, size)])
+    one = dgl.graph((src, dst), num_nodes=len(nids))
+    x, e = nodes[nids].requires_grad_(), edges[eids].requires_grad_()
+    one.ndata["x"], one.edata["e"] = x, e
+    message = fn.u_mul_e("x", "e", "m") if weighted else fn.copy_u("x", "m")
+    one.update_all(message, getattr(fn, reduce)("m", "out"))
+    one.ndata["out"].sum().backward()
+    want = {"out": torch.empty_like(nodes), "x": torch.empty_like(nodes), "e": torch.zeros(0)}
+    want["out"][nids], want["x"][nids] = one.ndata["out"].detach(), x.grad
+    if weighted:
+        want["e"] = torch.empty_like(edges)
+        want["e"][eids] = e.grad
+    return want
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_ties_go_to_the_smallest_global_edge_id(
+    reduce: str, weighted: bool, dtype: torch.dtype, partitioned: Cutter
+) -> None:
+    graph = mixed()
+    num_nodes, num_edges = graph.num_nodes[NTYPE_HOMO], len(graph.edges[ETYPE_HOMO][0])
+    cuts = [(1, "metis"), (2, "random"), (4, "random"), (8, "metis")]
+    for number, (size, method) in enumerate(cuts):
+        path = partitioned(graph, size, method)
+        want = dgl_in_global_order(path, size, reduce, weighted)
+        for policy in (POLICIES[number], POLICIES[number + 1]):
+            parts = run_threads(size, case_ties, path, reduce, weighted, policy, dtype)
+            for key, join, total in (
+                ("out", join_nodes, num_nodes),
+                ("x", join_nodes, num_nodes),
+                ("e", join_edges, num_edges),
+            ):
+                if key != "e" or weighted:
+                    assert torch.equal(join(parts, key, total).double(), want[key]), (key, size)
+
+
+def case_not_finite(group: Any, path: str, values: Tensor, reduce: str, weighted: bool) -> dict:
+    part = Part(group, path, sar.Policy(rounds=2))
+    x = part.node_rows(values, grad=False)
+    weight = torch.ones(part.graph.num_edges(), 1, dtype=values.dtype) if weighted else None
+    return {"nodes": part.nodes, "out": part.graph.aggregate(x, reduce, edge_weight=weight)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_infinities_and_nan_pass_through(
+    reduce: str, dtype: torch.dtype, partitioned: Cutter
+) -> None:
+    graph = mixed()
+    src, dst = graph.edges[ETYPE_HOMO]
+    values = inputs(graph, SHAPES["equal"])["u"]
+    values[::5, 0], values[1::5, 1], values[2::5, 2] = torch.nan, torch.inf, -torch.inf
+    values[:, 3] = -torch.inf  # every message is: the result is, too, and 0 without messages
+    values[::7, 4], values[1::7, 4] = torch.inf, -torch.inf  # their sum is NaN
+    values = values.to(dtype)
+    want = torch.zeros_like(values)
+    for node in dst.unique().tolist():
+        messages = values[src[dst == node]].double()
+        result = {
+            "sum": messages.sum(0), "mean": messages.mean(0),
+            "max": messages.amax(0), "min": messages.amin(0),
+        }[reduce]  # fmt: skip
+        want[node] = result.to(dtype)
+    for weighted in (False, True):
+        path = partitioned(graph, 3, "random")
+        parts = run_threads(3, case_not_finite, path, values, reduce, weighted)
+        got = join_nodes(parts, "out", len(values))
+        assert_close(got, want.double(), reduce, dtype)
+        assert (got[[n for n in range(len(want)) if n not in set(dst.tolist())]] == 0).all()
+
+
+def case_columns(group: Any, path: str) -> dict:
+    """What the graph says about itself, and that scopes forget."""
+    part = Part(group, path)
+    graph = part.graph
+    graph.ndata["h"] = torch.ones(graph.num_nodes(), 1)
+    with graph.local_scope():
+        graph.ndata["h"] = torch.zeros(graph.num_nodes(), 1)
+        graph.ndata["new"] = torch.zeros(graph.num_nodes())
+        graph.edata["w"] = torch.zeros(graph.num_edges())
+    assert "new" not in graph.ndata and "w" not in graph.edata
+    assert bool((graph.ndata["h"] == 1).all())
+    other = graph.local_var()
+    other.ndata["h"] = torch.zeros(graph.num_nodes(), 1)
+    assert bool((graph.ndata["h"] == 1).all())
+    eids = graph.edata[dgl.EID]
+    assert torch.equal(eids, eids.sort().values)
+    loops = (graph.add_self_loop(), graph.remove_self_loop())
+    ones = torch.ones(graph.num_nodes(), 1, dtype=torch.float64)
+    return {
+        "nodes": part.nodes,
+        "edges": part.edges,
+        "in": graph.in_degrees(),
+        "out": graph.out_degrees(),
+        "ones": graph.aggregate(ones, "sum").view(-1).long(),
+        "looped": loops[0].aggregate(ones, "sum").view(-1).long(),
+        "unlooped": loops[1].aggregate(ones, "sum").view(-1).long(),
+        "loop edges": [loop.num_edges_global() for loop in loops],
+        "loop out": loops[1].out_degrees(),
+        "counts": (
+            graph.num_nodes(), graph.num_edges(), graph.num_nodes_global(),
+            graph.num_edges_global(), graph.num_src_nodes(), graph.num_dst_nodes(),
+        ),
+        "flags": (
+            graph.is_homogeneous, graph.is_block, graph.idtype, str(graph.device), graph.batch_size,
+            graph.ntypes, graph.etypes, graph.canonical_etypes,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "method"), [(1, "metis"), (3, "random"), (4, "adversarial")])
+def test_counts_degrees_and_columns(size: int, method: str, partitioned: Cutter) -> None:
+    graph = mixed()
+    one = to_dgl(graph)
+    parts = run_threads(size, case_columns, partitioned(graph, size, method))
+    total = one.num_nodes()
+    assert torch.equal(join_nodes(parts, "in", total), one.in_degrees())
+    assert torch.equal(join_nodes(parts, "out", total), one.out_degrees())
+    assert torch.equal(join_nodes(parts, "ones", total), one.in_degrees())
+    assert torch.equal(join_nodes(parts, "looped", total), one.in_degrees() + 1)
+    bare = dgl.remove_self_loop(one)
+    assert torch.equal(join_nodes(parts, "unlooped", total), bare.in_degrees())
+    assert torch.equal(join_nodes(parts, "loop out", total), bare.out_degrees())
+    for part in parts:
+        assert part["loop edges"] == [one.num_edges() + total, bare.num_edges()]
+        nodes, edges, *whole_counts, src, dst = part["counts"]
+        assert (nodes, edges) == (len(part["nodes"]), len(part["edges"]))
+        assert whole_counts == [total, one.num_edges()] and src == dst == nodes
+        assert part["flags"][:5] == (True, False, torch.int64, "cpu", 1)
+        assert part["flags"][5:] == (["_N"], ["_E"], [ETYPE_HOMO])
+
+
+BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "unknown column": (
+        lambda g: g.update_all(fn.copy_u("nothing", "m"), fn.sum("m", "o")), KeyError, "nothing"),
+    "shapes that do not fit": (
+        lambda g: g.update_all(fn.u_add_v("a", "b", "m"), fn.sum("m", "o")), ValueError, "a"),
+    "another message name": (
+        lambda g: g.update_all(fn.copy_u("a", "m"), fn.sum("x", "o")), ValueError, "x"),
+    "a reduce function": (
+        lambda g: g.update_all(fn.copy_u("a", "m"), lambda nodes: {"o": nodes.mailbox["m"].sum(1)}),
+        NotImplementedError, "user-defined"),
+    "rows of another graph": (
+        lambda g: g.ndata.__setitem__("c", torch.zeros(g.num_nodes() + 1)), ValueError, "rows"),
+    "integer features": (
+        lambda g: g.aggregate(torch.zeros(g.num_nodes(), 2, dtype=torch.int64)),
+        TypeError, "int64"),
+    "unknown reduction": (
+        lambda g: g.aggregate(torch.zeros(g.num_nodes(), 2), "median"), ValueError, "median"),
+    "too many rows": (
+        lambda g: g.aggregate(torch.zeros(g.num_nodes() + 1, 2)), ValueError, "rows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_calls_say_what_is_wrong(name: str, partitioned: Cutter) -> None:
+    call, kind, word = BAD[name]
+
+    def case(group: Any) -> str:
+        graph = Part(group, path).graph
+        graph.ndata["a"] = torch.zeros(graph.num_nodes(), 3)
+        graph.ndata["b"] = torch.zeros(graph.num_nodes(), 4)
+        with pytest.raises(kind, match=word) as error:
+            call(graph)
+        return str(error.value)
+
+    path = partitioned(mixed(), 2, "random")
+    assert all(run_threads(2, case))
