@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sar.comm import Group
 from sar.errors import SarError
@@ -86,6 +87,14 @@ def _parse(data: bytes, folder: str | os.PathLike) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{where}: expected a checkpoint of format {FORMAT}")
     return content
+
+
+def load_model(model: nn.Module, content: dict[str, Any]) -> None:
+    """Put a checkpoint's parameters in ``model``; ``ValueError`` where they do not fit."""
+    try:
+        model.load_state_dict(content["model"])
+    except RuntimeError as problem:
+        raise ValueError(f"the checkpoint is of another model: {problem}") from problem
 
 
 def random_states(group: Group) -> torch.Tensor:

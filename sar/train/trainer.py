@@ -20,6 +20,7 @@ from sar.nn import gather_grads, global_mean, sync_params
 from sar.train.checkpoint import (
     FORMAT,
     load_checkpoint,
+    load_model,
     random_states,
     restore_random_state,
     save_checkpoint,
@@ -175,7 +176,7 @@ class Trainer:
             raise ValueError("checkpoint: got None, expected the folder to resume from")
         content = load_checkpoint(self.checkpoint, self.group)
         _check_config(content["config"], self.config)
-        self.model.load_state_dict(content["model"])
+        load_model(self.model, content)
         self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
         self.epoch, self.history = content["epoch"], list(content["history"])

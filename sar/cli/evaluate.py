@@ -1,0 +1,160 @@
+"""`sar evaluate`: full-graph inference from a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.cli.inputs import add_input_arguments, resolve_parts
+from sar.cli.launch import add_rank_arguments, check_rank_arguments, joined, launch, run_rank
+from sar.cli.outputs import check_writable, write_whole
+from sar.cli.train import load_rank, prepare_graph
+from sar.comm import Group
+from sar.partition.load import PartitionData
+from sar.train.checkpoint import FILE_NAME, load_checkpoint, load_model
+from sar.train.metrics import predict
+from sar.train.models import build_model
+from sar.train.options import DataOptions, ModelOptions, TrainOptions
+from sar.train.trainer import Trainer
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "evaluate",
+        help="predict every node from a checkpoint",
+        description="Run a checkpoint's model over the whole graph and write a prediction for "
+        "every node, by its original id where the partitions hold orig_id.",
+    )
+    add_input_arguments(parser)
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="of `sar train`")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write in")
+    parser.add_argument(
+        "--gather", action="store_true", help="one predictions.npz instead of one file a rank"
+    )
+    parser.add_argument("--logits", action="store_true", help="write the logits as well")
+    parser.add_argument("--features", metavar="NAME", help="default: as in training")
+    parser.add_argument("--labels", metavar="NAME", help="default: as in training")
+    add_rank_arguments(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    check_rank_arguments(args)
+    check_writable(Path(args.out), "--out")
+    if joined():
+        run_rank(args, work)
+        return 0
+    if not (Path(args.checkpoint) / FILE_NAME).is_file():
+        raise ValueError(f"--checkpoint: {args.checkpoint!r} holds no {FILE_NAME}")
+    args.input, nproc = resolve_parts(args, args.nproc)
+    launch("evaluate", args, nproc)
+    return 0
+
+
+def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
+    """What one rank does."""
+    content = load_checkpoint(args.checkpoint, group)
+    config = content["config"]
+    config |= {
+        name: getattr(args, name) for name in ("features", "labels") if getattr(args, name)
+    }
+    model_options = ModelOptions(**_chosen(config, ModelOptions))
+    data_options = DataOptions(**_chosen(config, DataOptions))
+    partition, graph, data = load_rank(args, data_options, group, device, need_labels=False)
+    graph = prepare_graph(graph, model_options)
+    if data.features.shape[1] != config["in_feats"]:
+        raise ValueError(
+            f"features: {data_options.features!r} has {data.features.shape[1]} columns, the "
+            f"checkpoint's model takes {config['in_feats']}"
+        )
+    model = build_model(model_options, config["in_feats"], config["num_classes"]).to(device)
+    load_model(model, content)
+    trainer = Trainer(model, graph, data, TrainOptions(metric=config["metric"]), group=group)
+    logits = trainer.predict()
+    results = _results(partition, logits, args, data.multilabel, group)
+    if args.gather:
+        results = _gathered(results, group)
+    error = None
+    if group.rank == 0 or not args.gather:
+        error = _write(results, args, group)
+    group.agree(error)
+    scores = {} if data.labels is None else trainer.evaluate(logits)
+    if group.rank == 0:
+        _tell(args, config["metric"], scores)
+
+
+def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The options of ``kind`` that the checkpoint's run had."""
+    missing = [field.name for field in fields(kind) if field.name not in config]
+    if missing:
+        raise ValueError(
+            f"the checkpoint does not say {', '.join(missing)}: expected one of `sar train`"
+        )
+    return {field.name: config[field.name] for field in fields(kind)}
+
+
+def _results(
+    partition: PartitionData,
+    logits: Tensor,
+    args: argparse.Namespace,
+    multilabel: bool,
+    group: Group,
+) -> dict[str, Tensor]:
+    """``node_id`` int64 [n] and ``prediction`` (int64 [n], or uint8 [n, C]) of this rank."""
+    guess = predict(logits, multilabel)
+    guess = guess.to(torch.uint8) if multilabel else guess
+    results = {"node_id": _node_ids(partition, group), "prediction": guess.cpu()}
+    return results | ({"logits": logits.float().cpu()} if args.logits else {})
+
+
+def _node_ids(partition: PartitionData, group: Group) -> Tensor:
+    ntype = partition.book.ntypes[0]
+    name = f"{ntype}/orig_id"
+    if name in partition.node_features:
+        return partition.node_features[name].long()
+    if group.rank == 0:
+        warnings.warn(
+            "the partitions hold no orig_id: predictions are by the partitioning's own node ids",
+            stacklevel=2,
+        )
+    start, end = partition.book.node_ranges[ntype][partition.part_id]
+    return torch.arange(int(start), int(end))
+
+
+def _gathered(results: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+    """All ranks' rows on rank 0 by ascending node id, nothing on the others; collective."""
+    counts = [int(n) for n in group.all_gather(torch.tensor([len(results["node_id"])]))]
+    send = [counts[group.rank]] + [0] * (group.size - 1)
+    recv = counts if group.rank == 0 else [0] * group.size
+    together = {
+        name: group.all_to_all(rows.contiguous(), send, recv) for name, rows in results.items()
+    }
+    order = together["node_id"].argsort()
+    return {name: rows[order] for name, rows in together.items()}
+
+
+def _write(results: dict[str, Tensor], args: argparse.Namespace, group: Group) -> Exception | None:
+    """Write this rank's file; the error where that fails."""
+    name = "predictions.npz"
+    if not args.gather:
+        name = f"predictions-{group.rank:05d}-of-{group.size:05d}.npz"
+    arrays = {key: rows.numpy() for key, rows in results.items()}
+    try:
+        write_whole(Path(args.out) / name, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+    except OSError as error:
+        return error
+    return None
+
+
+def _tell(args: argparse.Namespace, metric: str, scores: dict[str, float | None]) -> None:
+    known = [f"{split} {value:.4f}" for split, value in scores.items() if value is not None]
+    if known:
+        print(f"{metric}: {', '.join(known)}")
+    print(f"written  {args.out}")

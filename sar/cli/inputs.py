@@ -1,0 +1,110 @@
+"""INPUT of the commands that run on ranks: partitions, or a graph that is cut first."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from sar import __version__
+from sar.comm import Group
+from sar.errors import SarError
+from sar.partition.book import read_book
+from sar.partition.cut import METHODS
+
+DEFAULT_PARTS = 2
+
+
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    """INPUT and how it is cut where it is not cut yet."""
+    parser.add_argument(
+        "input", metavar="INPUT", help="PARTS.json, or any INPUT of `sar partition` (cut first)"
+    )
+    parser.add_argument(
+        "--method", choices=METHODS, default="metis", help="of the cut where INPUT is not cut yet"
+    )
+    parser.add_argument("--cut-seed", type=int, default=0, help="seed of that cut, default 0")
+
+
+def resolve_parts(args: argparse.Namespace, num_ranks: int | None) -> tuple[str, int]:
+    """The partitions' JSON, cut now if it must be, and the number of parts.
+
+    Raises ``ValueError`` when there are not as many parts as ranks.
+    """
+    if not args.input.endswith(".json"):
+        parts = num_ranks or DEFAULT_PARTS
+        return str(cut_into_cache(args.input, parts, args.method, args.cut_seed)), parts
+    parts = read_book(args.input).num_parts
+    if num_ranks is not None and parts != num_ranks:
+        raise ValueError(
+            f"{args.input}: got a graph of {parts} parts for {num_ranks} ranks, expected one part "
+            f"per rank; start {parts} ranks, or cut the graph again with --parts {num_ranks}"
+        )
+    return args.input, parts
+
+
+def parts_of_rank(args: argparse.Namespace, group: Group) -> str:
+    """The partitions' JSON on a rank; the first rank of each host cuts INPUT. Collective."""
+    path, error = "", None
+    for first in (True, False):
+        if first == (os.environ.get("LOCAL_RANK", "0") == "0"):
+            try:
+                path, _ = resolve_parts(args, group.size)
+            except (ValueError, OSError, SarError) as problem:
+                error = problem
+        group.agree(error)
+    return path
+
+
+def cut_into_cache(source: str, parts: int, method: str, seed: int) -> Path:
+    """The JSON of ``source`` cut in ``parts``; made at most once.
+
+    Cut in a process of its own, so that the memory it takes is given back before training. The
+    folder appears under its name when it is whole.
+    """
+    folder = cache_folder() / cache_name(source, parts, method, seed)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as scratch:
+            made = Path(scratch) / "parts"
+            _cut(source, parts, method, seed, made)
+            try:
+                made.rename(folder)
+            except OSError:  # another process was faster; its result is the same
+                if not folder.is_dir():
+                    raise
+    found = sorted(folder.glob("*.json"))
+    if len(found) != 1:
+        raise SarError(f"{folder}: expected one JSON in this cache folder; remove the folder")
+    return found[0]
+
+
+def cache_folder() -> Path:
+    """``sar`` below the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "sar"
+
+
+def cache_name(source: str, parts: int, method: str, seed: int) -> str:
+    """A readable name with a digest of all that the cut depends on, also a file's age and size."""
+    about = [source, parts, method, seed, __version__]
+    path = Path(source)
+    if path.is_file():
+        status = path.stat()
+        about += [str(path.resolve()), status.st_size, status.st_mtime_ns]
+    digest = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    words = "".join(c if c.isalnum() else "-" for c in path.stem)[:40]
+    return f"{words}-{parts}-{digest}"
+
+
+def _cut(source: str, parts: int, method: str, seed: int, out: Path) -> None:
+    words = ["partition", source, "--parts", parts, "--out", out, "--method", method]
+    command = [sys.executable, "-m", "sar", *map(str, [*words, "--seed", seed])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise SarError(lines[-1].removeprefix("sar partition: error: "))

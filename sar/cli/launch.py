@@ -1,0 +1,213 @@
+"""Starting the ranks of a command on this machine, or joining those that ``torchrun`` started."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sar.comm import Group, ProcessGroup, initialize_comms, shutdown
+from sar.config import Policy
+from sar.errors import SarError
+
+Work = Callable[[argparse.Namespace, Group, torch.device], None]
+
+# Buffers of 1 MiB and more go back to the system when freed, in huge pages: docs say why.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1048576", "THP_MEM_ALLOC_ENABLE": "1"}
+LAUNCHER_PID = "SAR_LAUNCHER_PID"
+FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
+_SHUTDOWN_SECONDS = 5
+
+
+def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that runs on ranks."""
+    group = parser.add_argument_group("ranks")
+    group.add_argument(
+        "--nproc", type=int, metavar="P", help="ranks to start here, default one for each part"
+    )
+    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    group.add_argument(
+        "--backend",
+        choices=("gloo", "nccl", "ccl", "mpi"),
+        help="default: gloo on the CPU, nccl on CUDA",
+    )
+    group.add_argument("--threads", type=int, help="threads a rank, default its share of the cores")
+    group.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds to wait for a rank, default 300"
+    )
+    group.add_argument(
+        "--rounds", type=int, help="rounds a layer's halo is fetched in, default P - 1 (strict)"
+    )
+    group.add_argument(
+        "--memory-budget", metavar="SIZE", help="bytes of halo in flight, like 4GiB, not --rounds"
+    )
+    group.add_argument(
+        "--no-rematerialize", action="store_true", help="keep fetched rows for the backward pass"
+    )
+
+
+def check_rank_arguments(args: argparse.Namespace) -> None:
+    """Raise ``ValueError`` or ``TypeError`` for what :func:`add_rank_arguments` took."""
+    for name in ("nproc", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name}: got {value}, expected at least 1")
+    if not args.timeout > 0:
+        raise ValueError(f"--timeout: got {args.timeout}, expected more than 0 seconds")
+    policy_of(args)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: got cuda, but this torch finds no CUDA device; use cpu")
+    if backend_of(args) == "nccl" and args.device == "cpu":
+        raise ValueError("--backend: got nccl, which needs --device cuda")
+
+
+def policy_of(args: argparse.Namespace) -> Policy:
+    """How halos are streamed."""
+    return Policy(args.rounds, args.memory_budget, not args.no_rematerialize)
+
+
+def backend_of(args: argparse.Namespace) -> str:
+    """The transport's name with the default filled in."""
+    return args.backend or ("nccl" if args.device == "cuda" else "gloo")
+
+
+def joined() -> bool:
+    """Whether something else (``torchrun``, Slurm) already started this process as a rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def run_rank(args: argparse.Namespace, work: Work) -> None:
+    """Be one rank: join the others, do ``work``, leave. An error is left for them to name."""
+    device = torch.device("cpu")
+    if args.device == "cuda":
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    group = initialize_comms(backend=backend_of(args), timeout=args.timeout)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    try:
+        work(args, group, device)
+    except Exception as error:
+        if isinstance(group, ProcessGroup):
+            group.report(error)
+        raise  # without shutdown: leaving at once is what ends the other ranks' waiting
+    shutdown()
+
+
+def launch(command: str, args: argparse.Namespace, nproc: int) -> None:
+    """Run ``sar.cli.<command>.work(args, ...)`` on ``nproc`` new processes of this machine.
+
+    Raises ``SarError`` naming the first failing rank and its error; all ranks have ended then, as
+    they have after an interrupt, which is raised again.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    words = ["-m", "sar.cli.worker", command, _as_json(args)]
+    with tempfile.TemporaryDirectory(prefix="sar-") as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",  # a free port
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+        )
+        with _environment(worker_environment(nproc, args.threads)), _quiet_logs():
+            try:
+                elastic_launch(config, sys.executable)(*words)
+            except ChildFailedError as error:
+                raise SarError(first_cause(error.failures)) from None
+            except SignalException as stop:
+                if stop.sigval == signal.SIGINT:
+                    raise KeyboardInterrupt from None
+                raise SarError(f"stopped by {stop.sigval.name}; all ranks were ended") from None
+
+
+def worker_environment(nproc: int, threads: int | None) -> dict[str, str]:
+    """What ranks find in their environment; what the user has set there stays."""
+    share = max(1, len(os.sched_getaffinity(0)) // nproc)
+    wanted = {**ALLOCATOR, "OMP_NUM_THREADS": str(threads or share), "SAR_KEEP_THREADS": "1"}
+    kept = {name: os.environ[name] for name in wanted if name in os.environ}
+    if threads is not None:
+        kept.pop("OMP_NUM_THREADS", None)
+    return {**wanted, **kept, LAUNCHER_PID: str(os.getpid())}
+
+
+def first_cause(failures: dict[int, Any]) -> str:
+    """One line on the rank that failed first, not on those that lost their peer or were ended.
+
+    Args:
+        failures: torch's ``ProcessFailure`` of each failed rank.
+    """
+    order = sorted(failures, key=lambda rank: (*_suspicion(failures[rank]), rank))
+    rank, failure = order[0], failures[order[0]]
+    report = failure.error_file_data
+    if "kind" in report:
+        text = " ".join(str(report["message"]).split()).rpartition(FAILED_FIRST)[2]
+        return text if text.startswith("rank ") else f"rank {rank}: {report['kind']}: {text}"
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        hint = "; out of memory?" if failure.exitcode == -signal.SIGKILL else ""
+        return f"rank {rank}: killed by {name}{hint}"
+    return f"rank {rank}: left with status {failure.exitcode}"
+
+
+def _suspicion(failure: Any) -> tuple[int, float]:
+    """Sorts failures: an error of its own, a signal, a status, a lost peer, ended by the launcher;
+    among equals the earliest."""
+    report = failure.error_file_data
+    if "kind" in report:
+        return 3 if report["kind"] == "CommError" else 0, report["when"]
+    if failure.exitcode < 0:
+        return 4 if failure.exitcode == -signal.SIGTERM else 1, failure.timestamp
+    return 2, failure.timestamp
+
+
+def _as_json(args: argparse.Namespace) -> str:
+    """The arguments without the parser's functions."""
+    plain = {name: value for name, value in vars(args).items() if not callable(value)}
+    return json.dumps(plain)
+
+
+@contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    """Set variables for the processes started inside, and put back what was there."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """The launcher's own log tells of every rank at length; one line of ours does."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,208 @@
+"""`sar train`: full-batch training of a built-in model on a partitioned graph."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sar
+from sar.cli.inputs import add_input_arguments, parts_of_rank, resolve_parts
+from sar.cli.launch import (
+    add_rank_arguments,
+    backend_of,
+    check_rank_arguments,
+    joined,
+    launch,
+    policy_of,
+    run_rank,
+)
+from sar.cli.outputs import check_writable
+from sar.cli.report import gather_ranks, report
+from sar.comm import Group
+from sar.partition.load import PartitionData
+from sar.train import memory
+from sar.train.checkpoint import FILE_NAME
+from sar.train.data import NodeData, load_node_data
+from sar.train.models import build_model
+from sar.train.options import (
+    METRICS,
+    MODELS,
+    SCHEDULES,
+    DataOptions,
+    ModelOptions,
+    TrainOptions,
+)
+from sar.train.trainer import Trainer
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model on a partitioned graph",
+        description="Train a model full-batch and exactly, one rank for each part of the graph. "
+        "Starts the ranks on this machine, or is one of those that torchrun started.",
+    )
+    add_input_arguments(parser)
+    _add_model_arguments(parser.add_argument_group("model"))
+    _add_loop_arguments(parser.add_argument_group("training"))
+    _add_data_arguments(parser.add_argument_group("data"))
+    add_rank_arguments(parser)
+    results = parser.add_argument_group("results")
+    results.add_argument("--checkpoint", metavar="DIR", help="folder to save the run in")
+    results.add_argument(
+        "--checkpoint-every", type=int, default=10, metavar="N", help="epochs, default 10"
+    )
+    results.add_argument("--resume", action="store_true", help="continue from --checkpoint")
+    results.add_argument("--json", metavar="OUT.json", help="write epochs, ranks, configuration")
+    results.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    return parser
+
+
+def _add_model_arguments(group: Any) -> None:
+    group.add_argument("--model", choices=MODELS, default="sage", help="default: sage")
+    group.add_argument("--layers", type=int, default=3, help="default 3")
+    group.add_argument("--hidden", type=int, default=256, help="width, default 256")
+    group.add_argument("--dropout", type=float, default=0.0, help="default 0")
+    group.add_argument("--batch-norm", action="store_true", help="over the nodes of all ranks")
+
+
+def _add_loop_arguments(group: Any) -> None:
+    group.add_argument("--epochs", type=int, default=100, help="default 100")
+    group.add_argument("--lr", type=float, default=0.01, help="Adam's, default 0.01")
+    group.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
+    group.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of --lr")
+    group.add_argument("--clip-norm", type=float, metavar="X", help="largest gradient norm")
+    group.add_argument("--seed", type=int, default=0, help="default 0")
+    group.add_argument("--metric", choices=METRICS, help="default: accuracy; multilabel: f1-micro")
+    group.add_argument(
+        "--eval-every", type=int, default=1, metavar="N", help="epochs between evaluations"
+    )
+
+
+def _add_data_arguments(group: Any) -> None:
+    group.add_argument("--features", default="feat", metavar="NAME", help="default: feat")
+    group.add_argument("--labels", default="label", metavar="NAME", help="default: label")
+    group.add_argument("--multilabel", action="store_true", help="labels are a 0/1 matrix")
+    group.add_argument("--normalize-features", action="store_true", help="rows sum to 1")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything that can be checked now, then start the ranks or be one."""
+    _options(args)
+    check_rank_arguments(args)
+    _check_outputs(args)
+    if joined():
+        run_rank(args, work)
+        return 0
+    args.input, nproc = resolve_parts(args, args.nproc)
+    launch("train", args, nproc)
+    return 0
+
+
+def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
+    """What one rank does."""
+    import dgl  # noqa: F401  - counted in the baseline, not in the training
+
+    baseline = memory.resident_mb()
+    memory.reset_peak()
+    model_options, data_options, options = _options(args)
+    _, graph, data = load_rank(args, data_options, group, device)
+    num_edges = graph.num_edges_global()
+    graph = prepare_graph(graph, model_options)
+    torch.manual_seed(options.seed)  # the same first parameters whatever the number of ranks
+    model = build_model(model_options, data.features.shape[1], data.num_classes).to(device)
+    config = {
+        **asdict(model_options),
+        **asdict(data_options),
+        **_optimization(options, data.multilabel),
+        "in_feats": data.features.shape[1],
+        "num_classes": data.num_classes,
+        "num_nodes": graph.num_nodes_global(),
+        "num_edges": num_edges,
+    }
+    trainer = Trainer(
+        model, graph, data, options, checkpoint=args.checkpoint, config=config, group=group
+    )
+    if args.resume:
+        trainer.resume()
+    trainer.fit()
+    ranks = gather_ranks(baseline, group)
+    if group.rank == 0:
+        report(args.json, trainer.history, ranks, {**_config(args, group), **config})
+
+
+def load_rank(
+    args: argparse.Namespace,
+    options: DataOptions,
+    group: Group,
+    device: torch.device,
+    need_labels: bool = True,
+) -> tuple[PartitionData, sar.ShardedGraph, NodeData]:
+    """This rank's partition, its view of the graph, and its data; collective."""
+    partition = sar.load_dgl_partition_data(parts_of_rank(args, group), group.rank, device)
+    data = load_node_data(partition, options, need_labels=need_labels, group=group)
+    graph = sar.construct_full_graph(partition, policy_of(args))
+    return partition, graph, data.to(device)
+
+
+def prepare_graph(graph: sar.ShardedGraph, options: ModelOptions) -> sar.ShardedGraph:
+    """GCN wants exactly one self loop at each node (Kipf and Welling, arXiv 1609.02907)."""
+    if options.model != "gcn":
+        return graph
+    return graph.remove_self_loop().add_self_loop()
+
+
+def _options(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, TrainOptions]:
+    model = ModelOptions(args.model, args.layers, args.hidden, args.dropout, args.batch_norm)
+    data = DataOptions(args.features, args.labels, args.multilabel, args.normalize_features)
+    train = TrainOptions(
+        epochs=args.epochs,
+        lr=args.lr,
+        weight_decay=args.weight_decay,
+        schedule=args.schedule,
+        clip_norm=args.clip_norm,
+        seed=args.seed,
+        metric=args.metric,
+        eval_every=args.eval_every,
+        checkpoint_every=args.checkpoint_every,
+        progress=not args.no_progress,
+    )
+    return model, data, train
+
+
+def _optimization(options: TrainOptions, multilabel: bool) -> dict[str, Any]:
+    """The options that a resumed run has to share; not its length and its reporting."""
+    names = ("lr", "weight_decay", "schedule", "clip_norm", "seed")
+    return {name: getattr(options, name) for name in names} | {
+        "metric": options.metric_for(multilabel)
+    }
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    if args.resume and args.checkpoint is None:
+        raise ValueError("--resume: got no --checkpoint, expected the folder to continue from")
+    if args.json is not None:
+        check_writable(Path(args.json).absolute().parent, "--json")
+        if Path(args.json).is_dir():
+            raise ValueError(f"--json: {args.json!r} is a folder, expected a file name")
+    if args.checkpoint is not None:
+        check_writable(Path(args.checkpoint), "--checkpoint")
+        if (Path(args.checkpoint) / FILE_NAME).exists() and not args.resume:
+            raise ValueError(
+                f"--checkpoint: {args.checkpoint!r} holds a run; give --resume to continue it, or "
+                "another folder"
+            )
+
+
+def _config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
+    names = ("input", "epochs", "eval_every", "device", "rounds", "memory_budget")
+    return {name: getattr(args, name) for name in names} | {
+        "rematerialize": not args.no_rematerialize,
+        "num_ranks": group.size,
+        "backend": backend_of(args),
+        "threads": torch.get_num_threads(),
+    }
