@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -61,14 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="sar", description="Exact full-batch training over many hosts.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        if importlib.util.find_spec(f"sar.cli.{name}") is None:
-            continue
         module = importlib.import_module(f"sar.cli.{name}")
         sub = module.add_parser(subparsers)
-        if sub is None:
-            sub = subparsers.choices[name]
-        if "--debug" not in sub._option_string_actions:
-            sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         sub.set_defaults(run=module.run)
     return parser
 

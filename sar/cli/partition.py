@@ -31,7 +31,9 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--method", choices=METHODS, default="metis", help="default: metis")
     parser.add_argument("--seed", type=int, default=0, help="of the cut, default 0")
     parser.add_argument(
-        "--balance-edges", action="store_true", help="METIS: balance in-edges too, not only nodes"
+        "--balance",
+        choices=("nodes", "edges"),
+        help="what METIS balances: nodes alone, or edges too (default with one node type)",
     )
     parser.add_argument("--name", help="name of the graph and of its JSON file")
     parser.add_argument(
@@ -57,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--seed is {args.seed}, expected 0 or more")
     check_output(Path(args.out), args.overwrite)
     graph = open_source(args.input)
+    balance_edges = None if args.balance is None else args.balance == "edges"
     with _quiet():
-        parts = assign(graph, args.parts, args.method, args.seed, balance_edges=args.balance_edges)
+        parts = assign(graph, args.parts, args.method, args.seed, balance_edges=balance_edges)
     path = write_partitions(
         graph,
         parts,

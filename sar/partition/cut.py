@@ -1,7 +1,11 @@
 """Decides which partition owns each node: METIS, random, or blocks of consecutive ids."""
 
 import contextlib
+import ctypes
 import io
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -9,6 +13,7 @@ from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
 from sar.partition.require import require_dgl
 
+_M_PERTURB = -6  # <malloc.h>
 METHODS = ("metis", "random", "contiguous")
 
 
@@ -18,13 +23,14 @@ def assign(
     method: str = "metis",
     seed: int = 0,
     *,
-    balance_edges: bool = False,
+    balance_edges: bool | None = None,
 ) -> np.ndarray:
     """Partition id of every node: int64 [N], types in the order of `graph.num_nodes`.
 
     Each node type is balanced on its own. The same arguments give the same result. Partitions may
-    be empty when there are fewer nodes than partitions. `balance_edges` (METIS only) also balances
-    in-edges per partition.
+    be empty when there are fewer nodes than partitions. `balance_edges` (METIS only) balances
+    in-edges too: cuts a few more edges, and no partition has several times the work of the others.
+    By default it is on for graphs of one node type; with several, METIS then loses hold of both.
 
     Raises ValueError for an unknown method or num_parts < 1, MissingDependencyError when METIS is
     asked for and dgl is not installed, PartitionError when METIS gives up.
@@ -33,6 +39,8 @@ def assign(
         raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
+    if balance_edges is None:
+        balance_edges = method == "metis" and len(graph.num_nodes) == 1
     if balance_edges and method != "metis":
         raise ValueError(f"balance_edges works with method 'metis' only, got {method!r}")
     if num_parts == 1:
@@ -91,12 +99,39 @@ def _metis(
     if len(graph.num_nodes) > 1 or balance_edges:
         types = np.empty(nodes, dtype=np.int64)
         types[relabel] = np.repeat(np.arange(len(graph.num_nodes)), list(graph.num_nodes.values()))
-    with contextlib.redirect_stdout(io.StringIO()):  # DGL prints timings
-        found = dgl.metis_partition_assignment(
-            homogeneous, num_parts, balance_ntypes=types, balance_edges=balance_edges
+    # Recursive bisection, not k-way: on every graph tried it cuts fewer edges, and k-way gives
+    # another result in every process.
+    with contextlib.redirect_stdout(io.StringIO()), _zeroed_memory() as call:  # DGL prints timings
+        found = call(
+            dgl.metis_partition_assignment,
+            homogeneous,
+            num_parts,
+            balance_ntypes=types,
+            balance_edges=balance_edges,
+            mode="recursive",
         )
     if found is None:
         raise PartitionError(
             f"METIS found no cut of {nodes} nodes into {num_parts} partitions; use method 'random'"
         )
     return found.numpy().astype(np.int64)[relabel]
+
+
+@contextlib.contextmanager
+def _zeroed_memory() -> Iterator[Callable]:
+    """Gives a function that calls another one where glibc hands out zeroed memory.
+
+    METIS reads memory before it writes it, so that its result would depend on what the process did
+    before (seen with several node types). The call runs on a thread of its own, because glibc
+    recycles a thread's small blocks as they are. Elsewhere than glibc it is a plain call.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is None:
+        yield lambda function, *args, **kwargs: function(*args, **kwargs)
+        return
+    mallopt(_M_PERTURB, 0xFF)  # new memory is filled with the complement
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            yield lambda *args, **kwargs: thread.submit(*args, **kwargs).result()
+    finally:
+        mallopt(_M_PERTURB, 0)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,8 +183,11 @@ class _Torch:
     def load(self, path: str):
         if not Path(path).resolve().is_relative_to(self._root):
             raise SarError(f"{path} lies outside the data folder {self._root}: not loaded")
-        with torch.serialization.safe_globals(_numpy_globals()):
-            return torch.load(path, weights_only=True)
+        try:
+            with torch.serialization.safe_globals(_numpy_globals()):
+                return torch.load(path, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise SarError(f"{path} holds more than arrays of numbers: not loaded") from error
 
 
 def _numpy_globals() -> list[Any]:

@@ -53,7 +53,7 @@ def _read(content: dict[str, np.ndarray], name: str) -> GraphArrays:
         return _homogeneous(content, name)
     raise ValueError(
         f"keys {sorted(content)[:8]}, expected "
-        " 'src', 'edges/<src>/<relation>/<dst>' or 'num_entities'"
+        "'src', 'edges/<src>/<relation>/<dst>' or 'num_entities'"
     )
 
 

@@ -23,6 +23,7 @@ from sar.partition.dgl_format import read_graph, read_tensor_dict
 from sar.partition.require import require_dgl
 
 HALO_HOPS = 1
+_HEADER_USED, _HEADER_BYTES = 32, 4096  # magic, version, kind, number of graphs; padding
 
 
 @dataclass
@@ -96,7 +97,8 @@ def check_output(out: Path, overwrite: bool) -> None:
     Cheap, and done again by `write_partitions`; call it before a long cut. Raises FileExistsError,
     NotADirectoryError, PermissionError.
     """
-    parent = next(folder for folder in out.absolute().parents if folder.exists())
+    above = (folder for folder in out.absolute().parents if folder.exists())
+    parent = next(above, out)
     for folder in (out, parent):
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"output folder {str(out)!r}: {folder} is not a folder")
@@ -205,14 +207,21 @@ def _write_part(
             edge_feats.setdefault(f"{':'.join(etype)}/orig_eid", rows)
     try:
         dgl.save_graphs(graph_file, [_part_graph(graph, layout, part)], formats=["coo"])
+        _clear_padding(graph_file)
         read_graph(graph_file)
         for name, feats in (("node_feat.dgl", node_feats), ("edge_feat.dgl", edge_feats)):
             dgl.data.utils.save_tensors(str(folder / name), feats)
             # DGL says nothing when the disk is full: see that the sizes add up.
             read_tensor_dict(folder / name)
     except (PartitionError, dgl.DGLError) as error:
-        first = str(error).splitlines()[0]
-        raise OSError(f"part {part} could not be written (is the disk full?): {first}") from error
+        raise OSError(f"{folder.name} could not be written; is the disk full?") from error
+
+
+def _clear_padding(graph_file: str) -> None:
+    """DGL fills its header of 4096 bytes with whatever memory held; same graph, same file."""
+    with open(graph_file, "r+b") as file:
+        file.seek(_HEADER_USED)
+        file.write(bytes(_HEADER_BYTES - _HEADER_USED))
 
 
 def _storable(value: Tensor, rows: Tensor) -> Tensor:

@@ -1,0 +1,138 @@
+"""Generated graphs: size, symmetry, skew, what there is to learn, the seed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.generate import community_graph, rmat_graph
+
+
+def pairs(graph: GraphArrays) -> set[tuple[int, int]]:
+    src, dst = graph.edges[ETYPE_HOMO]
+    return set(zip(src.tolist(), dst.tolist()))
+
+
+def check_simple_and_symmetric(graph: GraphArrays) -> None:
+    graph.validate()
+    found = pairs(graph)
+    assert len(found) == graph.total_edges, "duplicates"
+    assert {(b, a) for a, b in found} == found
+
+
+@given(nodes=st.integers(2, 40), share=st.floats(0, 1), seed=st.integers(0, 99), odd=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_community_graph_is_simple_symmetric_and_as_large_as_asked(nodes, share, seed, odd):
+    edges = max(0, int(nodes * (nodes - 1) / 4 * share) - odd)
+    graph = community_graph(nodes, edges, seed, classes=3, features=4)
+    check_simple_and_symmetric(graph)
+    assert graph.total_edges == edges + edges % 2
+    assert all(a != b for a, b in pairs(graph))
+
+
+def test_community_graph_repeats_with_its_seed_only():
+    one, same, other = (community_graph(200, 1000, seed) for seed in (3, 3, 4))
+    assert pairs(one) == pairs(same) != pairs(other)
+    for name, value in one.node_data[NTYPE_HOMO].items():
+        torch.testing.assert_close(value, same.node_data[NTYPE_HOMO][name], rtol=0, atol=0)
+
+
+def test_community_graph_has_the_standard_fields():
+    data = community_graph(500, 2000, features=7, classes=5).node_data[NTYPE_HOMO]
+    assert {name: (tuple(v.shape), v.dtype) for name, v in data.items()} == {
+        "feat": ((500, 7), torch.float32),
+        "label": ((500,), torch.int64),
+        "train_mask": ((500,), torch.bool),
+        "val_mask": ((500,), torch.bool),
+        "test_mask": ((500,), torch.bool),
+        "orig_id": ((500,), torch.int64),
+    }
+    masks = torch.stack([data[f"{split}_mask"] for split in ("train", "val", "test")])
+    assert (masks.sum(0) == 1).all()
+    assert data["label"].min() >= 0 and data["label"].max() == 4
+
+
+def test_degrees_are_skewed_and_edges_mostly_inside_communities():
+    graph = community_graph(20_000, 200_000, features=2)
+    src, dst = graph.edges[ETYPE_HOMO]
+    label = graph.node_data[NTYPE_HOMO]["label"]
+    degree = torch.bincount(dst, minlength=20_000)
+    assert degree.max() > 20 * degree.float().mean()
+    inside = (label[src] == label[dst]).float().mean()
+    assert 0.5 < inside < 0.75
+
+
+def test_neighbors_tell_much_more_than_features():
+    """A linear classifier on averaged neighbors beats one on the features by far."""
+    graph = community_graph(8_000, 80_000)
+    data = graph.node_data[NTYPE_HOMO]
+    src, dst = graph.edges[ETYPE_HOMO]
+    feat = data["feat"]
+    degree = torch.bincount(dst, minlength=len(feat)).clamp(min=1)[:, None]
+
+    def mean(rows):
+        return torch.zeros_like(rows).index_add_(0, dst, rows[src]) / degree
+
+    alone = linear_accuracy(feat, data)
+    once = mean(feat)
+    together = linear_accuracy(torch.cat([feat, once, mean(once)], 1), data)
+    assert 0.35 < alone < 0.75
+    assert together > alone + 0.15
+
+
+def linear_accuracy(rows: torch.Tensor, data: dict) -> float:
+    """Test accuracy of ridge regression on the one-hot labels."""
+    rows = torch.cat([rows, torch.ones(len(rows), 1)], 1)
+    train, test = rows[data["train_mask"]], rows[data["test_mask"]]
+    onehot = F.one_hot(data["label"][data["train_mask"]]).float()
+    weight = torch.linalg.solve(train.T @ train + torch.eye(rows.shape[1]), train.T @ onehot)
+    return ((test @ weight).argmax(1) == data["label"][data["test_mask"]]).float().mean().item()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"nodes": 1, "edges": 0},
+        {"nodes": 10, "edges": 1000},
+        {"nodes": 10, "edges": -1},
+        {"nodes": 10, "edges": 4, "classes": 0},
+        {"nodes": 10, "edges": 4, "homophily": 1.5},
+        {"nodes": 10, "edges": 4, "exponent": 1.0},
+        {"nodes": 10, "edges": 20, "classes": 1000, "homophily": 1.0},
+    ],
+)
+def test_impossible_community_graphs_are_refused(arguments):
+    with pytest.raises(ValueError, match=r"expected|want|too many"):
+        community_graph(**arguments)
+
+
+def test_rmat_graph_is_simple_symmetric_with_all_loops():
+    graph = rmat_graph(scale=8, samples=2000, features=3, classes=4)
+    check_simple_and_symmetric(graph)
+    assert {(i, i) for i in range(256)} <= pairs(graph)
+    data = graph.node_data[NTYPE_HOMO]
+    assert data["feat"].shape == (256, 3)
+    assert set(data["label"].tolist()) <= set(range(4))
+    assert pairs(graph) == pairs(rmat_graph(scale=8, samples=2000, features=1))
+    assert pairs(graph) != pairs(rmat_graph(scale=8, samples=2000, features=1, seed=1))
+
+
+def test_rmat_quadrants_have_the_asked_shares():
+    """Ids are permuted, so the skew shows as one very busy node where a dominates."""
+    skewed = rmat_graph(scale=10, samples=5000, features=1)
+    even = rmat_graph(scale=10, samples=5000, a=0.25, b=0.25, c=0.25, features=1)
+
+    def largest(graph):
+        return int(torch.bincount(graph.edges[ETYPE_HOMO][1]).max())
+
+    assert largest(skewed) > 5 * largest(even)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"scale": 0}, {"samples": -1}, {"a": 0.9, "b": 0.2}, {"a": -0.1}, {"classes": 0}]
+)
+def test_impossible_rmat_graphs_are_refused(arguments):
+    with pytest.raises(ValueError, match="expected"):
+        rmat_graph(**arguments)

@@ -1,0 +1,371 @@
+"""Inputs of `sar partition`: npz files, DGL graphs, data sets by name, errors for the rest."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sar.errors import MissingDependencyError, SarError
+from sar.partition import datasets
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+from sar.partition.sources import open_source
+
+
+def save(path: Path, **content) -> str:
+    np.savez(path, **content)
+    return str(path)
+
+
+def small(**changes) -> dict:
+    content = {
+        "name": np.array("small"),
+        "num_nodes": np.array(4),
+        "src": np.array([0, 1, 2, 0], dtype=np.int32),
+        "dst": np.array([1, 2, 3, 0], dtype=np.int32),
+        "feat": np.arange(8, dtype=np.float32).reshape(4, 2),
+        "label": np.array([0, 1, -1, 1], dtype=np.int8),
+        "train_mask": np.array([1, 0, 0, 1], dtype=np.uint8),
+        "train_masks": np.array([[1, 0, 0, 1], [0, 0, 1, 0]], dtype=bool),
+        "directed": np.array(True),
+        "unlabelled_zero_rows": np.array([2], dtype=np.int32),
+    }
+    content.update(changes)
+    return {key: value for key, value in content.items() if value is not None}
+
+
+SPARSE = {
+    "feat": None,
+    "feat_data": np.array([5, 6, 7], dtype=np.float32),
+    "feat_indices": np.array([1, 0, 2], dtype=np.uint16),
+    "feat_indptr": np.array([0, 1, 1, 3, 3], dtype=np.int32),
+    "feat_shape": np.array([4, 3]),
+}
+
+
+def test_npz(tmp_path):
+    graph = open_source(save(tmp_path / "tiny.npz", **small()))
+    assert graph.name == "tiny"
+    assert graph.num_nodes == {NTYPE_HOMO: 4}
+    src, dst = graph.edges[ETYPE_HOMO]
+    assert (src.tolist(), dst.tolist()) == ([0, 1, 2, 0], [1, 2, 3, 0])
+    data = graph.node_data[NTYPE_HOMO]
+    assert set(data) == {"feat", "label", "train_mask", "train_masks", "orig_id"}
+    assert data["label"].dtype == torch.int64 and data["label"].tolist() == [0, 1, -1, 1]
+    assert data["train_mask"].dtype == torch.bool
+    assert data["train_masks"].tolist() == [[1, 0], [0, 0], [0, 1], [1, 0]]
+    assert data["orig_id"].tolist() == [0, 1, 2, 3]
+
+
+def test_npz_with_each_edge_once(tmp_path):
+    graph = open_source(save(tmp_path / "g.npz", **small(undirected_once=np.array(True))))
+    src, dst = graph.edges[ETYPE_HOMO]
+    assert src.tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
+    assert dst.tolist() == [1, 2, 3, 0, 0, 1, 2, 0]
+
+
+def test_npz_sparse_features_become_dense(tmp_path):
+    graph = open_source(save(tmp_path / "g.npz", **small(**SPARSE)))
+    feat = graph.node_data[NTYPE_HOMO]["feat"]
+    assert feat.tolist() == [[0, 5, 0], [0, 0, 0], [6, 0, 7], [0, 0, 0]]
+
+
+def test_npz_heterogeneous(tmp_path):
+    path = save(
+        tmp_path / "h.npz",
+        **{
+            "num_nodes/user": np.array(3),
+            "num_nodes/item": np.array(2),
+            "edges/user/buys/item": np.array([[0, 2, 2], [1, 0, 1]], dtype=np.int32),
+            "edges/item/sold_to/user": np.array([[1], [0]], dtype=np.int32),
+            "feat/user": np.ones((3, 2), dtype=np.float32),
+            "label/item": np.array([[0, 1], [1, 1]], dtype=np.int8),
+            "train_mask/item": np.array([True, False]),
+        },
+    )
+    graph = open_source(path)
+    assert graph.num_nodes == {"item": 2, "user": 3}
+    assert list(graph.edges) == [("item", "sold_to", "user"), ("user", "buys", "item")]
+    src, dst = graph.edges[("user", "buys", "item")]
+    assert (src.tolist(), dst.tolist()) == ([0, 2, 2], [1, 0, 1])
+    assert set(graph.node_data["user"]) == {"feat", "orig_id"}
+    assert set(graph.node_data["item"]) == {"label", "train_mask", "orig_id"}
+    assert graph.node_data["item"]["label"].dtype == torch.int8
+
+
+def test_npz_triples(tmp_path):
+    path = save(
+        tmp_path / "kg.npz",
+        num_entities=np.array(5),
+        num_relations=np.array(2),
+        train=np.array([[0, 1, 2], [3, 0, 4]], dtype=np.int32),
+        valid=np.array([[1, 1, 1]], dtype=np.int32),
+        test=np.zeros((0, 3), dtype=np.int32),
+    )
+    graph = open_source(path)
+    src, dst = graph.edges[ETYPE_HOMO]
+    data = graph.edge_data[ETYPE_HOMO]
+    assert (src.tolist(), data["etype"].tolist(), dst.tolist()) == ([0, 3, 1], [1, 0, 1], [2, 4, 1])
+    assert data["train_mask"].tolist() == [True, True, False]
+    assert data["val_mask"].tolist() == [False, False, True]
+    assert not data["test_mask"].any()
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"src": np.array([0, 1, 2, 4])}, "expected .0, 3."),
+        ({"src": np.array([0, 1, 2, -1])}, "expected .0, 3."),
+        ({"src": np.array([0, 1])}, "equal length"),
+        ({"src": np.array([0.5, 1, 2, 3])}, "expected integers"),
+        ({"src": None}, "expected 'src'"),
+        ({"dst": None}, "dst"),
+        ({"num_nodes": None}, "num_nodes"),
+        ({"num_nodes": np.array(-4)}, "non-negative"),
+        ({"num_nodes": np.array([4, 4])}, "one non-negative integer"),
+        ({"feat": np.zeros((3, 2))}, "expected 4 rows"),
+        ({"label": np.zeros(5, dtype=int)}, "expected 4 rows"),
+        ({"train_mask": np.zeros(5, dtype=bool)}, "expected 4 rows"),
+        ({**SPARSE, "feat_indices": np.array([1, 0, 3])}, "expected .0, 3"),
+        ({**SPARSE, "feat_indices": np.array([1, 0, -1])}, "expected .0, 3"),
+        ({**SPARSE, "feat_indptr": np.array([0, 2, 1, 3, 3])}, "ascending"),
+        ({**SPARSE, "feat_indptr": np.array([0, 1, 1, 3])}, "ascending"),
+        ({**SPARSE, "feat_indptr": np.array([0, 1, 1, 3, 9])}, "ends at 9"),
+        ({**SPARSE, "feat_shape": np.array([5, 3])}, "feat_shape"),
+        ({**SPARSE, "feat_shape": None}, "feat_shape"),
+    ],
+)
+def test_damaged_npz(tmp_path, changes, words):
+    path = save(tmp_path / "g.npz", **small(**changes))
+    with pytest.raises(ValueError, match=words) as caught:
+        open_source(path)
+    assert path in str(caught.value)
+
+
+def test_npz_never_unpickles(tmp_path):
+    path = save(tmp_path / "g.npz", **small(feat=np.array([None, 1, 2, 3], dtype=object)))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        open_source(path)
+
+
+def test_truncated_npz(tmp_path):
+    path = Path(save(tmp_path / "g.npz", **small()))
+    content = path.read_bytes()
+    for length in (0, 10, len(content) // 2, len(content) - 30):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match="not a graph"):
+            open_source(str(path))
+
+
+def test_saved_dgl_graph(tmp_path):
+    dgl = pytest.importorskip("dgl")
+    graph = dgl.graph((torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2])), idtype=torch.int32)
+    graph.ndata["feat"] = torch.rand(3, 2)
+    graph.ndata["test_mask"] = torch.tensor([0, 1, 1], dtype=torch.uint8)
+    graph.edata["w"] = torch.rand(3)
+    path = str(tmp_path / "graph.bin")
+    dgl.save_graphs(path, [graph])
+    found = open_source(path)
+    assert found.name == "graph"
+    src, dst = found.edges[ETYPE_HOMO]
+    assert (src.dtype, src.tolist(), dst.tolist()) == (torch.int64, [0, 1, 1], [1, 2, 2])
+    assert torch.equal(found.node_data[NTYPE_HOMO]["feat"], graph.ndata["feat"])
+    assert found.node_data[NTYPE_HOMO]["test_mask"].dtype == torch.bool
+    assert torch.equal(found.edge_data[ETYPE_HOMO]["w"], graph.edata["w"])
+    dgl.save_graphs(path, [graph, graph])
+    with pytest.raises(ValueError, match="holds 2 graphs"):
+        open_source(path)
+
+
+def test_saved_heterogeneous_dgl_graph(tmp_path):
+    dgl = pytest.importorskip("dgl")
+    pair = (torch.tensor([0, 1]), torch.tensor([2, 0]))
+    graph = dgl.heterograph({("b", "to", "a"): pair, ("a", "to", "b"): pair})
+    graph.nodes["a"].data["x"] = torch.rand(3, 1)
+    path = str(tmp_path / "hetero.bin")
+    dgl.save_graphs(path, [graph])
+    found = open_source(path)
+    assert found.num_nodes == {"a": 3, "b": 3}
+    assert list(found.edges) == graph.canonical_etypes
+    assert found.node_data["b"]["orig_id"].tolist() == [0, 1, 2]
+
+
+def test_foreign_file(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("words")
+    with pytest.raises(ValueError, match="neither"):
+        open_source(str(path))
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("synthetik", "did you mean 'synthetic'"),
+        ("ogbn-arxv", "did you mean 'ogbn-arxiv'"),
+        ("zzzzzz", "accepted: synthetic"),
+        ("synthetic:nodez=3", "did you mean 'nodes'.*valid: nodes, edges, seed"),
+        ("synthetic:nodes=many", "nodes is 'many', expected int"),
+        ("synthetic:nodes", "nodes=VALUE"),
+        ("synthetic:nodes=3,nodes=4", "once"),
+        ("rmat:scale=99", "expected 1 to 30"),
+        (".", "is a folder"),
+    ],
+)
+def test_unknown_inputs(text, words):
+    with pytest.raises(ValueError, match=words):
+        open_source(text)
+
+
+@pytest.mark.parametrize("text", ["nothing.npz", "no/such/graph", "old.bin"])
+def test_missing_files(text):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        open_source(text)
+
+
+def test_generators_take_options():
+    graph = open_source("synthetic:nodes=50,edges=200,seed=2,features=3,homophily=0.5")
+    assert (graph.total_nodes, graph.total_edges) == (50, 200)
+    assert graph.node_data[NTYPE_HOMO]["feat"].shape == (50, 3)
+    assert open_source("rmat:scale=4,samples=20").total_nodes == 16
+
+
+def test_dgl_dataset_by_name():
+    pytest.importorskip("dgl")
+    for name in ("karateclub", "KarateClub", "KarateClubDataset"):
+        graph = open_source(name)
+        assert (graph.total_nodes, graph.total_edges) == (34, 156)
+        assert {"label", "orig_id"} <= set(graph.node_data[NTYPE_HOMO])
+
+
+def test_download_that_fails(monkeypatch):
+    dgl = pytest.importorskip("dgl")
+
+    def offline(*args, **kwargs):
+        raise ConnectionError("name resolution failed")
+
+    monkeypatch.setattr(dgl.data, "CoraGraphDataset", offline)
+    with pytest.raises(SarError, match="cora.*without a network"):
+        open_source("cora")
+
+
+# ------------------------------------------------------------------------------------------ OGB
+
+
+@pytest.fixture(scope="session")
+def ogb_loader():
+    """OGB's module; imported once, outside the checks of a test, for it sets variables."""
+    return pytest.importorskip("ogb.nodeproppred.dataset_dgl")
+
+
+@pytest.fixture
+def ogb_root(tmp_path, ogb_loader) -> Path:
+    """A folder as OGB leaves it after the download of ogbn-arxiv, with 20 nodes."""
+    pandas = pytest.importorskip("pandas")
+    home = tmp_path / "ogb" / "ogbn_arxiv"
+    raw, split = home / "raw", home / "split" / "time"
+    for folder in (raw, split, home / "processed"):
+        folder.mkdir(parents=True)
+    (home / "RELEASE_v1.txt").write_text("")
+    rng = np.random.default_rng(0)
+    tables = {
+        "edge": rng.integers(0, 20, (50, 2)),
+        "num-node-list": np.array([[20]]),
+        "num-edge-list": np.array([[50]]),
+        "node-feat": rng.random((20, 4)),
+        "node_year": rng.integers(2000, 2020, (20, 1)),
+        "node-label": np.where(np.arange(20) == 5, np.nan, np.arange(20.0))[:, None],
+    }
+    for name, table in tables.items():
+        pandas.DataFrame(table).to_csv(
+            raw / f"{name}.csv.gz", header=False, index=False, compression="gzip", na_rep="nan"
+        )
+    torch.save(
+        {"train": np.arange(10), "valid": np.arange(10, 15), "test": np.arange(15, 20)},
+        split / "split_dict.pt",
+    )
+    return home.parent
+
+
+@pytest.mark.filterwarnings("ignore:.*not writable.*:UserWarning")
+def test_ogb_dataset_from_its_folder(ogb_root, ogb_loader):
+    for _ in range(2):  # from the raw files, then from OGB's cache
+        graph = open_source(f"ogbn-arxiv:root={ogb_root}")
+        data = graph.node_data[NTYPE_HOMO]
+        assert (graph.total_nodes, graph.total_edges) == (20, 50)
+        assert data["label"].dtype == torch.int64
+        assert data["label"].tolist() == [-1 if i == 5 else i for i in range(20)]
+        assert data["val_mask"].nonzero()[:, 0].tolist() == [10, 11, 12, 13, 14]
+    assert ogb_loader.torch is torch, "the loader's module is as it was"
+
+
+class Boom:
+    def __reduce__(self):
+        return os.mkdir, ("should-not-exist",)
+
+
+@pytest.mark.filterwarnings("ignore:.*not writable.*:UserWarning")
+def test_ogb_files_cannot_run_code(ogb_root, monkeypatch):
+    monkeypatch.chdir(ogb_root)
+    torch.save({"train": Boom()}, ogb_root / "ogbn_arxiv" / "split" / "time" / "split_dict.pt")
+    with pytest.raises(SarError, match="more than arrays"):
+        open_source(f"ogbn-arxiv:root={ogb_root}")
+    assert not (ogb_root / "should-not-exist").exists()
+
+
+def test_only_files_below_the_folder_are_loaded(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "outside.pt")
+    (tmp_path / "root").mkdir()
+    loader = datasets._Torch(tmp_path / "root")
+    with pytest.raises(SarError, match="outside"):
+        loader.load(str(tmp_path / "root" / ".." / "outside.pt"))
+    torch.save({"a": torch.ones(2)}, tmp_path / "root" / "inside.pt")
+    assert loader.load(str(tmp_path / "root" / "inside.pt"))["a"].tolist() == [1, 1]
+    assert loader.tensor is torch.tensor
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), SystemExit(-1), EOFError()], ids=repr)
+def test_ogb_download_that_fails(tmp_path, monkeypatch, ogb_loader, error):
+
+    def refuse(url):
+        raise error
+
+    monkeypatch.setattr(ogb_loader, "decide_download", refuse)
+    with pytest.raises(SarError, match="ogbn-arxiv"):
+        open_source(f"ogbn-arxiv:root={tmp_path}")
+
+
+def test_without_ogb(monkeypatch):
+    pytest.importorskip("dgl")
+    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
+    with pytest.raises(MissingDependencyError, match=r"sar\[data\]"):
+        open_source("ogbn-arxiv")
+
+
+# ------------------------------------------------------------------------------------ real files
+
+REAL = {
+    "cora": (2708, 10556),
+    "tolokers": (11758, 1038000),
+    "hgb_acm": (10942, 547872),
+    "hgb_imdb": (21420, 86642),
+    "aifb": (8285, 29043),
+    "wn18rr": (40943, 93003),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files(name):
+    folder = os.environ.get("SAR_DATA")
+    path = Path(folder or ".") / f"{name}.npz"
+    if not folder or not path.exists():
+        pytest.skip(f"set SAR_DATA to a folder with {name}.npz")
+    graph = open_source(str(path))
+    assert (graph.total_nodes, graph.total_edges) == REAL[name]
+    with np.load(path) as content:
+        for ntype, data in graph.node_data.items():
+            suffix = "" if ntype == NTYPE_HOMO else f"/{ntype}"
+            if f"feat_data{suffix}" in content:
+                total = content[f"feat_data{suffix}"].sum(dtype=np.float64)
+                assert data["feat"].double().sum().item() == pytest.approx(total)
