@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,7 +16,7 @@ _NAMES = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN:
 
 
 def all_reduce(
-    red_tensor: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM, move_to_comm_device: bool = False
+    red_tensor: Tensor, op: Any = dist.ReduceOp.SUM, move_to_comm_device: bool = False
 ) -> None:
     """Reduce in place over all ranks with SUM, MAX or MIN; tensors are staged as needed.
 

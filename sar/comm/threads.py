@@ -69,7 +69,9 @@ class ThreadGroup(Group):
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         def reduced(parts: list[Tensor]) -> Tensor:
             stack = torch.stack([part.clone() for part in parts])
-            return {"sum": stack.sum, "max": stack.amax, "min": stack.amin}[op](0)
+            if op == "sum":
+                return stack.sum(0)
+            return stack.amax(0) if op == "max" else stack.amin(0)
 
         tensor.copy_(self._meet(tensor, reduced))
 

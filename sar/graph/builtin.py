@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.graph.support import not_supported
-from sar.ops import Messages
+from sar.ops import Inputs, Messages
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 _SIDES = {"u": "u", "v": "v", "e": "e"}
@@ -122,15 +122,6 @@ def _with_dims(tensor: Tensor, dims: int) -> Tensor:
     return tensor.reshape(len(tensor), *[1] * (dims - tensor.dim()), *tensor.shape[1:])
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The tensors a message reads, by side."""
-
-    src: list[Tensor]
-    dst: list[Tensor]
-    edge: list[Tensor]
-
-
 def builtin_messages(
     message: BuiltinMessage, operands: dict[Operand, Tensor], eids: Tensor | None = None
 ) -> tuple[Messages, Inputs, Tensor]:
@@ -148,10 +139,11 @@ def builtin_messages(
         rhs = None if message.rhs is None else rows[message.rhs]
         return [apply_binary(message.op, rows[message.lhs], rhs)]
 
-    inputs = Inputs(*[[operands[o] for o in by_side[side]] for side in "uve"])
-    empty = [[t[:0].detach() for t in side] for side in (inputs.src, inputs.dst, inputs.edge)]
+    src, dst, edge = ([operands[o] for o in by_side[side]] for side in "uve")
+    inputs = Inputs(src, dst, edge)
+    empty_src, empty_dst, empty_edge = ([t[:0].detach() for t in side] for side in inputs)
     try:
-        like = function(*empty)[0]
+        like = function(empty_src, empty_dst, empty_edge)[0]
     except RuntimeError as error:
         shapes = " and ".join(f"{o.side}.{o.name} {tuple(operands[o].shape[1:])}" for o in used)
         raise ValueError(f"message {message.op}: feature shapes of {shapes} do not fit") from error

@@ -16,10 +16,19 @@ class Counts:
 
     _store: GraphStore
     _is_slice: bool
-    ntypes: list[str]
-    srctypes: list[str]
-    dsttypes: list[str]
     canonical_etypes: list[EType]
+
+    @property
+    def ntypes(self) -> list[str]:
+        raise NotImplementedError
+
+    @property
+    def srctypes(self) -> list[str]:
+        raise NotImplementedError
+
+    @property
+    def dsttypes(self) -> list[str]:
+        raise NotImplementedError
 
     def _canonical(self, etype: str | EType | None) -> EType:
         raise NotImplementedError

@@ -42,9 +42,15 @@ class OriginalMembers:
     """What scripts for the original library read from a graph, whole or sliced."""
 
     _store: GraphStore
-    srctypes: list[str]
-    dsttypes: list[str]
     canonical_etypes: list[EType]
+
+    @property
+    def srctypes(self) -> list[str]:
+        raise NotImplementedError
+
+    @property
+    def dsttypes(self) -> list[str]:
+        raise NotImplementedError
 
     def _rows(self, rows: dict[str, Tensor], types: list[str], ntype: str | None) -> Tensor:
         if ntype is None:

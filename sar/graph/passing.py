@@ -22,7 +22,7 @@ from sar.graph.builtin import (
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import probe, udf_messages
-from sar.ops import Relation, aggregate, run_messages
+from sar.ops import Inputs, Relation, aggregate, run_messages
 
 
 class NodeBatch:
@@ -71,20 +71,13 @@ def apply_edges(
         messages = udf_messages(func, seen, frame, names)
         inputs = _columns(store, etype, seen.src, seen.dst, seen.edge)
         like = list(seen.outputs.values())
-        results = run_messages(store.relations[etype], messages, "edges", policy, *inputs, like)
+        results = run_messages(store.relations[etype], messages, "edges", policy, inputs, like)
         frame_updates = dict(zip(names, results, strict=True))
     else:
         operands = _operands(store, etype, message)
         messages, found, like_one = builtin_messages(message, operands, eids)
         (result,) = run_messages(
-            store.relations[etype],
-            messages,
-            "edges",
-            policy,
-            found.src,
-            found.dst,
-            found.edge,
-            [like_one],
+            store.relations[etype], messages, "edges", policy, found, [like_one]
         )
         frame_updates = {message.out: _merged(frame, message.out, result, eids)}
     for name, value in frame_updates.items():
@@ -118,7 +111,8 @@ def _reduce_builtin(
     if message.op == "copy" and message.lhs.side == "e":
         frame = store.edge_frames[etype]
         if column in frame.pending or column not in frame:
-            return pending.reduce(store, etype, column, op, policy)
+            out = pending.reduce(store, etype, column, _summed(op), policy)
+            return mean_of_sum(out, store.relations[etype]) if op == "mean" else out
     operands = _operands(store, etype, message)
     return _reduce(store.relations[etype], message, operands, op, policy)
 
@@ -145,9 +139,7 @@ def _reduce(
             u = next(operands[o] for o in (message.lhs, message.rhs) if o and o.side == "u")
             return aggregate(relation, u, op, policy, weight)
     messages, inputs, like = builtin_messages(message, operands)
-    (out,) = run_messages(
-        relation, messages, _summed(op), policy, inputs.src, inputs.dst, inputs.edge, [like]
-    )
+    (out,) = run_messages(relation, messages, _summed(op), policy, inputs, [like])
     return mean_of_sum(out, relation) if op == "mean" else out
 
 
@@ -163,7 +155,7 @@ def _reduce_udf(
     messages = udf_messages(func, seen, store.edge_frames[etype], [reduce.message])
     inputs = _columns(store, etype, seen.src, seen.dst, seen.edge)
     like = [seen.outputs[reduce.message]]
-    (out,) = run_messages(relation, messages, _summed(reduce.op), policy, *inputs, like)
+    (out,) = run_messages(relation, messages, _summed(reduce.op), policy, inputs, like)
     return mean_of_sum(out, relation) if reduce.op == "mean" else out
 
 
@@ -183,11 +175,13 @@ def _sides(store: GraphStore, etype: EType) -> tuple[Frame, Frame, Frame]:
 
 def _columns(
     store: GraphStore, etype: EType, src: list[str], dst: list[str], edge: list[str]
-) -> list[list[Tensor]]:
-    frames = _sides(store, etype)
-    return [
-        [frame[n] for n in names] for frame, names in zip(frames, (src, dst, edge), strict=True)
-    ]
+) -> Inputs:
+    of_src, of_dst, of_edge = _sides(store, etype)
+    return Inputs(
+        [of_src[name] for name in src],
+        [of_dst[name] for name in dst],
+        [of_edge[name] for name in edge],
+    )
 
 
 def _operands(store: GraphStore, etype: EType, message: BuiltinMessage) -> dict[Operand, Tensor]:

@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar.comm import Group
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import Probe, call_udf, frozen, probe
-from sar.ops import Messages, run_messages
+from sar.ops import Inputs, Messages, run_messages
 
 _STATUS_BYTES = 4096
+_NO_PIECE = -1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A user function and the positions of the edges it is for."""
+    """A user function and the positions (int64 [n]) of the edges it is for."""
 
     function: Callable
     seen: Probe
@@ -37,150 +37,139 @@ class Piece:
 
 @dataclass
 class PendingColumn:
-    """A column of pieces; source and destination columns are those of the time it was written."""
+    """A column of pieces, later ones over earlier ones.
+
+    Attributes:
+        src, dst, edge: the columns that the pieces read, as they were when a piece was noted.
+        before: the column's values outside all pieces; ``None`` for 0.
+    """
 
     store: GraphStore
     etype: EType
     name: str
     policy: Policy
-    pieces: list[Piece]
-    columns: dict[str, dict[str, Tensor]]
+    pieces: list[Piece] = field(default_factory=list)
+    src: dict[str, Tensor] = field(default_factory=dict)
+    dst: dict[str, Tensor] = field(default_factory=dict)
+    edge: dict[str, Tensor] = field(default_factory=dict)
+    before: Tensor | None = None
 
     def materialize(self) -> Tensor:
         """[num_edges, ...] values on the local edges; collective."""
-        return _run(self.store, self.etype, self.name, self, "edges", self.policy)
+        return self.run("edges")
+
+    def run(self, reduce: str) -> Tensor:
+        """Stream the pieces of all ranks and reduce their values; collective."""
+        agreed = _agree(self)
+        frame = self.store.src_frames[self.etype[0]]
+        src = {name: self.src[name] if name in self.src else frame[name] for name in agreed["src"]}
+        dtype = getattr(torch, agreed["dtype"])
+        like = torch.empty((0, *agreed["shape"]), dtype=dtype, device=self.store.device)
+        edge = [self._numbers(), *([] if self.before is None else [self.before])]
+        messages = Messages(
+            _Piecewise(self, list(src), like),
+            is_udf=True,
+            captures=self._captures(agreed["grad"]),
+            hidden=tuple({id(t): t for p in self.pieces for t in p.seen.hidden}.values()),
+        )
+        inputs = Inputs(list(src.values()), list(self.dst.values()), [*edge, *self.edge.values()])
+        relation = self.store.relations[self.etype]
+        return run_messages(relation, messages, reduce, self.policy, inputs, [like])[0]
+
+    def _numbers(self) -> Tensor:
+        """int32 [num_edges] which piece gives each edge its value."""
+        size, device = self.store.relations[self.etype].num_edges, self.store.device
+        numbers = torch.full((size,), _NO_PIECE, dtype=torch.int32, device=device)
+        for index, piece in enumerate(self.pieces):
+            numbers[piece.eids] = index
+        return numbers
+
+    def _captures(self, anywhere: bool) -> tuple[Tensor, ...]:
+        """Captured tensors; an empty one where only other ranks have some, to join backward."""
+        own = tuple({id(t): t for p in self.pieces for t in p.seen.captures}.values())
+        return (*own, torch.zeros(0, requires_grad=True)) if anywhere else own
+
+
+class _Piecewise:
+    """The message function of a pending column: runs each piece on its edges of a block."""
+
+    def __init__(self, column: PendingColumn, src_names: list[str], like: Tensor) -> None:
+        self.column, self.src_names, self.like = column, src_names, like
+
+    def __call__(self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor]) -> list[Tensor]:
+        column, numbers, rest = self.column, edge[0], edge[1:]
+        if column.before is None:
+            out = self.like.new_zeros((len(numbers), *self.like.shape[1:]))
+        else:
+            out, rest = rest[0], rest[1:]
+        rows_of_src = dict(zip(self.src_names, src, strict=True))
+        rows_of_dst = dict(zip(column.dst, dst, strict=True))
+        rows_of_edge = dict(zip(column.edge, rest, strict=True))
+        for index, piece in enumerate(column.pieces):
+            mine = (numbers == index).nonzero().view(-1)
+            if len(mine):
+                values = call_udf(
+                    piece.function,
+                    piece.seen,
+                    [rows_of_src[name].index_select(0, mine) for name in piece.seen.src],
+                    [rows_of_dst[name].index_select(0, mine) for name in piece.seen.dst],
+                    [rows_of_edge[name].index_select(0, mine) for name in piece.seen.edge],
+                    len(mine),
+                )
+                out = out.index_copy(0, mine, values[column.name].to(out.dtype))
+        return [out]
 
 
 def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy: Policy) -> None:
     """Note that ``func`` gives the columns it returns on edges ``eids``; no communication."""
-    src, dst, edge = (
-        store.src_frames[etype[0]],
-        store.dst_frames[etype[2]],
-        store.edge_frames[etype],
-    )
+    src, dst = store.src_frames[etype[0]], store.dst_frames[etype[2]]
+    edge = store.edge_frames[etype]
     seen = probe(func, src, dst, edge)
     piece = Piece(frozen(func), seen, eids.long())
+    reads = {name: edge[name] for name in seen.edge}
     for name in seen.outputs:
         column = edge.pending.get(name)
         if column is None:
-            column = PendingColumn(
-                store, etype, name, policy, [], {"src": {}, "dst": {}, "edge": {}}
-            )
-            if name in edge:
-                column.columns["before"] = {name: edge[name]}
-                del edge[name]
+            before = edge[name] if name in edge else None
+            column = PendingColumn(store, etype, name, policy, before=before)
+            edge.pop(name, None)
             edge.pending[name] = column
         column.pieces.append(piece)
-        for side, frame, names in (
-            ("src", src, seen.src),
-            ("dst", dst, seen.dst),
-            ("edge", edge, seen.edge),
-        ):
-            column.columns[side].update({n: frame[n] for n in names})
+        column.src.update({n: src[n] for n in seen.src})
+        column.dst.update({n: dst[n] for n in seen.dst})
+        column.edge.update(reads)
 
 
 def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) -> Tensor:
-    """Reduce the messages ``copy_e(name)`` without storing the column; collective."""
-    from sar.graph.passing import mean_of_sum
-
+    """Reduce (sum, max, min) the messages ``copy_e(name)`` without storing them; collective."""
     column = store.edge_frames[etype].pending.get(name)
-    out = _run(store, etype, name, column, "sum" if op == "mean" else op, policy)
-    return mean_of_sum(out, store.relations[etype]) if op == "mean" else out
+    return (column or PendingColumn(store, etype, name, policy)).run(op)
 
 
-def _run(
-    store: GraphStore,
-    etype: EType,
-    name: str,
-    column: PendingColumn | None,
-    reduce: str,
-    policy: Policy,
-) -> Tensor:
-    relation = store.relations[etype]
-    plan = _agree(store.group, name, column)
-    src_names = plan["src"]
-    pieces = [] if column is None else column.pieces
-    columns: dict[str, dict[str, Tensor]] = {"src": {}, "dst": {}, "edge": {}}
-    if column is not None:
-        columns.update(column.columns)
-    src_frame = store.src_frames[etype[0]]
-    src = [columns["src"].get(n, src_frame[n]) for n in src_names]
-    dst, edge = list(columns["dst"].values()), list(columns["edge"].values())
-    dtype = getattr(torch, plan["dtype"])
-    like = torch.empty((0, *plan["shape"]), dtype=dtype, device=store.device)
-    number = torch.full((relation.num_edges,), -1, dtype=torch.int32, device=store.device)
-    for index, piece in enumerate(pieces):
-        number[piece.eids] = index
-    before = columns.get("before", {}).get(name)
-    if before is not None:
-        edge.append(before)
-    names = (src_names, list(columns["dst"]), list(columns["edge"]))
-    function = _piecewise(pieces, name, names, like, before is not None)
-    captures = tuple(t for piece in pieces for t in piece.seen.captures)
-    if plan["grad"]:  # so that every rank takes part in backward
-        captures += (torch.zeros(0, requires_grad=True),)
-    hidden = tuple({id(t): t for piece in pieces for t in piece.seen.hidden}.values())
-    messages = Messages(function, is_udf=True, captures=captures, hidden=hidden)
-    (out,) = run_messages(relation, messages, reduce, policy, src, dst, [number, *edge], [like])
-    return out
-
-
-def _piecewise(
-    pieces: list[Piece], name: str, names: tuple[list[str], ...], like: Tensor, has_before: bool
-) -> Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Tensor]]:
-    """A message function that runs each piece on its edges of a block."""
-    src_names, dst_names, edge_names = names
-
-    def function(src: list[Tensor], dst: list[Tensor], edge: list[Tensor]) -> list[Tensor]:
-        number, data = edge[0], edge[1:]
-        out = data[-1] if has_before else like.new_zeros((len(number), *like.shape[1:]))
-        for index, piece in enumerate(pieces):
-            mine = (number == index).nonzero().view(-1)
-            if len(mine) == 0:
-                continue
-            rows = [
-                _picked(piece_names, known, tensors, mine)
-                for piece_names, known, tensors in (
-                    (piece.seen.src, src_names, src),
-                    (piece.seen.dst, dst_names, dst),
-                    (piece.seen.edge, edge_names, data),
-                )
-            ]
-            values = call_udf(piece.function, piece.seen, *rows, len(mine))[name]
-            out = out.index_copy(0, mine, values.to(out.dtype))
-        return [out]
-
-    return function
-
-
-def _picked(
-    wanted: list[str], known: list[str], tensors: list[Tensor], idx: Tensor
-) -> list[Tensor]:
-    return [tensors[known.index(name)].index_select(0, idx) for name in wanted]
-
-
-def _agree(group: Group, name: str, column: PendingColumn | None) -> dict[str, Any]:
+def _agree(column: PendingColumn) -> dict[str, Any]:
     """What the pieces of all ranks read and give: source columns, shape, dtype, gradients."""
     mine: dict[str, Any] = {}
-    if column is not None:
-        like = column.pieces[0].seen.outputs[name]
+    if column.pieces:
+        like = column.pieces[0].seen.outputs[column.name]
         captured = any(p.seen.captures or p.seen.hidden for p in column.pieces)
         mine = {
-            "src": sorted(column.columns["src"]),
+            "src": sorted(column.src),
             "shape": list(like.shape[1:]),
             "dtype": str(like.dtype).removeprefix("torch."),
             "grad": captured and torch.is_grad_enabled(),
         }
     body = json.dumps(mine).encode()
     if len(body) > _STATUS_BYTES:
-        raise SarError(f"edge column {name!r}: too many source columns to agree on")
+        raise SarError(f"edge column {column.name!r}: too many source columns to agree on")
     status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
     status[: len(body)] = torch.tensor(list(body), dtype=torch.uint8)
-    plans = [json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in group.all_gather(status)]
-    known = [plan for plan in plans if plan]
+    gathered = column.store.group.all_gather(status)
+    known = [
+        plan for plan in (json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in gathered) if plan
+    ]
     if not known:
-        raise KeyError(f"no edge column {name!r} on any rank")
+        raise KeyError(f"no edge column {column.name!r} on any rank")
     agreed = dict(known[0])
-    agreed["src"] = sorted({column for plan in known for column in plan["src"]})
+    agreed["src"] = sorted({name for plan in known for name in plan["src"]})
     agreed["grad"] = any(plan["grad"] for plan in known)
     return agreed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 
 import torch
 
@@ -15,7 +16,7 @@ class UnsupportedMember(NotSupportedError, AttributeError):
 
 def calling_layer() -> str | None:
     """Class name of the innermost module whose code is running, or ``None``."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.nn.Module):
@@ -32,7 +33,7 @@ def not_supported(problem: str) -> NotSupportedError:
 
 def called_from(module: str) -> bool:
     """True when code of ``module`` is among the callers."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == module:
             return True

@@ -95,21 +95,20 @@ def probe(
     recorded = RecordCaptures()
     with torch.random.fork_rng(devices=[]):
         with torch.no_grad(), recorded:
-            outputs = _checked(udf(EdgeBatch(*sides, _PROBE_ROWS)))
+            outputs = _checked(udf(EdgeBatch(sides[0], sides[1], sides[2], _PROBE_ROWS)))
         captures = recorded.tensors()
         hidden: tuple[Tensor, ...] = ()
         if torch.is_grad_enabled():
             hidden = _hidden_leaves(udf, sides, captures)
-    names = [list(side.read) for side in sides]
-    return Probe(
-        *names, {name: out[:0].detach() for name, out in outputs.items()}, tuple(captures), hidden
-    )
+    like = {name: out[:0].detach() for name, out in outputs.items()}
+    read = [list(side.read) for side in sides]
+    return Probe(read[0], read[1], read[2], like, tuple(captures), hidden)
 
 
 def _hidden_leaves(udf: Callable, sides: list[_Recorder], captures: list[Tensor]) -> tuple:
     aliases = [detached_leaf(t, True) for t in captures]
     with torch.enable_grad(), ReplaceCaptures(captures, aliases):
-        outputs = _checked(udf(EdgeBatch(*sides, _PROBE_ROWS)))
+        outputs = _checked(udf(EdgeBatch(sides[0], sides[1], sides[2], _PROBE_ROWS)))
     known = {id(alias) for alias in aliases}
     leaves = leaves_of([out for out in outputs.values() if out.requires_grad])
     return tuple({id(t): t for t in leaves if id(t) not in known}.values())

@@ -1,8 +1,8 @@
 """The only autograd functions: streamed reductions, messages, and reductions over ranks."""
 
 from sar.ops.aggregate import aggregate
-from sar.ops.message_blocks import Messages
+from sar.ops.message_blocks import Inputs, Messages
 from sar.ops.messages import run_messages
 from sar.ops.relation import Relation, build_relation
 
-__all__ = ["Messages", "Relation", "aggregate", "build_relation", "run_messages"]
+__all__ = ["Inputs", "Messages", "Relation", "aggregate", "build_relation", "run_messages"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,22 @@ from sar.ops.packing import RowLayout
 from sar.ops.relation import Relation
 
 Rows = list[Tensor]
+
+
+class Inputs(NamedTuple):
+    """The tensors that a message function reads, by side, in its order.
+
+    Attributes:
+        src: [num_src, ...] owned rows of the source type.
+        dst: [num_dst, ...] destination rows.
+        edge: [num_edges, ...] local edges.
+    """
+
+    src: list[Tensor]
+    dst: list[Tensor]
+    edge: list[Tensor]
+
+
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads block numbers over the seeds
 _MIN_BLOCK_EDGES = 256
 

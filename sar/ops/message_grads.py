@@ -156,9 +156,9 @@ class MessageGrads:
             total.add(block.dst, by_leaf.get(id(rows)))
         for rows, total in zip(edge_rows, self.edge_grads, strict=True):
             total.add(block.position, by_leaf.get(id(rows)))
-        for total, grad in zip(self.captured_grads, found[len(inputs) :], strict=True):
+        for captured, grad in zip(self.captured_grads, found[len(inputs) :], strict=True):
             if grad is not None:
-                total.add_(grad)
+                captured.add_(grad)
 
     @staticmethod
     def _leaves(tensors: list[Tensor], needs: list[bool], idx: Tensor) -> list[Tensor]:

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from sar.config import Policy
 from sar.ops.capture import RecordCaptures
 from sar.ops.message_blocks import (
+    Inputs,
     MessagePass,
     Messages,
     block_size,
@@ -35,17 +36,14 @@ def run_messages(
     messages: Messages,
     reduce: str,
     policy: Policy,
-    src: Sequence[Tensor],
-    dst: Sequence[Tensor],
-    edge: Sequence[Tensor],
+    inputs: Inputs,
     like: Sequence[Tensor],
 ) -> list[Tensor]:
     """Compute messages on every local edge and reduce them; collective.
 
     Args:
         reduce: ``"sum"``, ``"max"`` or ``"min"`` per destination, or ``"edges"``: keep them.
-        src: [num_src, ...] owned rows of the source type; dst: [num_dst, ...]; edge: [num_edges,
-            ...]; what the message function reads, in its order.
+        inputs: what the message function reads.
         like: the function's outputs on no or some edges: trailing shapes and dtypes.
 
     Returns:
@@ -57,14 +55,15 @@ def run_messages(
         TypeError: messages to be reduced are not floating point.
     """
     seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
-    spec = MessagePass(relation, messages, reduce, policy, len(src), len(dst), len(edge), seed)
-    inputs = [*src, *dst, *edge]
+    counts = [len(side) for side in inputs]
+    spec = MessagePass(relation, messages, reduce, policy, counts[0], counts[1], counts[2], seed)
+    tensors = [*inputs.src, *inputs.dst, *inputs.edge]
     recorded = RecordCaptures(messages.captures)
     with torch.no_grad():
-        reducers, kept = _forward(spec, [t.detach() for t in inputs], like, recorded)
+        reducers, kept = _forward(spec, [t.detach() for t in tensors], like, recorded)
         results = [reducer.result() for reducer in reducers]
     captures = recorded.tensors()
-    every = [*inputs, *captures, *messages.hidden]
+    every = [*tensors, *captures, *messages.hidden]
     return list(_MessagePass.apply(spec, reducers, kept, captures, results, *every))
 
 
