@@ -76,6 +76,14 @@ class ProcessGroup(Group):
             f"answer within the timeout ({error})"
         )
 
+    def close(self) -> None:
+        """Let go of the process groups; graphs that still hold this object cannot keep them.
+
+        gloo's threads end with their group. One that outlives the interpreter and frees a tensor
+        then aborts the process.
+        """
+        del self._small, self._rows
+
     def report(self, error: BaseException) -> None:
         """Leave ``error`` for the other ranks to name, unless it only follows from theirs."""
         if self.store is None or isinstance(error, CommError):

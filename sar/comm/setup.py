@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import os
@@ -79,12 +80,18 @@ def initialize_comms(
     group = ProcessGroup(backend, device, limit, store)
     set_process_group(group)
     _report_uncaught(group)
+    atexit.unregister(shutdown)  # a process that keeps its group to the end may abort there
+    atexit.register(shutdown)
     return group
 
 
 def shutdown() -> None:
     """Leave the process group that :func:`initialize_comms` made; a no-op when there is none."""
+    group = current_group()
     set_process_group(None)
+    atexit.unregister(shutdown)
+    if isinstance(group, ProcessGroup):
+        group.close()
     if isinstance(sys.excepthook, _ReportingHook):
         sys.excepthook = sys.excepthook.before
     if dist.is_initialized():
@@ -168,6 +175,7 @@ class _ReportingHook:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         self.group.report(error)
+        atexit.unregister(shutdown)  # a collective may be in flight: leave at once
         self.before(kind, error, trace)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,6 +61,23 @@ class Messages:
     hidden: tuple[Tensor, ...] = ()
 
 
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers of ``device`` come from ``seed`` inside and go on as before outside."""
+    if device.type != "cpu":
+        with torch.random.fork_rng(devices=[device], device_type=device.type):
+            torch.manual_seed(seed)
+            yield
+        return
+    generator = torch.default_generator  # torch.manual_seed would visit every device type
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
 def _autocast_state() -> tuple[str, bool, torch.dtype]:
     kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
     return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -104,13 +121,13 @@ class MessagePass:
         if not self.messages.is_udf:
             return self.messages.function(src_rows, dst_rows, edge_rows)
         kind, enabled, dtype = self.autocast
+        seed = (self.seed + block.number * _GOLDEN) % 2**63
         with (
-            torch.random.fork_rng(devices=[]),
+            seeded(seed, block.src.device),
             torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False),
+            mode or nullcontext(),
         ):
-            torch.manual_seed((self.seed + block.number * _GOLDEN) % 2**63)
-            with mode or nullcontext():
-                return self.messages.function(src_rows, dst_rows, edge_rows)
+            return self.messages.function(src_rows, dst_rows, edge_rows)
 
 
 @dataclass(frozen=True)
