@@ -1,5 +1,8 @@
 """Exact full-batch training of graph neural networks over many hosts."""
 
+import sys
+from typing import Any
+
 from sar import comm
 from sar.comm import (
     comm_device,
@@ -10,6 +13,19 @@ from sar.comm import (
     shutdown,
     world_size,
 )
+from sar.compat import install_modules, lazy_name
+from sar.compat.construct_shard_manager import convert_dist_graph
+from sar.compat.core import (
+    DataLoader,
+    DistNeighborSampler,
+    DistributedBlock,
+    GraphShardManager,
+    HeteroGraphShardManager,
+    message_has_parameters,
+)
+from sar.compat.data_loading import suffix_key_lookup
+from sar.compat.logging_setup import logger, logging_setup
+from sar.compat.patch_dgl import patch_dgl
 from sar.config import Config, Policy
 from sar.errors import (
     CommError,
@@ -37,7 +53,12 @@ __version__ = "0.1.0"
 __all__ = [
     "CommError",
     "Config",
+    "DataLoader",
+    "DistNeighborSampler",
     "DistributedBN1D",
+    "DistributedBlock",
+    "GraphShardManager",
+    "HeteroGraphShardManager",
     "MissingDependencyError",
     "NotSupportedError",
     "PartitionError",
@@ -49,14 +70,28 @@ __all__ = [
     "construct_full_graph",
     "construct_mfgs",
     "convert_batch_norm",
+    "convert_dist_graph",
     "current_group",
     "gather_grads",
     "global_mean",
     "initialize_comms",
     "load_dgl_partition_data",
+    "logger",
+    "logging_setup",
+    "message_has_parameters",
     "nfs_ip_init",
+    "patch_dgl",
     "rank",
     "shutdown",
+    "suffix_key_lookup",
     "sync_params",
     "world_size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    return lazy_name(name)
+
+
+install_modules(sys.modules[__name__])

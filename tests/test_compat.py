@@ -1,0 +1,673 @@
+"""Scripts in the style of IntelLabs SAR: its names, arguments and meaning, against DGL."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from harness import assert_close, assert_gradients_close, run_threads
+from harness.parts import Partitioned, joined
+from torch import Tensor, nn
+
+import sar
+from sar.partition.arrays import GraphArrays
+from sar.partition.write import write_partitions
+
+dgl = pytest.importorskip("dgl")
+import dgl.function as fn  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+HOMO = ("_N", "_E", "_N")
+RANKS = 2
+
+SUBMODULES = {
+    "comm": "all_reduce all_to_all comm_device exchange_single_tensor exchange_tensors "
+    "gather_grads initialize_comms nfs_ip_init rank sync_params world_size",
+    "common_tuples": "PartitionData ShardEdgesAndFeatures",
+    "config": "Config",
+    "construct_shard_manager": "construct_full_graph construct_mfgs convert_dist_graph",
+    "core": "DataLoader DistNeighborSampler DistributedBlock GraphShardManager "
+    "HeteroGraphShardManager message_has_parameters",
+    "core.full_partition_block": "DistributedBlock",
+    "core.graphshard": "GraphShardManager HeteroGraphShardManager",
+    "core.sampling": "DataLoader DistNeighborSampler",
+    "core.sar_aggregation": "message_has_parameters",
+    "data_loading": "load_dgl_partition_data suffix_key_lookup",
+    "distributed_bn": "DistributedBN1D MeanOp VarOp",
+    "edge_softmax": "edge_softmax",
+    "logging_setup": "logger logging_setup",
+    "patch_dgl": "RelGraphConv patch_dgl patched_edge_softmax",
+}
+TOP_LEVEL = (
+    "initialize_comms nfs_ip_init rank world_size comm_device sync_params gather_grads "
+    "load_dgl_partition_data suffix_key_lookup construct_full_graph construct_mfgs "
+    "convert_dist_graph GraphShardManager HeteroGraphShardManager DistributedBlock "
+    "message_has_parameters patch_dgl patched_edge_softmax RelGraphConv edge_softmax "
+    "DistributedBN1D Config logging_setup logger DistNeighborSampler DataLoader"
+).split()
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("module", SUBMODULES)
+def test_submodules_hold_the_same_objects_as_the_top_level(module: str) -> None:
+    found = importlib.import_module(f"sar.{module}")
+    for name in SUBMODULES[module].split():
+        value = getattr(found, name)
+        if name in TOP_LEVEL:
+            assert value is getattr(sar, name)
+
+
+def test_functions_hide_the_modules_of_their_name() -> None:
+    from sar.edge_softmax import edge_softmax
+    from sar.logging_setup import logging_setup
+    from sar.patch_dgl import patch_dgl
+
+    assert sar.edge_softmax is edge_softmax
+    assert sar.logging_setup is logging_setup
+    assert sar.patch_dgl is patch_dgl
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = sar.nonsense
+
+
+def test_dgl_is_prepared_without_patching_it() -> None:
+    sar.patch_dgl()
+    assert dgl.nn.pytorch.conv.gatconv.edge_softmax is sar.patched_edge_softmax
+    assert dgl.nn.RelGraphConv is sar.RelGraphConv
+
+
+def test_parameters_need_no_declaration() -> None:
+    class Layer(nn.Module):
+        @sar.message_has_parameters(lambda self: tuple(self.parameters()))
+        def message(self, edges):
+            return "as it was"
+
+    assert Layer().message(None) == "as it was"
+    with pytest.raises(TypeError, match="param_foo: got int"):
+        sar.message_has_parameters(3)
+
+
+def test_sampling_says_what_to_use_instead() -> None:
+    for call in (sar.DataLoader, sar.DistNeighborSampler, sar.core.sampling.DistNeighborSampler):
+        with pytest.raises(NotImplementedError, match="construct_full_graph"):
+            call([15, 10])
+
+
+# ---------------------------------------------------------------- looking features up
+
+
+@pytest.mark.parametrize(
+    "names, key, expected",
+    [
+        (["_N/feat", "_N/label"], "feat", "_N/feat"),
+        (["_N/features"], "features", "_N/features"),
+        (["_N/orig_feat", "_N/feat"], "feat", "_N/feat"),
+        (["paper/feat", "author/feat"], "paper/feat", "paper/feat"),
+        (["_N/node_labels"], "labels", "_N/node_labels"),
+        (["bare"], "bare", "bare"),
+    ],
+)
+def test_lookup(names: list[str], key: str, expected: str) -> None:
+    features = {name: torch.full((2,), float(i)) for i, name in enumerate(names)}
+    assert sar.suffix_key_lookup(features, key) is features[expected]
+
+
+def test_lookup_of_nothing_and_of_too_much() -> None:
+    features = {"paper/feat": torch.ones(1), "author/feat": torch.ones(2)}
+    missing = sar.suffix_key_lookup(features, "label")
+    assert missing.dtype == torch.int64 and len(missing) == 0
+    with pytest.raises(ValueError, match="'feat' fits author/feat, paper/feat"):
+        sar.suffix_key_lookup(features, "feat")
+
+
+def test_lookup_expanded_to_all_nodes() -> None:
+    features = {
+        "paper/x": torch.tensor([[1.0], [2.0]]),
+        "_TYPE": torch.tensor([0, 0, 1, 1, 2], dtype=torch.int32),
+    }
+    types = ["author", "paper", "venue"]
+    expanded = sar.suffix_key_lookup(features, "x", expand_to_all=True, type_list=types)
+    assert expanded.tolist() == [[0.0], [0.0], [1.0], [2.0], [0.0]]
+    with pytest.raises(ValueError, match="type_list: got None"):
+        sar.suffix_key_lookup(features, "x", expand_to_all=True)
+    with pytest.raises(ValueError, match="hold 'paper'"):
+        sar.suffix_key_lookup(features, "x", True, ["author", "venue"])
+    homogeneous = {"_N/x": torch.ones(3), "_TYPE": torch.zeros(3)}
+    assert len(sar.suffix_key_lookup(homogeneous, "x", True, ["_N"])) == 3
+
+
+# ---------------------------------------------------------------- logging
+
+
+@pytest.fixture
+def logger():
+    found = logging.getLogger("sar")
+    before = found.level, found.propagate, list(found.handlers)
+    yield found
+    for handler in set(found.handlers) - set(before[2]):
+        found.removeHandler(handler)
+        handler.close()
+    found.level, found.propagate = before[:2]
+
+
+def test_logging_starts_silent_and_is_set_up_once(logger, tmp_path: Path) -> None:
+    assert sar.logger is logger and not logger.handlers
+    first, second = tmp_path / "first.log", tmp_path / "second.log"
+    sar.logging_setup(logging.INFO, 0, 4, log_file=str(first))
+    sar.logging_setup(logging.getLevelName("WARNING"), 2, 4, str(second))
+    logger.info("too low")
+    logger.getChild("comm").warning("hello")
+    assert first.read_text() == ""
+    assert second.read_text() == "3 / 4 - sar.comm - WARNING - hello\n"
+
+
+# ---------------------------------------------------------------- graphs to train on
+
+
+def random_graph(nodes: int = 60, edges: int = 300) -> GraphArrays:
+    rng = torch.Generator().manual_seed(1)
+    src, dst = torch.randint(0, nodes, (2, edges), generator=rng)
+    loops = torch.arange(nodes)
+    masks = torch.randint(0, 3, (nodes,), generator=rng)
+    data = {
+        "features": torch.randn(nodes, 6, generator=rng, dtype=torch.float64),
+        "labels": torch.randint(0, 4, (nodes,), generator=rng),
+        **{f"{name}_mask": masks == i for i, name in enumerate(["train", "val", "test"])},
+    }
+    ends = (torch.cat([src, loops]), torch.cat([dst, loops]))
+    return GraphArrays("random", {"_N": nodes}, {HOMO: ends}, {"_N": data}).with_orig_ids()
+
+
+def random_heterograph() -> GraphArrays:
+    rng = torch.Generator().manual_seed(2)
+    nodes = {"author": 30, "paper": 50, "venue": 8}
+    etypes = [
+        ("author", "writes", "paper"),
+        ("paper", "cites", "paper"),
+        ("paper", "in", "venue"),
+        ("paper", "written_by", "author"),
+        ("venue", "has", "paper"),
+    ]
+    edges = {
+        t: (
+            torch.randint(0, nodes[t[0]], (120,), generator=rng),
+            torch.randint(0, nodes[t[2]], (120,), generator=rng),
+        )
+        for t in etypes
+    }
+    paper = {
+        "features": torch.randn(50, 6, generator=rng, dtype=torch.float64),
+        "labels": torch.randint(0, 4, (50,), generator=rng),
+        "train_mask": torch.rand(50, generator=rng) < 0.5,
+    }
+    others = {
+        t: {"x": torch.randn(nodes[t], 6, generator=rng, dtype=torch.float64)}
+        for t in ("author", "venue")
+    }
+    return GraphArrays("hetero", nodes, edges, {"paper": paper, **others}).with_orig_ids()
+
+
+def whole(graph: GraphArrays) -> dgl.DGLGraph:
+    if graph.is_homogeneous:
+        return dgl.graph(graph.edges[HOMO], num_nodes=graph.num_nodes["_N"])
+    return dgl.heterograph(graph.edges, num_nodes_dict=graph.num_nodes)
+
+
+class Sage(nn.Module):
+    def __init__(self, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            [dgl.nn.SAGEConv(in_dim, 8, "mean"), dgl.nn.SAGEConv(8, out_dim, "mean")]
+        )
+
+    def forward(self, blocks: list, features: Tensor) -> Tensor:
+        for index, (conv, block) in enumerate(zip(self.convs, blocks)):
+            features = conv(block, features)
+            if index < len(self.convs) - 1:
+                features = F.relu(features, inplace=True)
+        return features
+
+
+class Relational(nn.Module):
+    """Two layers with a weight per relation and per node type, as the original's example has."""
+
+    def __init__(self, graph, width: int, out_dim: int) -> None:
+        super().__init__()
+        dims = [width, 8, out_dim]
+        names = sorted(set(graph.etypes))
+        self.convs, self.loops = nn.ModuleList(), nn.ModuleList()
+        for left, right in zip(dims[:-1], dims[1:]):
+            convs = {n: dgl.nn.GraphConv(left, right, norm="right", bias=False) for n in names}
+            self.convs.append(dgl.nn.HeteroGraphConv(convs))
+            self.loops.append(nn.ModuleDict({t: nn.Linear(left, right) for t in graph.ntypes}))
+
+    def forward(self, blocks: list, h: dict[str, Tensor]) -> dict[str, Tensor]:
+        for conv, loop, block in zip(self.convs, self.loops, blocks):
+            with block.local_scope():
+                own = {t: v[: block.number_of_dst_nodes(t)] for t, v in h.items()}
+                sums = conv(block, h)
+            h = {t: torch.tanh(v + loop[t](own[t])) for t, v in sums.items()}
+        return h
+
+
+def seeded_model(make, *args) -> nn.Module:
+    torch.manual_seed(3)
+    return make(*args).double()
+
+
+def copied_model(model: nn.Module, make, *args) -> nn.Module:
+    """A model made by a rank's script, with the weights of ``model``."""
+    mine = make(*args).double()
+    mine.load_state_dict(model.state_dict())
+    return mine
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: param.grad for name, param in model.named_parameters()}
+
+
+def script_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss as old scripts write it: a sum, divided by the training nodes of all ranks."""
+    count = torch.LongTensor([len(labels)])
+    sar.comm.all_reduce(count, op=dist.ReduceOp.SUM, move_to_comm_device=True)
+    return F.cross_entropy(logits, labels, reduction="sum") / count.item()
+
+
+# ---------------------------------------------------------------- training scripts
+
+
+@pytest.mark.parametrize("mode", ["SAR", "SA", "one_shot_aggregation"])
+def test_full_batch_script(partitioned: Partitioned, mode: str, monkeypatch) -> None:
+    graph = random_graph()
+    path = partitioned(graph, RANKS)
+    data = graph.node_data["_N"]
+    model = seeded_model(Sage, 6, 4)
+    reference = model([whole(graph)] * 2, data["features"])
+    mask = data["train_mask"]
+    F.cross_entropy(reference[mask], data["labels"][mask]).backward()
+    monkeypatch.setattr(sar.Config, "disable_sr", mode == "SA")
+
+    def script(group) -> tuple:
+        part = sar.load_dgl_partition_data(path, sar.rank(), torch.device("cpu"))
+        train = sar.suffix_key_lookup(part.node_features, "train_mask").nonzero().view(-1)
+        labels = sar.suffix_key_lookup(part.node_features, "labels").long()
+        num_labels = labels.max() + 1
+        sar.comm.all_reduce(num_labels, dist.ReduceOp.MAX, move_to_comm_device=True)
+        features = sar.suffix_key_lookup(part.node_features, "features")
+        orig = sar.suffix_key_lookup(part.node_features, "orig_id")
+        manager = sar.construct_full_graph(part)
+        if mode == "one_shot_aggregation":
+            manager = manager.get_full_partition_graph()
+            assert isinstance(manager, sar.DistributedBlock)
+        manager = manager.to("cpu")
+        del part
+        assert isinstance(manager, sar.GraphShardManager)
+        assert isinstance(manager, sar.HeteroGraphShardManager)
+        mine = copied_model(model, Sage, features.size(1), num_labels.item())
+        sar.sync_params(mine)
+        logits = mine([manager] * 2, features)
+        script_loss(logits[train], labels[train]).backward()
+        sar.gather_grads(mine)
+        return logits.detach(), orig, gradients(mine)
+
+    logits, orig, grads = zip(*run_threads(RANKS, script))
+    assert_close(joined(logits, orig, 60), reference.detach(), "logits", torch.float64)
+    for each in grads:
+        assert_gradients_close(each, gradients(model), torch.float64)
+
+
+@pytest.mark.parametrize("one_shot", [False, True])
+def test_message_flow_graph_script(partitioned: Partitioned, one_shot: bool) -> None:
+    graph = random_graph()
+    path = partitioned(graph, RANKS)
+    data = graph.node_data["_N"]
+    model = seeded_model(Sage, 6, 4)
+    reference = model([whole(graph)] * 2, data["features"]).detach()
+
+    def script(group) -> tuple[Tensor, Tensor, Tensor]:
+        part = sar.load_dgl_partition_data(path, sar.rank(), torch.device("cpu"))
+        features = sar.suffix_key_lookup(part.node_features, "features")
+        seeds = sar.suffix_key_lookup(part.node_features, "train_mask").nonzero().view(-1)
+        orig = sar.suffix_key_lookup(part.node_features, "orig_id")
+        start = part.node_ranges[sar.comm.rank()][0]
+        blocks = sar.construct_mfgs(part, seeds.flip(0) + start, 2)
+        if one_shot:
+            blocks = [block.get_full_partition_graph() for block in blocks]
+            assert all(isinstance(block, sar.DistributedBlock) for block in blocks)
+        blocks = [block.to("cpu") for block in blocks]
+        mine = copied_model(model, Sage, 6, 4)
+        assert blocks[0].input_nodes[: blocks[0].num_dst_nodes()].equal(blocks[0].dstnodes())
+        logits = mine(blocks, features[blocks[0].input_nodes])
+        return logits.detach(), orig[seeds], blocks[1].seeds - start
+
+    for logits, orig, seeds in run_threads(RANKS, script):
+        assert_close(logits, reference[orig], "logits of the sorted seeds", torch.float64)
+        assert seeds.equal(seeds.sort().values) and len(seeds) == len(orig)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_heterogeneous_script(partitioned: Partitioned, blocks: bool) -> None:
+    graph = random_heterograph()
+    path = partitioned(graph, RANKS)
+    inputs = {t: data.get("features", data.get("x")) for t, data in graph.node_data.items()}
+    paper = graph.node_data["paper"]
+    model = seeded_model(Relational, whole(graph), 6, 4)
+    reference = model([whole(graph)] * 2, inputs)["paper"]
+    mask = paper["train_mask"]
+    F.cross_entropy(reference[mask], paper["labels"][mask]).backward()
+
+    def script(group) -> tuple:
+        part = sar.load_dgl_partition_data(path, sar.rank(), torch.device("cpu"))
+        types, stored = part.node_type_names, part.node_features
+        stored["paper/features"] = stored["paper/features"].float().double()
+        local = sar.suffix_key_lookup(stored, "train_mask", type_list=types)
+        everywhere = sar.suffix_key_lookup(stored, "train_mask", True, types)
+        labels = sar.suffix_key_lookup(stored, "labels", False, types).long()
+        names = {t: "paper/features" if t == "paper" else f"{t}/x" for t in types}
+        inputs = {t: stored[name] for t, name in names.items()}
+        if blocks:
+            seeds = everywhere.nonzero().view(-1) + part.node_ranges[sar.rank()][0]
+            layers = sar.construct_mfgs(part, seeds, 2)
+        else:
+            layers = [sar.construct_full_graph(part)] * 2
+        assert part.partition_book.ntypes == layers[0].srctypes == list(graph.num_nodes)
+        assert layers[0].tgt_in_src
+        mine = copied_model(model, Relational, layers[0], 6, 4)
+        rows = {t: inputs[t][layers[0].srcnodes(t)] for t in layers[0].srctypes}
+        logits = mine(layers, rows)["paper"]
+        logits = logits if blocks else logits[local]
+        script_loss(logits, labels[local]).backward()
+        sar.gather_grads(mine)
+        return logits.detach(), stored["paper/orig_id"][local], gradients(mine)
+
+    for logits, orig, grads in run_threads(RANKS, script):
+        assert_close(logits, reference[orig].detach(), "logits", torch.float32)
+        assert_gradients_close(grads, gradients(model), torch.float32)
+
+
+def test_propagation_script(partitioned: Partitioned) -> None:
+    """Degrees, edge weights kept outside of their scope, and propagation without a layer."""
+    graph = random_graph()
+    path = partitioned(graph, RANKS)
+
+    def weights(g) -> Tensor:
+        with g.local_scope():
+            g.ndata["in_deg"] = g.in_degrees().double().pow(-0.5)
+            g.ndata["out_deg"] = g.out_degrees().double().pow(-0.5)
+            g.apply_edges(fn.u_mul_v("out_deg", "in_deg", "weight"))
+            g.update_all(fn.copy_e("weight", "msg"), fn.sum("msg", "norm"))
+            g.apply_edges(fn.e_div_v("weight", "norm", "weight"))
+            return g.edata["weight"]
+
+    def propagated(g, features: Tensor) -> Tensor:
+        with torch.no_grad():
+            g.edata["weight"] = weights(g)
+            g.ndata["feat_0"] = features
+            for hop in (1, 2):
+                g.update_all(
+                    fn.u_mul_e(f"feat_{hop - 1}", "weight", "msg"), fn.sum("msg", f"feat_{hop}")
+                )
+            assert "norm" not in g.ndata and "in_deg" not in g.ndata
+            return torch.cat([g.ndata.pop(f"feat_{hop}") for hop in range(3)], 1)
+
+    def script(group) -> tuple[Tensor, Tensor]:
+        part = sar.load_dgl_partition_data(path, sar.rank(), torch.device("cpu"))
+        features = sar.suffix_key_lookup(part.node_features, "features")
+        orig = sar.suffix_key_lookup(part.node_features, "orig_id")
+        return propagated(sar.construct_full_graph(part), features), orig
+
+    got, orig = zip(*run_threads(RANKS, script))
+    want = propagated(whole(graph), graph.node_data["_N"]["features"])
+    assert_close(joined(got, orig, 60), want, "propagated features", torch.float64)
+
+
+def test_normalization_of_features_over_ranks() -> None:
+    from sar.distributed_bn import MeanOp, VarOp
+
+    x = torch.randn(9, 3, dtype=torch.float64) + 2
+
+    def script(group) -> tuple[Tensor, Tensor]:
+        rows = x.split([4, 5])[group.rank]
+        return MeanOp.apply(rows), VarOp.apply(rows)
+
+    for mean, square in run_threads(RANKS, script):
+        assert_close(mean, x.mean(0), "mean", torch.float64)
+        assert_close(square, (x * x).mean(0), "mean of squares", torch.float64)
+    with pytest.raises(NotImplementedError, match="DistributedBN1D"):
+        MeanOp.apply(x.clone().requires_grad_())
+
+
+# ---------------------------------------------------------------- what graphs know of themselves
+
+
+def test_types_counts_and_degrees(partitioned: Partitioned) -> None:
+    graph = random_heterograph()
+    path = partitioned(graph, RANKS)
+    full = whole(graph)
+
+    def script(group) -> dict:
+        part = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+        g = sar.construct_full_graph(part)
+        assert g.ntypes == g.srctypes == g.dsttypes == list(graph.num_nodes)
+        assert g.ntypes_global == g.ntypes and g.canonical_etypes_global == g.canonical_etypes
+        assert g.number_of_nodes_global() == g.num_nodes_global() == full.num_nodes()
+        assert g.number_of_edges_global("cites") == g.num_edges_global("cites") == 120
+        assert g.num_nodes() == sum(g.number_of_nodes(t) for t in g.ntypes)
+        assert g.num_edges() == sum(g.number_of_edges(t) for t in g.canonical_etypes)
+        for t in g.ntypes:
+            assert g.nodes(t).equal(torch.arange(g.num_src_nodes(t)))
+            first = g._partition_book.partid2nids(sar.rank(), t).min()
+            assert first == (0 if sar.rank() == 0 else graph.num_nodes[t] - g.num_dst_nodes(t))
+        slice_ = g["writes"]
+        assert slice_.srctypes == ["author"] and slice_.dsttypes == ["paper"]
+        assert slice_.canonical_etypes == [("author", "writes", "paper")]
+        assert slice_.num_nodes_global("venue") == 8
+        ids = {t: part.node_features[f"{t}/orig_id"] for t in g.ntypes}
+        degrees = {t: (g.in_degrees(etype=t), g.out_degrees(etype=t)) for t in g.canonical_etypes}
+        return {"nodes": g.num_nodes(), "edges": g.num_edges(), "ids": ids, "degrees": degrees}
+
+    results = run_threads(RANKS, script)
+    assert sum(r["nodes"] for r in results) == full.num_nodes()
+    assert sum(r["edges"] for r in results) == full.num_edges()
+    for etype in full.canonical_etypes:
+        for side, ntype, want in (
+            (0, etype[2], full.in_degrees(etype=etype)),
+            (1, etype[0], full.out_degrees(etype=etype)),
+        ):
+            got = [r["degrees"][etype][side] for r in results]
+            ids = [r["ids"][ntype] for r in results]
+            assert joined(got, ids, graph.num_nodes[ntype]).equal(want)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_scopes_and_views(partitioned: Partitioned, blocks: bool) -> None:
+    path = partitioned(random_heterograph(), RANKS)
+
+    def script(group) -> None:
+        part = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
+        start, end = part.node_ranges[sar.rank()]
+        if blocks:
+            g = sar.construct_mfgs(part, torch.arange(start, end), 2)[0]
+        else:
+            g = sar.construct_full_graph(part)
+        g.edata["e"] = {t: torch.ones(g.num_edges(t), 2) for t in g.canonical_etypes}
+        g.srcdata["a"] = {t: torch.ones(g.num_src_nodes(t), 3) for t in g.srctypes}
+        with g.local_scope():
+            g.dstdata["inner"] = {"paper": torch.ones(g.num_dst_nodes("paper"))}
+            for t in g.canonical_etypes:
+                g[t].srcdata["of_slice"] = torch.zeros(g[t].num_src_nodes(), 4)
+                assert g[t].srcdata["a"].shape[1] == 3
+            g.edata["inner"] = {t: torch.ones(g.num_edges(t)) for t in g.canonical_etypes}
+            assert set(g.srcdata["a"]) == set(g.ntypes) and "inner" in g.edata.keys()
+            assert set(g.srcdata["of_slice"]) == {"author", "paper", "venue"}
+            assert set(g.edata["e"]) == set(g.canonical_etypes)
+        for view in (g.srcdata, g.dstdata, g.edata):
+            assert "inner" not in view.keys() and "of_slice" not in view.keys()
+        assert set(g.srcdata["a"]) == set(g.ntypes) and "e" in g.edata.keys()
+        with pytest.raises(Exception, match=r"3|rows|size"):
+            g.srcdata["wrong"] = {"paper": torch.ones(g.num_src_nodes("paper") + 3)}
+
+    run_threads(RANKS, script)
+
+
+# ---------------------------------------------------------------- communication
+
+
+def test_exchanges() -> None:
+    def script(group) -> list:
+        rank, size = sar.rank(), sar.world_size()
+        received = [torch.empty(rank, 2) for _ in range(size)]
+        sar.comm.all_to_all(received, [torch.full((p, 2), float(rank)) for p in range(size)])
+        tensors = sar.comm.exchange_tensors([torch.arange(rank + p) for p in range(size)])
+        one = torch.tensor([-1])
+        left, right = (rank - 1) % size, (rank + 1) % size
+        sar.comm.exchange_single_tensor(left, right, one, torch.tensor([rank]))
+        return [[t.tolist() for t in received], [t.tolist() for t in tensors], one.item()]
+
+    for rank, (received, tensors, one) in enumerate(run_threads(3, script)):
+        assert received == [[[float(p)] * 2] * rank for p in range(3)]
+        assert tensors == [list(range(rank + p)) for p in range(3)]
+        assert one == (rank - 1) % 3
+
+
+SCRIPT = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    import dgl
+    import sar
+
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    address = sar.nfs_ip_init(rank, folder + "/ip_file")
+    sar.initialize_comms(rank, world_size, address, "gloo", torch.device("cpu"), int(sys.argv[4]))
+    data = sar.load_dgl_partition_data(folder + "/random.json", rank, torch.device("cpu"))
+    features = sar.suffix_key_lookup(data.node_features, "features").float()
+    labels = sar.suffix_key_lookup(data.node_features, "labels")
+    graph = sar.construct_full_graph(data).to("cpu")
+    model = torch.nn.ModuleList([dgl.nn.GraphConv(6, 8), dgl.nn.GraphConv(8, 4)])
+    sar.sync_params(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(20):
+        logits = model[1](graph, torch.relu(model[0](graph, features)))
+        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        optimizer.zero_grad()
+        loss.backward()
+        sar.gather_grads(model)
+        optimizer.step()
+        total = loss.detach().clone()
+        sar.comm.all_reduce(total, op=dist.ReduceOp.SUM, move_to_comm_device=True)
+        losses.append(total.item())
+    assert losses[-1] < 0.95 * losses[0], losses
+    assert dist.get_rank() == sar.comm.rank() == rank and sar.comm_device().type == "cpu"
+    print("%.6f" % losses[-1])
+"""
+
+
+def start(script: str, *args: object, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def outputs(processes: list[subprocess.Popen]) -> list[str]:
+    try:
+        texts = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(texts)
+    return texts
+
+
+@pytest.mark.system
+def test_script_in_processes(tmp_path: Path) -> None:
+    graph = random_graph()
+    write_partitions(graph, (torch.arange(60) % RANKS).numpy(), tmp_path / "parts", num_parts=RANKS)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path / "parts"
+    texts = outputs([start(SCRIPT, rank, RANKS, folder, port) for rank in range(RANKS)])
+    assert texts[0].splitlines()[-1] == texts[1].splitlines()[-1]
+
+
+def test_conversion_of_dgls_parts(partitioned: Partitioned) -> None:
+    """What a DistGraph holds on each of several hosts gives the edges that our reader gives."""
+    graph = random_heterograph()
+    path = partitioned(graph, RANKS)
+    parts = [dgl.distributed.load_partition(path, rank) for rank in range(RANKS)]
+    cites = whole(graph)["cites"]
+    cites.srcdata["h"] = graph.node_data["paper"]["features"]
+    cites.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+
+    def script(group) -> tuple[Tensor, Tensor]:
+        local, _, _, book, name, _, _ = parts[group.rank]
+        theirs = SimpleNamespace(
+            local_partition=local, graph_name=name, get_partition_book=lambda: book
+        )
+        g = sar.convert_dist_graph(theirs)
+        data = sar.load_dgl_partition_data(path, sar.rank())
+        ours = sar.construct_full_graph(data)
+        for etype in ours.canonical_etypes:
+            assert g.edata["_ID"][etype].equal(ours.edata["_ID"][etype])
+            assert g.in_degrees(etype=etype).equal(ours.in_degrees(etype=etype))
+        rows = data.node_features["paper/features"]
+        return g["cites"].aggregate(rows), data.node_features["paper/orig_id"]
+
+    got, orig = zip(*run_threads(RANKS, script))
+    assert_close(joined(got, orig, 50), cites.dstdata["out"], "sums", torch.float64)
+
+
+CONVERT = """
+    import sys
+    import dgl
+    import dgl.function as fn
+    import torch
+    import sar
+
+    dgl.distributed.initialize("unused")
+    theirs = dgl.distributed.DistGraph("random", part_config=sys.argv[1])
+    graph = sar.convert_dist_graph(theirs).to("cpu")
+    assert graph.num_nodes() == theirs.num_nodes() and graph.num_edges() == theirs.num_edges()
+    assert graph.ntypes == theirs.ntypes and graph.etypes == theirs.etypes
+    rows = theirs.get_partition_book().partid2nids(sar.comm.current_group().rank)
+    graph.srcdata["h"] = theirs.ndata["features"][rows]
+    graph.update_all(fn.copy_u("h", "m"), fn.mean("m", "h"))
+    torch.save([graph.dstdata["h"], theirs.ndata["orig_id"][rows]], sys.argv[2])
+"""
+
+
+@pytest.mark.system
+def test_conversion_of_dgls_distributed_graph(tmp_path: Path) -> None:
+    graph = random_graph()
+    path = write_partitions(graph, torch.zeros(60).long().numpy(), tmp_path / "p", num_parts=1)
+    out = tmp_path / "out.pt"
+    outputs([start(CONVERT, path, out, DGL_DIST_MODE="standalone")])
+    got, orig = torch.load(out, weights_only=True)
+    full = whole(graph)
+    full.srcdata["h"] = graph.node_data["_N"]["features"]
+    full.update_all(fn.copy_u("h", "m"), fn.mean("m", "h"))
+    assert_close(got, full.dstdata["h"][orig], "means", torch.float64)
+
+
+def test_conversion_refuses_other_graphs() -> None:
+    with pytest.raises(TypeError, match="dist_graph: got DGLGraph, expected"):
+        sar.convert_dist_graph(dgl.graph(([0], [1])))
