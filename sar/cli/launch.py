@@ -156,8 +156,8 @@ def first_cause(failures: dict[int, Any]) -> str:
     Args:
         failures: torch's ``ProcessFailure`` of each failed rank.
     """
-    order = sorted(failures, key=lambda rank: (*_suspicion(failures[rank]), rank))
-    rank, failure = order[0], failures[order[0]]
+    # Stable, and torch lists those that had failed before those that it ended.
+    rank, failure = min(failures.items(), key=lambda item: _suspicion(item[1]))
     report = failure.error_file_data
     if "kind" in report:
         text = " ".join(str(report["message"]).split()).rpartition(FAILED_FIRST)[2]
@@ -176,8 +176,8 @@ def _suspicion(failure: Any) -> tuple[int, float]:
     if "kind" in report:
         return 3 if report["kind"] == "CommError" else 0, report["when"]
     if failure.exitcode < 0:
-        return 4 if failure.exitcode == -signal.SIGTERM else 1, failure.timestamp
-    return 2, failure.timestamp
+        return 4 if failure.exitcode == -signal.SIGTERM else 1, 0.0
+    return 2, 0.0
 
 
 def _as_json(args: argparse.Namespace) -> str:

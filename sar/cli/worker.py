@@ -20,6 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(command: str, arguments: str) -> int:
     """Run the command's ``work``; an error is written where the launcher reads it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, not when a collective returns
     end_with_launcher()
     args = argparse.Namespace(**json.loads(arguments))
     try:

@@ -72,6 +72,7 @@ class Trainer:
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.epoch = 0
         self.history: list[Record] = []
+        _warn_of_local_norms(model, self.group)
         sync_params(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay
@@ -210,6 +211,16 @@ class Trainer:
         text = f"{self.options.seed} {self.epoch} {self.group.rank}"
         digest = hashlib.sha256(text.encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _warn_of_local_norms(model: nn.Module, group: Group) -> None:
+    local = [name for name, part in model.named_modules() if isinstance(part, nn.BatchNorm1d)]
+    if local and group.size > 1 and group.rank == 0:
+        warnings.warn(
+            f"{local[0] or 'the model'} normalizes with each rank's own rows: results depend on "
+            "the cut; convert the model with sar.convert_batch_norm first",
+            stacklevel=3,
+        )
 
 
 def _check_config(saved: dict[str, Any], mine: dict[str, Any]) -> None:

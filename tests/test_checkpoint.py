@@ -1,0 +1,229 @@
+"""Checkpoints: whole or old, never executed, and a resumed run is the uninterrupted one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sar.comm import Group, LocalGroup, ThreadGroup
+from sar.nn import DistributedBN1D
+from sar.train import NodeData, Trainer, TrainOptions
+from sar.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint, write_file
+
+
+class Model(nn.Module):
+    """Needs no graph; dropout and running statistics make resuming harder."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(3, 8), DistributedBN1D(8), nn.Dropout(dropout), nn.Linear(8, 2)
+        )
+
+    def forward(self, graph: None, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def trainer(
+    group: Group, folder: Path | None, epochs: int, dropout: float, **config: object
+) -> Trainer:
+    generator = torch.Generator().manual_seed(group.rank)
+    idx = torch.arange(20)
+    data = NodeData(
+        torch.randn(20, 3, generator=generator),
+        torch.randint(0, 2, (20,), generator=generator),
+        {"train": idx[:10], "val": idx[10:15], "test": idx[15:]},
+        2,
+        False,
+    )
+    options = TrainOptions(epochs=epochs, checkpoint_every=4)
+    model = Model(dropout)
+    with torch.no_grad():  # threads share torch's generator
+        for i, param in enumerate(model.parameters()):
+            param.normal_(generator=torch.Generator().manual_seed(i))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    return Trainer(
+        model,
+        None,
+        data,
+        options,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        checkpoint=folder,
+        config=config,
+    )
+
+
+def outcome(one: Trainer) -> tuple[list[dict], list[Tensor]]:
+    history = [{k: v for k, v in record.items() if k != "seconds"} for record in one.history]
+    return history, [value.clone() for value in one.model.state_dict().values()]
+
+
+@pytest.mark.parametrize(("ranks", "dropout"), [(1, 0.5), (2, 0.0)])
+def test_a_resumed_run_is_the_uninterrupted_one(
+    tmp_path: Path, ranks: int, dropout: float
+) -> None:
+    """Bit for bit. Dropout on one rank only: threads share torch's generator; the command line's
+    test has both."""
+
+    def straight(group: Group) -> tuple:
+        one = trainer(group, None, 9, dropout)
+        one.fit()
+        return outcome(one)
+
+    def interrupted(group: Group) -> tuple:
+        trainer(group, tmp_path, 5, dropout).fit()
+        torch.rand(3)
+        one = trainer(group, tmp_path, 9, dropout)
+        assert one.resume() == 5
+        one.fit()
+        return outcome(one)
+
+    expected, got = ThreadGroup.run(ranks, straight), ThreadGroup.run(ranks, interrupted)
+    for (history, state), (other, other_state) in zip(expected, got, strict=True):
+        assert other == history and len(history) == 9
+        assert all(torch.equal(a, b) for a, b in zip(state, other_state, strict=True))
+
+
+def test_another_number_of_ranks_goes_on_with_a_warning(tmp_path: Path) -> None:
+    ThreadGroup.run(2, lambda group: trainer(group, tmp_path, 4, 0.5).fit())
+    one = trainer(LocalGroup(), tmp_path, 6, 0.5)
+    with pytest.warns(UserWarning, match="written by 2 ranks and is resumed by 1"):
+        assert one.resume() == 4
+    assert len(one.fit()) == 6
+
+
+def test_every_ranks_random_state_is_kept(tmp_path: Path) -> None:
+    one = trainer(LocalGroup(), tmp_path, 4, 0.5)
+    one.fit()
+    expected = torch.rand(4)
+    torch.manual_seed(0)
+    two = trainer(LocalGroup(), tmp_path, 4, 0.5)
+    two.resume()
+    assert torch.equal(torch.rand(4), expected)
+    content = torch.load(tmp_path / FILE_NAME, weights_only=True)
+    assert len(content["random"]) == content["num_ranks"] == 1
+    assert content["epoch"] == 4 and set(content) >= {"model", "optimizer", "scheduler", "config"}
+
+
+def test_other_options_are_an_error(tmp_path: Path) -> None:
+    trainer(LocalGroup(), tmp_path, 4, 0.0, hidden=8, lr=0.1).fit()
+    with pytest.raises(ValueError, match="hidden 8, now 16.*Give the same"):
+        trainer(LocalGroup(), tmp_path, 4, 0.0, hidden=16, lr=0.1).resume()
+
+
+def test_another_model_is_an_error(tmp_path: Path) -> None:
+    one = trainer(LocalGroup(), tmp_path, 4, 0.0)
+    one.fit()
+    one.model = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="of another model"):
+        one.resume()
+
+
+class Trap:
+    """Unpickling this would write a file."""
+
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch trapped",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no checkpoint to read"),
+        (b"", "damaged, or not a checkpoint"),
+        (b"\x80\x02 this is no archive", "damaged, or not a checkpoint"),
+        ({"format": 99}, "format 1"),
+        ([1, 2], "format 1"),
+        (Trap(), "damaged, or not a checkpoint"),
+    ],
+    ids=["missing", "empty", "noise", "format", "list", "code"],
+)
+def test_bad_checkpoints_are_every_ranks_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / FILE_NAME
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+
+    def case(group: Group) -> str:
+        with pytest.raises(ValueError, match=words) as caught:
+            load_checkpoint(tmp_path, group)
+        return str(caught.value)
+
+    messages = ThreadGroup.run(2, case)
+    assert messages[0] == messages[1] and messages[0].startswith("rank 0: ")
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_the_trap_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(pickle.dumps(Trap()))
+    assert (tmp_path / "trapped").exists()
+
+
+def test_truncated_checkpoint(tmp_path: Path) -> None:
+    trainer(LocalGroup(), tmp_path, 4, 0.0).fit()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        load_checkpoint(tmp_path, LocalGroup())
+
+
+def test_a_failed_write_is_every_ranks_error_and_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(tmp_path / FILE_NAME, {"format": 1, "epoch": 1})
+
+    def full(content: object, file: object) -> None:
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+
+    def case(group: Group) -> str:
+        with pytest.raises(OSError, match="rank 0: .*No space left") as caught:
+            save_checkpoint(tmp_path, {"format": 1, "epoch": 2}, group)
+        return str(caught.value)
+
+    assert len(set(ThreadGroup.run(3, case))) == 1
+    assert load_checkpoint(tmp_path, LocalGroup())["epoch"] == 1
+    assert os.listdir(tmp_path) == [FILE_NAME]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=str)
+def test_a_signal_in_the_middle_leaves_the_old_one(tmp_path: Path, how: signal.Signals) -> None:
+    """The process ends itself when half of the new file is written and on the disk."""
+    write_file(tmp_path / FILE_NAME, {"format": 1, "epoch": 1})
+    code = f"""
+        import os, torch
+        from pathlib import Path
+        from sar.train.checkpoint import write_file
+        def half(content, file):
+            file.write(b"half of it"); file.flush(); os.fsync(file.fileno())
+            os.kill(os.getpid(), {int(how)})
+        torch.save = half
+        write_file(Path({str(tmp_path / FILE_NAME)!r}), {{"format": 1, "epoch": 2}})
+    """
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=100, check=False
+    )
+    assert done.returncode == -how
+    assert load_checkpoint(tmp_path, LocalGroup())["epoch"] == 1
+    write_file(tmp_path / FILE_NAME, {"format": 1, "epoch": 3})  # what was left does not disturb
+    assert load_checkpoint(tmp_path, LocalGroup())["epoch"] == 3
+    assert os.listdir(tmp_path) == [FILE_NAME]

@@ -1,0 +1,373 @@
+"""`sar train` and `sar evaluate` as processes, and how failures of ranks are told."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from sar.__main__ import main
+from sar.cli import inputs
+from sar.cli.launch import add_rank_arguments, check_rank_arguments, first_cause, worker_environment
+from sar.cli.outputs import check_writable, write_whole
+from sar.errors import SarError
+from sar.partition.arrays import NTYPE_HOMO
+from sar.partition.generate import community_graph
+from sar.partition.write import write_partitions
+
+ROOT = Path(__file__).resolve().parent.parent
+NODES, DEADLINE = 300, 100
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two random parts of a graph whose orig_id is not the row number."""
+    arrays = community_graph(NODES, 2400, 3, classes=3, features=8)
+    arrays.node_data[NTYPE_HOMO]["orig_id"] = (
+        arrays.node_data[NTYPE_HOMO]["label"].new_tensor(range(NODES)).flip(0) + 1000
+    )
+    home = np.random.default_rng(0).integers(0, 2, NODES)
+    return str(write_partitions(arrays, home, tmp_path_factory.mktemp("graph") / "parts"))
+
+
+def environment(**more: str) -> dict[str, str]:
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC", "THP", "OMP"))}
+    return {**keep, "PYTHONPATH": str(ROOT), **more}
+
+
+def sar(*words: object, **more: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "sar", *map(str, words)],
+        env=environment(**more), capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+
+
+def train(parts: str, out: Path, epochs: int, *words: object) -> dict:
+    """Losses and everything else of a run with dropout and batch norm, checked to have worked."""
+    done = sar(
+        "train", parts, "--layers", 2, "--hidden", 8, "--dropout", 0.3, "--batch-norm",
+        "--epochs", epochs, "--json", out, *words,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+def losses(result: dict) -> list[tuple]:
+    return [(epoch["epoch"], epoch["loss"], epoch["test_acc"]) for epoch in result["epochs"]]
+
+
+# ---------------------------------------------------------------- whole commands
+
+
+@pytest.fixture(scope="module")
+def whole(parts: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
+    """The report of an uninterrupted run of 5 epochs, and its checkpoint's folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(parts, folder / "out.json", 5, "--checkpoint", folder), folder
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
+    result = whole[0]
+    assert set(result) == {"epochs", "ranks", "config", "versions"}
+    names = {"epoch", "loss", "train_acc", "val_acc", "test_acc", "seconds"}
+    assert [set(epoch) for epoch in result["epochs"]] == [names] * 5
+    names = {"rank", "peak_rss_mb", "baseline_rss_mb", "sent_bytes", "received_bytes"}
+    assert [set(rank) for rank in result["ranks"]] == [names] * 2
+    assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
+    assert all(rank["peak_rss_mb"] >= rank["baseline_rss_mb"] > 50 for rank in result["ranks"])
+    sent = [rank["sent_bytes"] for rank in result["ranks"]]
+    assert sent == [rank["received_bytes"] for rank in reversed(result["ranks"])] and min(sent) > 0
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_a_resumed_run_is_the_uninterrupted_one(
+    parts: str, whole: tuple[dict, Path], tmp_path: Path
+) -> None:
+    """3 epochs and 2 more, bit for bit the same as 5: dropout on two ranks included."""
+    kept = ["--checkpoint", tmp_path]
+    train(parts, tmp_path / "half.json", 3, *kept)
+    resumed = train(parts, tmp_path / "resumed.json", 5, *kept, "--resume")
+    assert losses(resumed) == losses(whole[0]) and len(losses(resumed)) == 5
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_predictions_are_by_original_id(
+    parts: str, whole: tuple[dict, Path], tmp_path: Path
+) -> None:
+    last = whole[0]["epochs"][-1]["test_acc"]
+    done = sar(
+        "evaluate", parts, "--checkpoint", whole[1], "--out", tmp_path, "--gather", "--logits"
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"test {last:.4f}" in done.stdout
+    with np.load(tmp_path / "predictions.npz", allow_pickle=False) as found:
+        assert found["node_id"].tolist() == list(range(1000, 1000 + NODES))
+        assert np.array_equal(found["prediction"], found["logits"].argmax(1))
+        labels = community_graph(NODES, 2400, 3, classes=3, features=8).node_data[NTYPE_HOMO]
+        right = found["prediction"][::-1] == labels["label"].numpy()
+        measured = right[labels["test_mask"].numpy()].mean()
+    assert measured == pytest.approx(last, abs=1e-9)
+
+
+@pytest.mark.system
+def test_a_killed_rank_ends_all_and_is_named(parts: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "sar", "train", parts, "--hidden", "8", "--epochs", "1000000",
+            "--checkpoint", str(tmp_path), "--checkpoint-every", "1", "--no-progress",
+        ],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for((tmp_path / "checkpoint.pt").exists)
+        workers = children(process.pid)
+        assert len(workers) == 2
+        victim = next(pid for pid in workers if variable(pid, "RANK") == "1")
+        assert variable(victim, "MALLOC_MMAP_THRESHOLD_") == "1048576"
+        assert variable(victim, "THP_MEM_ALLOC_ENABLE") == "1"
+        assert int(variable(victim, "OMP_NUM_THREADS")) >= 1
+        os.kill(victim, signal.SIGKILL)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode != 0
+    assert errors.strip().splitlines()[-1].startswith("sar train: error: rank 1: killed by SIGKILL")
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+@pytest.mark.system
+def test_interrupt_ends_all(parts: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "sar", "train", parts, "--hidden", "8", "--epochs", "1000000",
+            "--checkpoint", str(tmp_path), "--checkpoint-every", "1", "--no-progress",
+        ],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for((tmp_path / "checkpoint.pt").exists)
+        workers = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130 and errors.strip().endswith("sar train: interrupted")
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+@pytest.mark.system
+def test_an_error_of_a_rank_is_one_line(parts: str) -> None:
+    done = sar("train", parts, "--features", "nope")
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("sar train: error: rank 0: features: got 'nope', expected one of feat")
+
+
+@pytest.mark.system
+def test_joins_torchrun_and_cuts_its_input(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "-m", "sar", "train", "synthetic:nodes=200,edges=1000", "--method", "random",
+            "--epochs", "2", "--hidden", "8", "--json", str(out), "--model", "gcn",
+            "--metric", "f1-macro",
+        ],
+        env=environment(XDG_CACHE_HOME=str(tmp_path / "cache")),
+        capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert len(result["ranks"]) == 2 and result["config"]["metric"] == "f1-macro"
+    assert len(list((tmp_path / "cache" / "sar").glob("*/*.json"))) == 1
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent is ``pid`` and that are ranks."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_bytes()
+        except (OSError, IndexError):
+            continue
+        if parent == pid and b"sar.cli.worker" in command:
+            found.append(int(folder.name))
+    return found
+
+
+def variable(pid: int, name: str) -> str:
+    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    pairs = dict(entry.decode().partition("=")[::2] for entry in entries if b"=" in entry)
+    return pairs.get(name, "")
+
+
+# ---------------------------------------------------------------- before anything starts
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nproc", "3"], "got a graph of 2 parts for 3 ranks"),
+        (["--nproc", "0"], "--nproc: got 0"),
+        (["--threads", "0"], "--threads: got 0"),
+        (["--timeout", "0"], "--timeout: got 0"),
+        (["--rounds", "0"], "rounds: got 0"),
+        (["--rounds", "1", "--memory-budget", "1GiB"], "rounds and memory_budget: got both"),
+        (["--memory-budget", "lots"], "memory_budget: got 'lots'"),
+        (["--epochs", "0"], "epochs: got 0"),
+        (["--dropout", "1.5"], "dropout: got 1.5"),
+        (["--resume"], "--resume: got no --checkpoint"),
+        (["--json", "/proc/nowhere/out.json"], "--json: cannot write in '/proc/nowhere'"),
+        (["--checkpoint", "/proc/nowhere"], "--checkpoint: cannot write in '/proc/nowhere'"),
+        (["--backend", "nccl"], "--backend: got nccl, which needs --device cuda"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_arguments_start_nothing(
+    parts: str, words: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["train", parts, *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(
+    parts: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(b"old")
+    assert main(["train", parts, "--checkpoint", str(tmp_path)]) == 2
+    assert "give --resume" in capsys.readouterr().err
+    assert (tmp_path / "checkpoint.pt").read_bytes() == b"old"
+
+
+def test_evaluate_wants_a_checkpoint(
+    parts: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(["evaluate", parts, *words]) == 2
+    assert "holds no checkpoint.pt" in capsys.readouterr().err
+
+
+def test_a_missing_json(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["train", str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- naming the cause
+
+
+def failure(
+    folder: Path, rank: int, status: int, kind: str = "", text: str = "", when: float = 0.0
+) -> ProcessFailure:
+    path = folder / f"{rank}.json"
+    if kind:
+        report = {"message": text, "kind": kind, "when": when, "timestamp": int(when)}
+        path.write_text(json.dumps(report))
+    return ProcessFailure(local_rank=rank, pid=1, exitcode=status, error_file=str(path))
+
+
+def test_the_first_cause_is_named(tmp_path: Path) -> None:
+    lost = failure(tmp_path, 0, 1, "CommError", "rank 0: a collective failed", 1.0)
+    ended = failure(tmp_path, 3, -15)
+    late = failure(tmp_path, 1, 1, "ValueError", "second", 9.0)
+    early = failure(tmp_path, 2, 1, "ValueError", "the\nfirst", 5.0)
+    killed = failure(tmp_path, 4, -9)
+    left = failure(tmp_path, 5, 3)
+    assert first_cause({0: lost, 1: late, 2: early, 3: ended}) == "rank 2: ValueError: the first"
+    assert first_cause({0: lost, 3: ended, 4: killed}).startswith("rank 4: killed by SIGKILL")
+    assert first_cause({0: lost, 3: ended, 5: left}) == "rank 5: left with status 3"
+    assert first_cause({0: lost, 3: ended}) == "rank 0: a collective failed"
+    assert first_cause({3: ended, 1: failure(tmp_path, 6, -15)}) == "rank 3: killed by SIGTERM"
+
+
+def test_a_cause_that_another_rank_tells(tmp_path: Path) -> None:
+    text = "rank 0: stopped because another rank failed first: rank 1: KeyError: 'x'"
+    failures = {0: failure(tmp_path, 0, 1, "CommError", text), 1: failure(tmp_path, 1, -15)}
+    assert first_cause(failures) == "rank 1: KeyError: 'x'"
+
+
+def test_the_users_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    assert worker_environment(10_000, None)["OMP_NUM_THREADS"] == "1"
+    found = worker_environment(1, None)
+    assert int(found["OMP_NUM_THREADS"]) == len(os.sched_getaffinity(0))
+    assert found["THP_MEM_ALLOC_ENABLE"] == "0"
+    assert found["MALLOC_MMAP_THRESHOLD_"] == "1048576"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert worker_environment(1, None)["OMP_NUM_THREADS"] == "7"
+    assert worker_environment(1, 3)["OMP_NUM_THREADS"] == "3"
+
+
+def test_no_cuda_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    add_rank_arguments(parser)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="--device: got cuda"):
+        check_rank_arguments(parser.parse_args(["--device", "cuda"]))
+
+
+# ---------------------------------------------------------------- cache and outputs
+
+
+def test_the_cache_depends_on_all_that_the_cut_does(tmp_path: Path) -> None:
+    file = tmp_path / "graph.npz"
+    file.write_bytes(b"1")
+    first = inputs.cache_name(str(file), 2, "metis", 0)
+    assert first == inputs.cache_name(str(file), 2, "metis", 0)
+    others = {
+        inputs.cache_name(str(file), 3, "metis", 0),
+        inputs.cache_name(str(file), 2, "random", 0),
+        inputs.cache_name(str(file), 2, "metis", 1),
+        inputs.cache_name("synthetic", 2, "metis", 0),
+    }
+    file.write_bytes(b"12")
+    others.add(inputs.cache_name(str(file), 2, "metis", 0))
+    assert len(others) == 5 and first not in others
+
+
+def test_a_failed_cut_leaves_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with pytest.raises(SarError, match="nodes") as caught:
+        inputs.cut_into_cache("synthetic:nodes=-5", 2, "random", 0)
+    assert "sar partition" not in str(caught.value)
+    assert list((tmp_path / "sar").iterdir()) == []
+
+
+def test_outputs_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write_whole(path, lambda file: file.write(b"one"))
+
+    def fail(file) -> None:
+        file.write(b"half")
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        write_whole(path, fail)
+    assert path.read_bytes() == b"one" and os.listdir(tmp_path) == ["out.json"]
+    with pytest.raises(ValueError, match="--out: cannot write"):
+        check_writable(path / "below", "--out")
