@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from harness import WorkerPool, models, run_threads
-from harness.graphs import sample
 from harness.parts import Cutter
 from harness.training import Setting, case_train, check, start_state
 
@@ -82,7 +81,7 @@ def to_setting(row: Row) -> Setting:
 
 def test_layer_equals_dgl(row: Row, partitioned: Cutter) -> None:
     setting, size = to_setting(row), row[1]
-    path = partitioned(sample(models.sample_graph(setting.model)), size, row[2])
+    path = partitioned(setting.sample, size, row[2])
     state = start_state(setting)
     with models.default_dtype(setting.model, setting.dtype):
         ranks = run_threads(size, case_train, path, setting, state)
@@ -97,7 +96,7 @@ def test_other_cuts(model: str, method: str, partitioned: Cutter) -> None:
     """Consecutive ids, and parts of one node and of none."""
     for mfgs in (False, True):
         setting = Setting(model, mfgs=mfgs)
-        path = partitioned(sample(models.sample_graph(model)), 4, method)
+        path = partitioned(setting.sample, 4, method)
         check(setting, run_threads(4, case_train, path, setting, start_state(setting)))
 
 
@@ -122,7 +121,7 @@ def test_layer_equals_dgl_over_processes(
     processes: WorkerPool,
 ) -> None:
     setting = Setting(model, rounds, mfgs, optimizers=("sgd",))
-    path = partitioned(sample(models.sample_graph(model)), size, "random")
+    path = partitioned(setting.sample, size, "random")
     check(setting, processes.run(size, case_train, path, setting, start_state(setting)))
 
 
@@ -132,7 +131,7 @@ def test_two_runs_are_bit_identical(
     model: str, mfgs: bool, partitioned: Cutter, processes: WorkerPool
 ) -> None:
     setting = Setting(model, 2, mfgs, dtype=torch.float32, optimizers=("adam",))
-    path = partitioned(sample(models.sample_graph(model)), 3, "random")
+    path = partitioned(setting.sample, 3, "random")
     first, second = (
         processes.run(3, case_train, path, setting, start_state(setting)) for _ in range(2)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -110,9 +111,102 @@ def hetero() -> GraphArrays:
     return GraphArrays("hetero", counts, edges, node_data, edge_data).with_orig_ids()
 
 
+@cache
+def no_edges() -> GraphArrays:
+    """Isolated nodes only."""
+    return homogeneous("no_edges", 9, [], [])
+
+
+@cache
+def mostly_isolated() -> GraphArrays:
+    """Edges among the first nodes, and many nodes beside."""
+    return homogeneous("mostly_isolated", 14, [0, 1, 2, 2], [1, 2, 0, 3])
+
+
+@cache
+def star() -> GraphArrays:
+    """A hub that reaches all and is reached by all."""
+    leaves = list(range(1, 16))
+    hub = [0] * len(leaves)
+    return homogeneous("star", 16, leaves + hub, hub + leaves)
+
+
+@cache
+def repeated() -> GraphArrays:
+    """Few pairs of nodes, each joined by many edges."""
+    return homogeneous("repeated", 6, [0, 1, 2, 3, 4, 0] * 12, [1, 2, 3, 4, 0, 3] * 12)
+
+
+@cache
+def loops() -> GraphArrays:
+    """Nothing but self loops, two on some nodes."""
+    return homogeneous("loops", 8, [*range(8), 1, 2], [*range(8), 1, 2])
+
+
+@cache
+def crossing() -> GraphArrays:
+    """Two sides without an edge inside either; cut between them, every edge is cut."""
+    rng = np.random.default_rng(6)
+    left, right = rng.integers(0, 6, 40), rng.integers(6, 12, 40)
+    return homogeneous("crossing", 12, [*left, *right[:20]], [*right, *left[:20]])
+
+
+@cache
+def ring() -> GraphArrays:
+    """As many nodes as ranks: one each."""
+    return homogeneous("ring", 4, [0, 1, 2, 3, 0], [1, 2, 3, 0, 2])
+
+
+@cache
+def all_alike() -> GraphArrays:
+    """All features zero: every maximum is shared by all messages."""
+    graph = mixed(21, seed=8)
+    data = dict(graph.node_data[NTYPE_HOMO])
+    data["feat"] = torch.zeros_like(data["feat"])
+    return replace(graph, name="all_alike", node_data={NTYPE_HOMO: data})
+
+
+@cache
+def few_seeds() -> GraphArrays:
+    """Training nodes only among the first ids: a rank that owns others has none."""
+    graph = mixed(25, seed=9)
+    data = dict(graph.node_data[NTYPE_HOMO])
+    data["train_mask"] = torch.arange(25) < 5
+    return replace(graph, name="few_seeds", node_data={NTYPE_HOMO: data})
+
+
+@cache
+def sparse_hetero() -> GraphArrays:
+    """The hetero graph with relations of one edge, one without any, and a single tag.
+
+    The relation without edges is one that is summed: DGL's max gives wrong gradients there.
+    """
+    graph = copy.deepcopy(hetero())
+    counts = {**graph.num_nodes, "tag": 1}
+    kept = {("user", "buys", "item"): 90, ("item", "bought_by", "user"): 0}
+    kept |= {("tag", "marks", "item"): 1, ("user", "follows", "user"): 1}
+    graph.edges["tag", "marks", "item"][0][0] = 0
+    edges = {e: (s[: kept[e]], d[: kept[e]]) for e, (s, d) in graph.edges.items()}
+    edge_data = {
+        e: {key: value[: kept[e]] for key, value in data.items()}
+        for e, data in graph.edge_data.items()
+    }
+    node_data = {
+        t: {key: value[: counts[t]] for key, value in data.items()}
+        for t, data in graph.node_data.items()
+    }
+    return GraphArrays("sparse_hetero", counts, edges, node_data, edge_data)
+
+
+_ALL = (
+    mixed, looped, typed, hetero, no_edges, mostly_isolated, star, repeated, loops, crossing, ring,
+    all_alike, few_seeds, sparse_hetero,
+)  # fmt: skip
+
+
 def sample(name: str) -> GraphArrays:
     """The graph of that name."""
-    return {"mixed": mixed, "looped": looped, "typed": typed, "hetero": hetero}[name]()
+    return next(make for make in _ALL if make.__name__ == name)()
 
 
 def to_dgl(graph: GraphArrays) -> Any:

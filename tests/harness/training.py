@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from harness import models
 from harness.compare import TOLERANCE, assert_close, assert_gradients_close, relative_error
 from harness.graphs import sample, to_dgl
+from sar.partition.arrays import GraphArrays
 
 STEPS = 5
 
@@ -28,6 +29,7 @@ class Setting:
         rounds: of the policy; None is strict.
         mfgs: on message flow graphs of the training nodes instead of the full graph.
         optimizers: five further steps are made with each of these.
+        graph: name of the graph; by default the one that suits the model.
     """
 
     model: str
@@ -36,6 +38,11 @@ class Setting:
     rematerialize: bool = True
     dtype: torch.dtype = torch.float64
     optimizers: tuple[str, ...] = ("sgd",)
+    graph: str = ""
+
+    @property
+    def sample(self) -> GraphArrays:
+        return sample(self.graph or models.sample_graph(self.model))
 
 
 @dataclass
@@ -132,14 +139,20 @@ def reference(setting: Setting) -> Outcome:
     rounded = torch.bfloat16 if setting.dtype == torch.bfloat16 else torch.float64
     optimizers = ("sgd", "adam") if models.comparable_with_adam(setting.model) else ("sgd",)
     return _reference(
-        Setting(setting.model, mfgs=setting.mfgs, dtype=rounded, optimizers=optimizers)
+        Setting(
+            setting.model,
+            mfgs=setting.mfgs,
+            dtype=rounded,
+            optimizers=optimizers,
+            graph=setting.graph,
+        )
     )
 
 
 @cache
 def _reference(setting: Setting, compute: torch.dtype = torch.float64) -> Outcome:
     """``setting.dtype`` rounds the inputs and the parameters; ``compute`` is what DGL runs in."""
-    whole = to_dgl(sample(models.sample_graph(setting.model)))
+    whole = to_dgl(setting.sample)
     model = models.build(setting.model).to(setting.dtype).to(compute)
     graphs = whole_blocks(whole, train_nodes(whole), 2) if setting.mfgs else [whole, whole]
 

@@ -1,0 +1,195 @@
+"""Graphs and cuts that leave a rank without nodes, edges, seeds or neighbors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dgl
+import pytest
+import torch
+from dgl import function as fn
+from harness import WorkerPool, assert_close, run_threads
+from harness.graphs import mixed, sample, to_dgl
+from harness.parts import Cutter
+from harness.rows import Part, join_nodes, whole
+from harness.training import Setting, case_train, check, start_state
+
+import sar
+from sar.partition.arrays import ETYPE_HOMO
+
+MODELS = [
+    "GraphConv-both", "SAGEConv-mean", "SAGEConv-pool", "GINConv-max", "EdgeConv",
+    "RelGraphConv-basis", "GraphConv-none-weighted",
+]  # fmt: skip
+# Part of every node. A cut may leave parts without nodes, without edges, or without seeds.
+CUTS: list[tuple[str, int, Any]] = [
+    ("no_edges", 3, [0, 1, 2] * 3),
+    ("mostly_isolated", 3, [0] * 4 + [1] * 5 + [2] * 5),  # parts 1 and 2 have no edge at all
+    ("mostly_isolated", 4, [3, 1, 3, 1] + [0] * 10),  # part 2 has no node
+    ("star", 4, [0] + [1, 2, 3] * 5),  # the hub alone
+    ("star", 2, [1] + [0] * 15),
+    ("repeated", 3, [0, 1, 2, 0, 1, 2]),
+    ("loops", 4, [0, 0, 1, 1, 2, 2, 3, 3]),  # nothing is cut
+    ("crossing", 2, [0] * 6 + [1] * 6),  # everything is cut; no local shard has an edge
+    ("crossing", 4, [0, 1] * 3 + [2, 3] * 3),
+    ("ring", 4, [2, 0, 3, 1]),  # one node a rank
+    ("all_alike", 3, "random"),
+    ("few_seeds", 4, "contiguous"),
+    ("few_seeds", 3, [2] * 25),  # everything on the last rank
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("graph", "size", "parts"), CUTS)
+def test_training_equals_dgl(
+    graph: str, size: int, parts: Any, model: str, partitioned: Cutter
+) -> None:
+    if graph == "no_edges" and model in ("SAGEConv-pool", "GINConv-max", "EdgeConv"):
+        pytest.skip("without any edge, DGL gives the gradient of max to node 0")
+    path = partitioned(sample(graph), size, parts)
+    for mfgs, rounds in ((False, None), (True, 1)):
+        setting = Setting(model, rounds, mfgs, graph=graph)
+        check(setting, run_threads(size, case_train, path, setting, start_state(setting)))
+
+
+@pytest.mark.parametrize("model", ["GatedGraphConv-1", "SGConv", "TAGConv", "GCN2Conv"])
+@pytest.mark.parametrize(("graph", "size", "parts"), CUTS[1:4] + CUTS[7:8])
+def test_layers_of_several_hops(
+    graph: str, size: int, parts: Any, model: str, partitioned: Cutter
+) -> None:
+    setting = Setting(model, graph=graph)
+    path = partitioned(sample(graph), size, parts)
+    check(setting, run_threads(size, case_train, path, setting, start_state(setting)))
+
+
+@pytest.mark.parametrize("mfgs", [False, True])
+@pytest.mark.parametrize("method", ["random", "contiguous", "adversarial"])
+def test_bipartite_relations_with_few_or_no_edges(
+    mfgs: bool, method: str, partitioned: Cutter
+) -> None:
+    setting = Setting("HeteroGraphConv-sum", mfgs=mfgs, graph="sparse_hetero")
+    path = partitioned(sample("sparse_hetero"), 3, method)
+    check(setting, run_threads(3, case_train, path, setting, start_state(setting)))
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+def test_no_edges_at_all(op: str, partitioned: Cutter) -> None:
+    """Zeros, and no gradient."""
+
+    def case(group: Any) -> tuple[float, float]:
+        graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
+        x = torch.ones(graph.num_nodes(), 2, requires_grad=True)
+        out = graph.aggregate(x, op)
+        out.sum().backward()
+        return float(out.abs().sum()), float(x.grad.abs().sum())
+
+    path = partitioned(sample("no_edges"), 3, "random")
+    assert run_threads(3, case) == [(0.0, 0.0)] * 3
+
+
+def test_empty_parts_over_processes(partitioned: Cutter, processes: WorkerPool) -> None:
+    """gloo's exchanges with nothing to send, nothing to receive, and neither."""
+    for graph, size, parts in (CUTS[1], CUTS[2], CUTS[-1]):
+        setting = Setting("SAGEConv-pool", graph=graph)
+        path = partitioned(sample(graph), size, parts)
+        check(setting, processes.run(size, case_train, path, setting, start_state(setting)))
+
+
+def case_widths(group: Any, path: str, shape: tuple[int, ...], policy: sar.Policy) -> dict:
+    part = Part(group, path, policy)
+    x = part.node_rows(whole(mixed().total_nodes, shape, 1))
+    found: dict[str, Any] = {"nodes": part.nodes}
+    for op in ("sum", "mean", "max", "min"):
+        out = part.graph.aggregate(x, op)
+        (found[f"{op} grad"],) = torch.autograd.grad(out.sum(), x)
+        found[op] = out.detach()
+    return found
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 3, 4), (33,), (0,)])
+def test_any_width(shape: tuple[int, ...], partitioned: Cutter) -> None:
+    one = to_dgl(mixed())
+    x = whole(one.num_nodes(), shape, 1).requires_grad_()
+    for policy in (sar.Policy(), sar.Policy(rounds=1, block_bytes=1)):
+        path = partitioned(mixed(), 4, "adversarial")
+        parts = run_threads(4, case_widths, path, shape, policy)
+        for op in ("sum", "mean", "max", "min"):
+            got = join_nodes(parts, op, one.num_nodes())
+            grad = join_nodes(parts, f"{op} grad", one.num_nodes())
+            assert got.shape == grad.shape == (one.num_nodes(), *shape)
+            if 0 in shape:
+                continue
+            one.ndata["x"] = x
+            one.update_all(fn.copy_u("x", "m"), getattr(fn, op)("m", "o"))
+            want = one.ndata["o"].view(x.shape)
+            assert_close(got, want, op, torch.float64)
+            (expected,) = torch.autograd.grad(want.sum(), x)
+            assert_close(grad, expected, f"{op} grad", torch.float64)
+
+
+def case_labels(group: Any, path: str) -> float:
+    """Nodes without a label carry -1 and never enter the mean."""
+    part = Part(group, path)
+    labels = torch.where(part.nodes % 3 == 0, -1, part.nodes % 4)
+    logits = torch.nn.functional.one_hot(part.nodes % 4, 4).double()
+    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="none", ignore_index=-1)
+    return sar.global_mean(loss, labels >= 0).item()
+
+
+def test_nodes_without_label(partitioned: Cutter) -> None:
+    total = mixed().total_nodes
+    results = run_threads(4, case_labels, partitioned(mixed(), 4, "adversarial"))
+    nodes = torch.arange(total)
+    rows = nodes % 3 != 0
+    logits = torch.nn.functional.one_hot(nodes % 4, 4).double()
+    want = torch.nn.functional.cross_entropy(logits[rows], (nodes % 4)[rows]).item()
+    assert results == pytest.approx([want] * 4, rel=1e-12)
+
+
+def test_relabelled_nodes_give_the_same_loss(partitioned: Cutter) -> None:
+    """The same graph cut in five ways: one loss."""
+    setting = Setting("SAGEConv-mean", optimizers=())
+    losses = []
+    cuts = [(1, "metis"), (2, "random"), (3, "metis"), (4, "contiguous"), (4, "random")]
+    for size, method in cuts:
+        path = partitioned(setting.sample, size, method)
+        ranks = run_threads(size, case_train, path, setting, start_state(setting))
+        losses.append(ranks[0].loss)
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-12)
+
+
+def test_partitions_that_dgl_wrote(tmp_path: Any) -> None:
+    """DGL's METIS reorders nodes and edges itself; ids are mapped by what it returns."""
+    one = dgl.to_simple(to_dgl(mixed()), copy_ndata=True)
+    one.ndata["orig_id"] = torch.arange(one.num_nodes())
+    dgl.distributed.partition_graph(one, "cut", 3, str(tmp_path), num_hops=1, part_method="metis")
+
+    def case(group: Any) -> dict:
+        data = sar.load_dgl_partition_data(str(tmp_path / "cut.json"), group.rank, "cpu")
+        ids = data.node_features["_N/orig_id"]
+        rows = whole(one.num_nodes(), (5,), 2)[ids].requires_grad_()
+        graph = sar.construct_full_graph(data)
+        out = graph.aggregate(rows, "mean") + graph.aggregate(rows, "max")
+        (out * ids.view(-1, 1)).sum().backward()
+        return {"nodes": ids, "out": out.detach(), "grad": rows.grad}
+
+    parts = run_threads(3, case)
+    x = whole(one.num_nodes(), (5,), 2).requires_grad_()
+    one.ndata["x"] = x
+    one.update_all(fn.copy_u("x", "m"), fn.mean("m", "mean"))
+    one.update_all(fn.copy_u("x", "m"), fn.max("m", "max"))
+    out = one.ndata["mean"] + one.ndata["max"]
+    (out * torch.arange(one.num_nodes()).view(-1, 1)).sum().backward()
+    assert_close(join_nodes(parts, "out", len(x)), out, "out", torch.float64)
+    assert_close(join_nodes(parts, "grad", len(x)), x.grad, "grad", torch.float64)
+
+
+def test_every_edge_lies_in_one_shard(partitioned: Cutter) -> None:
+    """The cuts above, read back: all edges, each once."""
+    from harness.parts import global_order
+
+    for graph, size, parts in CUTS:
+        path = partitioned(sample(graph), size, parts)
+        _, _, eids = global_order(path, size, ETYPE_HOMO)
+        count = len(sample(graph).edges[ETYPE_HOMO][0])
+        assert torch.equal(eids.sort().values, torch.arange(count))
