@@ -306,6 +306,37 @@ def test_two_runs_are_bit_identical(tmp_path: Path) -> None:
     assert other[0]["loss"] != runs[0][0]["loss"]
 
 
+def test_the_norm_inside_edgeconv_takes_the_edges_of_all_ranks(tmp_path: Path) -> None:
+    """DGL's EdgeConv normalizes its edges; the reference is DGL on the whole graph."""
+    import dgl
+    from dgl.nn import EdgeConv
+
+    arrays = graph()
+    torch.manual_seed(0)
+    layer = EdgeConv(WIDTH, 5, batch_norm=True).double()
+    x = arrays.node_data[NTYPE_HOMO]["feat"].double()
+    (ends,) = arrays.edges.values()
+    whole = copy.deepcopy(layer)
+    expected = whole(dgl.graph(ends, num_nodes=NODES), x)
+    expected.square().sum().backward()
+
+    def case(group: Group, part: PartitionData) -> tuple:
+        order = part.node_features["_N/orig_id"]
+        mine = sar.convert_batch_norm(copy.deepcopy(layer))
+        y = mine(sar.construct_full_graph(part), x[order])
+        y.square().sum().backward()
+        sar.gather_grads(mine)
+        return y.detach(), order, [param.grad for param in mine.parameters()], mine.bn
+
+    results = on_ranks(cut(arrays, 3, tmp_path), 3, case)
+    for y, order, grads, norm in results:
+        torch.testing.assert_close(y, expected.detach()[order], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(norm.running_var, whole.bn.running_var, rtol=1e-12, atol=0)
+        for grad, param in zip(grads, whole.parameters(), strict=True):
+            scale = float(param.grad.abs().max())
+            torch.testing.assert_close(grad, param.grad, rtol=0, atol=1e-10 * max(scale, 1.0))
+
+
 class Linear(torch.nn.Module):
     """Needs no graph."""
 
