@@ -10,10 +10,6 @@ USABLE := import ensurepip, sys; sys.exit(not (3, 10) <= sys.version_info[:2] <=
 PYTHON ?= $(shell for p in python3.11 python3 python3.10 python; do \
 	$$p -c '$(USABLE)' >/dev/null 2>&1 && echo $$p && break; done)
 
-# One thread for each process, unless the caller says otherwise: the suite and the demo run
-# several ranks on the same cores.
-export OMP_NUM_THREADS ?= 1
-
 TESTS ?= tests
 BENCH ?= list
 
@@ -52,6 +48,8 @@ install: $(VENV)/.installed-plot
 demo: $(VENV)/.installed-plot
 	$(PY) examples/demo.py
 
+# One thread for each process, unless the caller says otherwise: several ranks share the cores.
+test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.installed-test
 	$(PY) -m pytest $(TESTS)
 

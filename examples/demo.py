@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -91,7 +90,6 @@ def perceptron(args: argparse.Namespace) -> float:
     data = community(args).node_data["_N"]
     feat, label, mask = data["feat"], data["label"], data["train_mask"]
     torch.manual_seed(SEED)
-    torch.set_num_threads(os.cpu_count() or 1)
     classes = int(label.max()) + 1
     model = torch.nn.Sequential(
         torch.nn.Linear(feat.shape[1], HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, classes)
@@ -112,10 +110,8 @@ def alone(args: argparse.Namespace) -> dict:
     """Memory and seconds of the single-machine run, made in a fresh process."""
     words = ["--single-machine", "--nodes", args.nodes, "--edges", args.edges]
     done = subprocess.run(
-        [sys.executable, __file__, *map(str, words)],
-        check=True, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())},
-    )  # fmt: skip
+        [sys.executable, __file__, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True
+    )
     return json.loads(done.stdout)
 
 
@@ -177,7 +173,7 @@ def report(result: dict, mlp: float, single: dict) -> float:
     print(f"GraphSAGE on {len(ranks)} ranks {verdict} the perceptron: {gain:+.1f} points.")
     alone = f"(one process, all cores: {single['seconds']:.2f})"
     print(f"seconds per epoch, median         {seconds:.2f}  {alone}")
-    print("\nrank   peak memory MB   above the imported process MB   sent MB")
+    print("\nrank  peak memory MiB  above the imported process MiB  sent MiB")
     for rank in ranks:
         sent = rank["sent_bytes"] / MIB
         print(f"{rank['rank']:>4} {rank['peak_rss_mb']:>16.0f} {above(rank):>31.0f} {sent:>9.0f}")
@@ -214,7 +210,7 @@ def pictures(result: dict, single: dict, out: Path) -> None:
     colors = ["tab:blue"] * len(result["ranks"]) + ["tab:gray"]
     bars = axes.bar([name for name, _ in runs], [value for _, value in runs], color=colors)
     axes.bar_label(bars, fmt="%.0f")
-    axes.set(ylabel="peak resident memory above the imported process (MB)")
+    axes.set(ylabel="peak memory (MiB)", title="above the process with its libraries loaded")
     figure.savefig(out / "memory.png", dpi=120)
     print(f"\nPictures: {out / 'learning.png'}, {out / 'memory.png'}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,13 +25,64 @@ ENVIRONMENT = {
 }
 
 
+# Runs one example after another in this process, each with a rendezvous port of its own.
+DRIVER = """
+import os, runpy, sys
+parts, *jobs = sys.argv[1:]
+for job in jobs:
+    script, os.environ["MASTER_PORT"] = job.rsplit(":", 1)
+    print("==", os.path.basename(script), flush=True)
+    sys.argv = [script, parts]
+    runpy.run_path(script, run_name="__main__")
+"""
+
+
 def run(*words: str | Path, cwd: Path) -> str:
+    """What `python words...` prints; it must succeed."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
     return done.stdout
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def run_two_ranks(scripts: list[str], parts: Path, cwd: Path) -> str:
+    """What rank 0 prints for all scripts; two processes for all of them, as importing is slow."""
+    names = [f"{ROOT / 'examples' / script}" for script in scripts]
+    jobs = [f"{name}:{port}" for name, port in zip(names, free_ports(len(names)))]
+    ranks = []
+    try:
+        for rank in range(2):
+            env = {**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+            output = open(cwd / f"rank{rank}.txt", "w+")
+            command = [sys.executable, "-c", DRIVER, str(parts), *jobs]
+            child = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=output)
+            ranks.append((child, output))
+        codes = [child.wait(timeout=100) for child, _ in ranks]
+        texts = [output.seek(0) or output.read() for _, output in ranks]
+        assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)
+        return texts[0]
+    finally:
+        for child, output in ranks:
+            child.kill()
+            child.wait()
+            output.close()
+
+
+def assert_learned(output: str) -> None:
+    losses = [float(value) for value in re.findall(r"loss (\S+)", output)]
+    assert len(losses) >= 10 and losses[-1] < losses[0], output
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +96,18 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_example_learns_on_two_ranks(script: str, parts: Path, tmp_path: Path) -> None:
+def test_example_under_torchrun(parts: Path, tmp_path: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    out = run(*launch, ROOT / "examples" / script, parts, cwd=tmp_path)
-    losses = [float(value) for value in re.findall(r"loss (\S+)", out)]
-    assert len(losses) >= 10 and losses[-1] < losses[0]
+    assert_learned(run(*launch, ROOT / "examples" / SCRIPTS[0], parts, cwd=tmp_path))
+
+
+@pytest.mark.system
+def test_other_examples_on_two_ranks(parts: Path, tmp_path: Path) -> None:
+    output = run_two_ranks(SCRIPTS[1:], parts, tmp_path)
+    sections = output.split("== ")[1:]
+    assert len(sections) == len(SCRIPTS) - 1
+    for section in sections:
+        assert_learned(section)
 
 
 def test_every_example_is_tested_and_listed() -> None:
@@ -61,7 +119,7 @@ def test_every_example_is_tested_and_listed() -> None:
 
 @pytest.mark.system
 def test_demo_on_a_small_graph(tmp_path: Path) -> None:
-    """All of its steps; the pictures where matplotlib is installed. A small graph may lose."""
+    """All of its steps; the pictures where matplotlib is installed."""
     pytest.importorskip("matplotlib")
     words = ["--nodes", "4000", "--edges", "60000", "--epochs", "30", "--out", "out"]
     out = run(ROOT / "examples/demo.py", *words, cwd=tmp_path)
