@@ -44,7 +44,8 @@ class Peak:
         sampled: the largest reading.
         low, high: what the kernel's exact peak of all resident memory leaves for the anonymous
             part: less the file pages resident at the end, and less those at the beginning. The
-            truth lies between them if no file was unmapped meanwhile.
+            truth lies between them if no file was unmapped meanwhile. Both equal ``sampled`` where
+            the kernel does not let its peak be reset.
     """
 
     sampled: int
@@ -62,8 +63,7 @@ class PeakMemory:
 
     def __enter__(self) -> PeakMemory:
         self._files = sum(status_bytes("RssFile", "RssShmem"))
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write(_RESET_PEAK)
+        self._exact = _reset_peak()
         self._largest = anonymous_bytes()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -79,7 +79,10 @@ class PeakMemory:
         self._stop.set()
         self._thread.join()
         peak, anonymous, *files = status_bytes("VmHWM", "RssAnon", "RssFile", "RssShmem")
-        self.peak = Peak(max(self._largest, anonymous), peak - sum(files), peak - self._files)
+        sampled = max(self._largest, anonymous)
+        self.peak = Peak(sampled, sampled, sampled)
+        if self._exact:
+            self.peak = Peak(sampled, peak - sum(files), peak - self._files)
 
     def _watch(self) -> None:
         statm = os.open("/proc/self/statm", os.O_RDONLY)
@@ -89,6 +92,16 @@ class PeakMemory:
                 self._largest = max(self._largest, (int(resident) - int(shared)) * _PAGE)
         finally:
             os.close(statm)
+
+
+def _reset_peak() -> bool:
+    """Set VmHWM back to the present; False where the system does not allow it."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write(_RESET_PEAK)
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ class Stack(nn.Module):
         self.to(dtype)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
-        # A smooth activation: where a sum of rounding size ends on the other side of relu's kink,
-        # a gradient differs by a whole term, for DGL against itself on renumbered nodes as well.
+        # A smooth activation: a sum that rounding puts on the other side of relu's kink changes a
+        # gradient by a whole term, in DGL alone too when its edges come in another order.
         for layer in self.layers[:-1]:
             x = F.silu(layer(graph, x))
         return self.layers[-1](graph, x)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-HIDDEN, DROPOUT = 16, 0.5
+HIDDEN = 16
 LEARNING_RATE, WEIGHT_DECAY = 0.01, 5e-4
 
 

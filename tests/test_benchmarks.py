@@ -1,0 +1,114 @@
+"""The benchmarks' command line, bounds and measured processes, at tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import measure, registry
+from benchmarks.cases import exact
+from benchmarks.cluster import Cluster, WorkerError
+from benchmarks.registry import Benchmark, Figure, Options, Report
+
+pytest.importorskip("dgl")  # writes partitions; imported here, it sets an environment variable
+
+CORE = {"breakdown", "exact", "loading", "memory", "real", "speed"}
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Callable[[Report], None]:
+    """``known(report)`` makes a benchmark "fake" of group "group" that reports it the only one."""
+
+    def know(report: Report) -> None:
+        fake = Benchmark("fake", "group", "summary", lambda options: report)
+        monkeypatch.setattr(registry, "load_all", lambda: {"fake": fake})
+
+    return know
+
+
+def test_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["list"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert {row[0] for row in rows if row[1] == "core"} == CORE
+    assert {name for name, item in registry.load_all().items() if item.group == "core"} == CORE
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        Figure("share", 2.0, at_most=1.5),
+        Figure("accuracy", 0.7, at_least=0.8),
+        Figure("share", math.nan, at_most=1.5),
+    ],
+)
+def test_a_missed_bound_exits_1(
+    figure: Figure, known: Callable[[Report], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(Report([Figure("other", 1.0, at_most=1.0), figure]))
+    assert command.main(["run", "fake"]) == 1
+    out = capsys.readouterr().out
+    assert "MISSED" in out and figure.bound in out and figure.name in out
+
+
+@pytest.mark.parametrize("wanted", ["fake", "group"])
+def test_kept_bounds_exit_0_and_are_written(
+    wanted: str, known: Callable[[Report], None], tmp_path: Path
+) -> None:
+    known(Report([Figure("share", 1.0, at_most=1.5), Figure("seconds", 3.0, "s")]))
+    out = tmp_path / "out.json"
+    assert command.main(["run", wanted, "--json", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert written["benchmarks"]["fake"]["ok"]
+    assert written["benchmarks"]["fake"]["figures"][0]["at_most"] == 1.5
+    assert {"cores", "memory_gib", "system", "versions"} == set(written["machine"])
+
+
+def test_an_unknown_name_exits_2(
+    known: Callable[[Report], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(Report())
+    assert command.main(["run", "nothing"]) == 2
+    assert "'nothing', expected one of fake" in capsys.readouterr().err
+
+
+def test_real_graphs_are_skipped_without_their_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SAR_DATA", raising=False)
+    assert command.main(["run", "real"]) == 0
+    assert "skipped: pass --data" in capsys.readouterr().out
+
+
+def test_peak_memory_sees_what_was_let_go() -> None:
+    measure.settle()
+    before = measure.anonymous_bytes()
+    with measure.PeakMemory() as watch:
+        torch.ones(64 << 20, dtype=torch.uint8).sum()
+    measure.settle()
+    assert watch.peak.best - before > 60 << 20
+    assert measure.anonymous_bytes() - before < 32 << 20
+
+
+def test_a_failing_process_is_named_with_its_traceback() -> None:
+    with pytest.raises(WorkerError, match=r"(?s)rank 0 of 1: .*no/such\.json"):
+        with Cluster("benchmarks.tasks.loading:Loading", parts="no/such.json") as cluster:
+            cluster.call("run", part_id=0)
+
+
+@pytest.mark.system
+def test_exact_runs_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"NODES": 200, "EDGES": 800, "RANKS": 2, "MODELS": ("SAGE",)}.items():
+        monkeypatch.setattr(exact, name, value)
+    monkeypatch.setattr(exact, "CUTS", (("random", 2),))
+    report = exact.exact(Options(cache=tmp_path))
+    assert report.ok, report.figures
+    assert [row[:3] for row in report.tables[0].rows] == [
+        ["SAGE", "float32", "random"],
+        ["SAGE", "float64", "random"],
+    ]
