@@ -235,6 +235,29 @@ def test_cut_is_repeatable_and_balanced(make, method):
         assert sizes.max() - sizes.min() <= 1 + slack
 
 
+def test_metis_does_not_depend_on_what_memory_held():
+    graph = community_graph(1000, 10_000, features=2)
+    rng = np.random.default_rng(0)
+    first = assign(graph, 4)
+    for _ in range(6):
+        kept = [rng.integers(1, 1 << 40, int(size)) for size in rng.integers(1, 20_000, 30)]
+        del kept[::2]
+        np.testing.assert_array_equal(assign(graph, 4), first)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 4])
+def test_metis_balances_each_node_type(seed):
+    rng = np.random.default_rng(0)
+    sizes = {"a": 100, "b": 400}
+    edges = {
+        ("a", "to", "b"): tuple(torch.from_numpy(rng.integers(0, n, 2000)) for n in sizes.values())
+    }
+    parts = assign(GraphArrays("h", sizes, edges), 4, seed=seed)
+    for own in (parts[:100], parts[100:]):
+        counts = np.bincount(own, minlength=4)
+        assert counts.max() - counts.min() <= 4
+
+
 def test_another_seed_is_another_cut():
     graph = community_graph(300, 2000, features=2)
     for method in ("metis", "random"):

@@ -48,8 +48,8 @@ def assign(
     if method == "random":
         return _per_type(graph, num_parts, np.random.default_rng(seed))
     src, dst = simple_edges(graph)
-    # METIS has nothing to work with here, and gives up when parts cannot all get a node.
-    if method == "contiguous" or len(src) == 0 or num_parts >= graph.total_nodes:
+    # METIS has nothing to work with here, or complains of pieces without a node.
+    if method == "contiguous" or len(src) == 0 or 2 * num_parts > graph.total_nodes:
         return _per_type(graph, num_parts, None)
     return _metis(graph, src, dst, num_parts, seed, balance_edges)
 
@@ -99,8 +99,8 @@ def _metis(
     if len(graph.num_nodes) > 1 or balance_edges:
         types = np.empty(nodes, dtype=np.int64)
         types[relabel] = np.repeat(np.arange(len(graph.num_nodes)), list(graph.num_nodes.values()))
-    # Recursive bisection, not k-way: on every graph tried it cuts fewer edges, and k-way gives
-    # another result in every process.
+    # Recursive bisection, not k-way: it cuts fewer edges on nearly every graph tried, and k-way
+    # depends even more on what memory held before.
     with contextlib.redirect_stdout(io.StringIO()), _zeroed_memory() as call:  # DGL prints timings
         found = call(
             dgl.metis_partition_assignment,
