@@ -95,13 +95,16 @@ class GradientReturn:
         self._flights: deque[_Flight] = deque()
 
     def buffer(self, step: Round) -> Tensor:
-        """[step.num_recv, width] uninitialised; fill every row, then :meth:`send` it."""
+        """[step.num_recv, width] uninitialised; fill every row, then :meth:`send` it.
+
+        When two rounds are in flight already, first adds the older one home.
+        """
+        while len(self._flights) >= WINDOW:
+            self._add_home()
         return self._take(step.num_recv)
 
     def send(self, step: Round, grads: Tensor) -> None:
-        """Post one round; when two are in flight already, first add the older one home."""
-        if len(self._flights) == WINDOW:
-            self._add_home()
+        """Post one round."""
         recv = self._take(step.num_send)
         work = self.plan.group.exchange(recv, grads, step.send_counts, step.recv_counts)
         self._flights.append(_Flight(step, work, grads, recv))

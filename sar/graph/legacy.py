@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +13,48 @@ from sar.config import Policy
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
+from sar.graph.support import not_supported
 from sar.partition.book import PartitionBook
 
 ONE_SHOT = Policy(rounds=1, rematerialize=False)
 
 
 class NodeSpace:
-    """``graph.nodes``: called, the rows of the part; indexed by type, an object with ``data``."""
+    """One side's nodes: called with a type, the rows of the part; indexed by it, its columns.
 
-    def __init__(self, graph: OriginalMembers) -> None:
-        self._graph = graph
+    Both ``graph.nodes("user")`` and ``graph.nodes["user"].data["h"]``, as in DGL.
+    """
+
+    def __init__(self, rows: dict[str, Tensor], frames: dict[str, Frame], types: list[str]) -> None:
+        self._rows, self._frames, self._types = rows, frames, types
 
     def __call__(self, ntype: str | None = None) -> Tensor:
-        return self._graph.srcnodes(ntype)
+        return self._rows[self._checked(ntype)]
 
     def __getitem__(self, ntype: str | None) -> TypeData:
-        self._graph.srcnodes(ntype)  # raises for an unknown type, or none where there are several
-        return TypeData(self._graph._store.src_frames[ntype or self._graph.srctypes[0]])
+        return TypeData(self._frames[self._checked(ntype)])
+
+    def _checked(self, ntype: str | None) -> str:
+        if ntype is None:
+            if len(self._types) != 1:
+                raise ValueError(f"ntype: got None, expected one of {self._types}")
+            return self._types[0]
+        if ntype not in self._types:
+            raise KeyError(f"ntype: got {ntype!r}, expected one of {self._types}")
+        return ntype
+
+
+class EdgeSpace:
+    """``graph.edges[etype].data["w"]``, as in DGL; the end points of edges are not listed."""
+
+    def __init__(self, frames: dict[EType, Frame], resolve: Callable[[Any], EType]) -> None:
+        self._frames, self._resolve = frames, resolve
+
+    def __getitem__(self, etype: str | EType) -> TypeData:
+        return TypeData(self._frames[self._resolve(etype)])
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise not_supported("edges(): a sharded graph does not list the end points of its edges")
 
 
 @dataclass(frozen=True)
@@ -52,27 +78,25 @@ class OriginalMembers:
     def dsttypes(self) -> list[str]:
         raise NotImplementedError
 
-    def _rows(self, rows: dict[str, Tensor], types: list[str], ntype: str | None) -> Tensor:
-        if ntype is None:
-            if len(types) != 1:
-                raise ValueError(f"ntype: got None, expected one of {types}")
-            ntype = types[0]
-        if ntype not in types:
-            raise KeyError(f"ntype: got {ntype!r}, expected one of {types}")
-        return rows[ntype]
-
-    def srcnodes(self, ntype: str | None = None) -> Tensor:
-        """int64 rows of the part (inside the type) that the source rows are."""
-        return self._rows(self._store.src_rows, self.srctypes, ntype)
-
-    def dstnodes(self, ntype: str | None = None) -> Tensor:
-        """int64 rows of the part (inside the type) that the destination rows are."""
-        return self._rows(self._store.dst_rows, self.dsttypes, ntype)
+    def _canonical(self, etype: str | EType | None) -> EType:
+        raise NotImplementedError
 
     @property
-    def nodes(self) -> NodeSpace:
-        """``graph.nodes(ntype)`` gives rows, ``graph.nodes[ntype].data`` columns, as in DGL."""
-        return NodeSpace(self)
+    def srcnodes(self) -> NodeSpace:
+        """int64 rows of the part (inside the type) that the source rows are, and their columns."""
+        return NodeSpace(self._store.src_rows, self._store.src_frames, self.srctypes)
+
+    @property
+    def dstnodes(self) -> NodeSpace:
+        """int64 rows of the part (inside the type) that the destination rows are, and columns."""
+        return NodeSpace(self._store.dst_rows, self._store.dst_frames, self.dsttypes)
+
+    nodes = srcnodes
+
+    @property
+    def edges(self) -> EdgeSpace:
+        """The columns of each edge type."""
+        return EdgeSpace(self._store.edge_frames, self._canonical)
 
     def _part_rows(self, rows: dict[str, Tensor], types: list[str]) -> Tensor:
         """Rows of the part over all types, types one after the other."""
