@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -106,8 +106,12 @@ class Cluster:
     ) -> None:
         self.close()
 
+    def _pipe(self, rank: int, name: str) -> IO[str]:
+        pipe: IO[str] = getattr(self._processes[rank], name)
+        return pipe
+
     def _send(self, rank: int, method: str, arguments: dict[str, Any]) -> None:
-        pipe = self._processes[rank].stdin
+        pipe = self._pipe(rank, "stdin")
         try:
             pipe.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
             pipe.flush()
@@ -118,8 +122,8 @@ class Cluster:
         answers: dict[int, Any] = {}
         limit = time.monotonic() + _DEADLINE
         with selectors.DefaultSelector() as selector:
-            for rank, process in enumerate(self._processes):
-                selector.register(process.stdout, selectors.EVENT_READ, rank)
+            for rank in range(self.size):
+                selector.register(self._pipe(rank, "stdout"), selectors.EVENT_READ, rank)
             while len(answers) < self.size:
                 ready = selector.select(limit - time.monotonic())
                 if not ready:
@@ -131,7 +135,7 @@ class Cluster:
         return [answers[rank] for rank in range(self.size)]
 
     def _receive(self, rank: int) -> Any:
-        line = self._processes[rank].stdout.readline()
+        line = self._pipe(rank, "stdout").readline()
         if not line:
             raise self._failed(rank, "it ended without an answer")
         answer = json.loads(line)

@@ -48,11 +48,17 @@ def print_report(item: Benchmark, report: Report, seconds: float) -> None:
         return
     for table in report.tables:
         print_table(table)
+    if report.figures:
+        print_table(_bounds(report))
+
+
+def _bounds(report: Report) -> Table:
+    """Each figure beside its bound."""
     figures = Table("Bounds", ["figure", "measured", "unit", "bound", ""])
     for figure in report.figures:
         verdict = "" if not figure.bound else "ok" if figure.ok else "MISSED"
         figures.rows.append([figure.name, figure.value, figure.unit, figure.bound, verdict])
-    print_table(figures)
+    return figures
 
 
 def print_table(table: Table) -> None:

@@ -28,14 +28,14 @@ def real(options: Options) -> Report:
     Two layers, row-normalized features, self loops added, public split, accuracy after the last of
     200 epochs, seeds 0 to 4. The curves are compared without dropout.
     """
-    files = [] if options.data is None else [options.data / f"{name}.npz" for name in FLOORS]
-    if not files or not all(file.is_file() for file in files):
+    folder = options.data
+    if folder is None or not all((folder / f"{name}.npz").is_file() for name in FLOORS):
         return Report(skipped="pass --data or set SAR_DATA: cora.npz, citeseer.npz, pubmed.npz")
     table = Table("Accuracies by seed", ["data set", *(f"seed {seed}" for seed in SEEDS), "stdev"])
     report = Report(tables=[table])
     with Cluster(TASK, environment=LAUNCH) as one, Cluster(TASK, RANKS, environment=LAUNCH) as many:
         for name, floor in FLOORS.items():
-            graph = _prepare(options, options.data / f"{name}.npz")
+            graph = _prepare(options, folder / f"{name}.npz")
             one.call("load", parts=str(graph.parts["random", 1]))
             many.call("load", parts=str(graph.parts["metis", RANKS]))
             accuracies = [_fit(many, seed, DROPOUT)[0] for seed in SEEDS]
