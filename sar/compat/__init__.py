@@ -12,6 +12,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from sar.partition.require import require_dgl
+
 MODULES = (
     "common_tuples",
     "construct_shard_manager",
@@ -51,9 +53,13 @@ def install_modules(package: ModuleType) -> None:
 
 
 def lazy_name(name: str) -> Any:
-    """A top-level name that is DGL's; raises ``AttributeError`` for any other name."""
+    """A top-level name that is DGL's; raises ``AttributeError`` for any other name.
+
+    Raises ``MissingDependencyError`` without dgl.
+    """
     if name not in LAZY_NAMES:
         raise AttributeError(f"module 'sar' has no attribute {name!r}")
+    require_dgl(f"sar.{name}")
     return getattr(importlib.import_module(f"{__name__}.{LAZY_NAMES[name]}"), name)
 
 
