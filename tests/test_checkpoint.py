@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,14 @@ from torch import Tensor, nn
 from sar.comm import Group, LocalGroup, ThreadGroup
 from sar.nn import DistributedBN1D
 from sar.train import NodeData, Trainer, TrainOptions
-from sar.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint, write_file
+from sar.train.checkpoint import (
+    FILE_NAME,
+    load_checkpoint,
+    random_states,
+    restore_random_state,
+    save_checkpoint,
+    write_file,
+)
 
 
 class Model(nn.Module):
@@ -114,6 +122,17 @@ def test_every_ranks_random_state_is_kept(tmp_path: Path) -> None:
     content = torch.load(tmp_path / FILE_NAME, weights_only=True)
     assert len(content["random"]) == content["num_ranks"] == 1
     assert content["epoch"] == 4 and set(content) >= {"model", "optimizer", "scheduler", "config"}
+
+
+def test_a_rank_takes_its_own_random_state() -> None:
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states += random_states(LocalGroup())
+    expected = torch.rand(3)
+    torch.manual_seed(9)
+    restore_random_state(torch.stack(states), SimpleNamespace(rank=1))
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_other_options_are_an_error(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ def test_nan_and_minus_one_are_no_labels(tmp_path: Path) -> None:
         assert all(bool((rank.labels[rows] >= 0).all()) for rows in rank.rows.values())
 
 
+def test_a_class_that_one_rank_has_counts_on_all(tmp_path: Path) -> None:
+    labels = graph().node_data[NTYPE_HOMO]["label"].clone()
+    labels[0] = 9
+    assert [rank.num_classes for rank in load(with_fields(tmp_path, label=labels))] == [10, 10]
+
+
 def test_float16_features_arrive_as_float32(tmp_path: Path) -> None:
     half = torch.randn(NODES, WIDTH).half()
     path = with_fields(tmp_path, half=half)
@@ -375,17 +381,27 @@ def test_nan_loss_stops_every_rank_and_names_the_epoch() -> None:
 def test_multilabel_loss_leaves_unknown_labels_out() -> None:
     labels = torch.tensor([[0, 1], [1, float("nan")], [float("nan"), 0]])
 
-    def case(group: Group) -> tuple[float, list[dict]]:
-        data = rows(3, labels)
-        trainer = Trainer(Linear(), None, data, TrainOptions(epochs=2))
-        with torch.no_grad():
-            for param in trainer.model.parameters():
-                param.zero_()
-        return float(trainer.loss(trainer.predict())), trainer.fit()
+    def case(group: Group) -> tuple[float, float, list[dict]]:
+        trainer = Trainer(Linear(), None, rows(3, labels), TrainOptions(epochs=2))
+        logits, known = trainer.predict(), ~labels.isnan()
+        expected = F.binary_cross_entropy_with_logits(logits[known], labels[known])
+        return float(trainer.loss(logits)), float(expected), trainer.fit()
 
-    for loss, history in ThreadGroup.run(2, case, timeout=20):
-        assert loss == pytest.approx(math.log(2))
+    for loss, expected, history in ThreadGroup.run(2, case, timeout=20):
+        assert loss == pytest.approx(expected, rel=1e-6)
         assert history[-1]["loss"] < history[0]["loss"] and history[0]["val_acc"] is None
+
+
+def test_the_cosine_schedule_ends_at_zero() -> None:
+    data = rows(4, torch.tensor([0, 1, 0, 1]))
+    trainer = Trainer(Linear(), None, data, TrainOptions(epochs=4, lr=0.5, schedule="cosine"))
+    seen = []
+    for _ in range(4):
+        seen.append(trainer.optimizer.param_groups[0]["lr"])
+        trainer.train_epoch()
+    expected = [0.25 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
+    assert seen == pytest.approx(expected)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_norm_of_one_ranks_rows_is_warned_of() -> None:
