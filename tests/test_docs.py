@@ -101,6 +101,7 @@ def test_python_blocks_run(page: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_accepted(page: str) -> None:
+    from benchmarks import registry
     from sar.__main__ import build_parser
 
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
@@ -111,6 +112,8 @@ def test_commands_are_accepted(page: str) -> None:
                 build_parser().parse_args(arguments)
             except SystemExit as stop:  # argparse prints the reason and exits; --help exits with 0
                 assert stop.code == 0, " ".join(words)
+        elif words[:4] == ["python", "-m", "benchmarks", "run"]:
+            assert words[4] in registry.load_all(), " ".join(words)
         elif words[0] == "make":
             named = [word for word in words[1:] if "=" not in word]
             assert set(named) <= targets, " ".join(words)
