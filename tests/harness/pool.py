@@ -90,7 +90,8 @@ class WorkerPool:
         try:
             answers = self._collect(name, size, deadline, set(may_die))
             results = _results(name, answers, set(may_die))
-            finished = "died" not in (answer[0] for answer in answers.values())
+            finished = True
+            self._forget([rank for rank, answer in answers.items() if answer[0] == "died"])
             return results
         finally:
             if not finished:
@@ -102,6 +103,14 @@ class WorkerPool:
             each.end()
         self._workers.clear()
         self._groups.clear()
+
+    def _forget(self, dead: list[int]) -> None:
+        """Workers that died on purpose are replaced when next needed; the others join anew."""
+        if dead:
+            for rank in dead:
+                self._workers[rank].end()
+            self._workers = [w for rank, w in enumerate(self._workers) if rank not in dead]
+            self._groups.clear()
 
     def _start(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")

@@ -1,0 +1,325 @@
+"""Ranks that die, lie or disagree: every other rank ends, with the cause, in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import dgl
+import pytest
+import torch
+import torch.distributed as dist
+from harness import WorkerPool, run_threads
+from harness.graphs import mixed, star, to_dgl
+from harness.parts import Cutter
+from harness.training import Setting, case_train, check, start_state
+
+import sar
+from sar.errors import CommError, PartitionError
+from sar.partition.arrays import GraphArrays
+
+
+def case_killed(group: Any, path: str, when: str) -> tuple[str, str, float]:
+    """Rank 1 is killed at some point of a pass; the others tell what they got."""
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data)
+    x = torch.ones(graph.num_nodes(), 3, requires_grad=True)
+    out = graph.aggregate(x, "sum")
+    begun = time.monotonic()
+    try:
+        if group.rank == 1 and when == "backward":
+            os.kill(os.getpid(), signal.SIGKILL)
+        out.sum().backward()
+        if group.rank == 1 and when == "forward":
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(3):
+            graph.aggregate(x.detach(), "mean")
+        if group.rank == 1 and when == "reduction":
+            os.kill(os.getpid(), signal.SIGKILL)
+        group.all_reduce(torch.zeros(1))
+        group.agree(None)
+    except CommError as error:
+        return type(error).__name__, str(error), time.monotonic() - begun
+    return "nothing", "", 0.0
+
+
+@pytest.mark.parametrize("when", ["forward", "backward", "reduction"])
+def test_a_killed_rank_ends_the_others(
+    when: str, partitioned: Cutter, processes: WorkerPool
+) -> None:
+    path = partitioned(mixed(), 3, "random")
+    results = processes.run(3, case_killed, path, when, timeout=30.0, may_die={1})
+    assert results[1] is None
+    for rank in (0, 2):
+        kind, words, seconds = results[rank]
+        assert kind == "CommError" and f"rank {rank}" in words
+        assert "another rank" in words
+        assert seconds < 25, "before the timeout: the connection is closed"
+
+
+# Files that do not fit. `damage(folder)` changes the copy that one rank reads.
+
+
+def case_load(group: Any, path: str, other: str, liar: int) -> str:
+    """Rank ``liar`` loads another path; every rank returns what it got."""
+    try:
+        data = sar.load_dgl_partition_data(other if group.rank == liar else path, group.rank, "cpu")
+        sar.construct_full_graph(data)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def truncate(name: str) -> Any:
+    def damage(folder: Path) -> None:
+        file = folder / "part1" / name
+        file.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
+
+    return damage
+
+
+def remove(folder: Path) -> None:
+    (folder / "part1" / "graph.dgl").unlink()
+
+
+def swap(folder: Path) -> None:
+    """Another part's file where this one's should be."""
+    shutil.copy(folder / "part0" / "graph.dgl", folder / "part1" / "graph.dgl")
+
+
+def drop_feature(folder: Path) -> None:
+    file = str(folder / "part1" / "node_feat.dgl")
+    features = dgl.data.utils.load_tensors(file)
+    del features["_N/label"]
+    dgl.data.utils.save_tensors(file, features)
+
+
+def widen_feature(folder: Path) -> None:
+    file = str(folder / "part1" / "node_feat.dgl")
+    features = dgl.data.utils.load_tensors(file)
+    features["_N/feat"] = torch.cat([features["_N/feat"]] * 2, 1)
+    dgl.data.utils.save_tensors(file, features)
+
+
+def change_json(key: str, change: Any) -> Any:
+    def damage(folder: Path) -> None:
+        (file,) = folder.glob("*.json")
+        book = json.loads(file.read_text())
+        book[key] = change(book[key])
+        file.write_text(json.dumps(book))
+
+    return damage
+
+
+def overlap(ranges: dict) -> dict:
+    return {kind: [[a, b + 1] for a, b in rows] for kind, rows in ranges.items()}
+
+
+DAMAGE = {
+    "truncated graph": truncate("graph.dgl"),
+    "truncated features": truncate("node_feat.dgl"),
+    "missing graph": remove,
+    "part of another rank": swap,
+    "missing feature": drop_feature,
+    "wider feature": widen_feature,
+    "overlapping ranges": change_json("node_map", overlap),
+    "fewer edges": change_json("num_edges", lambda n: n - 1),
+    "no parts": change_json("num_parts", lambda n: 0),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_bad_file_on_one_rank_raises_on_all(
+    name: str, partitioned: Cutter, tmp_path: Path
+) -> None:
+    path = partitioned(mixed(), 3, "random")
+    folder = tmp_path / "copy"
+    shutil.copytree(Path(path).parent, folder)
+    other = str(folder / Path(path).name)
+    assert run_threads(3, case_load, path, other, 1) == ["nothing"] * 3, "a copy is as good"
+    DAMAGE[name](folder)
+    messages = run_threads(3, case_load, path, other, 1)
+    assert len(set(messages)) == 1, messages
+    assert messages[0].startswith("PartitionError: "), messages[0]
+
+
+def other_graph() -> GraphArrays:
+    """As many nodes and parts, other edges."""
+    return mixed(seed=7)
+
+
+def test_another_graph_on_one_rank(partitioned: Cutter, processes: WorkerPool) -> None:
+    path, other = partitioned(mixed(), 3, "random"), partitioned(other_graph(), 3, "random")
+    for messages in (
+        run_threads(3, case_load, path, other, 2),
+        processes.run(3, case_load, path, other, 2),
+    ):
+        assert len(set(messages)) == 1
+        assert messages[0].startswith("PartitionError: ") and "graph" in messages[0]
+
+
+def test_another_json_on_one_rank(partitioned: Cutter) -> None:
+    path, other = partitioned(mixed(), 2, "random"), partitioned(star(), 2, "random")
+    messages = run_threads(2, case_load, path, other, 0)
+    assert len(set(messages)) == 1 and messages[0].startswith("PartitionError: ")
+    messages = run_threads(2, case_load, path, path + "x", 1)
+    assert len(set(messages)) == 1 and "rank 1" in messages[0]
+
+
+@pytest.mark.parametrize(("parts", "ranks"), [(2, 3), (4, 3), (3, 1)])
+def test_as_many_parts_as_ranks(parts: int, ranks: int, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), parts, "random")
+    messages = run_threads(ranks, case_load, path, path, -1)
+    assert len(set(messages)) == 1
+    assert "PartitionError" in messages[0] and f"{parts} parts" in messages[0]
+    assert str(ranks) in messages[0]
+
+
+def test_one_rank_without_a_group_says_so_too(partitioned: Cutter) -> None:
+    with pytest.raises(PartitionError, match="3 parts"):
+        sar.load_dgl_partition_data(partitioned(mixed(), 3, "random"), 0, "cpu")
+
+
+def case_models(group: Any, extra: bool) -> list[str]:
+    """Rank 1 has another model."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    if group.rank == 1:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2 + (not extra)))
+        if extra:
+            model.append(torch.nn.Linear(2, 1))
+    found = []
+    for call in (sar.sync_params, sar.gather_grads):
+        try:
+            call(model)
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("extra", [True, False])
+def test_models_that_differ(extra: bool) -> None:
+    messages = run_threads(3, case_models, extra)
+    assert messages == [messages[0]] * 3 and len(messages[0]) == 2
+    assert all("rank 1" in message for message in messages[0])
+
+
+# Layers that do not run here yet.
+
+_CONVS = {
+    "AGNNConv": lambda nn: nn.AGNNConv(allow_zero_in_degree=True),
+    "ChebConv": lambda nn: nn.ChebConv(6, 4, 2),
+    "DotGatConv": lambda nn: nn.DotGatConv(6, 4, 2, allow_zero_in_degree=True),
+    "GATConv": lambda nn: nn.GATConv(6, 4, 2, allow_zero_in_degree=True),
+    "GATv2Conv": lambda nn: nn.GATv2Conv(6, 4, 2, allow_zero_in_degree=True),
+    "HGTConv": lambda nn: nn.HGTConv(6, 3, 2, 1, 1),
+    "PNAConv": lambda nn: nn.PNAConv(6, 4, ["mean", "std"], ["identity"], 2.0),
+    "SAGEConv": lambda nn: nn.SAGEConv(6, 4, "lstm"),
+    "TWIRLSConv": lambda nn: nn.TWIRLSConv(6, 4, 8, prop_step=2),
+}
+
+
+def call_layer(name: str, layer: Any, graph: Any, x: torch.Tensor) -> torch.Tensor:
+    if name == "HGTConv":
+        nodes = torch.zeros(graph.num_nodes(), dtype=torch.int64)
+        edges = torch.zeros(graph.num_edges(), dtype=torch.int64)
+        return layer(graph, x, nodes, edges)
+    return layer(graph, x)
+
+
+@pytest.mark.parametrize("name", _CONVS)
+def test_layers_that_do_not_run_say_so_on_every_rank(name: str, partitioned: Cutter) -> None:
+    """NotImplementedError naming the layer; or, for one that does run, DGL's result."""
+    graph = mixed()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = _CONVS[name](dgl.nn).eval()
+    path = partitioned(graph, 2, "random")
+
+    def case(group: Any) -> Any:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        shard, x = sar.construct_full_graph(data), data.node_features["_N/feat"]
+        try:
+            return call_layer(name, layer, shard, x), data.node_features["_N/orig_id"]
+        except NotImplementedError as error:
+            return str(error)
+
+    found = run_threads(2, case)
+    if isinstance(found[0], str):
+        assert all(isinstance(message, str) and name in message for message in found), found
+        return
+    one = to_dgl(graph)
+    want = call_layer(name, layer, one, one.ndata["feat"])
+    for rows, ids in found:
+        torch.testing.assert_close(rows, want[ids], rtol=1e-5, atol=1e-5)
+
+
+# A transport that can do only what every backend can.
+
+ALLOWED = {
+    "all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce_scatter_tensor",
+    "all_to_all_single", "new_group",
+}  # fmt: skip
+STILL = {"get_rank", "get_world_size", "get_backend", "is_initialized", "is_available"}
+
+
+class Refusal(Exception):
+    """Something that oneCCL does not have was asked for."""
+
+
+def refusing(name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> None:
+        raise Refusal(name)
+
+    return call
+
+
+def checking(name: str, original: Any) -> Any:
+    """The collective, with contiguous tensors and portable reductions only."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        op = kwargs.get("op", dist.ReduceOp.SUM)
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+            raise Refusal(f"{name} {op}")
+        for value in [*args, *kwargs.values()]:
+            for tensor in value if isinstance(value, list) else [value]:
+                if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
+                    raise Refusal(f"{name} of a tensor that is not contiguous")
+        return original(*args, **kwargs)
+
+    return call
+
+
+def case_portable(group: Any, path: str, setting: Setting, state: dict) -> Any:
+    """A training run during which torch.distributed refuses everything else."""
+    originals = {}
+    for name in dir(dist):
+        value = getattr(dist, name)
+        if not callable(value) or isinstance(value, type) or name.startswith("_") or name in STILL:
+            continue
+        originals[name] = value
+        allowed = name in ALLOWED
+        setattr(dist, name, checking(name, value) if allowed else refusing(name))
+    try:
+        for name in ("send", "all_gather_object", "barrier", "gather", "all_to_all"):
+            with pytest.raises(Refusal):
+                getattr(dist, name)()
+        return case_train(group, path, setting, state)
+    finally:
+        for name, value in originals.items():
+            setattr(dist, name, value)
+
+
+@pytest.mark.parametrize("model", ["SAGEConv-mean", "EdgeConv-norm", "RelGraphConv-basis"])
+def test_training_needs_only_portable_collectives(
+    model: str, partitioned: Cutter, processes: WorkerPool
+) -> None:
+    for mfgs in (False, True):
+        setting = Setting(model, 2, mfgs)
+        path = partitioned(setting.sample, 3, "random")
+        ranks = processes.run(3, case_portable, path, setting, start_state(setting))
+        check(setting, ranks)
