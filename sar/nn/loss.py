@@ -35,8 +35,15 @@ def global_mean(
     group = group or current_group()
     error = _problem(values, mask)
     if error is None and mask is not None:
-        values = values[mask.to(values.device)]
+        values = _chosen(values, mask.to(values.device))
     return mean_of_rows(values, group, error)
+
+
+def _chosen(values: Tensor, mask: Tensor) -> Tensor:
+    if mask.dim() == 2:
+        return values.masked_select(mask)
+    rows = mask.nonzero()[:, 0] if mask.dtype == torch.bool else mask
+    return values.index_select(0, rows)
 
 
 def _problem(values: Tensor, mask: Tensor | None) -> Exception | None:

@@ -123,7 +123,7 @@ class Trainer:
     def loss(self, logits: Tensor) -> Tensor:
         """Mean cross entropy over the training nodes of all ranks; binary for multilabel."""
         rows = self.data.rows["train"]
-        picked, labels = logits[rows], self._labels()[rows]
+        picked, labels = _pick(logits, rows), _pick(self._labels(), rows)
         if not self.data.multilabel:
             values = F.cross_entropy(picked.float(), labels, reduction="none")
             return global_mean(values, group=self.group)
@@ -145,7 +145,8 @@ class Trainer:
         metric = self.options.metric_for(self.data.multilabel)
         scores: dict[str, float | None] = {}
         for split, rows in self.data.rows.items():
-            value = score(metric, logits[rows], self._labels()[rows], group=self.group)
+            picked, labels = _pick(logits, rows), _pick(self._labels(), rows)
+            value = score(metric, picked, labels, group=self.group)
             scores[split] = None if math.isnan(value) else value
         return scores
 
@@ -211,6 +212,10 @@ class Trainer:
         text = f"{self.options.seed} {self.epoch} {self.group.rank}"
         digest = hashlib.sha256(text.encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _pick(values: Tensor, rows: Tensor) -> Tensor:
+    return values.index_select(0, rows)  # several times faster than values[rows], both ways
 
 
 def _warn_of_local_norms(model: nn.Module, group: Group) -> None:
