@@ -132,7 +132,9 @@ def builtin_messages(
     used = [o for o in (message.lhs, message.rhs) if o is not None]
     by_side = {side: [o for o in dict.fromkeys(used) if o.side == side] for side in "uve"}
 
-    def function(src: list[Tensor], dst: list[Tensor], edge: list[Tensor]) -> list[Tensor]:
+    def function(
+        src: list[Tensor], dst: list[Tensor], edge: list[Tensor], _: Tensor | None = None
+    ) -> list[Tensor]:
         rows = dict(
             zip([*by_side["u"], *by_side["v"], *by_side["e"]], [*src, *dst, *edge], strict=True)
         )
@@ -140,15 +142,26 @@ def builtin_messages(
         return [apply_binary(message.op, rows[message.lhs], rhs)]
 
     src, dst, edge = ([operands[o] for o in by_side[side]] for side in "uve")
-    inputs = Inputs(src, dst, edge)
-    empty_src, empty_dst, empty_edge = ([t[:0].detach() for t in side] for side in inputs)
-    try:
-        like = function(empty_src, empty_dst, empty_edge)[0]
-    except RuntimeError as error:
-        shapes = " and ".join(f"{o.side}.{o.name} {tuple(operands[o].shape[1:])}" for o in used)
-        raise ValueError(f"message {message.op}: feature shapes of {shapes} do not fit") from error
+    like = message_like(message, operands)
     linear = _linear_in_src(message, operands)
-    return Messages(function, linear_in_src=linear, eids=eids), inputs, like
+    return Messages(function, linear_in_src=linear, eids=eids), Inputs(src, dst, edge), like
+
+
+def message_like(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> Tensor:
+    """The message on no edges: its trailing shape, dtype and device.
+
+    Raises ``ValueError`` naming both columns when their feature dimensions do not broadcast.
+    """
+    used = [o for o in (message.lhs, message.rhs) if o is not None]
+    empty = [
+        torch.empty((0, *tuple(t.shape)[1:]), dtype=t.dtype, device=t.device)
+        for t in (operands[o] for o in used)
+    ]
+    try:
+        return apply_binary(message.op, empty[0], empty[1] if len(empty) > 1 else None)
+    except RuntimeError as error:
+        shapes = " and ".join(f"{o.side}.{o.name} {tuple(operands[o].shape)[1:]}" for o in used)
+        raise ValueError(f"message {message.op}: feature shapes of {shapes} do not fit") from error
 
 
 def _linear_in_src(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> bool:

@@ -14,15 +14,19 @@ from sar.graph.builtin import (
     BuiltinMessage,
     BuiltinReduce,
     Operand,
+    apply_binary,
     builtin_messages,
+    message_like,
     parse_message,
     parse_reduce,
     scalar_weight,
 )
 from sar.graph.frame import Frame
+from sar.graph.lazy import EdgeTensor, Scope, eager, node_of
+from sar.graph.program import Call, Item, Leaf, Node, Program, Udf
 from sar.graph.store import EType, GraphStore
-from sar.graph.udf import probe, udf_messages
-from sar.ops import Inputs, Relation, aggregate, run_messages
+from sar.graph.udf import frozen, probe
+from sar.ops import Relation, aggregate, run_messages
 
 
 class NodeBatch:
@@ -66,22 +70,57 @@ def apply_edges(
         pending.defer(store, etype, func, eids, policy)
         return
     if message is None:
-        seen = probe(func, *_sides(store, etype))
-        names = list(seen.outputs)
-        messages = udf_messages(func, seen, frame, names)
-        inputs = _columns(store, etype, seen.src, seen.dst, seen.edge)
-        like = list(seen.outputs.values())
-        results = run_messages(store.relations[etype], messages, "edges", policy, inputs, like)
-        frame_updates = dict(zip(names, results, strict=True))
-    else:
-        operands = _operands(store, etype, message)
-        messages, found, like_one = builtin_messages(message, operands, eids)
-        (result,) = run_messages(
-            store.relations[etype], messages, "edges", policy, found, [like_one]
-        )
-        frame_updates = {message.out: _merged(frame, message.out, result, eids)}
-    for name, value in frame_updates.items():
-        frame[name] = value
+        for name, value in _udf_columns(store, etype, func, policy).items():
+            frame[name] = value
+        return
+    operands, scope = _operands(store, etype, message), scope_of(store, etype, policy)
+    if eids is None:
+        frame[message.out] = edge_values(scope, message, operands)
+        return
+    operands = {operand: eager(tensor) for operand, tensor in operands.items()}
+    messages, inputs, like = builtin_messages(message, operands, eids)
+    (result,) = run_messages(scope.relation, messages, "edges", policy, inputs, [like])
+    frame[message.out] = _merged(frame, message.out, result, eids)
+
+
+def scope_of(store: GraphStore, etype: EType, policy: Policy) -> Scope:
+    """What lazy edge tensors of a relation carry with them."""
+    return Scope(store.relations[etype], policy, store.device)
+
+
+def edge_values(
+    scope: Scope, message: BuiltinMessage, operands: dict[Operand, Tensor]
+) -> EdgeTensor:
+    """A built-in message as a lazy edge tensor; no communication."""
+    return EdgeTensor(_node(message, operands), message_like(message, operands), scope)
+
+
+def _node(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> Node:
+    nodes = {
+        operand: node_of(tensor) if operand.side == "e" else Leaf(operand.side, tensor)
+        for operand, tensor in operands.items()
+    }
+    rhs = None if message.rhs is None else nodes[message.rhs]
+    return Call(apply_binary, (message.op, nodes[message.lhs], rhs), {})
+
+
+def _udf_columns(
+    store: GraphStore, etype: EType, func: Any, policy: Policy
+) -> dict[str, EdgeTensor]:
+    """What a user's function of an edge batch returns, as lazy edge tensors."""
+    if not callable(func):
+        raise TypeError(f"message function: got {type(func).__name__}, expected a callable")
+    src, dst, edge = _sides(store, etype)
+    seen = probe(func, src, dst, edge)
+    udf = Udf(
+        frozen(func),
+        seen,
+        [Leaf("u", src[name]) for name in seen.src],
+        [Leaf("v", dst[name]) for name in seen.dst],
+        [node_of(edge[name]) for name in seen.edge],
+    )
+    scope = scope_of(store, etype, policy)
+    return {name: EdgeTensor(Item(udf, name), out, scope) for name, out in seen.outputs.items()}
 
 
 def aggregate_rows(
@@ -95,13 +134,14 @@ def aggregate_rows(
     if len(x) != relation.num_src:
         raise ValueError(f"x: got {len(x)} rows, expected {relation.num_src}, one per source row")
     u, e = Operand("u", "x"), Operand("e", "edge_weight")
+    scope = Scope(relation, policy, relation.plan.device)
     if edge_weight is None:
-        return _reduce(relation, BuiltinMessage("copy", u, None, "m"), {u: x}, op, policy)
+        return reduce_messages(scope, BuiltinMessage("copy", u, None, "m"), {u: x}, op)
     if edge_weight.numel() != relation.num_edges:
         got = tuple(edge_weight.shape)
         raise ValueError(f"edge_weight: got {got}, expected [{relation.num_edges}], one per edge")
     operands = {u: x, e: edge_weight.view(-1, *[1] * (x.dim() - 1))}
-    return _reduce(relation, BuiltinMessage("mul", u, e, "m"), operands, op, policy)
+    return reduce_messages(scope, BuiltinMessage("mul", u, e, "m"), operands, op)
 
 
 def _reduce_builtin(
@@ -114,17 +154,16 @@ def _reduce_builtin(
             out = pending.reduce(store, etype, column, _summed(op), policy)
             return mean_of_sum(out, store.relations[etype]) if op == "mean" else out
     operands = _operands(store, etype, message)
-    return _reduce(store.relations[etype], message, operands, op, policy)
+    return reduce_messages(scope_of(store, etype, policy), message, operands, op)
 
 
-def _reduce(
-    relation: Relation,
-    message: BuiltinMessage,
-    operands: dict[Operand, Tensor],
-    op: str,
-    policy: Policy,
+def reduce_messages(
+    scope: Scope, message: BuiltinMessage, operands: dict[Operand, Tensor], op: str
 ) -> Tensor:
     """The fast path for sums of whole rows, the generic one for everything else."""
+    relation, policy = scope.relation, scope.policy
+    if any(isinstance(tensor, EdgeTensor) for tensor in operands.values()):
+        return _reduce_lazy(edge_values(scope, message, operands), op)
     if op in ("sum", "mean"):
         x = operands.get(message.lhs)
         if (
@@ -143,20 +182,25 @@ def _reduce(
     return mean_of_sum(out, relation) if op == "mean" else out
 
 
+def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:
+    """Evaluate an edge program block by block and reduce it at the destinations."""
+    program, scope = Program([messages.node]), messages.scope
+    like = torch.empty(
+        (0, *tuple(messages.shape)[1:]), dtype=messages.dtype, device=messages.device
+    )
+    (out,) = run_messages(
+        scope.relation, program.messages(), _summed(op), scope.policy, program.inputs(), [like]
+    )
+    return mean_of_sum(out, scope.relation) if op == "mean" else out
+
+
 def _reduce_udf(
     store: GraphStore, etype: EType, func: Any, reduce: BuiltinReduce, policy: Policy
 ) -> Tensor:
-    if not callable(func):
-        raise TypeError(f"message function: got {type(func).__name__}, expected a callable")
-    seen = probe(func, *_sides(store, etype))
-    if reduce.message not in seen.outputs:
-        raise KeyError(f"message function: returned {sorted(seen.outputs)}, not {reduce.message!r}")
-    relation = store.relations[etype]
-    messages = udf_messages(func, seen, store.edge_frames[etype], [reduce.message])
-    inputs = _columns(store, etype, seen.src, seen.dst, seen.edge)
-    like = [seen.outputs[reduce.message]]
-    (out,) = run_messages(relation, messages, _summed(reduce.op), policy, inputs, like)
-    return mean_of_sum(out, relation) if reduce.op == "mean" else out
+    columns = _udf_columns(store, etype, func, policy)
+    if reduce.message not in columns:
+        raise KeyError(f"message function: returned {sorted(columns)}, not {reduce.message!r}")
+    return _reduce_lazy(columns[reduce.message], reduce.op)
 
 
 def mean_of_sum(total: Tensor, relation: Relation) -> Tensor:
@@ -171,17 +215,6 @@ def _summed(op: str) -> str:
 
 def _sides(store: GraphStore, etype: EType) -> tuple[Frame, Frame, Frame]:
     return store.src_frames[etype[0]], store.dst_frames[etype[2]], store.edge_frames[etype]
-
-
-def _columns(
-    store: GraphStore, etype: EType, src: list[str], dst: list[str], edge: list[str]
-) -> Inputs:
-    of_src, of_dst, of_edge = _sides(store, etype)
-    return Inputs(
-        [of_src[name] for name in src],
-        [of_dst[name] for name in dst],
-        [of_edge[name] for name in edge],
-    )
 
 
 def _operands(store: GraphStore, etype: EType, message: BuiltinMessage) -> dict[Operand, Tensor]:

@@ -69,6 +69,7 @@ class PendingColumn:
         messages = Messages(
             _Piecewise(self, list(src), like),
             is_udf=True,
+            ordered=True,
             captures=self._captures(agreed["grad"]),
             hidden=tuple({id(t): t for p in self.pieces for t in p.seen.hidden}.values()),
         )
@@ -96,7 +97,9 @@ class _Piecewise:
     def __init__(self, column: PendingColumn, src_names: list[str], like: Tensor) -> None:
         self.column, self.src_names, self.like = column, src_names, like
 
-    def __call__(self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor]) -> list[Tensor]:
+    def __call__(
+        self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], _: Tensor
+    ) -> list[Tensor]:
         column, numbers, rest = self.column, edge[0], edge[1:]
         if column.before is None:
             out = self.like.new_zeros((len(numbers), *self.like.shape[1:]))

@@ -13,10 +13,12 @@ from sar.comm import Group
 from sar.config import Policy, current_policy
 from sar.graph import passing, transform
 from sar.graph.counts import Counts
+from sar.graph.dispatch import GraphMarker
 from sar.graph.frame import Frame, FrameSet
+from sar.graph.lazy import Scope
 from sar.graph.legacy import OriginalMembers
 from sar.graph.store import EType, GraphStore
-from sar.graph.support import UnsupportedMember, calling_layer, not_supported
+from sar.graph.support import UnsupportedMember, calling_layer
 from sar.ops import Relation
 
 ALL = "__ALL__"  # dgl.ALL
@@ -270,10 +272,13 @@ class ShardedGraph(Counts, OriginalMembers):
     # -- refusals -------------------------------------------------------------------------------
 
     @property
-    def _graph(self) -> Any:
-        raise not_supported(
-            "needs DGL's own kernels on the whole graph, which a sharded graph does not have"
-        )
+    def _graph(self) -> GraphMarker:
+        """What DGL's edge operators get; they come back here."""
+        return GraphMarker(self)
+
+    def scope(self, etype: str | EType | None = None) -> Scope:
+        """What lazy edge tensors of a relation carry with them."""
+        return passing.scope_of(self._store, self._canonical(etype), self.policy)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

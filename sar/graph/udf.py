@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
-from sar.ops import Messages
 from sar.ops.capture import RecordCaptures, ReplaceCaptures, detached_leaf, leaves_of
 
 _PROBE_ROWS = 2
@@ -56,7 +55,8 @@ class _Recorder(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.read:
             column = self._frame[name]
-            self.read[name] = column.detach().new_zeros((_PROBE_ROWS, *column.shape[1:]))
+            shape = (_PROBE_ROWS, *tuple(column.shape)[1:])  # the column may be lazy
+            self.read[name] = torch.zeros(shape, dtype=column.dtype, device=column.device)
         return self.read[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -137,31 +137,6 @@ def call_udf(
         size,
     )
     return udf(batch)
-
-
-def block_length(*sides: list[Tensor]) -> int:
-    """Edges in a block, by any of its rows."""
-    return next((len(t) for side in sides for t in side), 0)
-
-
-def udf_messages(udf: Callable, seen: Probe, edge: Frame, outputs: list[str]) -> Messages:
-    """Messages that run ``udf`` and pick ``outputs``; edges sorted by the first integer column."""
-
-    def function(src: list[Tensor], dst: list[Tensor], data: list[Tensor]) -> list[Tensor]:
-        found = call_udf(udf, seen, src, dst, data, block_length(src, dst, data))
-        return [found[name] for name in outputs]
-
-    kinds = [i for i, name in enumerate(seen.edge) if _is_type_column(edge[name])]
-    sort_by = kinds[0] if kinds else None
-    return Messages(
-        function, is_udf=True, sort_by=sort_by, captures=seen.captures, hidden=seen.hidden
-    )
-
-
-def _is_type_column(column: Tensor) -> bool:
-    """One integer per edge: typed layers rely on edges that are sorted by it."""
-    integer = not column.is_floating_point() and not column.is_complex()
-    return integer and column.dtype != torch.bool and column.dim() == 1
 
 
 def frozen(udf: Callable) -> Callable:

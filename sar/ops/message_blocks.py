@@ -42,9 +42,11 @@ class Messages:
     """A message function and how it wants its edges.
 
     Attributes:
-        function: (src rows, dst rows, edge rows) of a block -> one tensor per output, [e, ...].
-        is_udf: a user's function: captures are looked for, randomness is replayed, and edges come
-            in ascending position.
+        function: (src rows, dst rows, edge rows, positions) of a block -> one tensor per output,
+            [e, ...]; positions are int32 [e], where the edges are among the local ones.
+        is_udf: it may use tensors that are not inputs, and random numbers: captures are looked
+            for, randomness is replayed.
+        ordered: the edges of a block come in ascending position.
         linear_in_src: its gradient does not depend on the source rows, so backward fetches none.
         sort_by: index of an integer edge input that the edges of a block are sorted by.
         eids: int64 positions of the only edges that get a message; ``None`` is all.
@@ -52,8 +54,9 @@ class Messages:
         hidden: leaf parameters that the function uses where no torch function shows them.
     """
 
-    function: Callable[[Rows, Rows, Rows], Rows]
+    function: Callable[[Rows, Rows, Rows, Tensor], Rows]
     is_udf: bool = False
+    ordered: bool = False
     linear_in_src: bool = False
     sort_by: int | None = None
     eids: Tensor | None = None
@@ -119,7 +122,7 @@ class MessagePass:
     ) -> Rows:
         """The function with the random numbers and the autocast state that belong to the block."""
         if not self.messages.is_udf:
-            return self.messages.function(src_rows, dst_rows, edge_rows)
+            return self.messages.function(src_rows, dst_rows, edge_rows, block.position)
         kind, enabled, dtype = self.autocast
         seed = (self.seed + block.number * _GOLDEN) % 2**63
         with (
@@ -127,7 +130,7 @@ class MessagePass:
             torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False),
             mode or nullcontext(),
         ):
-            return self.messages.function(src_rows, dst_rows, edge_rows)
+            return self.messages.function(src_rows, dst_rows, edge_rows, block.position)
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def blocks(spec: MessagePass, number: int, shard: Csc, kinds: list[Tensor], size
     """
     messages, chosen = spec.messages, _chosen(spec)
     for index, (src, dst, position) in enumerate(shard.edge_blocks(size)):
-        if messages.is_udf:  # ascending position, as the function would see them in DGL
+        if messages.ordered:  # as the function would see them in DGL
             order = torch.argsort(position)
             if messages.sort_by is not None:
                 kind = kinds[messages.sort_by].index_select(0, position[order])

@@ -136,7 +136,10 @@ class MessageGrads:
         with torch.enable_grad():
             values = self.spec.call(block, src_rows, dst_rows, edge_rows, mode)
         pairs = [
-            (value, reducer.edge_grad(block.dst, block.position, grad).to(value.dtype))
+            (
+                value,
+                reducer.edge_grad(block.dst, block.position, grad, value.detach()).to(value.dtype),
+            )
             for value, reducer, grad in zip(values, self.reducers, grads, strict=True)
             if value.requires_grad
         ]
@@ -159,6 +162,10 @@ class MessageGrads:
         for captured, grad in zip(self.captured_grads, found[len(inputs) :], strict=True):
             if grad is not None:
                 captured.add_(grad)
+
+    @staticmethod
+    def _message_grad(reducer: Reducer, block: Block, grad: Tensor, value: Tensor) -> Tensor:
+        return reducer.edge_grad(block.dst, block.position, grad, value.detach()).to(value.dtype)
 
     @staticmethod
     def _leaves(tensors: list[Tensor], needs: list[bool], idx: Tensor) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from sar.errors import NotSupportedError
@@ -31,8 +32,8 @@ class Reducer(ABC):
         """[num_rows, ...] in the messages' dtype; called once."""
 
     @abstractmethod
-    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor) -> Tensor:
-        """[e, ...] gradient of a block's messages from the result's."""
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
+        """[e, ...] gradient of a block's messages, ``values``, from the result's."""
 
 
 class SumReducer(Reducer):
@@ -53,7 +54,7 @@ class SumReducer(Reducer):
             raise RuntimeError("the result of a reduction was taken twice")
         return out.to(self.dtype)
 
-    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor) -> Tensor:
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
         return grad.index_select(0, row)
 
 
@@ -78,12 +79,51 @@ class ExtremeOfEdges(Reducer):
         self._edge = running.edge
         return running.result().view(self.num_rows, *self.shape)
 
-    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor) -> Tensor:
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
         if self._edge is None:
             raise RuntimeError("backward of a reduction that has no result yet")
         won = self._edge.index_select(0, row) == position.unsqueeze(1)
         grads = grad.index_select(0, row)
         return grads.masked_fill_(~won.view(grads.shape), 0)
+
+
+class LogSumExp(Reducer):
+    """log sum exp per destination, with a running maximum; 0 where a row has no edge.
+
+    A destination without edges in a block keeps its state: its maximum stays -inf and its sum 0,
+    and no difference of infinities is formed.
+    """
+
+    def __init__(self, num_rows: int, like: Tensor) -> None:
+        super().__init__(num_rows, like)
+        self._width = math.prod(self.shape)
+        wide = wide_dtype(like.dtype)
+        self._max = like.new_full((num_rows, self._width), -math.inf, dtype=wide)
+        self._sum = torch.zeros_like(self._max)
+        self._result: Tensor | None = None
+
+    def add(self, row: Tensor, position: Tensor, values: Tensor) -> None:
+        if len(row) == 0 or self._width == 0:
+            return
+        values = values.reshape(len(values), self._width).to(self._max.dtype)
+        rows, segment = torch.unique(row.long(), return_inverse=True)
+        old_max, old_sum = self._max.index_select(0, rows), self._sum.index_select(0, rows)
+        new_max = old_max.scatter_reduce(0, segment.unsqueeze(1).expand_as(values), values, "amax")
+        base = new_max.masked_fill(new_max == -math.inf, 0)
+        total = old_sum * (old_max - base).exp_()
+        total.index_add_(0, segment, (values - base.index_select(0, segment)).exp_())
+        self._max.index_copy_(0, rows, new_max)
+        self._sum.index_copy_(0, rows, total)
+
+    def result(self) -> Tensor:
+        lse = self._max.add_(self._sum.log_()).masked_fill_(self._max == -math.inf, 0)
+        self._result = lse.view(self.num_rows, *self.shape)
+        return self._result
+
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
+        if self._result is None:
+            raise RuntimeError("backward of a reduction that has no result yet")
+        return grad.index_select(0, row) * (values - self._result.index_select(0, row)).exp()
 
 
 class KeepEdges(Reducer):
@@ -100,22 +140,24 @@ class KeepEdges(Reducer):
         values, self._values = self._values, self._values[:0]
         return values
 
-    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor) -> Tensor:
+    def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
         return grad.index_select(0, position)
 
 
 def make_reducer(name: str, num_rows: int, like: Tensor) -> Reducer:
-    """The reducer of ``sum``, ``max``, ``min`` or ``edges``.
+    """The reducer of ``sum``, ``max``, ``min``, ``logsumexp`` or ``edges``.
 
     Raises ``NotSupportedError`` for another name and ``TypeError`` for messages that are not
     floating point where they are reduced.
     """
     if name == "edges":
         return KeepEdges(num_rows, like)
-    if name not in ("sum", "max", "min"):
+    if name not in ("sum", "max", "min", "logsumexp"):
         raise NotSupportedError(f"reduction: got {name!r}, expected sum, mean, max or min")
     if not like.is_floating_point():
         raise TypeError(f"messages: got {like.dtype}, expected a floating point dtype to reduce")
+    if name == "logsumexp":
+        return LogSumExp(num_rows, like)
     if name == "sum":
         return SumReducer(num_rows, like)
     return ExtremeOfEdges(num_rows, like, largest=name == "max")

@@ -1,0 +1,318 @@
+"""Lazy edge tensors: a torch tensor by its looks, an edge program inside.
+
+Torch functions on an :class:`EdgeTensor` extend its program. Shapes are found by running each
+function on meta tensors for E and for E + 1 edges: what changes with the edges is on the edge
+axis. A function that cannot be recorded makes the tensor eager, with a warning.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sar.config import Policy
+from sar.errors import SarError
+from sar.graph.program import EDGE_COUNT, Call, Dropout, Item, Leaf, Node, Program
+from sar.ops import Relation, run_messages
+
+_META = torch.device("meta")
+_PROBE_ROWS = 5
+_PROBE_PART = 3
+
+
+class CannotRecord(SarError):
+    """A function whose result is not one row per edge."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Whose edges a tensor has a row for, and how they are streamed."""
+
+    relation: Relation
+    policy: Policy
+    device: torch.device
+
+
+class EdgeTensor(Tensor):
+    """One row per local edge, computed block by block when it is reduced.
+
+    Any other use (printing, ``.item()``, an operation that mixes edges) makes it eager first,
+    which is collective and holds all local edges in memory.
+    """
+
+    node: Node
+    scope: Scope
+
+    @staticmethod
+    def __new__(cls, node: Node, like: Tensor, scope: Scope) -> EdgeTensor:
+        """``like``: shape [*, ...] and dtype; only the trailing shape counts."""
+        shape = (scope.relation.num_edges, *tuple(like.shape)[1:])
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, dtype=like.dtype, device=scope.device
+        )
+        made.node, made.scope = node, scope
+        made._eager = None
+        return made
+
+    @property
+    def num_edges(self) -> int:
+        """Local edges of the relation."""
+        return self.scope.relation.num_edges
+
+    def materialize(self) -> Tensor:
+        """[num_edges, ...] eager values; collective, computed once."""
+        if self._eager is None:
+            program = Program([self.node])
+            like = [torch.empty((0, *tuple(self.shape)[1:]), dtype=self.dtype)]
+            results = run_messages(
+                self.scope.relation,
+                program.messages(),
+                "edges",
+                self.scope.policy,
+                program.inputs(),
+                like,
+            )
+            self._eager = results[0]
+        return self._eager
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA or getattr(func, "__name__", "") == "__get__":
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        first = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, EdgeTensor))
+        try:
+            return record(func, args, kwargs, first)
+        except CannotRecord as problem:
+            warnings.warn(
+                f"{getattr(func, '__name__', func)} on an edge tensor cannot be streamed "
+                f"({problem}): its {first.num_edges} local edges are held in memory",
+                stacklevel=2,
+            )
+        args, kwargs = tree_map(_made_eager, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map(_made_eager, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"EdgeTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def _made_eager(value: Any) -> Any:
+    return value.materialize() if isinstance(value, EdgeTensor) else value
+
+
+def eager(tensor: Tensor) -> Tensor:
+    """A plain tensor of what may be lazy."""
+    return tensor.materialize() if isinstance(tensor, EdgeTensor) else tensor
+
+
+_METADATA = {
+    Tensor.dim,
+    Tensor.size,
+    Tensor.numel,
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    Tensor.__len__,
+    Tensor.__repr__,
+    Tensor.element_size,
+    Tensor.ndimension,
+    Tensor.stride,
+    Tensor.is_contiguous,
+}
+
+# In-place functions, recorded as what they compute and bound to the same Python object.
+_IN_PLACE = {
+    Tensor.__iadd__: operator.add,
+    Tensor.__isub__: operator.sub,
+    Tensor.__imul__: operator.mul,
+    Tensor.__itruediv__: operator.truediv,
+}
+
+
+def node_of(tensor: Tensor) -> Node:
+    """The program of an edge column, lazy or eager."""
+    return tensor.node if isinstance(tensor, EdgeTensor) else Leaf("e", tensor)
+
+
+def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor) -> Any:
+    """Extend the program by one function; raises :class:`CannotRecord`."""
+    if func is F.dropout:
+        return _record_dropout(first, *args[1:], **kwargs)
+    in_place = _functional(func, kwargs)
+    if in_place is not None:
+        func, kwargs = in_place
+    node, like = _infer(func, args, kwargs, first)
+    result = _wrap(node, like, first)
+    if in_place is None:
+        return result
+    first.node, first._eager = result.node, None
+    return first
+
+
+def _functional(func: Callable, kwargs: dict[str, Any]) -> tuple[Callable, dict] | None:
+    if kwargs.get("inplace"):
+        return func, {**kwargs, "inplace": False}
+    if func in _IN_PLACE:
+        return _IN_PLACE[func], kwargs
+    name = getattr(func, "__name__", "")
+    if name.endswith("_") and not name.endswith("__") and hasattr(Tensor, name[:-1]):
+        return getattr(Tensor, name[:-1]), kwargs
+    return None
+
+
+def _record_dropout(
+    x: EdgeTensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> EdgeTensor:
+    if not training or p == 0:
+        return x
+    like = torch.empty(tuple(x.shape), dtype=x.dtype, device=_META)
+    return EdgeTensor(Dropout(x.node, p), like, x.scope)
+
+
+def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeTensor) -> tuple[Node, Any]:
+    """The node, and its value on meta tensors of all local edges."""
+    rows = first.num_edges
+    problem: Exception | None = None
+    for aligned, count in ((False, False), (True, False), (False, True), (True, True)):
+        reading = _Reading(func, args, kwargs, rows, aligned=aligned, count=count)
+        try:
+            small, large = reading.on_meta(rows), reading.on_meta(rows + 1)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            problem = problem or error
+            continue
+        if _grows(small, large, rows):
+            reading.check_rowwise()
+            return reading.node(), small
+        problem = problem or CannotRecord("its result has no row per edge")
+    raise CannotRecord(str(problem).split("\n")[0])
+
+
+def _grows(small: Any, large: Any, rows: int) -> bool:
+    """Whether every result has a row per edge, whatever the number of edges."""
+    pairs = list(zip(_tensors(small), _tensors(large), strict=True))
+    return bool(pairs) and all(
+        a.dim() > 0 and len(a) == rows and len(b) == rows + 1 and a.shape[1:] == b.shape[1:]
+        for a, b in pairs
+    )
+
+
+class _Reading:
+    """One reading of a call: which of its arguments go along with the edges.
+
+    Args:
+        rows: local edges.
+        aligned: eager tensors of that many rows are edge columns.
+        count: literal integers equal to it stand for it.
+    """
+
+    def __init__(
+        self, func: Callable, args: Any, kwargs: dict, rows: int, *, aligned: bool, count: bool
+    ) -> None:
+        self.func, self.args, self.kwargs, self.rows = func, tuple(args), kwargs, rows
+        self.aligned, self.count = aligned, count
+
+    def on_meta(self, rows: int) -> Any:
+        """The call on tensors without data, for a number of edges."""
+
+        def column(value: Tensor) -> Tensor:
+            shape = (rows, *tuple(value.shape)[1:])
+            return torch.empty(shape, dtype=value.dtype, device=_META)
+
+        def other(value: Tensor) -> Tensor:
+            return torch.empty(value.shape, dtype=value.dtype, device=_META)
+
+        return self._run(rows, column, other)
+
+    def check_rowwise(self) -> None:
+        """Shapes do not show whether rows are mixed (``softmax(0)``): compare 5 rows with 3."""
+        generator = torch.Generator().manual_seed(0)
+        blank: dict[int, Tensor] = {}
+
+        def column(value: Tensor) -> Tensor:
+            if id(value) not in blank:
+                blank[id(value)] = _random_rows(value, generator)
+            return blank[id(value)]
+
+        def part(value: Tensor) -> Tensor:
+            return column(value)[:_PROBE_PART]
+
+        try:
+            whole = self._run(_PROBE_ROWS, column, Tensor.detach)
+            piece = self._run(_PROBE_PART, part, Tensor.detach)
+        except (RuntimeError, ValueError, IndexError):  # random indices may be out of range
+            return
+        for long, short in zip(_tensors(whole), _tensors(piece), strict=True):
+            if not torch.allclose(long[:_PROBE_PART].double(), short.double(), equal_nan=True):
+                raise CannotRecord("it mixes edges")
+
+    def node(self) -> Call:
+        """The call with nodes in place of edge columns."""
+
+        def noted(value: Any) -> Any:
+            if isinstance(value, EdgeTensor):
+                return value.node
+            if self._is_column(value):
+                return Leaf("e", value)
+            return EDGE_COUNT if self._is_count(value) else value
+
+        args, kwargs = tree_map(noted, (self.args, self.kwargs))
+        return Call(self.func, args, kwargs)
+
+    def _run(
+        self, rows: int, column: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
+    ) -> Any:
+        def replaced(value: Any) -> Any:
+            if isinstance(value, EdgeTensor) or self._is_column(value):
+                return column(value)
+            if isinstance(value, Tensor):
+                return other(value)
+            return rows if self._is_count(value) else value
+
+        args, kwargs = tree_map(replaced, (self.args, self.kwargs))
+        with torch.no_grad():
+            return self.func(*args, **kwargs)
+
+    def _is_column(self, value: Any) -> bool:
+        if not self.aligned or not isinstance(value, Tensor) or isinstance(value, EdgeTensor):
+            return False
+        return value.dim() > 0 and len(value) == self.rows
+
+    def _is_count(self, value: Any) -> bool:
+        return self.count and type(value) is int and value == self.rows
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+
+
+def _random_rows(like: Tensor, generator: torch.Generator) -> Tensor:
+    shape = (_PROBE_ROWS, *tuple(like.shape)[1:])
+    if like.dtype.is_floating_point:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).to(like.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
+
+
+def _wrap(node: Node, like: Any, first: EdgeTensor) -> Any:
+    if isinstance(like, Tensor):
+        return EdgeTensor(node, like, first.scope)
+    if isinstance(like, (tuple, list)):
+        parts = [_wrap(Item(node, i), part, first) for i, part in enumerate(like)]
+        return type(like)(parts) if type(like) in (tuple, list) else tuple(parts)
+    raise CannotRecord("its result is not a tensor")

@@ -1,0 +1,213 @@
+"""Edge programs: how an edge tensor is computed, recorded instead of stored.
+
+A program is a graph of nodes: columns of sources, destinations and edges at the leaves, torch
+operations and users' message functions above. It is evaluated on the rows of one block of edges,
+so that an edge tensor exists for one block at a time; :mod:`sar.ops.messages` streams the rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sar.graph.udf import Probe, call_udf
+from sar.ops import Inputs, Messages
+from sar.ops.keyed import keyed_dropout
+
+Values = dict[int, Any]
+
+
+@dataclass(eq=False)
+class Node:
+    """A step of a program; evaluated once per block."""
+
+    def parents(self) -> Iterable[Node]:
+        """The nodes whose values this one needs."""
+        return ()
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        """The value on a block, from the parents' in ``values`` (by ``id``).
+
+        Args:
+            position: int32 [e] positions of the block's edges among the local ones.
+        """
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Leaf(Node):
+    """Rows of an eager tensor; ``side`` is u (source), v (destination) or e (edge)."""
+
+    side: str
+    tensor: Tensor
+
+
+@dataclass(eq=False)
+class Call(Node):
+    """A torch function; tensors of all edges among its arguments are nodes."""
+
+    function: Callable
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def parents(self) -> Iterable[Node]:
+        return [a for a in tree_leaves((self.args, self.kwargs)) if isinstance(a, Node)]
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        def value(argument: Any) -> Any:
+            if isinstance(argument, Node):
+                return values[id(argument)]
+            return len(position) if argument is EDGE_COUNT else argument
+
+        args, kwargs = tree_map(value, (self.args, self.kwargs))
+        return self.function(*args, **kwargs)
+
+
+@dataclass(eq=False)
+class Item(Node):
+    """One of the results of a node that has several."""
+
+    whole: Node
+    key: Any
+
+    def parents(self) -> Iterable[Node]:
+        return [self.whole]
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        return values[id(self.whole)][self.key]
+
+
+@dataclass(eq=False)
+class Udf(Node):
+    """A user's message function over named columns; its results are :class:`Item`."""
+
+    function: Callable
+    seen: Probe
+    src: list[Node]
+    dst: list[Node]
+    edge: list[Node]
+
+    def parents(self) -> Iterable[Node]:
+        return [*self.src, *self.dst, *self.edge]
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        sides = [[values[id(node)] for node in side] for side in (self.src, self.dst, self.edge)]
+        return call_udf(self.function, self.seen, sides[0], sides[1], sides[2], len(position))
+
+
+@dataclass(eq=False)
+class Dropout(Node):
+    """Dropout whose mask is a function of a seed and the edge, the same in every evaluation."""
+
+    source: Node
+    probability: float
+    seed: int = field(default_factory=lambda: int(torch.randint(2**62, (1,))))
+
+    def parents(self) -> Iterable[Node]:
+        return [self.source]
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        return keyed_dropout(values[id(self.source)], position, self.seed, self.probability)
+
+
+class _EdgeCount:
+    """Stands for the number of edges where a function was given it as a literal."""
+
+    def __repr__(self) -> str:
+        return "EDGE_COUNT"
+
+
+EDGE_COUNT = _EdgeCount()
+
+
+class Program:
+    """The nodes that some outputs need, in an order in which they can be evaluated."""
+
+    def __init__(self, outputs: list[Node]) -> None:
+        self.outputs, self.order = outputs, _topological(outputs)
+        leaves = [node for node in self.order if isinstance(node, Leaf)]
+        self.leaves = {side: _distinct(leaves, side) for side in "uve"}
+
+    def inputs(self) -> Inputs:
+        """The tensors to stream, by side."""
+        src, dst, edge = ([leaf.tensor for leaf in self.leaves[side]] for side in "uve")
+        return Inputs(src, dst, edge)
+
+    def messages(self) -> Messages:
+        """The message function that evaluates the program on a block."""
+        udfs = [node for node in self.order if isinstance(node, Udf)]
+        captures = {id(t): t for udf in udfs for t in udf.seen.captures}
+        hidden = {id(t): t for udf in udfs for t in udf.seen.hidden}
+        return Messages(
+            self._evaluate,
+            is_udf=True,
+            ordered=bool(udfs),
+            sort_by=self._type_column(udfs),
+            captures=tuple({**captures, **self._captured()}.values()),
+            hidden=tuple(hidden.values()),
+        )
+
+    def _captured(self) -> dict[int, Tensor]:
+        """Tensors with gradient among the arguments of calls."""
+        found: dict[int, Tensor] = {}
+        for node in self.order:
+            if isinstance(node, Call):
+                for argument in tree_leaves((node.args, node.kwargs)):
+                    if isinstance(argument, Tensor) and argument.requires_grad:
+                        found[id(argument)] = argument
+        return found
+
+    def _type_column(self, udfs: list[Udf]) -> int | None:
+        """The integer edge column that typed layers want sorted, among the edge inputs."""
+        read = {id(node) for udf in udfs for node in udf.edge}
+        for index, leaf in enumerate(self.leaves["e"]):
+            kind = leaf.tensor.dtype
+            integer = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
+            if id(leaf) in read and integer and leaf.tensor.dim() == 1:
+                return index
+        return None
+
+    def _evaluate(
+        self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], position: Tensor
+    ) -> list[Tensor]:
+        sides = dict(zip("uve", (src, dst, edge), strict=True))
+        values: Values = {}
+        by_tensor: dict[tuple[str, int], Tensor] = {}
+        for side, rows in sides.items():
+            for leaf, block in zip(self.leaves[side], rows, strict=True):
+                by_tensor[side, id(leaf.tensor)] = block
+        for node in self.order:
+            if isinstance(node, Leaf):
+                values[id(node)] = by_tensor[node.side, id(node.tensor)]
+            else:
+                values[id(node)] = node.compute(values, position)
+        return [values[id(node)] for node in self.outputs]
+
+
+def _topological(outputs: list[Node]) -> list[Node]:
+    order: list[Node] = []
+    done: set[int] = set()
+    stack = [(node, False) for node in reversed(outputs)]
+    while stack:
+        node, ready = stack.pop()
+        if id(node) in done:
+            continue
+        if ready:
+            done.add(id(node))
+            order.append(node)
+        else:
+            stack.append((node, True))
+            stack.extend((parent, False) for parent in node.parents())
+    return order
+
+
+def _distinct(leaves: list[Leaf], side: str) -> list[Leaf]:
+    """One leaf per tensor."""
+    chosen = {id(leaf.tensor): leaf for leaf in leaves if leaf.side == side}
+    return list(itertools.chain(chosen.values()))
