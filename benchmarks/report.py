@@ -64,7 +64,7 @@ def _bounds(report: Report) -> Table:
 def print_table(table: Table) -> None:
     """Columns as wide as their widest cell; numbers to the right."""
     cells = [[_cell(value) for value in row] for row in table.rows]
-    widths = [max(len(row[i]) for row in [table.columns, *cells]) for i in range(len(cells[0]))]
+    widths = [max(map(len, column)) for column in zip(table.columns, *cells)]
     if table.title:
         print(f"\n{table.title}")
     print("  ".join(name.ljust(width) for name, width in zip(table.columns, widths)).rstrip())

@@ -433,6 +433,22 @@ def test_propagation_script(partitioned: Partitioned) -> None:
     assert_close(joined(got, orig, 60), want, "propagated features", torch.float64)
 
 
+@pytest.mark.parametrize("layer", ["function", "GATConv"])
+def test_attention_says_that_it_is_not_supported(partitioned: Partitioned, layer: str) -> None:
+    path = partitioned(random_graph(), RANKS)
+
+    def script(group) -> None:
+        g = sar.construct_full_graph(sar.load_dgl_partition_data(path, sar.rank()))
+        with pytest.raises(NotImplementedError, match="sharded graph"):
+            if layer == "function":
+                sar.edge_softmax(g, torch.ones(g.num_edges(), 1))
+            else:
+                dgl.nn.GATConv(6, 4, 2)(g, torch.ones(g.num_nodes(), 6))
+
+    sar.patch_dgl()
+    run_threads(RANKS, script)
+
+
 def test_normalization_of_features_over_ranks() -> None:
     from sar.distributed_bn import MeanOp, VarOp
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import graphs
-from benchmarks.cases.speed import DGL, DGL_TUNED, ONE_SHOT, ORIGINAL, RANKS, STRICT, _contenders
+from benchmarks.cases.speed import DGL, DGL_TUNED, ONE_SHOT, ORIGINAL, RANKS, STRICT, contenders
 from benchmarks.registry import Options, Report, Table, benchmark
 
 EPOCHS = 3
@@ -17,8 +17,8 @@ def breakdown(options: Options) -> Report:
     """
     graph = graphs.rmat(options, [("metis", RANKS)])
     spent: dict[str, dict[str, float]] = {}
-    for name, cluster in _contenders(graph, options).items():
-        with cluster:
+    for name, start in contenders(graph, options).items():
+        with start() as cluster:
             cluster.call("epoch")
             ranks = cluster.call("profile", epochs=EPOCHS)
         keys = dict.fromkeys(key for rank in ranks for key in rank)

@@ -1,4 +1,7 @@
-"""Softmax over the edges that end in a node: DGL's own function, which knows sharded graphs."""
+"""Softmax over the edges that end in a node: DGL's own function.
+
+On a sharded graph it raises ``NotSupportedError``: attention is not supported yet.
+"""
 
 from __future__ import annotations
 

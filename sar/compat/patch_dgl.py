@@ -6,7 +6,7 @@ from typing import Any
 
 
 def patch_dgl() -> None:
-    """Do nothing: the first ``construct_*`` call makes DGL's functions know sharded graphs."""
+    """Do nothing: DGL's layers run on sharded graphs as they are, or say that they do not."""
 
 
 def __getattr__(name: str) -> Any:

@@ -95,9 +95,9 @@ def hetero() -> GraphArrays:
     rng = np.random.default_rng(3)
     counts = {"item": 23, "tag": 9, "user": 31}
     relations = {
-        ("user", "buys", "item"): 90,
-        ("item", "bought_by", "user"): 70,
+        ("item", "bought_by", "user"): 70,  # in the order that DGL gives them
         ("tag", "marks", "item"): 30,
+        ("user", "buys", "item"): 90,
         ("user", "follows", "user"): 80,
     }
     generator = torch.Generator().manual_seed(3)

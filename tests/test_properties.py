@@ -1,0 +1,234 @@
+"""What holds for every graph and every cut, on drawn examples (the same ones each time).
+
+Values are small integers in float64, so that sums are exact whatever their order and results can
+be compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import run_threads
+from harness.graphs import homogeneous
+from harness.parts import Cutter, joined, load_all
+from harness.rows import Part, join_edges, join_nodes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sar
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.partition.load import PartitionData
+
+drawn = settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+@st.composite
+def cut_graphs(draw: Any) -> tuple[GraphArrays, int, list[int]]:
+    """A graph of up to 12 nodes and 40 edges, and the part of every node."""
+    nodes = draw(st.integers(1, 12))
+    ends = st.integers(0, nodes - 1)
+    edges = draw(st.lists(st.tuples(ends, ends), max_size=40))
+    size = draw(st.sampled_from([1, 2, 3, 4]))
+    parts = draw(st.lists(st.integers(0, size - 1), min_size=nodes, max_size=nodes))
+    src, dst = [a for a, _ in edges], [b for _, b in edges]
+    return homogeneous("drawn", nodes, src, dst, seed=len(edges)), size, parts
+
+
+@st.composite
+def policies(draw: Any) -> sar.Policy:
+    return sar.Policy(
+        rounds=draw(st.sampled_from([None, 1, 2])),
+        rematerialize=draw(st.booleans()),
+        block_bytes=draw(st.sampled_from([1, 100, 8 << 20])),
+    )
+
+
+def written(example: tuple[GraphArrays, int, list[int]], folder: str) -> str:
+    graph, size, parts = example
+    return Cutter(Path(folder))(graph, size, parts)
+
+
+def integers(count: int, width: int, seed: int) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(-9, 10, (count, width), generator=rng).double()
+
+
+@drawn
+@given(cut_graphs())
+def test_every_node_and_edge_has_one_home(example: tuple) -> None:
+    graph, size, parts = example
+    src, dst = graph.edges[ETYPE_HOMO]
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load_all(written(example, folder), size)
+        nodes = [data.node_features["_N/orig_id"] for data in loaded]
+        for part, ids in enumerate(nodes):
+            assert [parts[i] for i in ids.tolist()] == [part] * len(ids)
+        joined(nodes, nodes, graph.total_nodes)
+        everywhere = torch.cat(nodes)
+        seen = []
+        for data in loaded:
+            shard = data.edges[ETYPE_HOMO]
+            eids = data.edge_features["_N:_E:_N/orig_eid"][shard.eid.long()]
+            owner = owners(data, size)
+            assert shard.offsets[0] == 0 and shard.offsets[-1] == len(shard.src)
+            starts = data.book.node_ranges["_N"][:, 0]
+            global_src = shard.src.long() + torch.as_tensor(starts)[owner]
+            global_dst = shard.dst.long() + int(starts[data.part_id])
+            assert torch.equal(everywhere[global_src], src[eids])
+            assert torch.equal(everywhere[global_dst], dst[eids])
+            seen.append(eids)
+        assert torch.equal(torch.cat(seen).sort().values, torch.arange(len(src)))
+
+
+def owners(data: PartitionData, size: int) -> Tensor:
+    """Source part of each edge, in the order of the shard."""
+    offsets = torch.tensor(data.edges[ETYPE_HOMO].offsets)
+    return torch.arange(size).repeat_interleave(offsets.diff())
+
+
+@drawn
+@given(cut_graphs())
+def test_locate_inverts_global_ids(example: tuple) -> None:
+    graph, size, _ = example
+    with tempfile.TemporaryDirectory() as folder:
+        book = load_all(written(example, folder), size)[0].book
+        types, parts, rows = book.locate(torch.arange(graph.total_nodes))
+        starts = torch.as_tensor(book.node_ranges["_N"])[:, 0]
+        assert torch.equal(starts[parts] + rows, torch.arange(graph.total_nodes))
+        assert (types == 0).all()
+
+
+def case_everything(group: Any, path: str, policy: sar.Policy, total: tuple[int, int]) -> dict:
+    part = Part(group, path, policy)
+    x = part.node_rows(integers(total[0], 3, 1))
+    weight = part.edge_rows(integers(total[1], 1, 2), grad=False)
+    found: dict[str, Any] = {"nodes": part.nodes, "edges": part.edges}
+    for op in ("sum", "max", "min"):
+        out = part.graph.aggregate(x, op)
+        (grad,) = torch.autograd.grad((out * integers(total[0], 3, 3)[part.nodes]).sum(), x)
+        found |= {op: out.detach(), f"{op} grad": grad}
+    found["weighted"] = part.graph.aggregate(x, "sum", edge_weight=weight).detach()
+    found["ones"] = part.graph.aggregate(torch.ones(len(x), 1), "sum").view(-1)
+    found["in"], found["out"] = part.graph.in_degrees(), part.graph.out_degrees()
+    relation = part.graph._store.relations[ETYPE_HOMO]
+    plan = relation.plan
+    found["sends"], found["receives"] = plan.send_counts, plan.recv_counts
+    return found
+
+
+def extreme(op: str, src: Tensor, dst: Tensor, x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Max or min by a loop over edges in ascending id; the first of equal messages wins."""
+    out, winner = torch.zeros_like(x), torch.full(x.shape, -1)
+    grad = torch.zeros_like(x)
+    for u, v in zip(src.tolist(), dst.tolist()):
+        for k in range(x.shape[1]):
+            value = x[u, k]
+            better = value > out[v, k] if op == "max" else value < out[v, k]
+            if winner[v, k] < 0 or better:
+                out[v, k], winner[v, k] = value, u
+    for v, k in (winner >= 0).nonzero().tolist():
+        grad[winner[v, k], k] += up[v, k]
+    return out, grad
+
+
+@drawn
+@given(cut_graphs(), policies())
+def test_results_are_exact_for_every_cut_and_policy(example: tuple, policy: sar.Policy) -> None:
+    graph, size, _ = example
+    src, dst = graph.edges[ETYPE_HOMO]
+    count = graph.total_nodes
+    with tempfile.TemporaryDirectory() as folder:
+        path = written(example, folder)
+        parts = run_threads(size, case_everything, path, policy, (count, len(src)))
+    x, weight, up = (integers(count, 3, 1), integers(len(src), 1, 2), integers(count, 3, 3))
+    adjacency = torch.zeros(count, count, dtype=torch.float64)
+    adjacency.index_put_((dst, src), torch.ones(len(src), dtype=torch.float64), accumulate=True)
+    weighted = torch.zeros(count, count, dtype=torch.float64)
+    weighted.index_put_((dst, src), weight.view(-1), accumulate=True)
+    assert torch.equal(join_nodes(parts, "sum", count), adjacency @ x)
+    assert torch.equal(join_nodes(parts, "sum grad", count), adjacency.T @ up)
+    assert torch.equal(join_nodes(parts, "weighted", count), weighted @ x)
+    assert torch.equal(join_nodes(parts, "ones", count).double(), adjacency.sum(1))
+    assert torch.equal(join_nodes(parts, "in", count).double(), adjacency.sum(1))
+    assert torch.equal(join_nodes(parts, "out", count).double(), adjacency.sum(0))
+    for op in ("max", "min"):
+        out, grad = extreme(op, src, dst, x, up)
+        assert torch.equal(join_nodes(parts, op, count), out)
+        assert torch.equal(join_nodes(parts, f"{op} grad", count), grad)
+    for p in range(size):
+        for q in range(size):
+            assert parts[p]["sends"][q] == parts[q]["receives"][p]
+
+
+def case_blocks(group: Any, path: str, keep: bool) -> dict:
+    """Two hops by blocks of some seeds, and by the whole graph."""
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    ids = data.node_features["_N/orig_id"]
+    x = integers(data.book.num_nodes(), 2, 5)[ids]
+    start = data.book.part_ranges[data.part_id][0]
+    seeds = (ids % 3 == 0).nonzero().view(-1)
+    blocks = sar.construct_mfgs(data, seeds + start, 2, keep)
+    h, whole = x[blocks[0].srcnodes()], x
+    for block in blocks:
+        h = block.aggregate(h, "sum")
+    graph = sar.construct_full_graph(data)
+    for _ in blocks:
+        whole = graph.aggregate(whole, "sum")
+    return {"blocks": h, "whole": whole[seeds]}
+
+
+@drawn
+@given(cut_graphs(), st.booleans())
+def test_blocks_give_what_the_whole_graph_gives(example: tuple, keep: bool) -> None:
+    _, size, _ = example
+    with tempfile.TemporaryDirectory() as folder:
+        for found in run_threads(size, case_blocks, written(example, folder), keep):
+            assert torch.equal(found["blocks"], found["whole"])
+
+
+def case_messages(group: Any, path: str, policy: sar.Policy, total: tuple[int, int]) -> dict:
+    """The generic path: a user function of all three sides, and its gradients."""
+    part = Part(group, path, policy)
+    x = part.node_rows(integers(total[0], 2, 1))
+    e = part.edge_rows(integers(total[1], 2, 2))
+    factor = torch.tensor([2.0, -3.0], dtype=torch.float64, requires_grad=True)
+    graph = part.graph
+    graph.ndata["x"], graph.edata["e"] = x, e
+    graph.apply_edges(
+        lambda edges: {"m": edges.src["x"] * edges.data["e"] * factor - edges.dst["x"]}
+    )
+    out = graph.edata["m"]
+    (out * (part.edges % 5 - 2).view(-1, 1)).sum().backward()
+    zeros = torch.zeros_like(factor)
+    grad = group.all_reduce(zeros if factor.grad is None else factor.grad)
+    return {
+        "nodes": part.nodes, "edges": part.edges, "out": out.detach(), "x": x.grad, "e": e.grad,
+        "factor": grad,
+    }  # fmt: skip
+
+
+@drawn
+@given(cut_graphs(), policies())
+def test_user_functions_are_exact_for_every_cut_and_policy(
+    example: tuple, policy: sar.Policy
+) -> None:
+    graph, size, _ = example
+    src, dst = graph.edges[ETYPE_HOMO]
+    total = (graph.total_nodes, len(src))
+    with tempfile.TemporaryDirectory() as folder:
+        parts = run_threads(size, case_messages, written(example, folder), policy, total)
+    x, e = integers(total[0], 2, 1).requires_grad_(), integers(total[1], 2, 2).requires_grad_()
+    factor = torch.tensor([2.0, -3.0], dtype=torch.float64, requires_grad=True)
+    out = x[src] * e * factor - x[dst]
+    (out * (torch.arange(total[1]) % 5 - 2).view(-1, 1)).sum().backward()
+    assert torch.equal(join_edges(parts, "out", total[1]), out)
+    assert torch.equal(join_nodes(parts, "x", total[0]), x.grad)
+    assert torch.equal(join_edges(parts, "e", total[1]), e.grad)
+    for part in parts:
+        assert torch.equal(part["factor"], factor.grad)
