@@ -433,20 +433,20 @@ def test_propagation_script(partitioned: Partitioned) -> None:
     assert_close(joined(got, orig, 60), want, "propagated features", torch.float64)
 
 
-@pytest.mark.parametrize("layer", ["function", "GATConv"])
-def test_attention_says_that_it_is_not_supported(partitioned: Partitioned, layer: str) -> None:
-    path = partitioned(random_graph(), RANKS)
+def test_softmax_of_edges_by_the_original_names(partitioned: Partitioned) -> None:
+    graph = random_graph()
+    path = partitioned(graph, RANKS)
 
-    def script(group) -> None:
-        g = sar.construct_full_graph(sar.load_dgl_partition_data(path, sar.rank()))
-        with pytest.raises(NotImplementedError, match="sharded graph"):
-            if layer == "function":
-                sar.edge_softmax(g, torch.ones(g.num_edges(), 1))
-            else:
-                dgl.nn.GATConv(6, 4, 2)(g, torch.ones(g.num_nodes(), 6))
+    def script(group) -> tuple[Tensor, Tensor]:
+        part = sar.load_dgl_partition_data(path, sar.rank())
+        g = sar.construct_full_graph(part)
+        g.edata["a"] = sar.edge_softmax(g, torch.ones(g.num_edges(), 1, dtype=torch.float64))
+        g.update_all(fn.copy_e("a", "m"), fn.sum("m", "total"))
+        return g.dstdata["total"], g.in_degrees()
 
     sar.patch_dgl()
-    run_threads(RANKS, script)
+    for total, degrees in run_threads(RANKS, script):
+        torch.testing.assert_close(total.view(-1), (degrees > 0).double())
 
 
 def test_normalization_of_features_over_ranks() -> None:

@@ -25,7 +25,7 @@ from sar.ops import Relation, run_messages
 
 _META = torch.device("meta")
 _PROBE_ROWS = 5
-_PROBE_PART = 3
+_PROBE_PART = slice(1, 4)  # the middle: a running sum agrees with itself at the start
 
 
 class CannotRecord(SarError):
@@ -251,15 +251,15 @@ class _Reading:
             return blank[id(value)]
 
         def part(value: Tensor) -> Tensor:
-            return column(value)[:_PROBE_PART]
+            return column(value)[_PROBE_PART]
 
         try:
             whole = self._run(_PROBE_ROWS, column, Tensor.detach)
-            piece = self._run(_PROBE_PART, part, Tensor.detach)
+            piece = self._run(3, part, Tensor.detach)
         except (RuntimeError, ValueError, IndexError):  # random indices may be out of range
             return
         for long, short in zip(_tensors(whole), _tensors(piece), strict=True):
-            if not torch.allclose(long[:_PROBE_PART].double(), short.double(), equal_nan=True):
+            if not torch.allclose(long[_PROBE_PART].double(), short.double(), equal_nan=True):
                 raise CannotRecord("it mixes edges")
 
     def node(self) -> Call:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.comm import Group, LocalGroup, current_group
+from sar.graph.lazy import eager
 from sar.ops.reduce import normalize_rows
 
 
@@ -72,6 +73,7 @@ class DistributedBN1D(nn.Module):
             )
         if not self.training and self.running_mean is not None:
             return self._with_running_stats(x)
+        x = eager(x)  # an edge tensor: its statistics need all rows
         rows = x if x.dim() == 2 else x.transpose(1, 2).reshape(-1, self.n_feats)
         y, mean, m2, count = normalize_rows(rows, self.weight, self.bias, self.eps, self._group())
         if self.training and self.running_mean is not None:

@@ -145,7 +145,62 @@ def _layers() -> dict[str, Layer]:
     layers["RelGraphConv-presorted"] = Layer(
         rel("basis", 2), _presorted, blocks=False, graph="typed"
     )
-    return layers
+    return layers | _edge_layers(dglnn)
+
+
+def _edge_layers(dglnn: Any) -> dict[str, Layer]:
+    """Attention and other layers that compute on edges."""
+    zero = {"allow_zero_in_degree": True}
+
+    def heads(kind: Any, **options: Any) -> Callable[[int, int], nn.Module]:
+        return lambda i, o: kind(i, o, 2, **zero, **options)
+
+    def flat(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+        return layer(graph, x).mean(1)
+
+    def with_edges(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+        return layer(graph, x, _edge_rows(edge))
+
+    def heads_with_edges(
+        layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor
+    ) -> Tensor:
+        return layer(graph, x, _edge_rows(edge)).mean(1)
+
+    def weights(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+        return layer(graph, x, edge_weight=edge["weight"]).mean(1)
+
+    def with_attention(
+        layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor
+    ) -> Tensor:
+        rows, attention = layer(graph, x, get_attention=True)
+        return rows.mean(1) + 0 * attention.sum()
+
+    def typed(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+        return layer(graph, x, (x[:, 0] > 0.5).long() * 0, edge["type"])
+
+    return {
+        "GATConv": Layer(heads(dglnn.GATConv, residual=True), flat),
+        "GATConv-weighted": Layer(heads(dglnn.GATConv), weights),
+        "GATConv-attention": Layer(heads(dglnn.GATConv), with_attention, blocks=False),
+        "GATv2Conv": Layer(heads(dglnn.GATv2Conv), flat),
+        "AGNNConv": Layer(lambda i, o: dglnn.AGNNConv(**zero), project=True),
+        "DotGatConv": Layer(heads(dglnn.DotGatConv), flat),
+        "EdgeGATConv": Layer(
+            lambda i, o: dglnn.EdgeGATConv(i, 3, o, 2, **zero), heads_with_edges
+        ),
+        "HGTConv": Layer(
+            lambda i, o: dglnn.HGTConv(i, o, 1, 1, EDGE_TYPES, 0.0), typed, blocks=False, project=True
+        ),
+        "NNConv": Layer(lambda i, o: dglnn.NNConv(i, o, nn.Linear(3, i * o)), with_edges),
+        "CFConv": Layer(lambda i, o: dglnn.CFConv(i, 3, 4, o), with_edges),
+        "GMMConv": Layer(lambda i, o: dglnn.GMMConv(i, o, 3, 2, "mean", **zero), with_edges),
+    }
+
+
+def _edge_rows(edge: dict[str, Tensor]) -> Tensor:
+    """[E, 3] edge features."""
+    weight = edge["weight"]
+    return torch.stack([weight, weight * weight, 1 - weight], dim=1)
 
 
 def _bdd(dglnn: Any) -> Callable[[int, int], nn.Module]:
