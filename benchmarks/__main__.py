@@ -28,7 +28,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     run.add_argument("--cache", type=Path, default=registry.Options.cache, help="generated graphs")
     run.add_argument(
-        "--ranks", type=int, nargs="+", default=registry.Options.ranks, help="of `memory`: 2, 4, 8"
+        "--ranks", type=int, nargs="+", default=registry.Options.ranks, help="of `memory`"
     )
     run.add_argument("--repeats", type=int, default=registry.Options.repeats, help="epochs")
     return parser.parse_args(arguments)

@@ -70,7 +70,7 @@ class Options:
     sar_path: Path | None = None
     data: Path | None = None
     cache: Path = Path("build/benchmarks")
-    ranks: tuple[int, ...] = (8,)
+    ranks: tuple[int, ...] = (2, 4, 8)
     repeats: int = 7
 
 

@@ -293,7 +293,8 @@ def test_types_that_dgl_wrote(tmp_path: Any) -> None:
         one.nodes[ntype].data["orig_id"] = torch.arange(one.num_nodes(ntype))
     for etype in one.canonical_etypes:
         one.edges[etype].data.clear()
-    dgl.distributed.partition_graph(one, "cut", 3, str(tmp_path), num_hops=1, part_method="random")
+    dgl.seed(0)  # with some draws a part lacks a type, which DGL cannot write
+    dgl.distributed.partition_graph(one, "cut", 2, str(tmp_path), num_hops=1, part_method="random")
 
     def case(group: Any) -> dict:
         part = HeteroPart(group, str(tmp_path / "cut.json"))
@@ -302,7 +303,7 @@ def test_types_that_dgl_wrote(tmp_path: Any) -> None:
         (out * part.ids["item"].view(-1, 1)).sum().backward()
         return {"ids": part.ids, "out": {"item": out.detach()}, "grad": {"user": rows.grad}}
 
-    parts = run_threads(3, case)
+    parts = run_threads(2, case)
     x = inputs(hetero())["user"].requires_grad_()
     one.nodes["user"].data["x"] = x
     one.update_all(fn.copy_u("x", "m"), fn.max("m", "out"), etype="buys")

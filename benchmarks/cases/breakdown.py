@@ -9,7 +9,7 @@ from benchmarks.registry import Options, Report, Table, benchmark
 EPOCHS = 3
 
 
-@benchmark("breakdown", "core")
+@benchmark("breakdown", "analysis")
 def breakdown(options: Options) -> Report:
     """Processor seconds per epoch by operator, for the contenders of `speed`; no bound.
 

@@ -223,7 +223,8 @@ class GraphFile:
         pointers = self.adjacency.major
         for start in range(0, len(pointers), size):
             values = pointers.ints(start, min(start + size, len(pointers)))
-            if (start == 0 and values[0] != 0) or values[0] < last or (values[1:] < values[:-1]).any():
+            falls = values[0] < last or (values[1:] < values[:-1]).any()
+            if falls or (start == 0 and values[0] != 0):
                 raise PartitionError(
                     f"{self.path}: index pointers near row {start} fall or do "
                     "not start at 0, expected them to rise from 0"

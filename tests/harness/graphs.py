@@ -186,6 +186,8 @@ def sparse_hetero() -> GraphArrays:
     kept = {("user", "buys", "item"): 90, ("item", "bought_by", "user"): 0}
     kept |= {("tag", "marks", "item"): 1, ("user", "follows", "user"): 1}
     graph.edges["tag", "marks", "item"][0][0] = 0
+    for etype in (("tag", "marks", "item"), ("user", "follows", "user")):
+        graph.edges[etype][1][0] = 0  # a training node: the edge is in every block
     edges = {e: (s[: kept[e]], d[: kept[e]]) for e, (s, d) in graph.edges.items()}
     edge_data = {
         e: {key: value[: kept[e]] for key, value in data.items()}

@@ -282,3 +282,8 @@ def runs_on_blocks(name: str) -> bool:
 
 def comparable_with_adam(name: str) -> bool:
     return name in HETERO or layers()[name].adam
+
+
+def takes_a_maximum(name: str) -> bool:
+    """Whether messages or types compete somewhere in the model."""
+    return name in HETERO or any(word in name for word in ("pool", "max", "EdgeConv"))
