@@ -28,7 +28,9 @@ Row = tuple  # (model, size, cut, rounds, mfgs, rematerialize, dtype)
 
 
 def possible(row: Row) -> bool:
-    model, size, _, rounds, mfgs, _, _ = row
+    model, size, _, rounds, mfgs, _, dtype = row
+    if dtype == torch.bfloat16 and not models.runs_in_bfloat16(model):
+        return False
     if mfgs and not models.runs_on_blocks(model):
         return False
     return rounds is None or rounds < max(2, size - 1)  # as many as strict is strict
@@ -148,4 +150,4 @@ def test_two_runs_are_bit_identical(
 def test_the_covering_covers() -> None:
     wanted = set().union(*(pairs(row) for row in product()))
     assert wanted == set().union(*(pairs(row) for row in covering()))
-    assert len(covering()) < 220
+    assert len(covering()) < 280

@@ -10,18 +10,19 @@ from typing import Any
 import dgl
 import dgl.function as fn
 import pytest
-import sar
 import torch
 from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
-from sar.graph.lazy import EdgeTensor
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.write import write_partitions
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import sar
+from sar.graph.lazy import EdgeTensor
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.write import write_partitions
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "arithmetic": lambda e: (2 * e - 1) / (e.abs() + 1) ** 2,
@@ -227,7 +228,8 @@ def dense_graph(nodes: int, edges: int, folder: Path) -> Any:
     """One part with every node on the receiving side."""
     generator = torch.Generator().manual_seed(0)
     src = torch.randint(nodes, (edges,), generator=generator)
-    dst = torch.cat([torch.arange(nodes), torch.randint(nodes, (edges - nodes,), generator=generator)])
+    others = torch.randint(nodes, (edges - nodes,), generator=generator)
+    dst = torch.cat([torch.arange(nodes), others])
     arrays = GraphArrays("dense", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: (src, dst)})
     parts = torch.zeros(nodes, dtype=torch.int64)
     data = sar.load_dgl_partition_data(write_partitions(arrays, parts, folder / "parts"), 0, "cpu")

@@ -1,7 +1,4 @@
-"""Softmax over the edges that end in a node: DGL's own function.
-
-On a sharded graph it raises ``NotSupportedError``: attention is not supported yet.
-"""
+"""Softmax over the edges that end in a node: DGL's own function, which reaches ours."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def gsddmm(
     return edge_values(graph.scope(), message, operands)
 
 
-_SHARDED = {
+_SHARDED: dict[str, Callable[..., Any]] = {
     "edge_softmax_internal": edge_softmax,
     "gspmm_internal": gspmm,
     "gsddmm_internal": gsddmm,

@@ -50,6 +50,7 @@ class EdgeTensor(Tensor):
 
     node: Node
     scope: Scope
+    _eager: Tensor | None
 
     @staticmethod
     def __new__(cls, node: Node, like: Tensor, scope: Scope) -> EdgeTensor:
@@ -104,7 +105,7 @@ class EdgeTensor(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = tree_map(_made_eager, (args, kwargs or {}))

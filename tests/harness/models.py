@@ -33,6 +33,7 @@ class Layer:
         graph: the sample graph it is tested on.
         project: linear layers around it, for layers that keep the width.
         adam: whether Adam's steps are comparable (no gradient that is zero in exact arithmetic).
+        narrow: whether bfloat16 leaves digits of every gradient; not of one scalar for all edges.
     """
 
     build: Callable[[int, int], nn.Module]
@@ -41,6 +42,7 @@ class Layer:
     graph: str = "mixed"
     project: bool = False
     adam: bool = True
+    narrow: bool = True
 
 
 class Stack(nn.Module):
@@ -183,13 +185,18 @@ def _edge_layers(dglnn: Any) -> dict[str, Layer]:
         "GATConv-weighted": Layer(heads(dglnn.GATConv), weights),
         "GATConv-attention": Layer(heads(dglnn.GATConv), with_attention, blocks=False),
         "GATv2Conv": Layer(heads(dglnn.GATv2Conv), flat),
-        "AGNNConv": Layer(lambda i, o: dglnn.AGNNConv(**zero), project=True),
+        "AGNNConv": Layer(
+            lambda i, o: dglnn.AGNNConv(**zero), project=True, narrow=False
+        ),
         "DotGatConv": Layer(heads(dglnn.DotGatConv), flat),
         "EdgeGATConv": Layer(
             lambda i, o: dglnn.EdgeGATConv(i, 3, o, 2, **zero), heads_with_edges
         ),
         "HGTConv": Layer(
-            lambda i, o: dglnn.HGTConv(i, o, 1, 1, EDGE_TYPES, 0.0), typed, blocks=False, project=True
+            lambda i, o: dglnn.HGTConv(i, o, 1, 1, EDGE_TYPES, 0.0),
+            typed,
+            blocks=False,
+            project=True,
         ),
         "NNConv": Layer(lambda i, o: dglnn.NNConv(i, o, nn.Linear(3, i * o)), with_edges),
         "CFConv": Layer(lambda i, o: dglnn.CFConv(i, 3, 4, o), with_edges),
@@ -278,6 +285,10 @@ def sample_graph(name: str) -> str:
 
 def runs_on_blocks(name: str) -> bool:
     return name in HETERO or layers()[name].blocks
+
+
+def runs_in_bfloat16(name: str) -> bool:
+    return name in HETERO or layers()[name].narrow
 
 
 def comparable_with_adam(name: str) -> bool:
