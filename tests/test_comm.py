@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from datetime import timedelta
 
 import pytest
@@ -529,3 +530,27 @@ def test_timeout_is_a_duration() -> None:
     from sar.comm import setup
 
     assert timedelta(seconds=setup.DEFAULT_TIMEOUT) == timedelta(minutes=5)
+
+
+def test_the_interface_that_faces_a_host() -> None:
+    from sar.comm.network import address_towards, interface_of
+
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.77") is None  # nobody's address
+
+
+@pytest.mark.parametrize("already", [None, "eth9"])
+def test_gloo_listens_where_the_master_is(already: str | None, monkeypatch: Any) -> None:
+    """Not at the address of the host's own name; a user's choice stays; loopback is left alone."""
+    from sar.comm import network
+
+    monkeypatch.delenv("SAR_SOCKET_NAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", already or "")
+    if already is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    network.choose_interface("127.0.0.1")
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == already
+    monkeypatch.setattr(network, "interface_of", lambda address: "eth3")
+    network.choose_interface("192.0.2.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == (already or "eth3")

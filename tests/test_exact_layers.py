@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from harness import WorkerPool, models, run_threads
+from harness.late import run_late
 from harness.parts import Cutter
 from harness.training import Setting, case_train, check, start_state
 
@@ -125,6 +126,21 @@ def test_layer_equals_dgl_over_processes(
     setting = Setting(model, rounds, mfgs, optimizers=("sgd",))
     path = partitioned(setting.sample, size, "random")
     check(setting, processes.run(size, case_train, path, setting, start_state(setting)))
+
+
+@pytest.mark.parametrize("rematerialize", [True, False])
+@pytest.mark.parametrize(
+    "model",
+    ["SAGEConv-mean", "SAGEConv-pool", "GINConv-max", "RelGraphConv-basis", "GatedGraphConv-3",
+     "EdgeConv-norm", "HeteroGraphConv-sum"],
+)  # fmt: skip
+def test_no_buffer_is_used_too_early(
+    model: str, rematerialize: bool, partitioned: Cutter
+) -> None:
+    for rounds, mfgs in ((None, False), (2, models.runs_on_blocks(model))):
+        setting = Setting(model, rounds, mfgs, rematerialize)
+        path = partitioned(setting.sample, 4, "random")
+        check(setting, run_late(4, case_train, path, setting, start_state(setting)))
 
 
 @pytest.mark.parametrize("mfgs", [False, True])

@@ -3,6 +3,7 @@
 from sar.comm.group import Counters, Group, LocalGroup, current_group, set_process_group, use_group
 from sar.comm.halo import HaloPlan, Round, build_halo_plan, exchange_counts
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
+from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
 from sar.comm.rotation import GradientReturn, fetch
 from sar.comm.setup import (
@@ -10,7 +11,6 @@ from sar.comm.setup import (
     comm_device,
     initialize_comms,
     is_initialized,
-    nfs_ip_init,
     rank,
     shutdown,
     world_size,

@@ -6,18 +6,16 @@ import atexit
 import ctypes
 import importlib
 import os
-import socket
 import sys
-import time
 import warnings
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
 from sar.comm.group import Group, LocalGroup, current_group, set_process_group
+from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
 from sar.errors import CommError, MissingDependencyError
 
@@ -68,10 +66,10 @@ def initialize_comms(
     device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
     limit = timedelta(seconds=timeout)
     tune_process()
-    _use_named_interface()
     store = None
     if not dist.is_initialized():
         address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+        choose_interface(address)
         port = master_port_number or int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
         store = _join(rank, size, address, port, backend, limit)
     elif (dist.get_rank(), dist.get_world_size()) != (rank, size):
@@ -237,45 +235,3 @@ def _initialized() -> Group:
     if not is_initialized():
         raise CommError("call sar.initialize_comms first")
     return current_group()
-
-
-def nfs_ip_init(_rank: int, ip_file: str) -> str:
-    """Rank 0 writes its address to ``ip_file`` on a shared file system; the others wait and read.
-
-    Returns the address of rank 0. Remove the file between runs: an old one is taken at its word.
-    """
-    path = Path(ip_file)
-    if _rank == 0:
-        address = _own_address()
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(address, encoding="utf-8")
-        partial.replace(path)
-        return address
-    while not (path.is_file() and path.read_text(encoding="utf-8").strip()):
-        time.sleep(0.2)
-    return path.read_text(encoding="utf-8").splitlines()[0].strip()
-
-
-def _use_named_interface() -> None:
-    """Tell every backend the interface that ``SAR_SOCKET_NAME`` names, unless told otherwise."""
-    name = os.environ.get("SAR_SOCKET_NAME")
-    if name is None:
-        return
-    known = [interface for _, interface in socket.if_nameindex()]
-    if name not in known:
-        raise ValueError(f"SAR_SOCKET_NAME: got {name!r}, expected one of {', '.join(known)}")
-    for library in ("GLOO", "NCCL", "CCL", "TP"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
-
-
-def _own_address() -> str:
-    """The address of the interface named by ``SAR_SOCKET_NAME``, else of the default route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            name = os.environ.get("SAR_SOCKET_NAME")
-            if name:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
-            probe.connect(("192.0.2.1", 9))  # documentation address; nothing is sent
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"

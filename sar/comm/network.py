@@ -1,0 +1,82 @@
+"""Which network interface reaches the other hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_DOCUMENTATION_ADDRESS = "192.0.2.1"  # routed like any other, belongs to nobody
+
+
+def choose_interface(master: str) -> None:
+    """Tell the backends which interface to listen on, unless the user has told them.
+
+    The one that ``SAR_SOCKET_NAME`` names, for all backends; without it, for gloo, the one that
+    faces ``master``: gloo by itself takes the address of the host's own name, which many systems
+    map to the loopback interface, where no other host reaches it.
+
+    Raises ``ValueError`` when there is no interface of that name.
+    """
+    name, known = os.environ.get("SAR_SOCKET_NAME"), socket.if_nameindex()
+    if name is not None:
+        if name not in [interface for _, interface in known]:
+            names = ", ".join(interface for _, interface in known)
+            raise ValueError(f"SAR_SOCKET_NAME: got {name!r}, expected one of {names}")
+        for library in ("GLOO", "NCCL", "CCL", "TP"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
+        return
+    facing = interface_of(address_towards(master))
+    if facing is not None and facing != "lo":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", facing)
+
+
+def address_towards(host: str) -> str:
+    """This host's IPv4 address on the route to ``host``; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            name = os.environ.get("SAR_SOCKET_NAME")
+            if name:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has an IPv4 address, or ``None``."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name[:15].encode())
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # an interface without an address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def nfs_ip_init(_rank: int, ip_file: str) -> str:
+    """Rank 0 writes its address to ``ip_file`` on a shared file system; the others wait and read.
+
+    Returns the address of rank 0. Remove the file between runs: an old one is taken at its word.
+    """
+    path = Path(ip_file)
+    if _rank == 0:
+        address = address_towards(_DOCUMENTATION_ADDRESS)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(address, encoding="utf-8")
+        partial.replace(path)
+        return address
+    while not (path.is_file() and path.read_text(encoding="utf-8").strip()):
+        time.sleep(0.2)
+    return path.read_text(encoding="utf-8").splitlines()[0].strip()
