@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
