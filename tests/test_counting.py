@@ -18,6 +18,7 @@ from torch import Tensor
 
 import sar
 from sar.comm.buffers import BufferPool
+from sar.graph.lazy import eager
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 WIDTH = 5
@@ -48,7 +49,7 @@ def run(graph: Any, op: str, x: Tensor, e: Tensor) -> Tensor:
         message = getattr(fn, name)(name[0], name[-1], "m")
     if reduce == "edges":
         graph.apply_edges(message)
-        return graph.edata["m"]
+        return eager(graph.edata["m"])
     graph.update_all(message, getattr(fn, reduce)("m", "out"))
     return graph.dstdata["out"]
 

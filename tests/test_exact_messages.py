@@ -16,6 +16,7 @@ from harness.rows import Part, join_edges, join_nodes, whole
 from torch import Tensor, nn
 
 import sar
+from sar.graph.lazy import eager
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 
 BINARY = [
@@ -74,7 +75,7 @@ def run_message(graph: Any, name: str, reduce: str, sides: dict[str, Tensor], id
         graph.edata["e"] = sides["e"]
         if reduce == "edges":
             graph.apply_edges(message_function(name))
-            out = graph.edata["m"]
+            out = eager(graph.edata["m"])
         else:
             graph.update_all(message_function(name), getattr(fn, reduce)("m", "out"))
             out = graph.dstdata["out"]
@@ -237,7 +238,7 @@ class EdgeNet(nn.Module):
             graph.srcdata["u"], graph.dstdata["v"], graph.edata["e"] = u, v, e
             if reduce == "edges":
                 graph.apply_edges(message)
-                return torch.cat([graph.edata["m"], graph.edata["other"]], 1)
+                return eager(torch.cat([graph.edata["m"], graph.edata["other"]], 1))
             graph.update_all(message, getattr(fn, reduce)("m", "out"))
             return graph.dstdata["out"] + derived
 
@@ -358,7 +359,7 @@ def case_subset(group: Any, path: str, kind: str) -> dict:
         graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
         out = graph.dstdata["out"]
     else:
-        out = graph.edata["m"]
+        out = eager(graph.edata["m"])
     (out * weight_of(out)).sum().backward()
     group.all_reduce(weight.grad if weight.grad is not None else torch.zeros_like(weight))
     return {

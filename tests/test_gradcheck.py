@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 import sar
+from sar.graph.lazy import eager
 from sar.partition.arrays import GraphArrays
 
 NUM_NODES, WIDTH = 7, 2
@@ -99,7 +100,7 @@ def run_op(graph: Any, op: str, x: Tensor, e: Tensor, weight: Tensor) -> Tensor:
             message = _message(name)
         if reduce == "edges":
             graph.apply_edges(message)
-            return graph.edata["m"]
+            return eager(graph.edata["m"])
         graph.update_all(message, getattr(fn, reduce)("m", "out"))
         return graph.dstdata["out"]
 

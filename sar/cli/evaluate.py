@@ -45,12 +45,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def _check_output(args: argparse.Namespace) -> None:
+    check_writable(Path(args.out), "--out")
+
+
 def run(args: argparse.Namespace) -> int:
     check_rank_arguments(args)
-    check_writable(Path(args.out), "--out")
     if joined():
-        run_rank(args, work)
+        run_rank(args, work, _check_output)
         return 0
+    _check_output(args)
     if not (Path(args.checkpoint) / FILE_NAME).is_file():
         raise ValueError(f"--checkpoint: {args.checkpoint!r} holds no {FILE_NAME}")
     args.input, nproc = resolve_parts(args, args.nproc)

@@ -86,8 +86,14 @@ def joined() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def run_rank(args: argparse.Namespace, work: Work) -> None:
-    """Be one rank: join the others, do ``work``, leave. An error is left for them to name."""
+def run_rank(
+    args: argparse.Namespace, work: Work, check: Callable[[argparse.Namespace], None] | None = None
+) -> None:
+    """Be one rank: join the others, do ``work``, leave. An error is left for them to name.
+
+    Args:
+        check: of what may differ between hosts, such as folders; its error is raised by all ranks.
+    """
     device = torch.device("cpu")
     if args.device == "cuda":
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -97,12 +103,22 @@ def run_rank(args: argparse.Namespace, work: Work) -> None:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     try:
+        if check is not None:
+            group.agree(_error_of(check, args))
         work(args, group, device)
     except Exception as error:
         if isinstance(group, ProcessGroup):
             group.report(error)
         raise  # without shutdown: leaving at once is what ends the other ranks' waiting
     shutdown()
+
+
+def _error_of(check: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> Any:
+    try:
+        check(args)
+    except (ValueError, OSError) as error:
+        return error
+    return None
 
 
 def launch(command: str, args: argparse.Namespace, nproc: int) -> None:

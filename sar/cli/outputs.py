@@ -10,10 +10,13 @@ from typing import BinaryIO
 
 
 def check_writable(folder: Path, option: str) -> None:
-    """Make ``folder`` and try to write in it; raises ``ValueError`` naming ``option``."""
+    """Try to write in ``folder``, or where it would be made; nothing is left behind.
+
+    Raises ``ValueError`` naming ``option``.
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryDirectory(dir=there, prefix=".sar-"):
             pass
     except OSError as error:
         reason = error.strerror or error
@@ -22,6 +25,7 @@ def check_writable(folder: Path, option: str) -> None:
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Call ``write`` on a new file that takes ``path``'s place when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:

@@ -96,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked now, then start the ranks or be one."""
     _options(args)
     check_rank_arguments(args)
-    _check_outputs(args)
     if joined():
-        run_rank(args, work)
+        run_rank(args, work, _check_outputs)
         return 0
+    _check_outputs(args)
     args.input, nproc = resolve_parts(args, args.nproc)
     launch("train", args, nproc)
     return 0

@@ -57,14 +57,34 @@ class HaloPlan:
         self.send_counts = [num_rows if idx is None else len(idx) for idx in send_idx]
         self.send_counts[group.rank] = self.recv_counts[group.rank] = 0
         self.rows_in_flight = self._agree_rows_in_flight()
+        self._agreed: set[tuple[int, int]] = set()
         self.rounds = cache(self._rounds)
         self.device = torch.device("cpu")
 
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.
 
-        Raises ``ValueError`` when even strict rounds exceed the policy's memory budget.
+        Collective when a combination of width and rounds comes for the first time. Raises
+        ``ValueError`` on every rank when ranks differ in it, and when even strict rounds exceed the
+        policy's memory budget.
         """
+        rounds = self._fitting_rounds(policy, row_bytes)
+        if (row_bytes, rounds) not in self._agreed:
+            self._agree_width(row_bytes, rounds)
+        return rounds
+
+    def _agree_width(self, row_bytes: int, rounds: int) -> None:
+        """Rows of unequal widths would be cut at the wrong places, or end the process."""
+        mine = torch.tensor([row_bytes, rounds])
+        found = [tuple(pair.tolist()) for pair in self.group.all_gather(mine)]
+        if len(set(found)) > 1:
+            raise ValueError(
+                "features or policy: ranks differ; (bytes per row, rounds) of ranks 0, 1, .. are "
+                f"{found[:16]}, expected one shape, dtype and policy on all"
+            )
+        self._agreed.add((row_bytes, rounds))
+
+    def _fitting_rounds(self, policy: Policy, row_bytes: int) -> int:
         strict = max(1, self.group.size - 1)
         if policy.memory_budget is None:
             return min(policy.rounds or strict, strict)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sar.graph.builtin import apply_binary
 from sar.graph.udf import Probe, call_udf
 from sar.ops import Inputs, Messages
 from sar.ops.keyed import keyed_dropout
@@ -148,6 +149,7 @@ class Program:
             self._evaluate,
             is_udf=True,
             ordered=bool(udfs),
+            linear_in_src=all(_is_sum(node) for node in self.order),
             sort_by=self._type_column(udfs),
             captures=tuple({**captures, **self._captured()}.values()),
             hidden=tuple(hidden.values()),
@@ -188,6 +190,13 @@ class Program:
             else:
                 values[id(node)] = node.compute(values, position)
         return [values[id(node)] for node in self.outputs]
+
+
+def _is_sum(node: Node) -> bool:
+    """A leaf, or a built-in whose gradient does not depend on its operands."""
+    if isinstance(node, Call) and node.function is apply_binary:
+        return node.args[0] in ("copy", "add", "sub")
+    return isinstance(node, Leaf)
 
 
 def _topological(outputs: list[Node]) -> list[Node]:

@@ -48,6 +48,8 @@ def parse_book(path: str) -> PartitionBook:
 
 def _load_json(path: str) -> dict:
     try:
+        if os.path.isdir(path):
+            raise PartitionError(f"{path}: a folder, expected the JSON of a partitioned graph")
         if not os.path.isfile(path):
             raise PartitionError(f"{path}: no such file, expected the JSON of a partitioned graph")
         with open(path, encoding="utf-8") as stream:
@@ -87,7 +89,7 @@ def _text(config: dict, key: str, path: str) -> str:
 
 def _short(value: object, limit: int = 80) -> str:
     # Slices first where it can: the value may be a list of millions.
-    text = repr(value[:8] if isinstance(value, (list, str)) else value)
+    text = repr(value[:8] if isinstance(value, list) else value)
     return text if len(text) <= limit else text[:limit] + "..."
 
 

@@ -110,7 +110,9 @@ def check_output(out: Path, overwrite: bool) -> None:
     if not names:
         return
     if not overwrite:
-        raise FileExistsError(f"output folder {str(out)!r} is not empty; overwrite replaces it")
+        raise FileExistsError(
+            f"output folder {str(out)!r} is not empty; overwrite (--overwrite) replaces it"
+        )
     strange = [n for n in names if not re.fullmatch(r"part\d+|.+\.json", n)]
     if strange or "part0" not in names:
         # Somebody else's files: a slip in the path must not delete them.
