@@ -318,3 +318,35 @@ def test_training_needs_only_portable_collectives(
         path = partitioned(setting.sample, 3, "random")
         ranks = processes.run(3, case_portable, path, setting, start_state(setting))
         check(setting, ranks)
+
+
+@pytest.mark.parametrize("policy", [{"rounds": 1}, 1, "strict"])
+def test_a_policy_is_a_policy(policy: Any, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> str:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        with pytest.raises(TypeError, match="policy: got .*, expected a sar.Policy") as caught:
+            sar.construct_full_graph(data, policy)
+        return str(caught.value)
+
+    assert len(set(run_threads(2, case))) == 1
+
+
+@pytest.mark.parametrize("kind", ["width", "dtype", "rounds"])
+def test_rows_that_differ_between_ranks(kind: str, partitioned: Cutter) -> None:
+    """Without the check the transport would cut rows at the wrong places or end the process."""
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Any) -> str:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        odd = group.rank == 1
+        policy = sar.Policy(rounds=2 if odd and kind == "rounds" else 1)
+        graph = sar.construct_full_graph(data, policy)
+        width = 5 if odd and kind == "width" else 4
+        dtype = torch.float64 if odd and kind == "dtype" else torch.float32
+        with pytest.raises(ValueError, match="ranks differ") as caught:
+            graph.aggregate(torch.ones(graph.num_nodes(), width, dtype=dtype))
+        return str(caught.value)
+
+    assert len(set(run_threads(3, case))) == 1

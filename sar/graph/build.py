@@ -94,7 +94,7 @@ def construct_full_graph(
         CommError: a rank needs a row that its owner does not have.
     """
     group, book, part_id = current_group(), partition_data.book, partition_data.part_id
-    agree_data(partition_data, group)
+    agree_data(partition_data, group, policy)
     rows = {ntype: torch.arange(partition_data.num_nodes(ntype)) for ntype in book.ntypes}
     relations, edge_frames = {}, {}
     for type_id, etype in enumerate(book.canonical_etypes):
@@ -119,11 +119,14 @@ def on_device(
     return ShardedGraph(store.to(device) if device.type != "cpu" else store, None, policy)
 
 
-def agree_data(partition_data: PartitionData, group: Group) -> None:
+def agree_data(partition_data: PartitionData, group: Group, policy: Policy | None) -> None:
+    """Check the arguments of a construction on every rank; collective."""
     error: Exception | None = None
     if not isinstance(partition_data, PartitionData):
         kind = type(partition_data).__name__
         error = TypeError(f"partition_data: got {kind}, expected load_dgl_partition_data's result")
+    elif policy is not None and not isinstance(policy, Policy):
+        error = TypeError(f"policy: got {type(policy).__name__}, expected a sar.Policy or None")
     else:
         try:
             _check_part_count(partition_data, group)

@@ -42,7 +42,7 @@ def construct_mfgs(
         ValueError: on every rank, when seeds of any rank repeat or are not its own.
     """
     group, book = current_group(), partition_data.book
-    agree_data(partition_data, group)
+    agree_data(partition_data, group, policy)
     group.agree(_seed_error(partition_data, seed_nodes, n_layers), "construct_mfgs")
     dst_rows = _split_seeds(partition_data, seed_nodes)
     blocks = []
