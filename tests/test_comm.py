@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -558,3 +559,29 @@ def test_gloo_listens_where_the_master_is(already: str | None, monkeypatch: Any)
     monkeypatch.setattr(network, "interface_of", lambda address: "eth3")
     network.choose_interface("192.0.2.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == (already or "eth3")
+
+
+def test_a_store_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
+    """The host that keeps it may have lost power: no rank may wait for it for ever."""
+    from sar.comm import process
+
+    over, asked = threading.Event(), []
+
+    class Silent:
+        def wait(self, *_: Any) -> None:
+            asked.append(threading.current_thread())
+            over.wait(30)
+            raise RuntimeError("gone")
+
+        compare_set = wait
+
+    group = object.__new__(process.ProcessGroup)
+    monkeypatch.setattr(process, "_STORE_SECONDS", 0.2)
+    group.rank, group.store = 1, Silent()
+    assert group.first_error() is None and group.store is None
+    group.store = Silent()
+    group.report(ValueError("lost"))
+    assert group.store is None
+    over.set()
+    for thread in asked:
+        thread.join()

@@ -295,11 +295,14 @@ def test_the_first_cause_is_named(tmp_path: Path) -> None:
     late = failure(tmp_path, 1, 1, "ValueError", "second", 9.0)
     early = failure(tmp_path, 2, 1, "ValueError", "the\nfirst", 5.0)
     killed = failure(tmp_path, 4, -9)
+    killed.timestamp = 1
     left = failure(tmp_path, 5, 3)
     assert first_cause({0: lost, 1: late, 2: early, 3: ended}) == "rank 2: ValueError: the first"
     assert first_cause({0: lost, 3: ended, 4: killed}).startswith("rank 4: killed by SIGKILL")
     assert first_cause({0: lost, 3: ended, 5: left}) == "rank 5: left with status 3"
     assert first_cause({0: lost, 3: ended}) == "rank 0: a collective failed"
+    killed.timestamp = 6  # by the launcher, which lost its patience
+    assert first_cause({0: lost, 4: killed}) == "rank 0: a collective failed"
     assert first_cause({3: ended, 1: failure(tmp_path, 6, -15)}) == "rank 3: killed by SIGTERM"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -173,7 +174,9 @@ def first_cause(failures: dict[int, Any]) -> str:
         failures: torch's ``ProcessFailure`` of each failed rank.
     """
     # Stable, and torch lists those that had failed before those that it ended.
-    rank, failure = min(failures.items(), key=lambda item: _suspicion(item[1]))
+    reports = [f.error_file_data for f in failures.values()]
+    first = min((report["when"] for report in reports if "kind" in report), default=math.inf)
+    rank, failure = min(failures.items(), key=lambda item: _suspicion(item[1], first))
     report = failure.error_file_data
     if "kind" in report:
         text = " ".join(str(report["message"]).split()).rpartition(FAILED_FIRST)[2]
@@ -185,14 +188,20 @@ def first_cause(failures: dict[int, Any]) -> str:
     return f"rank {rank}: left with status {failure.exitcode}"
 
 
-def _suspicion(failure: Any) -> tuple[int, float]:
+def _suspicion(failure: Any, first_report: float) -> tuple[int, float]:
     """Sorts failures: an error of its own, a signal, a status, a lost peer, ended by the launcher;
-    among equals the earliest."""
+    among equals the earliest.
+
+    Args:
+        first_report: when the first rank reported an error. The launcher ends the others, at last
+            by SIGKILL, some seconds later.
+    """
     report = failure.error_file_data
     if "kind" in report:
         return 3 if report["kind"] == "CommError" else 0, report["when"]
     if failure.exitcode < 0:
-        return 4 if failure.exitcode == -signal.SIGTERM else 1, 0.0
+        by_launcher = failure.timestamp > first_report + _SHUTDOWN_SECONDS - 2
+        return 4 if failure.exitcode == -signal.SIGTERM or by_launcher else 1, 0.0
     return 2, 0.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from sar.errors import CommError
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _FIRST_ERROR = "sar/first_error"
+_STORE_SECONDS = 3.0  # to wait for an answer of the store
 
 
 class ProcessGroup(Group):
@@ -88,21 +90,38 @@ class ProcessGroup(Group):
         """Leave ``error`` for the other ranks to name, unless it only follows from theirs."""
         if self.store is None or isinstance(error, CommError):
             return
-        text = f"rank {self.rank}: {type(error).__name__}: {error}"[:2000]
-        try:
-            self.store.compare_set(_FIRST_ERROR, "", text)
-        except RuntimeError:  # the store went away with the rank that kept it
-            self.store = None
+        store, text = self.store, f"rank {self.rank}: {type(error).__name__}: {error}"[:2000]
+        self._ask(lambda: store.compare_set(_FIRST_ERROR, "", text))
 
     def first_error(self) -> str | None:
         """What the first failing rank reported, or ``None`` when nothing is known."""
         if self.store is None:
             return None
-        try:
-            self.store.wait([_FIRST_ERROR], timedelta(seconds=1))
-            return self.store.get(_FIRST_ERROR).decode()
-        except (RuntimeError, ValueError):
-            return None
+        store = self.store
+
+        def read() -> bytes:
+            store.wait([_FIRST_ERROR], timedelta(seconds=1))
+            return store.get(_FIRST_ERROR)
+
+        found = self._ask(read)
+        return None if found is None else found.decode()
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Ask the store, for a bounded time: the host that keeps it may be gone without a word."""
+        answers: list[Any] = []
+
+        def body() -> None:
+            try:
+                answers.append(question())
+            except (RuntimeError, ValueError):  # nothing there, or the store has ended
+                pass
+
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        thread.join(_STORE_SECONDS)
+        if thread.is_alive():
+            self.store = None  # it does not answer any more
+        return answers[0] if answers else None
 
 
 class _Watched:
