@@ -369,3 +369,11 @@ def test_real_files(name):
             if f"feat_data{suffix}" in content:
                 total = content[f"feat_data{suffix}"].sum(dtype=np.float64)
                 assert data["feat"].double().sum().item() == pytest.approx(total)
+
+
+def test_float_labels_keep_what_they_say(tmp_path):
+    """NaN is a node without a label, a fraction is a value to regress."""
+    label = np.array([0, 1.5, np.nan, 1], dtype=np.float32)
+    graph = open_source(save(tmp_path / "tiny.npz", **small(label=label)))
+    found = graph.node_data[NTYPE_HOMO]["label"]
+    assert found.dtype == torch.float32 and found[:2].tolist() == [0, 1.5] and found[2].isnan()

@@ -442,3 +442,12 @@ def test_memory_counts_what_is_touched() -> None:
     del block
     if memory.reset_peak():
         assert memory.peak_mb() <= memory.resident_mb() + 30
+
+
+def test_a_label_that_cannot_be_a_class() -> None:
+    from sar.train.data import _num_classes
+
+    assert _num_classes(torch.tensor([0, 4, -1]), 9) == 5
+    assert _num_classes(torch.tensor([], dtype=torch.int64), 9) == 0
+    with pytest.raises(ValueError, match="class 1000000000000"):
+        _num_classes(torch.tensor([0, 10**12]), 9)

@@ -63,7 +63,7 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name}: got {value}, expected at least 1")
-    if not args.timeout > 0:
+    if not 0 < args.timeout < math.inf:
         raise ValueError(f"--timeout: got {args.timeout}, expected more than 0 seconds")
     policy_of(args)
     if args.device == "cuda" and not torch.cuda.is_available():

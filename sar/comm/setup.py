@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
+import math
 import os
 import sys
 import warnings
@@ -61,7 +62,7 @@ def initialize_comms(
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"_rank and _world_size: got {rank} of {size}, expected 0 <= rank < size")
     backend = _checked_backend(backend)
-    if timeout <= 0:
+    if not 0 < timeout < math.inf:
         raise ValueError(f"timeout: got {timeout}, expected seconds > 0")
     device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
     limit = timedelta(seconds=timeout)

@@ -134,8 +134,8 @@ def _node_data(content: Mapping[str, np.ndarray], count: int) -> dict[str, Tenso
         standard = key in ("feat", "label") or key.endswith("_mask")
         if not standard and len(value) != count:
             continue
-        if key == "label" and value.ndim == 1:
-            value = value.astype(np.int64)
+        if key == "label" and value.ndim == 1 and value.dtype.kind in "biu":
+            value = value.astype(np.int64)  # floats stay: NaN says that a node has no label
         if key.endswith(("_mask", "_masks")):
             value = value.astype(bool)
         data[key] = torch.from_numpy(np.ascontiguousarray(value))

@@ -88,12 +88,15 @@ def _local(partition: PartitionData, options: DataOptions, need_labels: bool) ->
     needed = ["train_mask"] if need_labels else []
     masks = {split: fields.mask(f"{split}_mask", needed) for split in SPLITS}
     rows = {split: (mask & known).nonzero()[:, 0] for split, mask in masks.items()}
-    classes = labels.shape[1] if options.multilabel else _num_classes(labels)
+    classes = labels.shape[1] if options.multilabel else _num_classes(labels, book.num_nodes())
     return NodeData(features, labels, rows, classes, options.multilabel)
 
 
-def _num_classes(labels: Tensor) -> int:
-    return int(labels.max()) + 1 if len(labels) else 0
+def _num_classes(labels: Tensor, num_nodes: int) -> int:
+    classes = int(labels.max()) + 1 if len(labels) else 0
+    if classes > max(num_nodes, 2):
+        raise ValueError(f"labels: got a class {classes - 1} in a graph of {num_nodes} nodes")
+    return classes
 
 
 class _Fields:
