@@ -113,6 +113,23 @@ def test_what_mixes_edges_becomes_eager_with_a_warning(name: str, partitioned: C
     assert run_threads(1, case) == [False]
 
 
+def test_writing_into_an_edge_tensor(partitioned: Cutter) -> None:
+    """Rows that are written are there for later functions, too."""
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(partitioned(mixed(), 1, "random"), 0, "cpu")
+        graph = sar.construct_full_graph(data)
+        e = of_edges(graph, data.node_features["_N/feat"].double())
+        want = e.materialize().clone()
+        want[3] = 7
+        with pytest.warns(UserWarning, match="held in memory"):
+            e[3] = 7
+        torch.testing.assert_close((e * 2).materialize(), want * 2)
+        torch.testing.assert_close(reduced(graph, e), reduced(graph, want))
+
+    run_threads(1, case)
+
+
 def test_an_edge_tensor_reads_like_a_tensor(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         data = sar.load_dgl_partition_data(partitioned(mixed(), 2, "random"), group.rank, "cpu")

@@ -101,8 +101,11 @@ class EdgeTensor(Tensor):
                 f"({problem}): its {first.num_edges} local edges are held in memory",
                 stacklevel=2,
             )
-        args, kwargs = tree_map(_made_eager, (args, kwargs))
-        return func(*args, **kwargs)
+        eager_args, kwargs = tree_map(_made_eager, (args, kwargs))
+        result = func(*eager_args, **kwargs)
+        if func is Tensor.__setitem__ and isinstance(args[0], EdgeTensor):
+            args[0].node = Leaf("e", eager_args[0])  # later functions see what was written
+        return result
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
