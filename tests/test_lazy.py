@@ -130,6 +130,18 @@ def test_writing_into_an_edge_tensor(partitioned: Cutter) -> None:
     run_threads(1, case)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_a_result_may_be_changed_in_place(reduce: str, partitioned: Cutter) -> None:
+    def run(graph: Any, x: Tensor) -> Tensor:
+        graph.srcdata["x"], graph.dstdata["y"] = x, x * x
+        graph.update_all(fn.u_mul_v("x", "y", "m"), getattr(fn, reduce)("m", "out"))
+        out = graph.dstdata["out"]
+        out += 1
+        return F.leaky_relu(out, 0.1, inplace=True)
+
+    assert_same(on_ranks(partitioned(mixed(), 2, "random"), 2, run), reference(run))
+
+
 def test_an_edge_tensor_reads_like_a_tensor(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         data = sar.load_dgl_partition_data(partitioned(mixed(), 2, "random"), group.rank, "cpu")

@@ -130,7 +130,7 @@ class _MessagePass(Function):
         ctx.spec, ctx.reducers, ctx.kept, ctx.captures = spec, reducers, kept, captures
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(True)
-        whole = tuple(result.view_as(result) for result in results)
+        whole = tuple(_alias(result) for result in results)
         ctx.mark_non_differentiable(*[t for t in whole if not t.is_floating_point()])
         return whole
 
@@ -142,3 +142,8 @@ class _MessagePass(Function):
             ctx.spec, ctx.reducers, ctx.kept, ctx.captures, ctx.saved_tensors, needs
         )
         return (None, None, None, None, None, *collect.run(list(grads)))
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """The same memory, but no view of it to autograd: the caller may write into the result."""
+    return tensor.new_empty(0).set_(tensor)  # type: ignore[call-overload]
