@@ -437,7 +437,8 @@ def test_options_say_what_is_wrong(kind: type, options: dict, words: str) -> Non
 
 def test_memory_counts_what_is_touched() -> None:
     before = memory.anonymous_mb()
-    pages = mmap.mmap(-1, 64 << 20)  # fresh ones: the heap may have as much to spare
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # fresh: the heap may have as much to spare
+    pages = mmap.mmap(-1, 64 << 20, flags=private)
     block = torch.frombuffer(pages, dtype=torch.uint8).fill_(1)
     assert memory.anonymous_mb() - before > 50
     assert memory.peak_mb() >= memory.resident_mb() > 60
