@@ -585,3 +585,44 @@ def test_a_store_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
     over.set()
     for thread in asked:
         thread.join()
+
+
+def case_on_the_wire(group):
+    """Rounds posted after fetch and each step of it, and when the own gradient is computed."""
+    plan = make_plan(group, "mixed")
+    steps, counters = plan.rounds(3), group.counters
+    start = counters.collectives
+    stream = fetch(plan, owned(group.rank), steps)
+    posted = [counters.collectives - start]
+    posted += [counters.collectives - start for _ in stream]
+    start, asked = counters.collectives, []
+
+    def local() -> torch.Tensor:
+        asked.append(counters.collectives - start)
+        return torch.zeros(NUM, 2)
+
+    back = GradientReturn(plan, 2, torch.float32, local)
+    for step in steps:
+        back.send(step, back.buffer(step).zero_())
+    back.finish()
+    return posted, asked
+
+
+def test_two_rounds_are_on_the_wire_while_one_is_used() -> None:
+    """Posted before they are needed, in both directions: what overlaps with the arithmetic."""
+    assert run_threads(4, case_on_the_wire) == [([2, 2, 3, 3], [2])] * 4
+
+
+def test_ranks_without_rows_agree_on_the_rounds_of_the_busiest() -> None:
+    """Ranks 0 and 1 alone exchange rows; the others must follow their number of rounds."""
+
+    def case(group, budget):
+        plan = make_plan(group, "one pair")
+        try:
+            rounds = plan.num_rounds(Policy(memory_budget=budget), 8)
+        except ValueError:
+            rounds = None
+        return plan.rows_in_flight.tolist(), rounds
+
+    assert run_threads(4, case, 16) == [([2, 2, 2], 1)] * 4
+    assert run_threads(4, case, 15) == [([2, 2, 2], None)] * 4

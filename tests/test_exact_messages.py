@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.graph.lazy import eager
+from sar.kernels import Factors, compress, spmm, spmm_add, spmm_into
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 
 BINARY = [
@@ -601,3 +603,101 @@ def test_bad_calls_say_what_is_wrong(name: str, partitioned: Cutter) -> None:
 
     path = partitioned(mixed(), 2, "random")
     assert all(run_threads(2, case))
+
+
+# What the graphs above are too small for, or hide.
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_sums_in_blocks_of_rows(compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels cut rows where a result outgrows the cache; here after every 16."""
+    monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "_BLOCK_BYTES", 1)
+    rng = torch.Generator().manual_seed(5)
+    dst = torch.randint(45, (300,), generator=rng) * 2  # odd rows have no edge
+    src = torch.randint(40, (300,), generator=rng)
+    x, edge = whole(40, (3,), 1), whole(300, (), 2)
+    row, gathered = whole(90, (), 3), whole(40, (), 4)
+    csc = compress(dst.int(), src.int(), 90, compact=compact, order=True)
+    matrix = torch.zeros(90, 40, dtype=torch.float64)
+    matrix.index_put_((dst, src), edge, accumulate=True)
+    want = row.unsqueeze(1) * (matrix @ (gathered.unsqueeze(1) * x))
+    factors = Factors(edge, row, gathered)
+    assert_close(spmm(csc, x, factors), want, "spmm", torch.float64)
+    out = torch.ones_like(want)
+    spmm_add(out, csc, x, factors)
+    assert_close(out, want + 1, "spmm_add", torch.float64)
+    rows = slice(None) if csc.rows is None else csc.rows.long()
+    segments = torch.empty_like(want[rows])
+    spmm_into(segments, csc, x, factors)
+    assert_close(segments, want[rows], "spmm_into", torch.float64)
+
+
+class Scaled(torch.autograd.Function):
+    """A product whose second factor no torch function shows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, factor = ctx.saved_tensors
+        return grad * factor, (grad * x).sum(0)
+
+
+def run_scaled(graph: Any, u: Tensor, free: Tensor) -> Tensor:
+    derived = torch.tanh(free * 2)  # its history is walked again by every block
+    with graph.local_scope():
+        graph.srcdata["u"] = u
+        graph.update_all(lambda edges: {"m": Scaled.apply(edges.src["u"], derived)},
+                         fn.sum("m", "out"))  # fmt: skip
+        return graph.dstdata["out"]
+
+
+def case_scaled(group: Any, path: str) -> dict:
+    part = Part(group, path)
+    u = part.node_rows(inputs(mixed(), SHAPES["equal"])["u"])
+    free = whole(5, (), 3).requires_grad_()
+    out = run_scaled(part.graph, u, free)
+    (out * weight_of(out)).sum().backward()
+    return {"nodes": part.nodes, "out": out.detach(), "u": u.grad, "free": free.grad}
+
+
+def test_parameters_behind_a_custom_function(partitioned: Cutter) -> None:
+    parts = run_threads(3, case_scaled, partitioned(mixed(), 3, "random"))
+    one, u = to_dgl(mixed()), inputs(mixed(), SHAPES["equal"])["u"].requires_grad_()
+    free = whole(5, (), 3).requires_grad_()
+    out = run_scaled(one, u, free)
+    (out * weight_of(out)).sum().backward()
+    assert_close(join_nodes(parts, "out", len(out)), out, "out", torch.float64)
+    assert_close(join_nodes(parts, "u", len(out)), u.grad, "gradient of u", torch.float64)
+    total = torch.stack([p["free"] for p in parts]).sum(0)
+    assert_close(total, free.grad, "gradient of the parameter", torch.float64)
+
+
+def case_autocast(group: Any, path: str) -> tuple[set, set]:
+    """Types of the messages in the forward and in the backward pass."""
+    part = Part(group, path)
+    graph, seen = part.graph, []
+    x = part.node_rows(inputs(mixed(), SHAPES["equal"])["u"].float())
+    weight = torch.ones(5, 5, requires_grad=True)
+
+    def message(edges: Any) -> dict[str, Tensor]:
+        out = torch.tanh(edges.src["x"] @ weight)
+        seen.append(out.dtype)
+        return {"m": out}
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graph.srcdata["x"] = x
+        graph.update_all(message, fn.sum("m", "out"))
+    forward, out = set(seen), graph.dstdata["out"]
+    seen.clear()
+    out.float().sum().backward()
+    assert seen, "backward computes the messages again"
+    return forward, set(seen)
+
+
+def test_backward_computes_under_the_autocast_of_the_forward(partitioned: Cutter) -> None:
+    kinds = {torch.bfloat16}
+    assert run_threads(2, case_autocast, partitioned(mixed(), 2, "random")) == [(kinds, kinds)] * 2
