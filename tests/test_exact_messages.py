@@ -701,3 +701,16 @@ def case_autocast(group: Any, path: str) -> tuple[set, set]:
 def test_backward_computes_under_the_autocast_of_the_forward(partitioned: Cutter) -> None:
     kinds = {torch.bfloat16}
     assert run_threads(2, case_autocast, partitioned(mixed(), 2, "random")) == [(kinds, kinds)] * 2
+def case_random(group: Any, path: str) -> int:
+    part = Part(group, path)
+    graph = part.graph
+    graph.srcdata["x"] = part.node_rows(inputs(mixed(), SHAPES["equal"])["u"])
+    graph.apply_edges(lambda edges: {"m": torch.rand(len(edges.src["x"])).double()})
+    return len(part.edges) - len(eager(graph.edata["m"]).unique())
+
+
+def test_blocks_draw_random_numbers_of_their_own(
+    partitioned: Cutter, processes: WorkerPool
+) -> None:
+    """In processes, because threads share torch's random state."""
+    assert max(processes.run(3, case_random, partitioned(mixed(), 3, "random"))) <= 1

@@ -125,6 +125,7 @@ class MessagePass:
             return self.messages.function(src_rows, dst_rows, edge_rows, block.position)
         kind, enabled, dtype = self.autocast
         seed = (self.seed + block.number * _GOLDEN) % 2**63
+        seed ^= seed >> 32  # torch's CPU generator takes the low half only
         with (
             seeded(seed, block.src.device),
             torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False),
