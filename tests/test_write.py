@@ -110,7 +110,7 @@ def original_ids(json_path: str, graph: GraphArrays) -> dict[int, tuple[str, int
 
 
 def check(graph: GraphArrays, parts: np.ndarray, folder: Path, num_parts: int) -> None:
-    path = write_partitions(graph, parts, folder, num_parts=num_parts, edge_ids=True)
+    path = write_partitions(graph, parts, folder, num_parts=num_parts)
     found = written_edges(path, graph, parts)
     for etype, (src, dst) in graph.edges.items():
         expected = dict(enumerate(zip(src.tolist(), dst.tolist())))
@@ -200,11 +200,19 @@ def original_edges(json_path: str) -> list[list[tuple[int, int]]]:
     return edges
 
 
-def test_edge_ids_are_stored_only_where_edges_have_data(tmp_path):
+@pytest.mark.parametrize("given", [False, True])
+def test_edge_ids_are_stored_unless_they_are_given(tmp_path, given):
     graph = homogeneous()
     graph.edge_data.clear()
+    if given:
+        graph.edge_data[ETYPE_HOMO] = {"orig_eid": torch.arange(graph.total_edges).flip(0)}
     path = write_partitions(graph, assign(graph, 2, "random"), tmp_path / "out")
-    assert dgl.distributed.load_partition(path, 0)[2] == {}
+    stored = [dgl.distributed.load_partition(path, part)[2] for part in range(2)]
+    assert [list(feats) for feats in stored] == [["_N:_E:_N/orig_eid"]] * 2
+    ids = [feats["_N:_E:_N/orig_eid"] for feats in stored]
+    for one in ids:  # edges keep their order inside a part
+        assert torch.equal(one, one.sort(descending=given).values)
+    assert torch.equal(torch.cat(ids).sort().values, torch.arange(graph.total_edges))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.float64])

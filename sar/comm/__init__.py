@@ -6,6 +6,7 @@ from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exch
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
 from sar.comm.rotation import GradientReturn, fetch
+from sar.comm.seeds import SeedStream, manual_seed
 from sar.comm.setup import (
     backend,
     comm_device,
@@ -25,6 +26,7 @@ __all__ = [
     "LocalGroup",
     "ProcessGroup",
     "Round",
+    "SeedStream",
     "ThreadGroup",
     "all_reduce",
     "all_to_all",
@@ -38,6 +40,7 @@ __all__ = [
     "fetch",
     "initialize_comms",
     "is_initialized",
+    "manual_seed",
     "nfs_ip_init",
     "rank",
     "set_process_group",

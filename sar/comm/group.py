@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.buffers import BufferPool
+from sar.comm.seeds import SeedStream
 
 
 @dataclass
@@ -45,12 +46,14 @@ class Group(ABC):
         rank, size: this process' index and the number of ranks.
         backend: name of the transport.
         device: where a tensor has to lie to be sent; other tensors are staged there and back.
+        seeds: of dropout; see :func:`sar.manual_seed`.
     """
 
     def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
         self.counters = Counters()
         self.pool = BufferPool()
+        self.seeds = SeedStream()
 
     @abstractmethod
     def _all_reduce(self, tensor: Tensor, op: str) -> None: ...

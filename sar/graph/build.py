@@ -101,14 +101,32 @@ def construct_full_graph(
         shards = partition_data.edges[etype].to("cpu")  # the plan is agreed there
         num_src, num_dst = len(rows[etype[0]]), len(rows[etype[2]])
         relations[etype] = build_relation(
-            group, shards.src, shards.dst, shards.eid, shards.offsets, num_src, num_dst
+            group,
+            shards.src,
+            shards.dst,
+            shards.eid,
+            shards.offsets,
+            num_src,
+            num_dst,
+            partial(partition_data.keys.edges, etype),
         )
         first = int(book.edge_ranges[etype][part_id, 0])
         num_edges = len(shards.src)
         eids = partial(torch.arange, first, first + num_edges)
         edge_frames[etype] = edge_frame(etype, type_id, eids, num_edges)
     frames = node_frames(book, part_id, rows)
-    store = GraphStore(group, book, part_id, relations, rows, rows, frames, frames, edge_frames)
+    store = GraphStore(
+        group,
+        book,
+        part_id,
+        relations,
+        rows,
+        rows,
+        frames,
+        frames,
+        edge_frames,
+        partition_data.keys,
+    )
     return on_device(store, partition_data, policy)
 
 

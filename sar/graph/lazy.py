@@ -184,10 +184,18 @@ def _functional(func: Callable, kwargs: dict[str, Any]) -> tuple[Callable, dict]
 def _record_dropout(
     x: EdgeTensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> EdgeTensor:
+    if not 0 <= p <= 1:
+        raise ValueError(f"p: got {p}, expected a probability from 0 to 1")
     if not training or p == 0:
         return x
     like = torch.empty(tuple(x.shape), dtype=x.dtype, device=_META)
-    return EdgeTensor(Dropout(x.node, p), like, x.scope)
+    relation = x.scope.relation
+    seed = relation.group.seeds.draw(relation.group)
+    node = Dropout(x.node, p, relation, seed)
+    if not inplace:
+        return EdgeTensor(node, like, x.scope)
+    x.node, x._eager = node, None
+    return x
 
 
 def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeTensor) -> tuple[Node, Any]:

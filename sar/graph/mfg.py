@@ -126,6 +126,7 @@ def _build_block(
             part.offsets,
             len(rows),
             len(dst_rows[etype[2]]),
+            partial(_edge_keys, data, etype, part.positions),
             position,
         )
         first = int(book.edge_ranges[etype][data.part_id, 0])
@@ -141,9 +142,14 @@ def _build_block(
         node_frames(book, data.part_id, src_rows),
         node_frames(book, data.part_id, dst_rows),
         edge_frames,
+        data.keys,
         is_block=True,
         keep_seeds=keep_seeds,
     )
+
+
+def _edge_keys(data: PartitionData, etype: EType, positions: Tensor) -> Tensor:
+    return data.keys.edges(etype).index_select(0, positions)
 
 
 def _source_rows(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.graph.builtin import apply_binary
 from sar.graph.udf import Probe, call_udf
-from sar.ops import Inputs, Messages
+from sar.ops import Inputs, Messages, Relation
 from sar.ops.keyed import keyed_dropout
 
 Values = dict[int, Any]
@@ -104,17 +104,23 @@ class Udf(Node):
 
 @dataclass(eq=False)
 class Dropout(Node):
-    """Dropout whose mask is a function of a seed and the edge, the same in every evaluation."""
+    """Dropout whose mask is a function of a seed and the edge, the same in every evaluation.
+
+    Element (edge, column) is kept where :func:`sar.ops.keyed.keyed_uniform` of the edge's key in
+    ``relation.keys`` is at least ``probability``; columns run over all dimensions but the first.
+    """
 
     source: Node
     probability: float
-    seed: int = field(default_factory=lambda: int(torch.randint(2**62, (1,))))
+    relation: Relation
+    seed: int
 
     def parents(self) -> Iterable[Node]:
         return [self.source]
 
     def compute(self, values: Values, position: Tensor) -> Any:
-        return keyed_dropout(values[id(self.source)], position, self.seed, self.probability)
+        keys = self.relation.keys.index_select(0, position)
+        return keyed_dropout(values[id(self.source)], keys, self.seed, self.probability)
 
 
 class _EdgeCount:

@@ -13,6 +13,7 @@ from sar.comm import Group
 from sar.graph.frame import Frame
 from sar.ops import Relation
 from sar.partition.book import PartitionBook
+from sar.partition.keys import Keys
 
 EType = tuple[str, str, str]
 NID = EID = "_ID"  # dgl.NID and dgl.EID
@@ -30,6 +31,8 @@ class GraphStore:
             destination tensors. The same object on a whole graph.
         src_frames, dst_frames, edge_frames: columns. Source and destination frames are the same
             objects on a whole graph.
+        keys: what names the part's nodes and edges in random numbers.
+        added_loops: how often self loops were added.
         is_block: True for a block (MFG).
         keep_seeds: on blocks, whether source rows begin with the destination rows.
     """
@@ -43,9 +46,11 @@ class GraphStore:
     src_frames: dict[str, Frame]
     dst_frames: dict[str, Frame]
     edge_frames: dict[EType, Frame]
+    keys: Keys
     is_block: bool = False
     keep_seeds: bool = True
     device: torch.device = torch.device("cpu")
+    added_loops: int = 0
 
     def first_nid(self, ntype: str) -> int:
         """Global id of this part's first node of a type."""
@@ -71,9 +76,11 @@ class GraphStore:
             src_frames,
             dst_frames,
             {etype: frame.to(device) for etype, frame in self.edge_frames.items()},
+            self.keys,
             self.is_block,
             self.keep_seeds,
             device,
+            self.added_loops,
         )
 
 

@@ -61,7 +61,19 @@ def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
     offsets = [
         offset + (len(loops) if p > rank else 0) for p, offset in enumerate(relation.offsets)
     ]
-    grown = Relation(relation.plan, relation.num_src, relation.num_dst, **arrays, offsets=offsets)
+    times = store.added_loops
+
+    def keys() -> Tensor:
+        return torch.cat([relation.make_keys(), store.keys.loops(etype, times)])
+
+    grown = Relation(
+        relation.plan,
+        relation.num_src,
+        relation.num_dst,
+        **arrays,
+        offsets=offsets,
+        make_keys=keys,
+    )
     new_eids = store.src_rows[etype[0]] + store.first_nid(etype[0]) + store.book.num_edges(etype)
     eids = torch.cat([frame[EID].to(new_eids.device), new_eids])
     columns = {
@@ -69,7 +81,8 @@ def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
         for name in frame
         if name != EID
     }
-    return with_edges(store, etype, grown, eids, columns)
+    added = with_edges(store, etype, grown, eids, columns)
+    return replace(added, added_loops=times + 1)
 
 
 def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
@@ -95,6 +108,7 @@ def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
         relation.dst[keep],
         eid,
         offsets,
+        lambda: relation.make_keys()[kept_positions.cpu()],
     )
     columns = {name: frame[name][kept_positions] for name in frame if name != EID}
     return with_edges(store, etype, shrunk, frame[EID][kept_positions], columns)

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of a seed and an edge, not of the order of evaluation."""
+"""Random numbers that are a function of a seed and a row's key, not of the order of evaluation."""
 
 from __future__ import annotations
 
@@ -25,22 +25,28 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def keyed_uniform(position: Tensor, width: int, seed: int) -> Tensor:
-    """float64 [e, width] in [0, 1), a function of seed, edge and column only.
+def keyed_uniform(keys: Tensor, width: int, seed: int) -> Tensor:
+    """float64 [n, width] in [0, 1), a function of seed, key and column only.
 
     Args:
-        position: int [e] key of each edge.
+        keys: int [n], what names each row (:class:`sar.partition.keys.Keys`).
+        seed: well mixed, as :class:`sar.comm.SeedStream` draws them: seeds that differ by a
+            multiple of a constant would give the same numbers to other keys.
     """
     signed = (seed + 2**63) % 2**64 - 2**63
-    row = _mix(position.long() * _STEP + signed)
-    column = torch.arange(1, width + 1, device=position.device, dtype=torch.int64) * _STEP
+    row = _mix(keys.long() * _STEP + signed)
+    column = torch.arange(1, width + 1, device=keys.device, dtype=torch.int64) * _STEP
     bits = _mix(row.unsqueeze(1) + column)
     return _shift(bits, 64 - _MANTISSA).double() * 2.0**-_MANTISSA
 
 
-def keyed_dropout(x: Tensor, position: Tensor, seed: int, probability: float) -> Tensor:
-    """``x`` [e, ...] with elements zeroed with ``probability``, the rest scaled by its inverse."""
+def keyed_dropout(x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
+    """``x`` [n, ...] with elements zeroed with ``probability``, the rest scaled by its inverse.
+
+    Row i, column c (counted over all dimensions but the first) is kept where
+    ``keyed_uniform(keys, width, seed)[i, c] >= probability``.
+    """
     width = math.prod(x.shape[1:])
-    keep = keyed_uniform(position, width, seed).view(x.shape) >= probability
+    keep = keyed_uniform(keys, width, seed).view(x.shape) >= probability
     scale = 0.0 if probability >= 1 else 1 / (1 - probability)
     return x * (keep.to(x.dtype) * scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -24,6 +24,7 @@ class Relation:
             and an index into that peer's halo rows for others; ``eid`` is the position among the
             local edges in ascending global edge id.
         offsets: edges of source partition p are [offsets[p], offsets[p + 1]), ascending ``eid``.
+        make_keys: makes ``keys``.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class Relation:
         dst: Tensor,
         eid: Tensor,
         offsets: Sequence[int],
+        make_keys: Callable[[], Tensor],
     ) -> None:
         self.plan, self.group = plan, plan.group
         self.num_src, self.num_dst, self.num_edges = num_src, num_dst, len(src)
         self.src, self.dst, self.eid, self.offsets = src, dst, eid, list(offsets)
+        self.make_keys = make_keys
         self._shards: dict[tuple[int, bool, bool], list[Csc]] = {}
         self.num_edges_global = int(self.group.all_reduce(torch.tensor(len(src)), "sum"))
         self.out_degrees = self._count_out_degrees()
@@ -47,6 +50,14 @@ class Relation:
     def in_degrees(self) -> Tensor:
         """int64 [num_dst] edges that end in each owned row; all of them are local."""
         return torch.bincount(self.dst, minlength=self.num_dst)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """int32 or int64 [num_edges]: names of the local edges in random numbers, by position.
+
+        Those of :class:`sar.partition.keys.Keys`, which no cut changes; made at first need.
+        """
+        return self.make_keys().to(self.src.device)
 
     def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
         """The shard whose sources are owned, by destination or (``reverse``) by source."""
@@ -60,7 +71,8 @@ class Relation:
         """The same relation with its arrays on ``device``; no communication."""
         moved = object.__new__(Relation)
         moved.__dict__.update(self.__dict__)
-        moved.__dict__.pop("in_degrees", None)
+        for name in ("in_degrees", "keys"):
+            moved.__dict__.pop(name, None)
         moved.plan = self.plan.to(device)
         for name in ("src", "dst", "eid", "out_degrees"):
             setattr(moved, name, getattr(self, name).to(device))
@@ -128,6 +140,7 @@ def build_relation(
     offsets: Sequence[int],
     num_src: int,
     num_dst: int,
+    make_keys: Callable[[], Tensor],
     position: Tensor | None = None,
 ) -> Relation:
     """Collective: agree the halo plan of one edge type and renumber remote sources by it.
@@ -137,6 +150,7 @@ def build_relation(
             the owner's partition.
         offsets: as in :class:`Relation`, length P + 1.
         num_src, num_dst: rows this rank owns on either side.
+        make_keys: as in :class:`Relation`.
         position: for blocks, the row of the source tensor for each row of the partition, or -1.
     """
     compact = torch.empty_like(src)
@@ -152,4 +166,4 @@ def build_relation(
             wanted.append(rows)
             compact[span] = inverse.int()
     plan = build_halo_plan(group, wanted, num_src, position)
-    return Relation(plan, num_src, num_dst, compact, dst, eid, offsets)
+    return Relation(plan, num_src, num_dst, compact, dst, eid, offsets, make_keys)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 NTYPE_HOMO = "_N"
 ETYPE_HOMO = ("_N", "_E", "_N")
-ORIG_ID = "orig_id"
+ORIG_ID, ORIG_EID = "orig_id", "orig_eid"
 CanonicalEtype = tuple[str, str, str]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from sar.partition.book import (
 )
 from sar.partition.dgl_format import read_graph, read_tensor_dict
 from sar.partition.features import FeatureStore
+from sar.partition.keys import Keys
 from sar.partition.mapped import MappedTensor
 from sar.partition.shards import ShardEdges, build_shards
 
@@ -61,6 +63,11 @@ class PartitionData:
     def num_edges(self, etype: str | tuple[str, ...]) -> int:
         """Inner edges of a type."""
         return self.book.part_edges(etype, self.part_id)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """What names nodes and edges in random numbers, however the graph is cut."""
+        return Keys(self)
 
     # The names below are those of the original SAR's PartitionData.
 

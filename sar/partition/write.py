@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.arrays import ORIG_EID, CanonicalEtype, GraphArrays
 from sar.partition.dgl_format import read_graph, read_tensor_dict
 from sar.partition.require import require_dgl
 
@@ -53,7 +53,6 @@ def write_partitions(
     num_parts: int | None = None,
     method: str = "custom",
     overwrite: bool = False,
-    edge_ids: bool = False,
 ) -> str:
     """Write `graph`, cut as `node_parts` says, below `out_dir`; returns the path of the JSON file.
 
@@ -64,11 +63,10 @@ def write_partitions(
     method: what the JSON's `part_method` says.
     overwrite: replace an `out_dir` that is not empty; only one that holds partitions or nothing
         else is replaced.
-    edge_ids: also store each edge's original id as the edge feature `orig_eid` (always done for
-        edge types that have features).
 
     Everything is written into a folder beside `out_dir` that takes its name at the end: an error
-    leaves nothing behind. An edge is written once, with the partition of its destination, and so
+    leaves nothing behind. Edges get their original id as the edge feature `orig_eid`, unless they
+    have one of that name. An edge is written once, with the partition of its destination, and so
     are the sources it needs from other partitions (halo nodes). Raises ValueError for a bad
     assignment or name, FileExistsError, MissingDependencyError without dgl, OSError when the folder
     cannot be written.
@@ -83,7 +81,7 @@ def write_partitions(
     work = _work_folder(out)
     try:
         for part in range(num_parts):
-            _write_part(graph, layout, part, work / f"part{part}", edge_ids)
+            _write_part(graph, layout, part, work / f"part{part}")
         _write_json(graph, layout, name, method, work / f"{name}.json")
         _move_into_place(work, out)
     finally:
@@ -188,9 +186,7 @@ def _rows(order: np.ndarray, ranges: np.ndarray, part: int) -> np.ndarray:
     return order[first : first + int(sizes[part])]
 
 
-def _write_part(
-    graph: GraphArrays, layout: _Layout, part: int, folder: Path, edge_ids: bool
-) -> None:
+def _write_part(graph: GraphArrays, layout: _Layout, part: int, folder: Path) -> None:
     dgl = require_dgl("writing partitions")
     folder.mkdir()
     graph_file = str(folder / "graph.dgl")
@@ -202,11 +198,9 @@ def _write_part(
             node_feats[f"{ntype}/{name}"] = _storable(value, rows)
     for etype in graph.edges:
         rows = torch.from_numpy(_rows(layout.edge_order[etype], layout.edge_ranges[etype], part))
-        edge_data = graph.edge_data.get(etype, {})
-        for name, value in edge_data.items():
+        edge_feats[f"{':'.join(etype)}/{ORIG_EID}"] = rows
+        for name, value in graph.edge_data.get(etype, {}).items():
             edge_feats[f"{':'.join(etype)}/{name}"] = _storable(value, rows)
-        if edge_data or edge_ids:
-            edge_feats.setdefault(f"{':'.join(etype)}/orig_eid", rows)
     try:
         dgl.save_graphs(graph_file, [_part_graph(graph, layout, part)], formats=["coo"])
         _clear_padding(graph_file)

@@ -159,6 +159,7 @@ class Trainer:
             "epoch": self.epoch,
             "num_ranks": self.group.size,
             "random": random_states(self.group),
+            "dropout_seeds": self.group.seeds.state(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
@@ -192,6 +193,7 @@ class Trainer:
                     f"by {self.group.size}: the run continues, but not bit for bit",
                     stacklevel=2,
                 )
+        self.group.seeds.restart(*content["dropout_seeds"])
         return self.epoch
 
     def _labels(self) -> Tensor:
@@ -208,10 +210,11 @@ class Trainer:
         return torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1.0)
 
     def _seed_random(self) -> None:
-        """Dropout differs between ranks and resumed runs, and is the same for the same seed."""
+        """What torch draws differs between ranks; keyed dropout does not."""
         text = f"{self.options.seed} {self.epoch} {self.group.rank}"
         digest = hashlib.sha256(text.encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        self.group.seeds.restart(self.options.seed)
 
 
 def _pick(values: Tensor, rows: Tensor) -> Tensor:

@@ -1,0 +1,83 @@
+"""Seeds that all ranks draw alike, so that random numbers need not depend on the cut."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from sar.comm.group import Group
+
+_LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # what torch.manual_seed takes
+
+
+class SeedStream:
+    """Seed number k is a function of (base, k): of the run and the draws before, not of ranks.
+
+    Every rank has its own and draws in lockstep, as it takes part in collectives.
+
+    Attributes:
+        base: what :func:`manual_seed` was given; ``None`` until it is given or first needed.
+        count: seeds drawn since.
+    """
+
+    def __init__(self) -> None:
+        self.base: int | None = None
+        self.count = 0
+
+    def restart(self, base: int, count: int = 0) -> None:
+        """Begin anew, or where ``state`` says another stream was."""
+        self.base, self.count = base, count
+
+    def state(self) -> tuple[int, int] | None:
+        """The arguments of :meth:`restart` that lead here; ``None`` before there is a base."""
+        return None if self.base is None else (self.base, self.count)
+
+    def draw(self, group: Group) -> int:
+        """The next seed, in [0, 2**63); collective where there is no base yet.
+
+        Rank 0's torch seed is the base then.
+        """
+        if self.base is None:
+            first = torch.tensor(_signed(torch.initial_seed()))
+            self.base = int(group.broadcast(first))
+        digest = hashlib.sha256(f"{self.base} {self.count}".encode()).digest()
+        self.count += 1
+        return int.from_bytes(digest[:8], "big") >> 1
+
+
+def manual_seed(seed: int, *, group: Group | None = None) -> None:
+    """Seed torch's generators and restart the group's stream of dropout seeds; collective.
+
+    Args:
+        seed: int, the same on every rank.
+
+    Raises:
+        TypeError, ValueError: on every rank, when a seed is no int, out of torch's range
+            [-2**63, 2**64) or not the one of the other ranks.
+    """
+    from sar.comm.group import current_group
+
+    group = group or current_group()
+    error: Exception | None = None
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        error = TypeError(f"seed: got {type(seed).__name__}, expected an int")
+    elif not _LOWEST <= seed <= _HIGHEST:
+        error = ValueError(f"seed: got {seed}, expected an int in [-2**63, 2**64)")
+    group.agree(error, "manual_seed")
+    seeds = [int(one) for one in group.all_gather(torch.tensor(_signed(seed)))]
+    other = next((rank for rank, one in enumerate(seeds) if one != seeds[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"seed: rank 0 gave {seeds[0]}, rank {other} {seeds[other]}; expected the same on all "
+            "ranks"
+        )
+    torch.manual_seed(seed)
+    group.seeds.restart(_signed(seed))
+
+
+def _signed(seed: int) -> int:
+    """The same 64 bits as an int64."""
+    return (seed + 2**63) % 2**64 - 2**63

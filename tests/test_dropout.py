@@ -1,0 +1,337 @@
+"""Dropout whose masks stay with the node or edge, however the graph is cut and streamed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import dgl
+import pytest
+import torch
+from dgl.nn.functional import edge_softmax
+from harness import run_threads
+from harness.graphs import hetero, looped, mixed
+from harness.parts import Cutter, joined
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sar
+from sar.graph.lazy import EdgeTensor
+from sar.ops.keyed import keyed_uniform
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+
+CUTS = [
+    (1, "random", {"block_bytes": 4096}),
+    (3, "random", {"rounds": 1}),
+    (3, "metis", {"block_bytes": 2048}),
+    (4, "random", {}),
+    (4, "metis", {"rounds": 2, "rematerialize": False}),
+    (4, "adversarial", {"rounds": 3}),
+]
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    return float((got - want).abs().max() / want.abs().max())
+
+
+class Rank:
+    """A rank's part, its graph and the original ids of its rows."""
+
+    def __init__(self, group: Any, path: str, **policy: Any) -> None:
+        self.data = sar.load_dgl_partition_data(path, group.rank)
+        self.graph = sar.construct_full_graph(self.data, sar.Policy(**policy))
+
+    def nodes(self, ntype: str = "_N") -> Tensor:
+        return self.data.node_features[f"{ntype}/orig_id"]
+
+    def edges(self, etype: tuple[str, str, str] = ETYPE_HOMO) -> Tensor:
+        return self.data.edge_features[f"{':'.join(etype)}/orig_eid"]
+
+    def feat(self, ntype: str = "_N") -> Tensor:
+        return self.data.node_features[f"{ntype}/feat"].double()
+
+
+def edge_mask(graph: Any, shape: tuple[int, ...] = (3,), etype: Any = None) -> Tensor:
+    """What dropout leaves of ones, by local edge; drawn on a lazy tensor."""
+    graph = graph if etype is None else graph[etype]
+    with graph.local_scope():
+        graph.srcdata["one"] = torch.ones(graph.num_src_nodes(), *shape, dtype=torch.float64)
+        graph.apply_edges(dgl.function.copy_u("one", "ones"))
+        dropped = F.dropout(graph.edata["ones"], 0.4)
+        assert isinstance(dropped, EdgeTensor)
+        return dropped.materialize()
+
+
+# Edges.
+
+
+def case_gat(group: Any, path: str, policy: dict, layers: nn.ModuleList) -> dict:
+    part = Rank(group, path, **policy)
+    sar.manual_seed(11)
+    layers = copy.deepcopy(layers)
+    x = part.feat().requires_grad_()
+    h, weights = x, []
+    for layer in layers:
+        h, weight = layer(part.graph, h, get_attention=True)
+        h = h.flatten(1)
+        weights.append(weight)
+    (h.sin() * part.nodes().view(-1, 1).cos()).sum().backward()
+    sar.gather_grads(layers)
+    return {
+        "nodes": part.nodes(),
+        "edges": part.edges(),
+        "out": h.detach(),
+        "x": x.grad,
+        "weights": [eager(w) for w in weights],
+        "params": [p.grad for p in layers.parameters()],
+    }
+
+
+def eager(values: Tensor) -> Tensor:
+    return (values.materialize() if isinstance(values, EdgeTensor) else values).detach()
+
+
+def test_attention_dropout_does_not_depend_on_the_cut(partitioned: Cutter) -> None:
+    """GATConv: masks bit for bit; outputs and all gradients to 1e-12."""
+    graph = looped()
+    torch.manual_seed(0)
+    layers = nn.ModuleList(
+        [
+            dgl.nn.GATConv(6, 3, 2, attn_drop=0.4).double(),
+            dgl.nn.GATConv(6, 4, 1, attn_drop=0.6).double(),
+        ]
+    )
+    want = run_threads(1, case_gat, partitioned(graph, 1), {}, layers)[0]
+    dropped = [joined([w], [want["edges"]], graph.total_edges) == 0 for w in want["weights"]]
+    assert abs(float(dropped[0].double().mean()) - 0.4) < 0.1
+    assert abs(float(dropped[1].double().mean()) - 0.6) < 0.1
+    order = torch.argsort(want["nodes"])
+    for size, method, policy in CUTS:
+        parts = run_threads(size, case_gat, partitioned(graph, size, method), policy, layers)
+        nodes = [p["nodes"] for p in parts]
+        for key in ("out", "x"):
+            got = joined([p[key] for p in parts], nodes, graph.total_nodes)
+            assert relative(got, want[key][order]) <= 1e-12, (key, size, method)
+        for layer, mask in enumerate(dropped):
+            edges = [p["edges"] for p in parts]
+            got = joined([p["weights"][layer] for p in parts], edges, graph.total_edges)
+            assert torch.equal(got == 0, mask), (size, method)
+        for got, expected in zip(parts[0]["params"], want["params"], strict=True):
+            assert relative(got, expected) <= 1e-12
+
+
+def test_edges_of_several_types_and_added_loops(partitioned: Cutter) -> None:
+    """Every relation's mask is its own and the cut's no part of it; loops have keys of nodes."""
+    graph = hetero()
+
+    def case(group: Any, path: str) -> dict:
+        part = Rank(group, path)
+        sar.manual_seed(3)
+        masks = {e: (edge_mask(part.graph, (2,), e), part.edges(e)) for e in graph.edges}
+        looped_twice = part.graph.add_self_loop("follows").add_self_loop("follows")
+        count = part.graph.num_nodes("user")
+        loops = edge_mask(looped_twice, (2,), "follows")[-2 * count :]
+        keys = {e: looped_twice[e].scope().relation.keys for e in graph.edges}
+        masks["loops"] = (loops[:count], part.nodes("user"))
+        masks["again"] = (loops[count:], part.nodes("user"))
+        return {"masks": masks, "keys": keys}
+
+    def whole(size: int, method: str) -> tuple[dict, list[dict]]:
+        parts = run_threads(size, case, partitioned(graph, size, method))
+        names = parts[0]["masks"]
+        found = {n: [p["masks"][n] for p in parts] for n in names}
+        totals = {n: sum(len(ids) for _, ids in rows) for n, rows in found.items()}
+        masks = {
+            n: joined([m for m, _ in rows], [i for _, i in rows], totals[n])
+            for n, rows in found.items()
+        }
+        return masks, [p["keys"] for p in parts]
+
+    want, _ = whole(1, "random")
+    for size, method, _ in CUTS:
+        got, keys = whole(size, method)
+        assert all(torch.equal(got[name], want[name]) for name in want), (size, method)
+        every = torch.cat([part[etype].long() for part in keys for etype in part])
+        assert len(every) == graph.total_edges + 2 * graph.num_nodes["user"]
+        assert len(every.unique()) == len(every)
+    assert not torch.equal(want["loops"], want["again"])
+
+
+def test_blocks_have_the_keys_of_the_whole_graph(partitioned: Cutter) -> None:
+    def case(group: Any, path: str) -> None:
+        part = Rank(group, path)
+        seeds = part.graph.ndata["_ID"][::2]
+        whole = part.graph.scope().relation
+        known = dict(zip(part.graph.edata["_ID"].tolist(), whole.keys.tolist(), strict=True))
+        assert whole.keys.dtype == torch.int32
+        for block in sar.construct_mfgs(part.data, seeds, 2):
+            got = block.scope().relation.keys.tolist()
+            assert got == [known[eid] for eid in block.edata["_ID"].tolist()]
+
+    run_threads(3, case, partitioned(mixed(), 3, "metis"))
+
+
+def test_a_cut_without_original_ids_uses_its_own(partitioned: Cutter) -> None:
+    """Partitions of DGL's own: masks do not depend on rounds and blocks, but on the cut."""
+
+    def case(group: Any, path: str, policy: dict) -> Tensor:
+        data = sar.load_dgl_partition_data(path, group.rank)
+        del data.edge_features["_N:_E:_N/orig_eid"]
+        graph = sar.construct_full_graph(data, sar.Policy(**policy))
+        sar.manual_seed(3)
+        assert torch.equal(graph.scope().relation.keys.long(), graph.edata["_ID"])
+        return edge_mask(graph)
+
+    path = partitioned(mixed(), 3, "random")
+    results = [
+        run_threads(3, case, path, policy)
+        for policy in ({"rounds": 1}, {"rounds": 2, "block_bytes": 2048})
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_ids_beyond_int32_and_ids_that_are_none(partitioned: Cutter) -> None:
+    def case(group: Any, path: str) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank)
+        ids = data.edge_features["_N:_E:_N/orig_eid"]
+        data.edge_features["_N:_E:_N/orig_eid"] = ids + 2**40
+        keys = sar.construct_full_graph(data).scope().relation.keys
+        assert torch.equal(keys, ids + 2**40)
+        data = sar.load_dgl_partition_data(path, group.rank)
+        data.edge_features["_N:_E:_N/orig_eid"] = ids.double()
+        with pytest.raises(sar.PartitionError, match="orig_eid: got torch.float64.*integers"):
+            _ = sar.construct_full_graph(data).scope().relation.keys
+
+    run_threads(2, case, partitioned(mixed(), 2, "random"))
+
+
+# Seeds.
+
+
+def test_seeds_are_agreed_and_those_of_the_run(partitioned: Cutter) -> None:
+    def case(group: Any) -> list[int]:
+        unseeded = group.seeds.draw(group)
+        sar.manual_seed(7)
+        drawn = [group.seeds.draw(group) for _ in range(3)]
+        state = group.seeds.state()
+        later = group.seeds.draw(group)
+        group.seeds.restart(*state)
+        assert group.seeds.draw(group) == later
+        assert torch.initial_seed() == 7
+        assert len({unseeded, *drawn, later}) == 5
+        return [unseeded, *drawn, later]
+
+    torch.manual_seed(2**64 - 5)
+    one = run_threads(1, case)[0]
+    torch.manual_seed(2**64 - 5)
+    assert run_threads(3, case) == [one] * 3
+    assert all(0 <= seed < 2**63 for seed in one)
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "match"),
+    [
+        (lambda rank: rank, ValueError, "rank 0 gave 0, rank 1 1"),
+        (lambda rank: "a" if rank else 1, TypeError, "seed: got str, expected an int"),
+        (lambda rank: True, TypeError, "seed: got bool"),
+        (lambda rank: 2**64, ValueError, r"expected an int in \[-2\*\*63"),
+    ],
+)
+def test_bad_seeds(seed: Any, error: type, match: str) -> None:
+    def case(group: Any) -> None:
+        with pytest.raises(error, match=match):
+            sar.manual_seed(seed(group.rank))
+
+    run_threads(3, case)
+
+
+def test_without_a_seed_torchs_is_taken(partitioned: Cutter) -> None:
+    """Dropout of two runs after torch.manual_seed is the same."""
+
+    def case(group: Any) -> Tensor:
+        torch.manual_seed(4)
+        return edge_mask(Rank(group, partitioned(mixed(), 1)).graph)
+
+    assert torch.equal(run_threads(1, case)[0], run_threads(1, case)[0])
+
+
+# Masks.
+
+
+def test_masks_look_random() -> None:
+    """Rate, and no correlation between columns, edges, seeds; edges beside each other included."""
+    keys = torch.arange(40_000)
+    group = sar.comm.LocalGroup()
+    group.seeds.restart(0)
+    masks = [keyed_uniform(keys, 6, group.seeds.draw(group)) >= 0.3 for _ in range(3)]
+    columns = torch.cat([m.double() for m in masks], 1)  # 18 columns of 3 dropouts
+    assert (columns.mean(0) - 0.7).abs().max() < 0.01
+    assert torch.corrcoef(columns.T).fill_diagonal_(0).abs().max() < 0.025
+    for shift in (1, 2, 64, 1000):  # edges that follow each other, as multi-edges do
+        pairs = torch.stack([columns[shift:].flatten(), columns[:-shift].flatten()])
+        assert abs(float(torch.corrcoef(pairs)[0, 1])) < 0.005
+    counts = torch.bincount(columns[:, :6].sum(1).long(), minlength=7) / len(keys)
+    binomial = torch.distributions.Binomial(6, torch.tensor(0.7)).log_prob(torch.arange(7.0)).exp()
+    assert (counts - binomial).abs().max() < 0.01
+
+
+def test_consecutive_counters_do_not_shift_the_mask() -> None:
+    group = sar.comm.LocalGroup()
+    group.seeds.restart(1)
+    one, two = (keyed_uniform(torch.arange(50), 2, group.seeds.draw(group)) for _ in range(2))
+    assert not any(torch.equal(one[i], two[j]) for i in range(50) for j in range(50))
+
+
+def test_multi_edges_and_dropouts_differ(partitioned: Cutter) -> None:
+    """Edges between the same two nodes, two dropouts of one step, and two steps."""
+    src, dst = torch.zeros(2000, dtype=torch.int64), torch.ones(2000, dtype=torch.int64)
+    graph = GraphArrays("many", {"_N": 2}, {ETYPE_HOMO: (src, dst)}).with_orig_ids()
+
+    def case(group: Any) -> None:
+        part = Rank(group, partitioned(graph, 1))
+        sar.manual_seed(0)
+        masks = [edge_mask(part.graph) > 0 for _ in range(3)]
+        assert all(abs(float(mask.double().mean()) - 0.6) < 0.03 for mask in masks)
+        stacked = torch.stack([mask.double().flatten() for mask in masks])
+        assert torch.corrcoef(stacked).fill_diagonal_(0).abs().max() < 0.05
+        assert len(masks[0].unique(dim=0)) == 8
+
+    run_threads(1, case)
+
+
+def attended(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    graph.srcdata["k"], graph.dstdata["q"] = x @ weight, x
+    graph.apply_edges(dgl.function.u_dot_v("k", "q", "z"))
+    graph.edata["a"] = F.dropout(edge_softmax(graph, graph.edata["z"]), 0.5)
+    graph.update_all(dgl.function.u_mul_e("k", "a", "m"), dgl.function.sum("m", "out"))
+    return graph.dstdata["out"]
+
+
+def test_gradcheck_through_keyed_dropout(partitioned: Cutter) -> None:
+    """The backward replays the mask: central differences of one fixed mask are the gradient."""
+
+    def case(group: Any) -> bool:
+        part = Rank(group, partitioned(looped(), 1), block_bytes=4096)
+        x = part.feat()[:, :2].requires_grad_()
+        weight = torch.eye(2, dtype=torch.float64).requires_grad_()
+
+        def run(x: Tensor, weight: Tensor) -> Tensor:
+            sar.manual_seed(1)
+            return attended(part.graph, x, weight)
+
+        return torch.autograd.gradcheck(run, (x, weight), fast_mode=True)
+
+    assert run_threads(1, case) == [True]
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5])
+def test_probabilities_out_of_range(p: float, partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        graph = Rank(group, partitioned(mixed(), 1)).graph
+        graph.edata["w"] = torch.ones(graph.num_edges(), 1)
+        graph.srcdata["x"] = torch.ones(graph.num_nodes(), 1)
+        graph.apply_edges(dgl.function.u_mul_e("x", "w", "e"))
+        with pytest.raises(ValueError, match="p: got .*, expected a probability"):
+            F.dropout(graph.edata["e"], p)
+
+    run_threads(1, case)
