@@ -277,6 +277,23 @@ def test_hetero_graph_conv_over_each_layer(name: str, partitioned: Cutter) -> No
     assert_gradients_close(parts[0]["params"], params, torch.float64)
 
 
+def test_a_model_of_other_relations_is_named(partitioned: Cutter) -> None:
+    """Where the model lacks a relation that has inputs; otherwise as DGL, which passes over it."""
+
+    def case(group: Any) -> None:
+        graph = HeteroPart(group, path).graph
+        x = {t: torch.ones(graph.num_nodes(t), WIDTH) for t in graph.ntypes}
+        names = ("buys", "bought_by", "follows", "sells")
+        conv = dglnn.HeteroGraphConv({r: dglnn.SAGEConv(WIDTH, 3, "mean") for r in names})
+        with pytest.raises(ValueError, match=r"'sells'.*none for .*'marks'.*'user', 'buys'"):
+            conv(graph, x)
+        del x["tag"]
+        assert sorted(conv(graph, x)) == ["item", "user"]
+
+    path = partitioned(hetero(), 2, "random")
+    run_threads(2, case)
+
+
 def test_blocks_of_several_types_over_processes(
     partitioned: Cutter, processes: WorkerPool
 ) -> None:

@@ -61,6 +61,13 @@ class HaloPlan:
         self.rounds = cache(self._rounds)
         self.device = torch.device("cpu")
 
+    def rows_for(self, peer: int) -> Tensor:
+        """int32 [send_counts[peer]] local rows that ``peer`` needs, in the order they are sent."""
+        idx = self.send_idx[peer]
+        if idx is None:
+            return torch.arange(self.send_counts[peer], dtype=torch.int32, device=self.device)
+        return idx
+
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.
 
@@ -169,6 +176,36 @@ def build_halo_plan(
     return HaloPlan(group, num_rows, send_idx, recv_counts)
 
 
+def join_plans(plans: Sequence[HaloPlan]) -> tuple[HaloPlan, list[list[Tensor]]]:
+    """Collective: one plan that sends every row once that any of the plans sends.
+
+    Args:
+        plans: of the same source tensor.
+
+    Returns:
+        The joint plan, and per plan and peer where (int32) the rows that the plan receives from the
+        peer lie among those that the joint plan receives from it.
+    """
+    group, num_rows, device = plans[0].group, plans[0].num_rows, plans[0].device
+    unions, told = [], []
+    for peer in range(group.size):
+        rows = torch.cat([plan.rows_for(peer) for plan in plans])
+        union, place = torch.unique(rows, return_inverse=True)
+        unions.append(union)
+        told.append(place.int())
+    send_counts = [len(places) for places in told]
+    recv_counts = [sum(plan.recv_counts[peer] for plan in plans) for peer in range(group.size)]
+    heard = group.all_to_all(torch.cat(told), send_counts, recv_counts)
+    joint_counts = exchange_counts(group, [len(union) for union in unions])
+    send_idx = [_identity_to_none(union, num_rows) for union in unions]
+    by_peer = [
+        part.split([plan.recv_counts[peer] for plan in plans])
+        for peer, part in enumerate(heard.split(recv_counts))
+    ]
+    places = [[parts[number] for parts in by_peer] for number in range(len(plans))]
+    return HaloPlan(group, num_rows, send_idx, joint_counts).to(device), places
+
+
 def exchange_counts(group: Group, counts: Sequence[int]) -> list[int]:
     """Tell each rank how many rows this one has for it; learn the same from each."""
     ones = [1] * group.size
@@ -189,6 +226,6 @@ def _to_rows(
 
 
 def _identity_to_none(idx: Tensor, num_rows: int) -> Tensor | None:
-    if len(idx) == num_rows and torch.equal(idx, torch.arange(num_rows, dtype=idx.dtype)):
+    if len(idx) == num_rows and torch.equal(idx, torch.arange(num_rows).to(idx)):
         return None
     return idx.clone()

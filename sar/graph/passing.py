@@ -47,6 +47,14 @@ def update_all(
     store: GraphStore, etype: EType, message_func: Any, reduce_func: Any, policy: Policy
 ) -> None:
     """See :meth:`sar.graph.ShardedGraph.update_all`."""
+    found = reduced(store, etype, message_func, reduce_func, policy)
+    store.dst_frames[etype[2]].update(found)
+
+
+def reduced(
+    store: GraphStore, etype: EType, message_func: Any, reduce_func: Any, policy: Policy
+) -> dict[str, Tensor]:
+    """The destination columns that messages over one relation are reduced to."""
     reduce = parse_reduce(reduce_func)
     message = parse_message(message_func)
     if message is None:
@@ -58,7 +66,7 @@ def update_all(
                 "which the message function writes"
             )
         out = _reduce_builtin(store, etype, message, reduce.op, policy)
-    store.dst_frames[etype[2]][reduce.out] = out
+    return {reduce.out: out}
 
 
 def apply_edges(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.config import Policy, current_policy
-from sar.graph import passing, transform
+from sar.graph import multi, passing, transform
 from sar.graph.counts import Counts
 from sar.graph.dispatch import GraphMarker
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.lazy import Scope
 from sar.graph.legacy import OriginalMembers
 from sar.graph.store import EType, GraphStore
-from sar.graph.support import UnsupportedMember, calling_layer
+from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
 from sar.ops import Relation
 
 ALL = "__ALL__"  # dgl.ALL
@@ -116,7 +116,9 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def __getitem__(self, key: str | EType) -> ShardedGraph:
         """The slice of one relation, sharing data with this graph."""
-        return ShardedGraph(self._store, [self._canonical(key)], self._policy)
+        etype = self._canonical(key)
+        check_module_of(etype, self.canonical_etypes)
+        return ShardedGraph(self._store, [etype], self._policy)
 
     def to_canonical_etype(self, etype: str | EType) -> EType:
         """The (source type, relation, destination type) of a relation name."""
@@ -231,6 +233,32 @@ class ShardedGraph(Counts, OriginalMembers):
             frame = self._store.dst_frames[canonical[2]]
             for name, value in apply_node_func(passing.NodeBatch(frame)).items():
                 frame[name] = value
+
+    def multi_update_all(
+        self,
+        etype_dict: Mapping[Any, tuple],
+        cross_reducer: str | Callable[[list[Tensor]], Tensor],
+        apply_node_func: Callable | None = None,
+    ) -> None:
+        """Reduce messages over several relations, then the results of each node type; collective.
+
+        Relations that copy the same column of the same source type fetch its rows once. All ranks
+        name the relations in the same order.
+
+        Args:
+            etype_dict: relation to (message function, reduce function[, apply function]), as for
+                :meth:`update_all`; the apply function sees that relation's result.
+            cross_reducer: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"stack"`` (along
+                dimension 1, relations in the graph's order) or a function of a list of tensors. A
+                relation's max or min is infinite at nodes without edges, as in DGL; what is
+                infinite after the cross reducer becomes 0.
+            apply_node_func: called for each node type that was reduced into.
+
+        Raises:
+            ValueError: a relation that does not exist or comes twice, another cross reducer.
+        """
+        steps = multi.read_steps(etype_dict, cross_reducer, self._canonical)
+        multi.multi_update_all(self._store, steps, cross_reducer, apply_node_func, self.policy)
 
     def apply_edges(
         self,

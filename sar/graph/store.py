@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -35,6 +35,7 @@ class GraphStore:
         added_loops: how often self loops were added.
         is_block: True for a block (MFG).
         keep_seeds: on blocks, whether source rows begin with the destination rows.
+        joined: relations out of the same source rows as one relation, made on first need.
     """
 
     group: Group
@@ -51,6 +52,7 @@ class GraphStore:
     keep_seeds: bool = True
     device: torch.device = torch.device("cpu")
     added_loops: int = 0
+    joined: dict[tuple[EType, ...], Relation] = field(default_factory=dict)
 
     def first_nid(self, ntype: str) -> int:
         """Global id of this part's first node of a type."""

@@ -39,3 +39,20 @@ def called_from(module: str) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def check_module_of(etype: tuple[str, str, str], etypes: list[tuple[str, str, str]]) -> None:
+    """Name both sides when a ``HeteroGraphConv`` slices a relation that it has no module for.
+
+    DGL would raise a ``KeyError`` with the relation's name alone. Like DGL, relations whose source
+    type has no input are passed over, and modules that the graph has no relation for do not matter.
+    """
+    local = sys._getframe(2).f_locals
+    modules = getattr(local.get("self"), "mod_dict", None)
+    if modules is None or etype in modules or etype[1] in modules:
+        return
+    if etype[0] in local.get("src_inputs", local.get("inputs", ())):
+        raise ValueError(
+            f"{type(local['self']).__name__}: got modules for {sorted(map(str, modules))}, "
+            f"none for {etype}; the graph has {etypes}"
+        )

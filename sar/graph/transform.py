@@ -14,15 +14,16 @@ from sar.ops import Relation
 
 def copy_frames(store: GraphStore) -> GraphStore:
     """The same structure with frames of its own, which hold the same tensors."""
-    src_frames = {name: _copied(frame) for name, frame in store.src_frames.items()}
+    src_frames = {name: copy_frame(frame) for name, frame in store.src_frames.items()}
     dst_frames = src_frames
     if store.is_block:
-        dst_frames = {name: _copied(frame) for name, frame in store.dst_frames.items()}
-    edge_frames = {etype: _copied(frame) for etype, frame in store.edge_frames.items()}
+        dst_frames = {name: copy_frame(frame) for name, frame in store.dst_frames.items()}
+    edge_frames = {etype: copy_frame(frame) for etype, frame in store.edge_frames.items()}
     return replace(store, src_frames=src_frames, dst_frames=dst_frames, edge_frames=edge_frames)
 
 
-def _copied(frame: Frame) -> Frame:
+def copy_frame(frame: Frame) -> Frame:
+    """A frame of its own with the same columns."""
     copy = Frame(frame.num_rows, frame.kind, frame.defaults)
     copy.restore(frame.save())
     return copy
@@ -37,7 +38,7 @@ def with_edges(
     frame = edge_frame(etype, type_id, lambda: eids, relation.num_edges)
     for name, column in columns.items():
         frame[name] = column
-    copy.relations = {**store.relations, etype: relation}
+    copy.relations, copy.joined = {**store.relations, etype: relation}, {}
     copy.edge_frames[etype] = frame
     return copy
 

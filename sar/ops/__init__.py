@@ -3,6 +3,14 @@
 from sar.ops.aggregate import aggregate
 from sar.ops.message_blocks import Inputs, Messages
 from sar.ops.messages import run_messages
-from sar.ops.relation import Relation, build_relation
+from sar.ops.relation import Relation, build_relation, join_relations
 
-__all__ = ["Inputs", "Messages", "Relation", "aggregate", "build_relation", "run_messages"]
+__all__ = [
+    "Inputs",
+    "Messages",
+    "Relation",
+    "aggregate",
+    "build_relation",
+    "join_relations",
+    "run_messages",
+]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from sar.comm import Group, HaloPlan, build_halo_plan
+from sar.comm import Group, HaloPlan, build_halo_plan, join_plans
 from sar.kernels import Csc, compress
 
 
@@ -167,3 +168,31 @@ def build_relation(
             compact[span] = inverse.int()
     plan = build_halo_plan(group, wanted, num_src, position)
     return Relation(plan, num_src, num_dst, compact, dst, eid, offsets, make_keys)
+
+
+def join_relations(relations: Sequence[Relation]) -> Relation:
+    """Collective: relations out of the same source rows as one, whose halo holds a row once.
+
+    Their destination rows follow each other, and so do their edges.
+    """
+    group, num_src = relations[0].group, relations[0].num_src
+    plan, places = join_plans([relation.plan for relation in relations])
+    dst_starts = [0, *accumulate(relation.num_dst for relation in relations)]
+    eid_starts = [0, *accumulate(relation.num_edges for relation in relations)]
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    offsets = [0]
+    for peer in range(group.size):
+        for number, relation in enumerate(relations):
+            span = slice(relation.offsets[peer], relation.offsets[peer + 1])
+            src = relation.src[span]
+            if peer != group.rank:
+                src = places[number][peer].index_select(0, src)
+            dst, eid = relation.dst[span], relation.eid[span]
+            parts.append((src, dst + dst_starts[number], eid + eid_starts[number]))
+        offsets.append(sum(len(part[0]) for part in parts))
+    src, dst, eid = (torch.cat(column) for column in zip(*parts, strict=True))
+
+    def keys() -> Tensor:
+        return torch.cat([relation.make_keys() for relation in relations])
+
+    return Relation(plan, num_src, dst_starts[-1], src, dst, eid, offsets, keys)

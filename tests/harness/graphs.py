@@ -200,9 +200,33 @@ def sparse_hetero() -> GraphArrays:
     return GraphArrays("sparse_hetero", counts, edges, node_data, edge_data)
 
 
+@cache
+def shop() -> GraphArrays:
+    """Three types and five relations, each type with edges into it and with nodes that have none;
+    several relations out of users and out of items."""
+    rng = np.random.default_rng(11)
+    counts = {"item": 21, "tag": 10, "user": 27}
+    relations = {
+        ("item", "bought_by", "user"): 60,  # in the order that DGL gives them
+        ("item", "carries", "tag"): 40,
+        ("tag", "marks", "item"): 35,
+        ("user", "buys", "item"): 60,
+        ("user", "follows", "user"): 70,
+    }
+    generator = torch.Generator().manual_seed(11)
+    edges, edge_data = {}, {}
+    for etype, count in relations.items():
+        src = torch.as_tensor(rng.integers(0, counts[etype[0]] - 1, count))
+        dst = torch.as_tensor(rng.integers(0, counts[etype[2]] - 2, count))
+        edges[etype] = (src, dst)
+        edge_data[etype] = _edge_data(count, generator)
+    node_data = {ntype: _node_data(count, generator) for ntype, count in counts.items()}
+    return GraphArrays("shop", counts, edges, node_data, edge_data).with_orig_ids()
+
+
 _ALL = (
     mixed, looped, typed, hetero, no_edges, mostly_isolated, star, repeated, loops, crossing, ring,
-    all_alike, few_seeds, sparse_hetero,
+    all_alike, few_seeds, sparse_hetero, shop,
 )  # fmt: skip
 
 

@@ -244,6 +244,43 @@ class HeteroStack(nn.Module):
         return self.second(graphs[1], h)
 
 
+class ShopStack(nn.Module):
+    """Two HeteroGraphConv layers of one kind over every relation of the graph ``shop``.
+
+    Args:
+        name: the kind of layer and how relations are aggregated: ``"Shop-GATConv-mean"``.
+    """
+
+    RELATIONS = ("bought_by", "carries", "marks", "buys", "follows")
+
+    def __init__(self, name: str) -> None:
+        from dgl import nn as dglnn
+
+        super().__init__()
+        _, kind, aggregate = name.split("-")
+
+        def layer(i: int, o: int) -> nn.Module:
+            if kind == "SAGEConv":
+                return dglnn.SAGEConv(i, o, "mean")
+            if kind == "GraphConv":
+                return dglnn.GraphConv(i, o, norm="both")
+            return getattr(dglnn, kind)(i, o, 2)
+
+        def conv(i: int, o: int) -> nn.Module:
+            return dglnn.HeteroGraphConv({r: layer(i, o) for r in self.RELATIONS}, aggregate)
+
+        self.first, self.second = conv(NUM_FEATURES, HIDDEN), conv(HIDDEN, NUM_CLASSES)
+
+    def forward(self, graphs: list[Any], x: dict[str, Tensor], edges: list[Edges]) -> dict:
+        h = {t: F.elu(_mean_of_parts(rows)) for t, rows in self.first(graphs[0], x).items()}
+        return {t: _mean_of_parts(rows) for t, rows in self.second(graphs[1], h).items()}
+
+
+def _mean_of_parts(rows: Tensor) -> Tensor:
+    """[n, width] of what has heads, or stacked relations, between nodes and features."""
+    return rows.flatten(1, -2).mean(1) if rows.dim() > 2 else rows
+
+
 def layers() -> dict[str, Layer]:
     """All homogeneous layers by name."""
     if not _known:
@@ -252,7 +289,8 @@ def layers() -> dict[str, Layer]:
 
 
 _known: dict[str, Layer] = {}
-HETERO = ("HeteroGraphConv-sum", "HeteroGraphConv-mean", "HeteroGraphConv-max")
+SHOP = ("Shop-GraphConv-sum", "Shop-SAGEConv-stack", "Shop-GATConv-mean", "Shop-GATv2Conv-max")
+HETERO = ("HeteroGraphConv-sum", "HeteroGraphConv-mean", "HeteroGraphConv-max", *SHOP)
 
 
 @contextmanager
@@ -275,6 +313,8 @@ def build(name: str, seed: int = 0) -> nn.Module:
 
 def make(name: str) -> nn.Module:
     """The model with whatever parameters come; safe in threads, unlike :func:`build`."""
+    if name in SHOP:
+        return ShopStack(name)
     if name in HETERO:
         return HeteroStack(name.split("-")[1])
     return Stack(layers()[name])
@@ -282,6 +322,8 @@ def make(name: str) -> nn.Module:
 
 def sample_graph(name: str) -> str:
     """Name of the graph that the model is tested on, see :mod:`harness.graphs`."""
+    if name in SHOP:
+        return "shop"
     return "hetero" if name in HETERO else layers()[name].graph
 
 

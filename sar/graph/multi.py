@@ -1,0 +1,193 @@
+"""Messages over several relations in one call, and how their results meet at a node type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.config import Policy
+from sar.graph.builtin import (
+    BuiltinMessage,
+    BuiltinReduce,
+    Operand,
+    parse_message,
+    parse_reduce,
+)
+from sar.graph.lazy import Scope
+from sar.graph.passing import NodeBatch, mean_of_sum, reduce_messages, reduced
+from sar.graph.store import EType, GraphStore
+from sar.graph.transform import copy_frame
+from sar.ops import Relation, join_relations
+
+Columns = dict[str, Tensor]
+CrossReducer = Callable[[list[Tensor]], Tensor]
+
+CROSS: dict[str, CrossReducer] = {
+    "sum": lambda rows: torch.stack(rows).sum(0),
+    "mean": lambda rows: torch.stack(rows).mean(0),
+    "max": lambda rows: torch.stack(rows).max(0).values,
+    "min": lambda rows: torch.stack(rows).min(0).values,
+    "stack": lambda rows: torch.stack(rows, 1),
+}
+_NOTHING = {"max": -math.inf, "min": math.inf}  # what a row without edges is reduced to
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one relation does: message, reduce and, if any, apply function."""
+
+    message: Any
+    reduce: Any
+    apply: Callable | None = None
+
+    @property
+    def builtin(self) -> BuiltinReduce | None:
+        """The built-in reduction; ``None`` for a user's function."""
+        return parse_reduce(self.reduce) if hasattr(self.reduce, "msg_field") else None
+
+
+def read_steps(
+    etype_dict: Any, cross_reducer: Any, canonical: Callable[[Any], EType]
+) -> dict[EType, Step]:
+    """The arguments of ``multi_update_all``, checked; raises before anything is sent."""
+    if not isinstance(etype_dict, Mapping):
+        kind = type(etype_dict).__name__
+        raise TypeError(f"etype_dict: got {kind}, expected a dict from relation to functions")
+    if not callable(cross_reducer) and cross_reducer not in CROSS:
+        raise ValueError(
+            f"cross_reducer: got {cross_reducer!r}, expected a function or one of {list(CROSS)}"
+        )
+    steps: dict[EType, Step] = {}
+    for key, functions in etype_dict.items():
+        etype = canonical(key)
+        if etype in steps:
+            raise ValueError(f"etype_dict: got {etype} twice, expected each relation once")
+        if not isinstance(functions, tuple) or len(functions) not in (2, 3):
+            raise ValueError(
+                f"etype_dict[{key!r}]: got {functions!r}, "
+                "expected (message function, reduce function[, apply function])"
+            )
+        steps[etype] = Step(*functions)
+    return steps
+
+
+def multi_update_all(
+    store: GraphStore,
+    steps: dict[EType, Step],
+    cross_reducer: str | CrossReducer,
+    apply_node_func: Callable | None,
+    policy: Policy,
+) -> None:
+    """See :meth:`sar.graph.ShardedGraph.multi_update_all`."""
+    found = _reduced_together(store, steps, policy)
+    for etype, step in steps.items():
+        if etype not in found:
+            found[etype] = reduced(store, etype, step.message, step.reduce, policy)
+    into: dict[str, dict[EType, Columns]] = {}
+    for etype, step in steps.items():
+        into.setdefault(etype[2], {})[etype] = _finished(store, etype, step, found[etype])
+    for ntype, parts in into.items():
+        merged = _merged(store, parts, cross_reducer)
+        if any(_fill(steps[etype]) is not None for etype in parts):
+            merged = {name: _without_infinities(rows) for name, rows in merged.items()}
+        frame = store.dst_frames[ntype]
+        frame.update(merged)
+        if apply_node_func is not None:
+            frame.update(apply_node_func(NodeBatch(frame)))
+
+
+def _reduced_together(
+    store: GraphStore, steps: dict[EType, Step], policy: Policy
+) -> dict[EType, Columns]:
+    """Results of the relations that copy the same source column, whose rows travel once.
+
+    Sums and means share one stream, maxima another, minima a third.
+    """
+    shared: dict[tuple[str, str, str], list[EType]] = {}
+    for etype, step in steps.items():
+        message, reduce = parse_message(step.message), step.builtin
+        if message is None or reduce is None or reduce.message != message.out:
+            continue
+        if message.op == "copy" and message.lhs.side == "u":
+            kind = "sum" if reduce.op == "mean" else reduce.op
+            shared.setdefault((etype[0], message.lhs.name, kind), []).append(etype)
+    found: dict[EType, Columns] = {}
+    for (ntype, column, kind), etypes in shared.items():
+        x = store.src_frames[ntype][column]
+        if len(etypes) > 1 and x.is_floating_point():
+            rows = _reduced_jointly(store, etypes, x, kind, policy)
+            for etype, part in zip(etypes, rows, strict=True):
+                found[etype] = _named(store.relations[etype], steps[etype], part)
+    return found
+
+
+def _reduced_jointly(
+    store: GraphStore, etypes: list[EType], x: Tensor, kind: str, policy: Policy
+) -> list[Tensor]:
+    """[num_dst, ...] of each relation; slices, so that each may be written into."""
+    joint = _joined(store, tuple(etypes))
+    ends = [0, *accumulate(store.relations[etype].num_dst for etype in etypes)]
+    u = Operand("u", "x")
+    copy = BuiltinMessage("copy", u, None, "m")
+    rows = reduce_messages(Scope(joint, policy, store.device), copy, {u: x}, kind)
+    return [rows[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def _joined(store: GraphStore, etypes: tuple[EType, ...]) -> Relation:
+    """The relations as one; collective on first use."""
+    if etypes not in store.joined:
+        store.joined[etypes] = join_relations([store.relations[etype] for etype in etypes])
+    return store.joined[etypes]
+
+
+def _named(relation: Relation, step: Step, rows: Tensor) -> Columns:
+    reduce = parse_reduce(step.reduce)
+    return {reduce.out: mean_of_sum(rows, relation) if reduce.op == "mean" else rows}
+
+
+def _fill(step: Step) -> float | None:
+    reduce = step.builtin
+    return None if reduce is None else _NOTHING.get(reduce.op)
+
+
+def _finished(store: GraphStore, etype: EType, step: Step, columns: Columns) -> Columns:
+    """As DGL hands a relation's result on: infinite where a maximum has no edge, then applied."""
+    fill = _fill(step)
+    if fill is not None:
+        empty = store.relations[etype].in_degrees == 0
+        columns = {
+            name: rows.masked_fill(empty.view(-1, *[1] * (rows.dim() - 1)), fill)
+            for name, rows in columns.items()
+        }
+    if step.apply is None:
+        return columns
+    frame = copy_frame(store.dst_frames[etype[2]])
+    frame.update(columns)
+    return dict(step.apply(NodeBatch(frame)))
+
+
+def _merged(
+    store: GraphStore, parts: dict[EType, Columns], cross_reducer: str | CrossReducer
+) -> Columns:
+    """One row per node and column from those of each relation; DGL stacks them by relation id."""
+    if len(parts) == 1 and cross_reducer != "stack":
+        return next(iter(parts.values()))
+    order = list(parts)
+    if cross_reducer == "stack":
+        order.sort(key=store.book.canonical_etypes.index)
+    merge = CROSS[cross_reducer] if isinstance(cross_reducer, str) else cross_reducer
+    names = dict.fromkeys(name for etype in order for name in parts[etype])
+    return {
+        name: merge([parts[etype][name] for etype in order if name in parts[etype]])
+        for name in names
+    }
+
+
+def _without_infinities(rows: Tensor) -> Tensor:
+    return rows.masked_fill(rows.isinf(), 0)
