@@ -114,6 +114,14 @@ class ShardedGraph(Counts, OriginalMembers):
         """Destination node types: all, or a slice's one."""
         return [self.canonical_etypes[0][2]] if self._is_slice else list(self._store.book.ntypes)
 
+    def node_names(self, ntype: str) -> tuple[Tensor, str]:
+        """int64 ids that name this part's nodes of a type however the graph is cut, and their kind.
+
+        The kind is ``"original"``; where the partitions hold no original ids, the ids are the
+        partitioning's own and the kind is its digest.
+        """
+        return self._store.keys.node_names(ntype)
+
     def __getitem__(self, key: str | EType) -> ShardedGraph:
         """The slice of one relation, sharing data with this graph."""
         etype = self._canonical(key)

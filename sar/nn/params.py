@@ -1,4 +1,4 @@
-"""Parameters that start equal and gradients that are summed over ranks."""
+"""Parameters that start equal and gradients that are summed over ranks; parameters that are not."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from sar.comm import Group, current_group
 from sar.ops.reduce import wide_dtype
 
 
+class ShardedParameter(nn.Parameter):
+    """A parameter of which every rank holds rows of its own: neither synced nor summed."""
+
+
 def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
     """Overwrite every parameter and buffer with rank 0's, in place; collective.
+
+    Sharded parameters (:class:`sar.nn.ShardedEmbedding`) are left alone.
 
     Raises ``ValueError`` on every rank when ranks differ in the number, names, shapes or dtypes of
     the model's tensors, or when a lazy parameter has no shape yet.
     """
     group = group or current_group()
-    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors: dict[str, Tensor] = {**_replicated(model), **dict(model.named_buffers())}
     _agree_on_layout(tensors, group)
     with torch.no_grad():
         for tensor in tensors.values():
@@ -32,19 +38,59 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
 
     A rank whose gradient is ``None`` contributes zeros; a gradient stays ``None`` only where it is
     so on every rank. One flat bucket per dtype is sent; 16-bit gradients are summed in float32.
-    Afterwards ``torch.nn.utils.clip_grad_norm_`` clips by the global norm as it stands.
+    Sharded parameters are left alone: their gradients are whole on their rank. Afterwards
+    ``torch.nn.utils.clip_grad_norm_`` clips by the global norm as it stands, and
+    :func:`clip_grad_norm_` does where there are sharded parameters.
 
     Raises ``ValueError`` on every rank when the ranks' parameters differ in number, name, shape or
     dtype, and ``TypeError`` for a sparse gradient.
     """
     group = group or current_group()
-    named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    named = {name: param for name, param in _replicated(model).items() if param.requires_grad}
     sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
     error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else None
     _agree_on_layout(named, group, error)
     params = _with_gradient_somewhere(list(named.values()), group)
     for dtype in dict.fromkeys(param.dtype for param in params):
         _sum_bucket([param for param in params if param.dtype == dtype], dtype, group)
+
+
+def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = None) -> Tensor:
+    """Scale all gradients so that their joint L2 norm is at most ``max_norm``; collective.
+
+    For after :func:`gather_grads`: gradients that all ranks share count once, rows of sharded
+    parameters count on the rank that holds them.
+
+    Returns:
+        The norm before, a float64 scalar, equal on every rank.
+
+    Raises:
+        ValueError: ``max_norm`` is not positive.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm: got {max_norm!r}, expected more than 0")
+    squares = torch.zeros(2, dtype=torch.float64)
+    grads: list[Tensor] = []
+    for param in model.parameters():
+        if param.grad is not None:
+            if param.grad.is_sparse:
+                param.grad = param.grad.coalesce()
+            grads.append(param.grad)
+            values = param.grad.values() if param.grad.is_sparse else param.grad
+            kind = int(isinstance(param, ShardedParameter))
+            squares[kind] += values.double().square().sum().cpu()
+    if any(isinstance(param, ShardedParameter) for param in model.parameters()):
+        (group or current_group()).all_reduce(squares[1:])
+    norm = squares.sum().sqrt()
+    share = float(max_norm / (norm + 1e-6))  # as torch's
+    if share < 1:
+        for grad in grads:
+            grad.mul_(share)
+    return norm
+
+
+def _replicated(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {n: p for n, p in model.named_parameters() if not isinstance(p, ShardedParameter)}
 
 
 def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[nn.Parameter]:

@@ -46,6 +46,18 @@ class Keys:
             self._known[ntype] = _keys(self._stores[0], name, before, own[0], own[1])
         return self._known[ntype]
 
+    def node_names(self, ntype: str) -> tuple[Tensor, str]:
+        """int64 [n] ids that name the part's nodes of a type, and what numbers them so.
+
+        Original ids inside the type and ``"original"``; where the partitioning does not hold them,
+        its own ids and its digest.
+        """
+        if f"{ntype}/{ORIG_ID}" not in self._stores[0]:
+            return self.nodes(ntype).long(), self._book.digest()
+        earlier = self._book.ntypes[: self._book.ntypes.index(ntype)]
+        before = sum(self._book.num_nodes(one) for one in earlier)
+        return self.nodes(ntype).long() - before, "original"
+
     def edges(self, etype: EType) -> Tensor:
         """int32 or int64 [e], 0 or more: keys of the part's edges of a type, by ascending id."""
         if etype not in self._known:

@@ -1,6 +1,7 @@
 """Training and evaluation of a model on a partitioned graph."""
 
 from sar.train.data import NodeData, load_node_data
+from sar.train.embedding import load_embedding, save_embedding
 from sar.train.metrics import score
 from sar.train.models import Stack, build_model
 from sar.train.options import DataOptions, ModelOptions, TrainOptions
@@ -14,6 +15,8 @@ __all__ = [
     "TrainOptions",
     "Trainer",
     "build_model",
+    "load_embedding",
     "load_node_data",
+    "save_embedding",
     "score",
 ]

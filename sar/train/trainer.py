@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.comm import Group, current_group
-from sar.errors import SarError
-from sar.nn import gather_grads, global_mean, sync_params
+from sar.errors import NotSupportedError, SarError
+from sar.nn import ShardedParameter, clip_grad_norm_, gather_grads, global_mean, sync_params
 from sar.train.checkpoint import (
     FORMAT,
     load_checkpoint,
@@ -73,6 +73,8 @@ class Trainer:
         self.epoch = 0
         self.history: list[Record] = []
         _warn_of_local_norms(model, self.group)
+        if self.checkpoint is not None:
+            _refuse_sharded(model)
         sync_params(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay
@@ -115,7 +117,7 @@ class Trainer:
         loss.backward()
         gather_grads(self.model, group=self.group)
         if self.options.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
+            clip_grad_norm_(self.model, self.options.clip_norm, group=self.group)
         self.optimizer.step()
         self.scheduler.step()
         return value
@@ -228,6 +230,15 @@ def _warn_of_local_norms(model: nn.Module, group: Group) -> None:
             f"{local[0] or 'the model'} normalizes with each rank's own rows: results depend on "
             "the cut; convert the model with sar.convert_batch_norm first",
             stacklevel=3,
+        )
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    names = [n for n, param in model.named_parameters() if isinstance(param, ShardedParameter)]
+    if names:
+        raise NotSupportedError(
+            f"checkpoint: got a folder and the model with {names[0]!r}, whose rows lie on all "
+            "ranks, expected None; write them with sar.train.save_embedding"
         )
 
 

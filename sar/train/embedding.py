@@ -1,0 +1,178 @@
+"""Checkpoints of sharded embeddings: rows by original id, for any number of ranks.
+
+``save_embedding(folder, embedding)`` leaves ``<ntype>.pt``, which names one set of shards, and a
+shard ``<ntype>.<set>.<rank>.pt`` for each rank. The name takes the place of the old one in one
+step, after all shards are on the disk; shards that no name leads to are removed by the next save.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group, current_group
+from sar.nn import ShardedEmbedding
+from sar.train.checkpoint import write_file
+
+FORMAT = 1
+_SET_BYTES = 8
+Columns = dict[str, Tensor]
+
+
+def save_embedding(
+    folder: str | os.PathLike,
+    embedding: ShardedEmbedding,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    group: Group | None = None,
+) -> None:
+    """Write the rows of all ranks, each rank its own; collective.
+
+    A process that is killed at any moment leaves the old checkpoint or the new one.
+
+    Args:
+        folder: on a disk that all ranks see; made if need be.
+        optimizer: also write what it keeps for each row (Adam's moments).
+
+    Raises:
+        OSError: on every rank, when one of them could not write.
+    """
+    group = group or current_group()
+    token = group.broadcast(torch.frombuffer(bytearray(os.urandom(_SET_BYTES)), dtype=torch.uint8))
+    name = bytes(token.tolist()).hex()
+    where, ntype = Path(folder), embedding.ntype
+    rows, other = _state(embedding, optimizer)
+    shard = {"format": FORMAT, "ids": embedding.ids, "rows": rows, "other": other}
+    _write(where / f"{ntype}.{name}.{group.rank}.pt", shard, group, rank=None)
+    head = {
+        "format": FORMAT, "set": name, "num_shards": group.size, "numbering": embedding.numbering,
+        "num_nodes": embedding.num_nodes, "dim": embedding.dim,
+    }  # fmt: skip
+    _write(where / f"{ntype}.pt", head, group, rank=0)
+    if group.rank == 0:
+        for old in where.iterdir():
+            found = re.fullmatch(rf"{re.escape(ntype)}\.([0-9a-f]+)\.\d+\.pt", old.name)
+            if found and found[1] != name:
+                old.unlink(missing_ok=True)
+
+
+def load_embedding(
+    folder: str | os.PathLike,
+    embedding: ShardedEmbedding,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    group: Group | None = None,
+) -> None:
+    """Take this rank's rows out of the shards that any number of ranks wrote; collective.
+
+    Shards are mapped one after the other; only the rows that are needed are read.
+
+    Args:
+        optimizer: also restore what it keeps for each row; its options stay as they are.
+
+    Raises:
+        ValueError: on every rank, when there is no checkpoint, it is damaged, or it is of another
+            graph, width or numbering. Nothing is changed then.
+    """
+    group = group or current_group()
+    error: Exception | None = None
+    rows: Columns = {}
+    other: dict[str, Any] = {}
+    try:
+        rows, other = _collect(Path(folder), embedding)
+    except ValueError as problem:
+        error = problem
+    group.agree(error)
+    weight = embedding.weight
+    with torch.no_grad():
+        weight.copy_(rows.pop("weight"))
+    if optimizer is not None:
+        moved = {name: value.to(weight.device) for name, value in rows.items()}
+        optimizer.state[weight] = {**other, **moved}
+
+
+def _state(
+    embedding: ShardedEmbedding, optimizer: torch.optim.Optimizer | None
+) -> tuple[Columns, dict[str, Any]]:
+    """What there is a row of for each node, and what there is once."""
+    weight = embedding.weight
+    rows, other = {"weight": weight.detach().cpu()}, {}
+    for name, value in (optimizer.state.get(weight, {}) if optimizer else {}).items():
+        if isinstance(value, Tensor) and value.shape == weight.shape:
+            rows[name] = value.cpu()
+        else:
+            other[name] = value
+    return rows, other
+
+
+def _write(path: Path, content: dict[str, Any], group: Group, rank: int | None) -> None:
+    """Write a file, on one rank or on each; every rank raises when one could not."""
+    error: Exception | None = None
+    if rank is None or group.rank == rank:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, content)
+        except (OSError, RuntimeError) as problem:  # torch reports a full disk as RuntimeError
+            error = OSError(f"{path}: could not write the embedding: {problem}")
+    group.agree(error)
+
+
+def _collect(folder: Path, embedding: ShardedEmbedding) -> tuple[Columns, dict[str, Any]]:
+    """Rows of the embedding's ids from all shards, and what was saved once."""
+    found: Columns = {}
+    other: dict[str, Any] = {}
+    missing = torch.ones(len(embedding.ids), dtype=torch.bool)
+    for shard in _shards(folder, embedding):
+        other = other or copy.deepcopy(shard["other"])  # not a map of the file
+        mine, theirs = _common(embedding.ids, shard["ids"])
+        missing[mine] = False
+        for name, part in shard["rows"].items():
+            if name not in found:
+                found[name] = part.new_zeros((len(missing), *part.shape[1:]))
+            found[name][mine] = part[theirs]
+    if missing.any():
+        first = int(embedding.ids[missing][0])
+        raise ValueError(f"{folder}: no row for {int(missing.sum())} nodes, such as {first}")
+    return found, other
+
+
+def _shards(folder: Path, embedding: ShardedEmbedding) -> Iterator[dict[str, Any]]:
+    """What each rank wrote, one after the other."""
+    path = folder / f"{embedding.ntype}.pt"
+    head = _read(path)
+    for key in ("num_nodes", "dim", "numbering"):
+        if head.get(key) != getattr(embedding, key):
+            raise ValueError(
+                f"{path}: got {key} {head.get(key)!r}, expected {getattr(embedding, key)!r}"
+            )
+    for rank in range(head["num_shards"]):
+        yield _read(folder / f"{embedding.ntype}.{head['set']}.{rank}.pt")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no checkpoint of an embedding")
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as problem:  # torch raises many kinds for a damaged or foreign file
+        raise ValueError(f"{path}: damaged, or not a checkpoint: {problem}") from problem
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected a checkpoint of format {FORMAT}")
+    return content
+
+
+def _common(mine: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the ids that both hold, in either."""
+    order = torch.argsort(theirs)
+    ascending = theirs[order]
+    place = torch.searchsorted(ascending, mine).clamp(max=max(0, len(theirs) - 1))
+    hits = ascending[place] == mine if len(theirs) else torch.zeros(len(mine), dtype=torch.bool)
+    positions = hits.nonzero().view(-1)
+    return positions, order[place[positions]]
