@@ -214,6 +214,27 @@ class ShardedGraph(Counts, OriginalMembers):
         store = transform.remove_self_loop(self._store, self._canonical(etype))
         return ShardedGraph(store, None, self._policy)
 
+    def edge_subgraph(self, edges: Tensor, etype: str | EType | None = None) -> ShardedGraph:
+        """A graph of all nodes and some edges, with their columns and ids; collective.
+
+        What ``dgl.edge_subgraph`` gives with ``relabel_nodes=False``.
+
+        Args:
+            edges: bool [E], which local edges stay.
+
+        Raises ``ValueError`` on every rank for another shape or dtype, and for a block.
+        """
+        canonical, error = self._canonical(etype), None
+        num_edges = self.num_edges(canonical)
+        if self.is_block:
+            error = ValueError("edge_subgraph: got a block, expected a whole graph")
+        elif edges.dtype != torch.bool or tuple(edges.shape) != (num_edges,):
+            got = f"{edges.dtype} {tuple(edges.shape)}"
+            error = ValueError(f"edges: got {got}, expected bool [{num_edges}]")
+        self.group.agree(error, "edge_subgraph")
+        store = transform.edge_subgraph(self._store, canonical, edges)
+        return ShardedGraph(store, [canonical] if self._is_slice else None, self._policy)
+
     # -- messages -------------------------------------------------------------------------------
 
     def update_all(

@@ -10,6 +10,7 @@ from torch import Tensor
 from sar.graph.frame import Frame
 from sar.graph.store import EID, EType, GraphStore, edge_frame
 from sar.ops import Relation
+from sar.ops.edge_list import relation_of_edges, source_rows
 
 
 def copy_frames(store: GraphStore) -> GraphStore:
@@ -88,28 +89,30 @@ def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
 
 def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
     """Without the edges from a node to itself; collective."""
-    relation, frame = store.relations[etype], store.edge_frames[etype]
+    relation = store.relations[etype]
     if etype[0] != etype[2] or store.is_block:
         raise ValueError(f"remove_self_loop: got {etype}, expected one node type and no block")
     rank = store.group.rank
-    keep = torch.ones(relation.num_edges, dtype=torch.bool, device=relation.src.device)
     own = slice(relation.offsets[rank], relation.offsets[rank + 1])
-    keep[own] = relation.src[own] != relation.dst[own]
-    removed = int((~keep).sum())
-    kept_positions = torch.ones_like(keep)
-    kept_positions[relation.eid[~keep].long()] = False
-    renumber = torch.cumsum(kept_positions, 0) - 1
-    eid = renumber[relation.eid[keep].long()].int()
-    offsets = [offset - (removed if p > rank else 0) for p, offset in enumerate(relation.offsets)]
-    shrunk = Relation(
-        relation.plan,
-        relation.num_src,
-        relation.num_dst,
-        relation.src[keep],
-        relation.dst[keep],
-        eid,
-        offsets,
-        lambda: relation.make_keys()[kept_positions.cpu()],
+    keep = torch.ones(relation.num_edges, dtype=torch.bool, device=relation.src.device)
+    keep[relation.eid[own].long()] = relation.src[own] != relation.dst[own]
+    return edge_subgraph(store, etype, keep)
+
+
+def edge_subgraph(store: GraphStore, etype: EType, keep: Tensor) -> GraphStore:
+    """Only the edges where bool [E] ``keep`` is true, and all nodes; collective."""
+    relation, frame = store.relations[etype], store.edge_frames[etype]
+    owner, src = source_rows(relation)
+    dst = torch.empty_like(src)
+    dst[relation.eid.cpu().long()] = relation.dst.cpu().long()
+    chosen = keep.cpu()
+    smaller = relation_of_edges(
+        store.group,
+        owner[chosen],
+        src[chosen],
+        dst[chosen],
+        (relation.num_src, relation.num_dst),
+        lambda: relation.make_keys()[chosen],
     )
-    columns = {name: frame[name][kept_positions] for name in frame if name != EID}
-    return with_edges(store, etype, shrunk, frame[EID][kept_positions], columns)
+    columns = {name: frame[name][keep] for name in frame if name != EID}
+    return with_edges(store, etype, smaller.to(store.device), frame[EID][keep], columns)

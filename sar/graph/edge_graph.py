@@ -1,0 +1,69 @@
+"""Graphs over the same nodes with other edges, given by the ids of their end points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sar.comm.routing import send_rows
+from sar.graph.sharded import ShardedGraph
+from sar.graph.transform import with_edges
+from sar.ops.edge_list import relation_of_edges, source_rows
+
+
+def locate(graph: ShardedGraph, nids: Tensor) -> tuple[Tensor, Tensor]:
+    """(rank, row) of global node ids, int64 [n] each, inside the rank's rows of their type."""
+    _, owner, row = graph._store.book.locate(nids)
+    return owner, row
+
+
+def global_ends(graph: ShardedGraph) -> tuple[Tensor, Tensor]:
+    """Global ids of the sources and destinations of the local edges; collective.
+
+    int64 [E] each, on the CPU, in the order of ``edata``.
+    """
+    relation, store = graph.scope().relation, graph._store
+    owner, row = source_rows(relation)
+    starts = torch.as_tensor(store.book.node_ranges[graph.srctypes[0]][:, 0])
+    dst = torch.empty_like(row)
+    dst[relation.eid.cpu().long()] = relation.dst.cpu().long()
+    return starts[owner] + row, dst + store.first_nid(graph.dsttypes[0])
+
+
+def edge_graph(
+    graph: ShardedGraph,
+    src: Tensor,
+    dst: Tensor,
+    eids: Tensor,
+    columns: Mapping[str, Tensor] | None = None,
+) -> ShardedGraph:
+    """A graph of the same nodes with edges that any rank may give; collective.
+
+    Every edge goes to the rank that owns its destination. What that costs depends on the edges, not
+    on the graph.
+
+    Args:
+        graph: of one relation; it gives node types, columns of nodes and policy.
+        src, dst: int64 [e] global ids of the end points of edges that this rank gives.
+        eids: int64 [e] what the graph's ``edata["_ID"]`` will say of each.
+        columns: int64 [e] each, columns of the edges.
+    """
+    columns = columns or {}
+    names = list(columns)
+    table = torch.stack([src, dst, eids, *(columns[name] for name in names)], 1)
+    table = send_rows(graph.group, locate(graph, dst)[0], table)
+    owner, src_rows = locate(graph, table[:, 0])
+    relation = relation_of_edges(
+        graph.group,
+        owner,
+        src_rows,
+        locate(graph, table[:, 1])[1],
+        (graph.num_src_nodes(), graph.num_dst_nodes()),
+        lambda: table[:, 2],
+    )
+    device, etype = graph.device, graph.canonical_etypes[0]
+    found = {name: table[:, 3 + i].to(device) for i, name in enumerate(names)}
+    store = with_edges(graph._store, etype, relation.to(device), table[:, 2].to(device), found)
+    return ShardedGraph(store, [etype], graph._policy)

@@ -1,0 +1,174 @@
+"""Link prediction: scores of edges, and a loss over them, for one block of edges at a time.
+
+A scorer sees the rows of both end points of a block's edges, [e, D] each; remote rows stream as in
+a layer, and in backward the blocks are scored again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sar.graph import ShardedGraph
+from sar.graph.lazy import eager
+from sar.nn.loss import global_mean
+from sar.nn.scorers import LinkScorer
+from sar.ops import Inputs, Messages, run_messages
+from sar.ops.message_blocks import Rows
+from sar.ops.reduce import wide_dtype
+
+Ends = Tensor | tuple[Tensor, Tensor]
+
+
+def score_edges(
+    graph: ShardedGraph, scorer: LinkScorer, h: Ends, *, edge_type: str | None = None
+) -> Tensor:
+    """The score of every local edge; collective.
+
+    Args:
+        graph: of one relation, or a slice ``graph[etype]``; whole, not a block.
+        scorer: also any module called alike, ``scorer(src, dst, edge_type)``.
+        h: [N, D] float rows of this rank's nodes; a pair for source and destination nodes.
+        edge_type: name of the int64 column of ``graph.edata`` that the scorer gets.
+
+    Returns:
+        [E] in the dtype of ``h``, in the order of ``graph.edata``.
+
+    Raises, on every rank:
+        ValueError, TypeError, KeyError: rows, types or scores that do not fit.
+    """
+    inputs = link_inputs(graph, scorer, h, edge_type)
+
+    def scores(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
+        return [_scored(scorer, src, dst, edge).to(inputs.src[0].dtype)]
+
+    return _run(graph, scorer, scores, "edges", inputs, inputs.src[0].dtype)
+
+
+def link_loss(
+    graph: ShardedGraph,
+    negatives: ShardedGraph | Sequence[ShardedGraph],
+    scorer: LinkScorer,
+    h: Ends,
+    *,
+    edge_type: str | None = None,
+) -> Tensor:
+    """Binary cross entropy of edges against negative edges, the mean over all ranks; collective.
+
+    L = (sum over edges of softplus(-s) + sum over negatives of softplus(s)) / number of both.
+
+    No score is kept: each block adds its losses to those of the edges' destinations. As with
+    :func:`sar.global_mean` parameter gradients are this rank's share, for ``gather_grads`` to sum,
+    and gradients of ``h`` are whole.
+
+    Args:
+        graph, scorer, h, edge_type: as in :func:`score_edges`; ``graph`` has the true edges.
+        negatives: graphs of the edges that are taken for false, as
+            :class:`sar.nn.NegativeSampler` draws them.
+
+    Returns:
+        A scalar, equal on every rank.
+
+    Raises ``ValueError`` on every rank when there is no edge, and what ``score_edges`` raises.
+    """
+    false = [negatives] if isinstance(negatives, ShardedGraph) else list(negatives)
+    count = sum(one.num_edges_global() for one in (graph, *false))
+    if not count:
+        raise ValueError("graph: got no edge on any rank, expected some to score")
+    total = _losses(graph, scorer, h, edge_type, -1.0)
+    for one in false:
+        total = total + _losses(one, scorer, h, edge_type, 1.0)
+    num_rows = graph.num_nodes_global(graph.dsttypes[0])
+    return global_mean(total, group=graph.group) * (num_rows / count)
+
+
+def _losses(
+    graph: ShardedGraph, scorer: LinkScorer, h: Ends, edge_type: str | None, sign: float
+) -> Tensor:
+    """[num_dst] sums of softplus(sign * score) over the edges into each owned row."""
+    inputs = link_inputs(graph, scorer, h, edge_type)
+    wide = wide_dtype(inputs.src[0].dtype)
+
+    def losses(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
+        return [F.softplus(sign * _scored(scorer, src, dst, edge).to(wide))]
+
+    return _run(graph, scorer, losses, "sum", inputs, wide)
+
+
+def _run(
+    graph: ShardedGraph,
+    scorer: LinkScorer,
+    function: Callable[[Rows, Rows, Rows, Tensor], Rows],
+    reduce: str,
+    inputs: Inputs,
+    dtype: torch.dtype,
+) -> Tensor:
+    scope = graph.scope()
+    learned = tuple(p for p in scorer.parameters() if p.requires_grad)
+    messages = Messages(function, is_udf=True, captures=learned)
+    like = torch.empty(0, dtype=dtype, device=scope.device)
+    (out,) = run_messages(scope.relation, messages, reduce, scope.policy, inputs, [like])
+    return out
+
+
+def _scored(scorer: LinkScorer, src: Rows, dst: Rows, edge: Rows) -> Tensor:
+    return scorer(src[0], dst[0], edge[0] if edge else None)
+
+
+def link_inputs(graph: ShardedGraph, scorer: LinkScorer, h: Ends, edge_type: str | None) -> Inputs:
+    """What a scorer reads, checked on every rank; collective."""
+    inputs, error = Inputs([], [], []), None
+    try:
+        inputs = _inputs(graph, h, edge_type)
+        _probe(scorer, inputs)
+    except (ValueError, TypeError, KeyError, RuntimeError) as caught:
+        error = caught
+    graph.group.agree(error, "link scores")
+    return inputs
+
+
+def _inputs(graph: ShardedGraph, h: Ends, edge_type: str | None) -> Inputs:
+    if len(graph.canonical_etypes) != 1 or graph.is_block:
+        raise ValueError(
+            f"graph: got {graph!r}, expected a whole graph of one relation; "
+            f"choose with graph[etype] among {graph.canonical_etypes}"
+        )
+    pair = h if isinstance(h, tuple) else (h, h)
+    counts = (graph.num_src_nodes(), graph.num_dst_nodes())
+    for rows, count in zip(pair, counts, strict=True):
+        if not isinstance(rows, Tensor) or not rows.is_floating_point():
+            raise TypeError(f"h: got {getattr(rows, 'dtype', type(rows))}, expected float rows")
+        if rows.dim() != 2 or len(rows) != count:
+            raise ValueError(f"h: got shape {tuple(rows.shape)}, expected [{count}, D]")
+    if edge_type is None:
+        return Inputs([pair[0]], [pair[1]], [])
+    types = eager(graph.edata[edge_type])
+    if types.dim() != 1 or types.dtype != torch.int64:
+        raise TypeError(
+            f"edge_type: column {edge_type!r} is {types.dtype} {tuple(types.shape)}, "
+            "expected int64 [E]"
+        )
+    return Inputs([pair[0]], [pair[1]], [types])
+
+
+def _probe(scorer: LinkScorer, inputs: Inputs) -> None:
+    """Score two blank edges, so that what does not fit fails on ranks without edges, too."""
+    num_types = getattr(scorer, "num_types", None)
+    if num_types is not None:
+        if not inputs.edge:
+            raise ValueError(f"edge_type: got None, expected the column of {num_types} types")
+        types = inputs.edge[0]
+        if len(types) and not 0 <= int(types.min()) <= int(types.max()) < num_types:
+            raise ValueError(
+                f"edge_type: got types from {int(types.min())} to {int(types.max())}, "
+                f"expected 0 to {num_types - 1}"
+            )
+    blank = [[rows.new_zeros((2, *rows.shape[1:])) for rows in side] for side in inputs]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        scores = _scored(scorer, *blank)
+    if not isinstance(scores, Tensor) or scores.shape != (2,):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"scorer: returned {got} for 2 edges, expected a tensor of shape (2,)")

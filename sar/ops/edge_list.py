@@ -1,0 +1,66 @@
+"""Between relations and lists of edges by the rows of their end points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+from sar.ops.relation import Relation, build_relation
+
+
+def source_rows(relation: Relation) -> tuple[Tensor, Tensor]:
+    """(rank, row inside that rank), int64 [num_edges] each, of every local edge's source.
+
+    By the position of the edges among the local ones. Collective: a relation itself remembers only
+    which of the rows that arrive an edge reads.
+    """
+    plan, group = relation.plan.to(torch.device("cpu")), relation.group
+    own = torch.arange(relation.num_src, dtype=torch.int32)
+    asked = [
+        own[:0] if peer == group.rank else own if idx is None else idx
+        for peer, idx in enumerate(plan.send_idx)
+    ]
+    halo = group.all_to_all(torch.cat(asked), plan.send_counts, plan.recv_counts)
+    halo_rows = halo.split(plan.recv_counts)
+    src, owner = relation.src.cpu().long(), torch.empty(relation.num_edges, dtype=torch.int64)
+    for peer in range(group.size):
+        span = slice(relation.offsets[peer], relation.offsets[peer + 1])
+        owner[span] = peer
+        if peer != group.rank:
+            src[span] = halo_rows[peer].index_select(0, src[span]).long()
+    position = relation.eid.cpu().long()
+    return (
+        torch.empty_like(owner).index_copy_(0, position, owner),
+        torch.empty_like(src).index_copy_(0, position, src),
+    )
+
+
+def relation_of_edges(
+    group: Group,
+    owner: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    num_rows: tuple[int, int],
+    make_keys: Callable[[], Tensor],
+) -> Relation:
+    """A relation of edges that end in rows of this rank; collective.
+
+    Args:
+        owner: int64 [e] ranks that own the sources.
+        src: int64 [e] rows inside these ranks.
+        dst: int64 [e] rows of this rank.
+        num_rows: rows this rank owns as sources and as destinations.
+        make_keys: as in :class:`sar.ops.Relation`.
+
+    Returns:
+        The relation; its edges keep their positions. Its set-up costs what its edges and the rows
+        they need cost, whatever the size of the graph.
+    """
+    order = torch.argsort(owner, stable=True)
+    counts = torch.bincount(owner, minlength=group.size)
+    offsets = [0, *torch.cumsum(counts, 0).tolist()]
+    src, dst = src[order].int(), dst[order].int()
+    return build_relation(group, src, dst, order.int(), offsets, *num_rows, make_keys)
