@@ -10,7 +10,7 @@ from torch import Tensor
 from sar.comm.routing import send_rows
 from sar.graph.sharded import ShardedGraph
 from sar.graph.transform import with_edges
-from sar.ops.edge_list import relation_of_edges, source_rows
+from sar.ops.edge_list import EdgeEnds, edge_ends, relation_of_edges
 
 
 def locate(graph: ShardedGraph, nids: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,12 +24,9 @@ def global_ends(graph: ShardedGraph) -> tuple[Tensor, Tensor]:
 
     int64 [E] each, on the CPU, in the order of ``edata``.
     """
-    relation, store = graph.scope().relation, graph._store
-    owner, row = source_rows(relation)
+    ends, store = edge_ends(graph.scope().relation), graph._store
     starts = torch.as_tensor(store.book.node_ranges[graph.srctypes[0]][:, 0])
-    dst = torch.empty_like(row)
-    dst[relation.eid.cpu().long()] = relation.dst.cpu().long()
-    return starts[owner] + row, dst + store.first_nid(graph.dsttypes[0])
+    return starts[ends.owner] + ends.src, ends.dst + store.first_nid(graph.dsttypes[0])
 
 
 def edge_graph(
@@ -47,23 +44,22 @@ def edge_graph(
     Args:
         graph: of one relation; it gives node types, columns of nodes and policy.
         src, dst: int64 [e] global ids of the end points of edges that this rank gives.
-        eids: int64 [e] what the graph's ``edata["_ID"]`` will say of each.
+        eids: int64 [e] names of the edges: ``edata["_ID"]`` of the result, which is in the order of
+            the ranks that gave them.
         columns: int64 [e] each, columns of the edges.
     """
     columns = columns or {}
     names = list(columns)
     table = torch.stack([src, dst, eids, *(columns[name] for name in names)], 1)
     table = send_rows(graph.group, locate(graph, dst)[0], table)
-    owner, src_rows = locate(graph, table[:, 0])
+    src, dst, eids, *values = (column.clone() for column in table.unbind(1))
     relation = relation_of_edges(
         graph.group,
-        owner,
-        src_rows,
-        locate(graph, table[:, 1])[1],
+        EdgeEnds(*locate(graph, src), locate(graph, dst)[1]),
         (graph.num_src_nodes(), graph.num_dst_nodes()),
-        lambda: table[:, 2],
+        lambda: eids,
     )
     device, etype = graph.device, graph.canonical_etypes[0]
-    found = {name: table[:, 3 + i].to(device) for i, name in enumerate(names)}
-    store = with_edges(graph._store, etype, relation.to(device), table[:, 2].to(device), found)
+    found = {name: value.to(device) for name, value in zip(names, values, strict=True)}
+    store = with_edges(graph._store, etype, relation.to(device), eids.to(device), found)
     return ShardedGraph(store, [etype], graph._policy)

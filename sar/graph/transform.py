@@ -10,7 +10,7 @@ from torch import Tensor
 from sar.graph.frame import Frame
 from sar.graph.store import EID, EType, GraphStore, edge_frame
 from sar.ops import Relation
-from sar.ops.edge_list import relation_of_edges, source_rows
+from sar.ops.edge_list import EdgeEnds, edge_ends, relation_of_edges
 
 
 def copy_frames(store: GraphStore) -> GraphStore:
@@ -102,15 +102,10 @@ def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
 def edge_subgraph(store: GraphStore, etype: EType, keep: Tensor) -> GraphStore:
     """Only the edges where bool [E] ``keep`` is true, and all nodes; collective."""
     relation, frame = store.relations[etype], store.edge_frames[etype]
-    owner, src = source_rows(relation)
-    dst = torch.empty_like(src)
-    dst[relation.eid.cpu().long()] = relation.dst.cpu().long()
     chosen = keep.cpu()
     smaller = relation_of_edges(
         store.group,
-        owner[chosen],
-        src[chosen],
-        dst[chosen],
+        EdgeEnds(*(end[chosen] for end in edge_ends(relation))),
         (relation.num_src, relation.num_dst),
         lambda: relation.make_keys()[chosen],
     )

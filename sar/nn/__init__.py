@@ -1,17 +1,33 @@
-"""What a training step needs beside the graph: normalization, loss, parameters and gradients."""
+"""What a training step needs beside the graph: normalization, losses, parameters and gradients."""
 
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.embedding import ShardedEmbedding
+from sar.nn.link import link_loss, score_edges
+from sar.nn.link_metrics import hits_at, negative_ranks, ranking_metrics
 from sar.nn.loss import global_mean
+from sar.nn.negative import NegativeSampler
 from sar.nn.params import ShardedParameter, clip_grad_norm_, gather_grads, sync_params
+from sar.nn.ranking import rank_links
+from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
 
 __all__ = [
+    "DistMultScorer",
     "DistributedBN1D",
+    "DotScorer",
+    "LinkScorer",
+    "MLPScorer",
+    "NegativeSampler",
     "ShardedEmbedding",
     "ShardedParameter",
     "clip_grad_norm_",
     "convert_batch_norm",
     "gather_grads",
     "global_mean",
+    "hits_at",
+    "link_loss",
+    "negative_ranks",
+    "rank_links",
+    "ranking_metrics",
+    "score_edges",
     "sync_params",
 ]

@@ -56,9 +56,10 @@ def link_loss(
     *,
     edge_type: str | None = None,
 ) -> Tensor:
-    """Binary cross entropy of edges against negative edges, the mean over all ranks; collective.
+    """Binary cross entropy of edges against negative edges over all ranks; collective.
 
-    L = (sum over edges of softplus(-s) + sum over negatives of softplus(s)) / number of both.
+    L = (mean over edges of softplus(-s) + mean over negatives of softplus(s)) / 2: both classes
+    weigh the same, however many negatives there are.
 
     No score is kept: each block adds its losses to those of the edges' destinations. As with
     :func:`sar.global_mean` parameter gradients are this rank's share, for ``gather_grads`` to sum,
@@ -72,21 +73,30 @@ def link_loss(
     Returns:
         A scalar, equal on every rank.
 
-    Raises ``ValueError`` on every rank when there is no edge, and what ``score_edges`` raises.
+    Raises ``ValueError`` on every rank when there is no edge or no negative, and what
+    :func:`score_edges` raises.
     """
     false = [negatives] if isinstance(negatives, ShardedGraph) else list(negatives)
-    count = sum(one.num_edges_global() for one in (graph, *false))
+    return (
+        _mean_loss([graph], scorer, h, edge_type, -1) + _mean_loss(false, scorer, h, edge_type, 1)
+    ) / 2
+
+
+def _mean_loss(
+    graphs: list[ShardedGraph], scorer: LinkScorer, h: Ends, edge_type: str | None, sign: int
+) -> Tensor:
+    """Mean of softplus(sign * score) over the edges of all graphs and ranks."""
+    count = sum(graph.num_edges_global() for graph in graphs)
     if not count:
-        raise ValueError("graph: got no edge on any rank, expected some to score")
-    total = _losses(graph, scorer, h, edge_type, -1.0)
-    for one in false:
-        total = total + _losses(one, scorer, h, edge_type, 1.0)
-    num_rows = graph.num_nodes_global(graph.dsttypes[0])
-    return global_mean(total, group=graph.group) * (num_rows / count)
+        what = "negatives" if sign > 0 else "graph"
+        raise ValueError(f"{what}: got no edge on any rank, expected some to score")
+    sums = torch.stack([_losses(graph, scorer, h, edge_type, sign) for graph in graphs]).sum(0)
+    num_rows = graphs[0].num_nodes_global(graphs[0].dsttypes[0])
+    return global_mean(sums, group=graphs[0].group) * (num_rows / count)
 
 
 def _losses(
-    graph: ShardedGraph, scorer: LinkScorer, h: Ends, edge_type: str | None, sign: float
+    graph: ShardedGraph, scorer: LinkScorer, h: Ends, edge_type: str | None, sign: int
 ) -> Tensor:
     """[num_dst] sums of softplus(sign * score) over the edges into each owned row."""
     inputs = link_inputs(graph, scorer, h, edge_type)

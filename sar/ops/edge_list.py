@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +12,24 @@ from sar.comm import Group
 from sar.ops.relation import Relation, build_relation
 
 
-def source_rows(relation: Relation) -> tuple[Tensor, Tensor]:
-    """(rank, row inside that rank), int64 [num_edges] each, of every local edge's source.
+class EdgeEnds(NamedTuple):
+    """End points of the local edges by position, int64 [num_edges] each, on the CPU.
 
-    By the position of the edges among the local ones. Collective: a relation itself remembers only
-    which of the rows that arrive an edge reads.
+    Attributes:
+        owner: rank that owns the source.
+        src: the source's row inside that rank.
+        dst: the destination's row inside this one.
+    """
+
+    owner: Tensor
+    src: Tensor
+    dst: Tensor
+
+
+def edge_ends(relation: Relation) -> EdgeEnds:
+    """Where the edges lead; collective.
+
+    A relation itself remembers only which of the rows that arrive an edge reads.
     """
     plan, group = relation.plan.to(torch.device("cpu")), relation.group
     own = torch.arange(relation.num_src, dtype=torch.int32)
@@ -31,27 +45,20 @@ def source_rows(relation: Relation) -> tuple[Tensor, Tensor]:
         owner[span] = peer
         if peer != group.rank:
             src[span] = halo_rows[peer].index_select(0, src[span]).long()
-    position = relation.eid.cpu().long()
-    return (
-        torch.empty_like(owner).index_copy_(0, position, owner),
-        torch.empty_like(src).index_copy_(0, position, src),
-    )
+    position = torch.argsort(relation.eid.cpu())
+    return EdgeEnds(owner[position], src[position], relation.dst.cpu().long()[position])
 
 
 def relation_of_edges(
     group: Group,
-    owner: Tensor,
-    src: Tensor,
-    dst: Tensor,
+    ends: EdgeEnds,
     num_rows: tuple[int, int],
     make_keys: Callable[[], Tensor],
 ) -> Relation:
     """A relation of edges that end in rows of this rank; collective.
 
     Args:
-        owner: int64 [e] ranks that own the sources.
-        src: int64 [e] rows inside these ranks.
-        dst: int64 [e] rows of this rank.
+        ends: of all edges.
         num_rows: rows this rank owns as sources and as destinations.
         make_keys: as in :class:`sar.ops.Relation`.
 
@@ -59,8 +66,8 @@ def relation_of_edges(
         The relation; its edges keep their positions. Its set-up costs what its edges and the rows
         they need cost, whatever the size of the graph.
     """
-    order = torch.argsort(owner, stable=True)
-    counts = torch.bincount(owner, minlength=group.size)
+    order = torch.argsort(ends.owner, stable=True)
+    counts = torch.bincount(ends.owner, minlength=group.size)
     offsets = [0, *torch.cumsum(counts, 0).tolist()]
-    src, dst = src[order].int(), dst[order].int()
+    src, dst = ends.src[order].int(), ends.dst[order].int()
     return build_relation(group, src, dst, order.int(), offsets, *num_rows, make_keys)
