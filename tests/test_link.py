@@ -325,7 +325,7 @@ def brute_ranks(scorer: nn.Module, h: list[Tensor], edges: Tensor, filtered: boo
                 ends = [torch.full((count,), edge[0]), torch.full((count,), edge[1])]
                 ends[side] = torch.arange(count)
                 kinds = torch.full((count,), edge[2])
-                scores = scorer(h[0][ends[0]], h[1][ends[1]], kinds).float()  # ties as they should be
+                scores = scorer(h[0][ends[0]], h[1][ends[1]], kinds).float()
                 truth = scores[edge[side]]
                 keep = torch.ones(count, dtype=torch.bool)
                 for other in range(count):
@@ -448,6 +448,8 @@ def test_given_negatives(size: int) -> None:
 
 
 class Wrong(nn.Module):
+    """Keeps the width of the rows."""
+
     def forward(self, src: Tensor, dst: Tensor, edge_type: Tensor | None) -> Tensor:
         return src * dst
 
@@ -468,6 +470,7 @@ def case_bad(group: Any, path: str) -> None:
         (ValueError, "rank 1: .*types from 6 to 6, expected 0 to 2",
          lambda: score_edges(graph, distmult, h, edge_type="far")),
         (RuntimeError, "size", lambda: score_edges(graph, distmult, h[:, 1:], edge_type="type")),
+        (TypeError, "scorer: got builtin", lambda: score_edges(graph, max, h)),
         (ValueError, "scorer: returned", lambda: score_edges(graph, Wrong(), h)),
         (ValueError, "rank 1: .*queries: got shape",
          lambda: rank_links(graph, DotScorer(), h, every[group.rank :])),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from sar.graph import ShardedGraph
 from sar.graph.lazy import eager
@@ -166,6 +166,8 @@ def _inputs(graph: ShardedGraph, h: Ends, edge_type: str | None) -> Inputs:
 
 def _probe(scorer: LinkScorer, inputs: Inputs) -> None:
     """Score two blank edges, so that what does not fit fails on ranks without edges, too."""
+    if not isinstance(scorer, nn.Module):
+        raise TypeError(f"scorer: got {type(scorer).__name__}, expected a module")
     num_types = getattr(scorer, "num_types", None)
     if num_types is not None:
         if not inputs.edge:

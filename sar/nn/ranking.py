@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -88,6 +89,7 @@ class _Ranker:
     ) -> None:
         self.graph, self.group, self.rows, self.typed = graph, graph.group, rows, bool(types)
         self.scorer = copy.deepcopy(scorer).double().eval()
+        self.against = getattr(self.scorer, "against", partial(LinkScorer.against, self.scorer))
         src, dst = global_ends(graph)
         kinds = types[0].cpu() if types else torch.zeros_like(dst)
         self.edges = torch.stack([src, dst, kinds], 1)
@@ -137,7 +139,7 @@ class _Ranker:
             counts = torch.zeros((len(queries), 2), dtype=torch.int64, device=device)
             query, row = (part.to(device) for part in self._left_out(queries, side))
             for low, block in _row_blocks(self.rows[side], len(queries)):
-                scores = self.scorer.against(
+                scores = self.against(
                     ends[1 - side], types, block.double(), to_src=side == 0
                 ).float()
                 here = (row >= low) & (row < low + len(block))
