@@ -18,6 +18,7 @@ from harness.late import run_late
 from harness.parts import Cutter
 from harness.training import Setting, case_train, check, start_state
 
+pytestmark = pytest.mark.filterwarnings("ignore:reduce function")
 MODELS = [*models.layers(), *models.HETERO]
 SIZES = [1, 2, 3, 4, 8]
 CUTS = ["metis", "random"]
@@ -121,6 +122,8 @@ def test_other_cuts(model: str, method: str, partitioned: Cutter) -> None:
         ("EdgeConv-norm", 3, 1, True),
         ("RelGraphConv-basis", 4, 1, False),
         ("HeteroGraphConv-sum", 4, None, True),
+        ("SAGEConv-lstm", 4, None, True),
+        ("PNAConv-edges", 3, 1, False),
     ],
 )
 def test_layer_equals_dgl_over_processes(
@@ -140,7 +143,7 @@ def test_layer_equals_dgl_over_processes(
 @pytest.mark.parametrize(
     "model",
     ["SAGEConv-mean", "SAGEConv-pool", "GINConv-max", "RelGraphConv-basis", "GatedGraphConv-3",
-     "EdgeConv-norm", "HeteroGraphConv-sum"],
+     "EdgeConv-norm", "HeteroGraphConv-sum", "mailbox-weighted"],
 )  # fmt: skip
 def test_no_buffer_is_used_too_early(
     model: str, rematerialize: bool, partitioned: Cutter
@@ -174,4 +177,4 @@ def test_two_runs_are_bit_identical(
 def test_the_covering_covers() -> None:
     wanted = set().union(*(pairs(row) for row in product()))
     assert wanted == set().union(*(pairs(row) for row in covering()))
-    assert len(covering()) < 280
+    assert len(covering()) < 330

@@ -212,8 +212,6 @@ def test_models_that_differ(extra: bool) -> None:
 
 _CONVS = {
     "ChebConv": lambda nn: nn.ChebConv(6, 4, 2),
-    "PNAConv": lambda nn: nn.PNAConv(6, 4, ["mean", "std"], ["identity"], 2.0),
-    "SAGEConv": lambda nn: nn.SAGEConv(6, 4, "lstm"),
     "TWIRLSConv": lambda nn: nn.TWIRLSConv(6, 4, 8, prop_step=2),
 }
 

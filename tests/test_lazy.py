@@ -15,14 +15,12 @@ from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
+from harness.watch import Largest, dense_graph
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
 from sar.graph.lazy import EdgeTensor
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.write import write_partitions
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "arithmetic": lambda e: (2 * e - 1) / (e.abs() + 1) ** 2,
@@ -214,21 +212,6 @@ def test_dropout_keeps_the_share_it_should() -> None:
     assert torch.equal(keyed_dropout(torch.ones(3, 4), some, 5, 0.3), kept[some])
 
 
-class Largest(TorchDispatchMode):
-    """The most elements that any torch operation gave out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for value in torch.utils._pytree.tree_leaves(out):
-            if isinstance(value, Tensor) and value.device.type != "meta":
-                self.elements = max(self.elements, value.numel())
-        return out
-
-
 @pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv", "DotGatConv", "AGNNConv"])
 def test_attention_makes_nothing_edge_sized(kind: str, tmp_path: Path) -> None:
     """60 edges a node: a tensor of all edges times heads would be larger than any of the nodes'."""
@@ -251,15 +234,3 @@ def test_attention_makes_nothing_edge_sized(kind: str, tmp_path: Path) -> None:
         layer(graph, x).square().sum().backward()
     assert max(saved) <= nodes * heads * width
     assert largest.elements <= edges  # the structure's own arrays are built in the first pass
-
-
-def dense_graph(nodes: int, edges: int, folder: Path) -> Any:
-    """One part with every node on the receiving side."""
-    generator = torch.Generator().manual_seed(0)
-    src = torch.randint(nodes, (edges,), generator=generator)
-    others = torch.randint(nodes, (edges - nodes,), generator=generator)
-    dst = torch.cat([torch.arange(nodes), others])
-    arrays = GraphArrays("dense", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: (src, dst)})
-    parts = torch.zeros(nodes, dtype=torch.int64)
-    data = sar.load_dgl_partition_data(write_partitions(arrays, parts, folder / "parts"), 0, "cpu")
-    return sar.construct_full_graph(data, sar.Policy(block_bytes=1 << 16))

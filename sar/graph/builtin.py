@@ -64,19 +64,18 @@ def parse_message(func: Any) -> BuiltinMessage | None:
     raise not_supported(f"message function: got {func!r}, expected a dgl.function message")
 
 
-def parse_reduce(func: Any) -> BuiltinReduce:
-    """The built-in that a ``dgl.function`` reduce object stands for.
+def parse_reduce(func: Any) -> BuiltinReduce | None:
+    """The built-in that a ``dgl.function`` reduce object stands for; ``None`` for a UDF.
 
-    Raises ``NotSupportedError`` for a reduce UDF or an unknown reduction, and ``TypeError`` for
-    something that is not a reduce function.
+    Raises ``NotSupportedError`` for an unknown reduction, and ``TypeError`` for something that is
+    not a reduce function.
     """
     if not hasattr(func, "msg_field"):
         if callable(func):
-            raise not_supported(
-                "reduce function: got a user-defined function over a mailbox, "
-                f"expected one of dgl.function's {', '.join(REDUCTIONS)}"
-            )
-        raise TypeError(f"reduce function: got {type(func).__name__}, expected a dgl.function")
+            return None
+        raise TypeError(
+            f"reduce function: got {type(func).__name__}, expected a dgl.function or a callable"
+        )
     if func.name not in REDUCTIONS:
         raise not_supported(
             f"reduce function: got {func.name!r}, expected one of {', '.join(REDUCTIONS)}"

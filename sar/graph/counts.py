@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.graph.node_count import NodeCount
 from sar.graph.store import EType, GraphStore
 from sar.graph.support import called_from, not_supported
 
@@ -94,7 +95,7 @@ class Counts:
         return 1
 
     def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
-        """int64 [1] nodes of this rank.
+        """int64 [1] nodes of this rank; a division by it divides by the nodes of all ranks.
 
         Raises ``NotSupportedError`` inside a DGL readout, which would reduce over this rank only.
         """
@@ -103,7 +104,10 @@ class Counts:
                 "readout: DGL's graph readouts reduce this rank's rows only; reduce over all ranks "
                 "with sar.global_mean or graph.group.all_reduce"
             )
-        return torch.tensor([self.num_nodes(ntype)], device=self._store.device)
+        store, names = self._store, self.ntypes if ntype is None else [ntype]
+        here = torch.tensor([self.num_nodes(ntype)], device=store.device)
+        everywhere = sum(store.book.num_nodes(name) for name in names)
+        return NodeCount.of(here, None if store.is_block else torch.full_like(here, everywhere))
 
     def batch_num_edges(self, etype: str | EType | None = None) -> Tensor:
         """int64 [1] edges of this rank; raises like :meth:`batch_num_nodes`."""

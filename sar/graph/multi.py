@@ -20,7 +20,8 @@ from sar.graph.builtin import (
     parse_reduce,
 )
 from sar.graph.lazy import Scope
-from sar.graph.passing import NodeBatch, mean_of_sum, reduce_messages, reduced
+from sar.graph.mailbox import NodeBatch
+from sar.graph.passing import mean_of_sum, reduce_messages, reduced
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import copy_frame
 from sar.ops import Relation, join_relations
@@ -49,7 +50,7 @@ class Step:
     @property
     def builtin(self) -> BuiltinReduce | None:
         """The built-in reduction; ``None`` for a user's function."""
-        return parse_reduce(self.reduce) if hasattr(self.reduce, "msg_field") else None
+        return parse_reduce(self.reduce)
 
 
 def read_steps(
@@ -99,7 +100,7 @@ def multi_update_all(
         frame = store.dst_frames[ntype]
         frame.update(merged)
         if apply_node_func is not None:
-            frame.update(apply_node_func(NodeBatch(frame)))
+            frame.update(apply_node_func(NodeBatch(frame, frame.num_rows, ntype)))
 
 
 def _reduced_together(
@@ -110,6 +111,7 @@ def _reduced_together(
     Sums and means share one stream, maxima another, minima a third.
     """
     shared: dict[tuple[str, str, str], list[EType]] = {}
+    reduces: dict[EType, BuiltinReduce] = {}
     for etype, step in steps.items():
         message, reduce = parse_message(step.message), step.builtin
         if message is None or reduce is None or reduce.message != message.out:
@@ -117,13 +119,14 @@ def _reduced_together(
         if message.op == "copy" and message.lhs.side == "u":
             kind = "sum" if reduce.op == "mean" else reduce.op
             shared.setdefault((etype[0], message.lhs.name, kind), []).append(etype)
+            reduces[etype] = reduce
     found: dict[EType, Columns] = {}
     for (ntype, column, kind), etypes in shared.items():
         x = store.src_frames[ntype][column]
         if len(etypes) > 1 and x.is_floating_point():
             rows = _reduced_jointly(store, etypes, x, kind, policy)
             for etype, part in zip(etypes, rows, strict=True):
-                found[etype] = _named(store.relations[etype], steps[etype], part)
+                found[etype] = _named(store.relations[etype], reduces[etype], part)
     return found
 
 
@@ -146,8 +149,7 @@ def _joined(store: GraphStore, etypes: tuple[EType, ...]) -> Relation:
     return store.joined[etypes]
 
 
-def _named(relation: Relation, step: Step, rows: Tensor) -> Columns:
-    reduce = parse_reduce(step.reduce)
+def _named(relation: Relation, reduce: BuiltinReduce, rows: Tensor) -> Columns:
     return {reduce.out: mean_of_sum(rows, relation) if reduce.op == "mean" else rows}
 
 
@@ -169,7 +171,7 @@ def _finished(store: GraphStore, etype: EType, step: Step, columns: Columns) -> 
         return columns
     frame = copy_frame(store.dst_frames[etype[2]])
     frame.update(columns)
-    return dict(step.apply(NodeBatch(frame)))
+    return dict(step.apply(NodeBatch(frame, frame.num_rows, etype[2])))
 
 
 def _merged(

@@ -23,24 +23,11 @@ from sar.graph.builtin import (
 )
 from sar.graph.frame import Frame
 from sar.graph.lazy import EdgeTensor, Scope, eager, node_of
+from sar.graph.mailbox import reduce_udf
 from sar.graph.program import Call, Item, Leaf, Node, Program, Udf
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import frozen, probe
 from sar.ops import Relation, aggregate, run_messages
-
-
-class NodeBatch:
-    """Destination rows as an apply function sees them, like DGL's ``NodeBatch``."""
-
-    def __init__(self, frame: Frame) -> None:
-        self.data = frame
-
-    def batch_size(self) -> int:
-        """Rows in the batch: all that this rank owns."""
-        return self.data.num_rows
-
-    def __len__(self) -> int:
-        return self.data.num_rows
 
 
 def update_all(
@@ -57,6 +44,10 @@ def reduced(
     """The destination columns that messages over one relation are reduced to."""
     reduce = parse_reduce(reduce_func)
     message = parse_message(message_func)
+    if reduce is None:
+        columns = _mailbox(store, etype, message_func, message, policy)
+        frame, scope = store.dst_frames[etype[2]], scope_of(store, etype, policy)
+        return reduce_udf(scope, columns, frame, etype[2], reduce_func)
     if message is None:
         out = _reduce_udf(store, etype, message_func, reduce, policy)
     else:
@@ -67,6 +58,16 @@ def reduced(
             )
         out = _reduce_builtin(store, etype, message, reduce.op, policy)
     return {reduce.out: out}
+
+
+def _mailbox(
+    store: GraphStore, etype: EType, func: Any, message: BuiltinMessage | None, policy: Policy
+) -> dict[str, EdgeTensor]:
+    """All messages that a reduce function may read, lazy."""
+    if message is None:
+        return _udf_columns(store, etype, func, policy)
+    operands = _operands(store, etype, message)
+    return {message.out: edge_values(scope_of(store, etype, policy), message, operands)}
 
 
 def apply_edges(

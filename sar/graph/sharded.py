@@ -17,6 +17,7 @@ from sar.graph.dispatch import GraphMarker
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.lazy import Scope
 from sar.graph.legacy import OriginalMembers
+from sar.graph.mailbox import NodeBatch
 from sar.graph.store import EType, GraphStore
 from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
 from sar.ops import Relation
@@ -248,19 +249,21 @@ class ShardedGraph(Counts, OriginalMembers):
 
         Args:
             message_func: a ``dgl.function`` message or a function of an edge batch.
-            reduce_func: ``dgl.function`` sum, mean, max or min. Rows without edges get 0; a tie of
-                max or min gives its gradient to the edge of smallest global id.
+            reduce_func: ``dgl.function`` sum, mean, max or min, or a function of a batch of nodes
+                with a ``mailbox``, called once per in-degree and block. Rows without edges get 0;
+                a tie of max or min gives its gradient to the edge of smallest global id.
             apply_node_func: called with the destination columns, returns columns to store.
 
         Raises:
             NotSupportedError: another reduction.
-            KeyError: a column that does not exist; ValueError: shapes that do not broadcast.
+            KeyError: a column or message that does not exist; ValueError: shapes that do not fit.
         """
         canonical = self._canonical(etype)
         passing.update_all(self._store, canonical, message_func, reduce_func, self.policy)
         if apply_node_func is not None:
             frame = self._store.dst_frames[canonical[2]]
-            for name, value in apply_node_func(passing.NodeBatch(frame)).items():
+            batch = NodeBatch(frame, frame.num_rows, canonical[2])
+            for name, value in apply_node_func(batch).items():
                 frame[name] = value
 
     def multi_update_all(

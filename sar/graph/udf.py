@@ -45,17 +45,24 @@ class EdgeBatch:
         raise NotSupportedError("edges.edges() is not supported in a message function")
 
 
-class _Recorder(Mapping[str, Tensor]):
-    """A few blank rows per column; remembers which columns were read."""
+class Recorder(Mapping[str, Tensor]):
+    """A few blank rows per column; remembers which columns were read.
 
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
+    Args:
+        rows: leading shape of the blank rows, in place of the column's first dimension.
+
+    Attributes:
+        read: the blank rows by name, in the order in which they were first read.
+    """
+
+    def __init__(self, frame: Mapping[str, Tensor], rows: tuple[int, ...] = (_PROBE_ROWS,)) -> None:
+        self._frame, self._rows = frame, rows
         self.read: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.read:
             column = self._frame[name]
-            shape = (_PROBE_ROWS, *tuple(column.shape)[1:])  # the column may be lazy
+            shape = (*self._rows, *tuple(column.shape)[1:])  # the column may be lazy
             self.read[name] = torch.zeros(shape, dtype=column.dtype, device=column.device)
         return self.read[name]
 
@@ -91,24 +98,36 @@ def probe(
 
     Raises ``TypeError`` or ``ValueError`` when it does not return one row per edge.
     """
-    sides = [_Recorder(frame) for frame in (src, dst, edge)]
+    sides = [Recorder(frame) for frame in (src, dst, edge)]
+    batch = EdgeBatch(sides[0], sides[1], sides[2], _PROBE_ROWS)
+    outputs, captures, hidden = trace(lambda: _checked(udf(batch)))
+    read = [list(side.read) for side in sides]
+    return Probe(read[0], read[1], read[2], outputs, captures, hidden)
+
+
+def trace(
+    run: Callable[[], Mapping[str, Tensor]],
+) -> tuple[dict[str, Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Outputs of a function without their rows, and its captures and hidden leaves.
+
+    Random numbers go on afterwards as if it had not run. See Note [Captured tensors].
+    """
     recorded = RecordCaptures()
     with torch.random.fork_rng(devices=[]):
         with torch.no_grad(), recorded:
-            outputs = _checked(udf(EdgeBatch(sides[0], sides[1], sides[2], _PROBE_ROWS)))
+            outputs = run()
         captures = recorded.tensors()
         hidden: tuple[Tensor, ...] = ()
         if torch.is_grad_enabled():
-            hidden = _hidden_leaves(udf, sides, captures)
+            hidden = _hidden_leaves(run, captures)
     like = {name: out[:0].detach() for name, out in outputs.items()}
-    read = [list(side.read) for side in sides]
-    return Probe(read[0], read[1], read[2], like, tuple(captures), hidden)
+    return like, tuple(captures), hidden
 
 
-def _hidden_leaves(udf: Callable, sides: list[_Recorder], captures: list[Tensor]) -> tuple:
+def _hidden_leaves(run: Callable, captures: list[Tensor]) -> tuple[Tensor, ...]:
     aliases = [detached_leaf(t, True) for t in captures]
     with torch.enable_grad(), ReplaceCaptures(captures, aliases):
-        outputs = _checked(udf(EdgeBatch(sides[0], sides[1], sides[2], _PROBE_ROWS)))
+        outputs = run()
     known = {id(alias) for alias in aliases}
     leaves = leaves_of([out for out in outputs.values() if out.requires_grad])
     return tuple({id(t): t for t in leaves if id(t) not in known}.values())

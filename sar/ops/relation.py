@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group, HaloPlan, build_halo_plan, join_plans
 from sar.kernels import Csc, compress
+from sar.ops.arrivals import Arrivals, arrange
 
 
 class Relation:
@@ -60,6 +61,20 @@ class Relation:
         """
         return self.make_keys().to(self.src.device)
 
+    @cached_property
+    def halo_starts(self) -> list[int]:
+        """Where each peer's halo begins behind the owned rows when all of it is held at once."""
+        counts = self.plan.recv_counts
+        return [self.num_src + sum(counts[:peer]) for peer in range(self.group.size)]
+
+    @cached_property
+    def arrivals(self) -> Arrivals:
+        """All edges by destination; sources are owned rows or rows behind ``halo_starts``."""
+        src = self.src.clone()
+        for peer, (low, high) in enumerate(pairwise(self.offsets)):
+            src[low:high] += 0 if peer == self.group.rank else self.halo_starts[peer]
+        return arrange(src, self.dst, self.eid, self.in_degrees)
+
     def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
         """The shard whose sources are owned, by destination or (``reverse``) by source."""
         return self._cached(0, reverse, order)[0]
@@ -72,7 +87,7 @@ class Relation:
         """The same relation with its arrays on ``device``; no communication."""
         moved = object.__new__(Relation)
         moved.__dict__.update(self.__dict__)
-        for name in ("in_degrees", "keys"):
+        for name in ("in_degrees", "keys", "arrivals"):
             moved.__dict__.pop(name, None)
         moved.plan = self.plan.to(device)
         for name in ("src", "dst", "eid", "out_degrees"):

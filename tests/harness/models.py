@@ -149,7 +149,7 @@ def _layers() -> dict[str, Layer]:
     layers["RelGraphConv-presorted"] = Layer(
         rel("basis", 2), _presorted, blocks=False, graph="typed"
     )
-    return layers | _edge_layers(dglnn)
+    return layers | _edge_layers(dglnn) | _mailbox_layers(dglnn)
 
 
 def _edge_layers(dglnn: Any) -> dict[str, Layer]:
@@ -204,6 +204,86 @@ def _edge_layers(dglnn: Any) -> dict[str, Layer]:
         "CFConv": Layer(lambda i, o: dglnn.CFConv(i, 3, 4, o), with_edges),
         "GMMConv": Layer(lambda i, o: dglnn.GMMConv(i, o, 3, 2, "mean", **zero), with_edges),
     }
+
+
+def _mailbox_layers(dglnn: Any) -> dict[str, Layer]:
+    """Layers whose reduction is a function over a mailbox."""
+    scalers = ["identity", "amplification", "attenuation"]
+    # PNA and DGN end in a batch norm, before which their biases stand. Their variances and
+    # derivatives are differences of nearly equal numbers: bfloat16 leaves no digits.
+    normed: dict[str, Any] = {"blocks": False, "adam": False, "narrow": False}
+
+    def pna(aggregators: list[str], edges: int = 0) -> Callable[[int, int], nn.Module]:
+        return lambda i, o: dglnn.PNAConv(i, o, aggregators, scalers, 1.5, edge_feat_size=edges)
+
+    def with_edges(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+        return layer(graph, x, _edge_rows(edge))
+
+    def directed(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+        return layer(graph, x, _edge_rows(edge), eig_vec=first[:, :3])
+
+    def distances(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+        return layer(graph, x, edge["weight"].unsqueeze(1))
+
+    def dgn(i: int, o: int) -> nn.Module:
+        kinds = ["mean", "dir1-av", "dir2-dx", "dir3-av"]
+        return dglnn.DGNConv(i, o, kinds, scalers, 1.5, edge_feat_size=3)
+
+    return {
+        "SAGEConv-lstm": Layer(lambda i, o: dglnn.SAGEConv(i, o, "lstm")),
+        "PNAConv": Layer(pna(["mean", "max", "min"]), **normed),
+        "PNAConv-edges": Layer(pna(["sum", "var", "moment4"], 3), with_edges, **normed),
+        "DGNConv": Layer(dgn, directed, **normed),
+        "AtomicConv": Layer(_Atomic, distances, blocks=False, narrow=False),
+        "mailbox": Layer(_Attentive),
+        "mailbox-weighted": Layer(_Attentive, distances),
+    }
+
+
+class _Atomic(nn.Module):
+    """AtomicConv, whose width is that of its input times its filters, and a linear layer."""
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        from dgl.nn import AtomicConv
+
+        super().__init__()
+        cutoffs, means = torch.tensor([1.1, 1.6, 2.0]), torch.tensor([0.5, 0.9, 1.3])
+        self.conv = AtomicConv(cutoffs, means, torch.tensor([1.0, 2.0, 0.5]))
+        self.linear = nn.Linear(3 * in_width, out_width)
+
+    def forward(self, graph: Any, x: Tensor, distances: Tensor) -> Tensor:
+        return self.linear(self.conv(graph, x, distances))
+
+
+class _Attentive(nn.Module):
+    """A layer of a user: every node attends to its mailbox and learns what stands out in it."""
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(in_width, 4), nn.Linear(in_width, 4)
+        self.value, self.last = nn.Linear(in_width, out_width), nn.Linear(in_width, out_width)
+
+    def message(self, edges: Any) -> dict[str, Tensor]:
+        scale = edges.data["scale"]
+        return {"k": self.key(edges.src["h"]) * scale, "h": edges.src["h"], "scale": scale}
+
+    def reduce(self, nodes: Any) -> dict[str, Tensor]:
+        rows = nodes.mailbox["h"]
+        scores = (nodes.mailbox["k"] * self.query(nodes.data["x"]).unsqueeze(1)).sum(-1)
+        weights = torch.softmax(scores, 1).unsqueeze(2)
+        spread = (rows - rows.mean(1, keepdim=True)).square().mean(1)
+        return {
+            "out": (weights * self.value(rows)).sum(1) + self.last(rows[:, -1] * spread),
+            "first": rows[:, 0] * nodes.batch_size() ** 0,
+        }
+
+    def forward(self, graph: Any, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        with graph.local_scope():
+            graph.srcdata["h"] = x
+            graph.dstdata["x"] = x[: graph.num_dst_nodes()]
+            graph.edata["scale"] = x.new_ones(graph.num_edges(), 1) if scale is None else scale
+            graph.update_all(self.message, self.reduce)
+            return graph.dstdata["out"] + graph.dstdata["first"].sum(1, keepdim=True)
 
 
 def _edge_rows(edge: dict[str, Tensor]) -> Tensor:
