@@ -217,8 +217,10 @@ def test_odd_graphs(
 
 
 def test_messages_come_in_ascending_global_edge_id(partitioned: Cutter) -> None:
+    path = partitioned(sample("repeated"), 3, "random")
+
     def case(group: Any) -> None:
-        part = Part(group, partitioned(sample("repeated"), 3, "random"))
+        part = Part(group, path)
         graph = part.graph
         graph.edata["id"] = graph.edata[dgl.EID].double().unsqueeze(1)
         seen = []
@@ -262,8 +264,10 @@ def test_only_some_ranks_ask_for_gradients(rematerialize: bool, partitioned: Cut
 
 
 def test_nothing_is_kept_where_nobody_asks(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
     def case(group: Any) -> None:
-        part = Part(group, partitioned(mixed(), 2, "random"))
+        part = Part(group, path)
         part.graph.ndata["h"] = whole(57, (3,), 0)[part.nodes]
         part.graph.update_all(fn.copy_u("h", "m"), lambda nodes: {"o": nodes.mailbox["m"].sum(1)})
         assert not part.graph.ndata["o"].requires_grad
@@ -278,8 +282,10 @@ def test_nothing_is_kept_where_nobody_asks(partitioned: Cutter) -> None:
 
 
 def test_a_result_may_be_changed_and_backward_run_twice(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
     def case(group: Any) -> None:
-        part = Part(group, partitioned(mixed(), 2, "random"))
+        part = Part(group, path)
         x = part.node_rows(whole(57, (3,), 0))
         part.graph.ndata["h"] = x
         part.graph.update_all(
@@ -310,8 +316,10 @@ def test_apply_function_and_several_calls(partitioned: Cutter) -> None:
     want = run(graph, x)
     want.square().sum().backward()
 
+    path = partitioned(sample("looped"), 3, "metis")
+
     def case(group: Any) -> tuple[Tensor, Tensor, Tensor]:
-        part = Part(group, partitioned(sample("looped"), 3, "metis"))
+        part = Part(group, path)
         mine = part.node_rows(x.detach())
         out = run(part.graph, mine)
         out.square().sum().backward()
@@ -479,8 +487,10 @@ def test_a_hub_larger_than_a_block_runs_alone(partitioned: Cutter, unwarned: Non
         graph.update_all(fn.copy_u("h", "m"), reduce)
         return graph.ndata["o"]
 
+    path = partitioned(graph, 1, "random")
+
     def case(group: Any) -> tuple[Tensor, Tensor]:
-        part = Part(group, partitioned(graph, 1, "random"), sar.Policy(block_bytes=1))
+        part = Part(group, path, sar.Policy(block_bytes=1))
         return run(part.graph, whole(700, (3,), 0)[part.nodes]), part.nodes
 
     with pytest.warns(UserWarning, match="hub_larger.*reduce: the mailbox of a destination with 6"):
@@ -559,8 +569,10 @@ def test_an_error_on_one_rank_is_raised_on_all(partitioned: Cutter) -> None:
 
 
 def test_what_is_no_reduce_function(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 1, "random")
+
     def case(group: Any) -> None:
-        part = Part(group, partitioned(mixed(), 1, "random"))
+        part = Part(group, path)
         part.graph.ndata["h"] = whole(57, (3,), 0)[part.nodes]
         with pytest.raises(TypeError, match="reduce function: got str"):
             part.graph.update_all(fn.copy_u("h", "m"), "sum")
@@ -586,8 +598,10 @@ def test_a_width_that_depends_on_one_in_degree(partitioned: Cutter) -> None:
         )
         return graph.ndata["o"]
 
+    path = partitioned(graph, 4, "adversarial")
+
     def case(group: Any) -> tuple[Tensor, Tensor]:
-        part = Part(group, partitioned(graph, 4, "adversarial"))
+        part = Part(group, path)
         return run(part.graph, whole(20, (3,), 0)[part.nodes]), part.nodes
 
     want = run(to_dgl(graph), whole(20, (3,), 0))
@@ -615,7 +629,7 @@ def hetero_rows() -> dict[str, Tensor]:
 
 
 def run_hetero(graph: Any, x: dict[str, Tensor], net: Any) -> dict[str, Tensor]:
-    """A reduce function on one relation by name, then lstm on all of them."""
+    """A reduce function on one relation by name, on two at once, then lstm on all of them."""
     graph.ndata["h"] = x
 
     def reduce(nodes: Any) -> dict[str, Tensor]:
@@ -623,7 +637,13 @@ def run_hetero(graph: Any, x: dict[str, Tensor], net: Any) -> dict[str, Tensor]:
         return {"s": nodes.mailbox["m"].median(1).values * nodes.data["h"]}
 
     graph.update_all(fn.copy_u("h", "m"), reduce, etype=("user", "buys", "item"))
-    x = {**x, "item": x["item"] + graph.nodes["item"].data["s"]}
+    functions = {
+        "buys": (fn.copy_u("h", "m"), lambda nodes: {"t": nodes.mailbox["m"].prod(1)}),
+        "marks": (fn.copy_u("h", "m"), fn.max("m", "t")),
+    }
+    graph.multi_update_all(functions, "sum")
+    added = graph.nodes["item"].data["s"] + graph.nodes["item"].data["t"].tanh()
+    x = {**x, "item": x["item"] + added}
     return net(graph, x)
 
 
@@ -677,8 +697,10 @@ def test_pna_with_deviations_and_towers(size: int, partitioned: Cutter) -> None:
 
 
 def test_a_number_of_nodes_is_local_as_a_size_and_global_as_a_divisor(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 3, "random")
+
     def case(group: Any) -> None:
-        graph = Part(group, partitioned(mixed(), 3, "random")).graph
+        graph = Part(group, path).graph
         counts, local = graph.batch_num_nodes(), graph.num_nodes()
         (count,) = counts
         assert isinstance(count, NodeCount) and counts.tolist() == [local] == [int(count)]
@@ -691,7 +713,7 @@ def test_a_number_of_nodes_is_local_as_a_size_and_global_as_a_divisor(partitione
             assert torch.equal(share, torch.full_like(share, 1 / 57))
         assert torch.equal(torch.repeat_interleave(torch.ones(1), counts), torch.ones(local))
         assert type(count * 2) is Tensor and int(count * 2) == 2 * local
-        data = sar.load_dgl_partition_data(partitioned(mixed(), 3, "random"), group.rank, "cpu")
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
         (block,) = sar.construct_mfgs(data, torch.empty(0, dtype=torch.int64), 1)
         with pytest.raises(NotImplementedError, match="block"):
             torch.ones(1) / block.batch_num_nodes()
