@@ -48,6 +48,7 @@ from sar.nn import (
     global_mean,
     sync_params,
 )
+from sar.partition.homogeneous import to_homogeneous
 
 __version__ = "0.1.0"
 
@@ -87,6 +88,7 @@ __all__ = [
     "shutdown",
     "suffix_key_lookup",
     "sync_params",
+    "to_homogeneous",
     "world_size",
 ]
 

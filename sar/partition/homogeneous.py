@@ -1,0 +1,135 @@
+"""A part of a graph of several types as one of a single type, for layers that are told types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.errors import PartitionError
+from sar.partition.arrays import ORIG_EID, ORIG_ID
+from sar.partition.book import HOMOGENEOUS_ETYPE, HOMOGENEOUS_NTYPE, EType, PartitionBook
+from sar.partition.features import FeatureStore
+from sar.partition.load import TYPE_KEY, PartitionData
+from sar.partition.shards import MAX_INT32, ShardEdges
+
+
+def to_homogeneous(partition_data: PartitionData) -> PartitionData:
+    """The part with all node types as one and all edge types as one; local, no communication.
+
+    What ``dgl.to_homogeneous`` gives, cut: rows are sorted by type, global ids stay as they are.
+    ``node_features["_N/_TYPE"]`` and ``edge_features["_N:_E:_N/_TYPE"]`` are the int64 type ids.
+    ``orig_id`` and ``orig_eid`` number the types one behind the other. Of the other features those
+    are kept that all types have in one dtype and width; they are read when asked for.
+
+    Raises:
+        TypeError: not what :func:`sar.load_dgl_partition_data` returns.
+        PartitionError: a part has 2^31 nodes or edges or more.
+    """
+    data = partition_data
+    if not isinstance(data, PartitionData):
+        raise TypeError(
+            f"partition_data: got {type(data).__name__}, expected load_dgl_partition_data's result"
+        )
+    book = _joint_book(data.book)
+    _check_int32(book)
+    ntypes = {ntype: data.num_nodes(ntype) for ntype in data.book.ntypes}
+    etypes = {etype: data.num_edges(etype) for etype in data.book.canonical_etypes}
+    nodes = _joint_features(data.node_features, ntypes, list(ntypes), HOMOGENEOUS_NTYPE)
+    names = [":".join(etype) for etype in etypes]
+    joint = ":".join(HOMOGENEOUS_ETYPE)
+    edges = _joint_features(data.edge_features, etypes, names, joint)
+    nodes.synthesize(TYPE_KEY, lambda: data.node_features[TYPE_KEY])
+    if f"{HOMOGENEOUS_NTYPE}/{ORIG_ID}" in nodes:
+        numbers = partial(_numbers, data.keys.nodes, list(ntypes))
+        nodes.synthesize(f"{HOMOGENEOUS_NTYPE}/{ORIG_ID}", numbers)
+    if f"{joint}/{ORIG_EID}" in edges:
+        numbers = partial(_numbers, data.keys.edges, list(etypes))
+        edges.synthesize(f"{joint}/{ORIG_EID}", numbers)
+    return PartitionData(
+        book, data.part_id, {HOMOGENEOUS_ETYPE: _joint_edges(data)}, nodes, edges, data.device
+    )
+
+
+def _numbers(read: Callable[..., Tensor], types: Sequence) -> Tensor:
+    return torch.cat([read(one).long() for one in types])
+
+
+def _joint_book(book: PartitionBook) -> PartitionBook:
+    tables = [book.edge_ranges[etype] for etype in book.canonical_etypes]
+    edges = np.stack([tables[0][:, 0], tables[-1][:, 1]], axis=1)
+    return replace(
+        book,
+        ntypes=[HOMOGENEOUS_NTYPE],
+        canonical_etypes=[HOMOGENEOUS_ETYPE],
+        node_ranges={HOMOGENEOUS_NTYPE: np.asarray(book.part_ranges, dtype=np.int64)},
+        edge_ranges={HOMOGENEOUS_ETYPE: edges},
+    )
+
+
+def _check_int32(book: PartitionBook) -> None:
+    for what, (ranges,) in (
+        ("nodes", book.node_ranges.values()),
+        ("edges", book.edge_ranges.values()),
+    ):
+        largest = int((ranges[:, 1] - ranges[:, 0]).max())
+        if largest >= MAX_INT32:
+            raise PartitionError(
+                f"{book.json_path}: a part owns {largest} {what} of all types, expected less than "
+                f"{MAX_INT32}: cut it into more parts"
+            )
+
+
+def _joint_edges(data: PartitionData) -> ShardEdges:
+    """Edges grouped by the source's part, inside it by type: in ascending position."""
+    book, part = data.book, data.part_id
+    edge_start = int(book.edge_ranges[book.canonical_etypes[0]][part, 0])
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    offsets = [0]
+    for peer in range(book.num_parts):
+        for etype in book.canonical_etypes:
+            shard = data.edges[etype]
+            span = slice(shard.offsets[peer], shard.offsets[peer + 1])
+            src = shard.src[span] + _start(book, etype[0], peer)
+            dst = shard.dst[span] + _start(book, etype[2], part)
+            eid = shard.eid[span] + (int(book.edge_ranges[etype][part, 0]) - edge_start)
+            rows.append((src, dst, eid))
+        offsets.append(sum(len(one[0]) for one in rows))
+    src, dst, eid = (torch.cat(column) for column in zip(*rows, strict=True))
+    return ShardEdges(src, dst, eid, offsets)
+
+
+def _start(book: PartitionBook, ntype: str, part: int) -> int:
+    """Where a type's rows begin among all rows of a part."""
+    return int(book.node_ranges[ntype][part, 0]) - book.part_ranges[part][0]
+
+
+def _joint_features(
+    store: FeatureStore, counts: dict[str, int] | dict[EType, int], names: list[str], joint: str
+) -> FeatureStore:
+    """Features that every type with rows has alike, and the type of each row."""
+    found = FeatureStore({})
+    empty = {name for name, count in zip(names, counts.values(), strict=True) if not count}
+    features = [key.rpartition("/")[2] for key in store if "/" in key]
+    for feature in dict.fromkeys(features):
+        every = [f"{one}/{feature}" for one in names if one not in empty]
+        keys = [*every, *(f"{one}/{feature}" for one in empty if f"{one}/{feature}" in store)]
+        if all(key in store for key in keys) and len({_kind(store, key) for key in keys}) == 1:
+            found.synthesize(f"{joint}/{feature}", partial(_rows, store, keys))
+    sizes = torch.tensor(list(counts.values()))
+    types = torch.arange(len(sizes))
+    found.synthesize(f"{joint}/{TYPE_KEY}", lambda: types.repeat_interleave(sizes))
+    return found
+
+
+def _rows(store: FeatureStore, keys: list[str]) -> Tensor:
+    return torch.cat([store[key] for key in keys])
+
+
+def _kind(store: FeatureStore, key: str) -> tuple:
+    dtype, shape = store.info(key)
+    return dtype, shape[1:]

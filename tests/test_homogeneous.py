@@ -1,0 +1,203 @@
+"""Typed layers on a graph of several types taken as one equal DGL's on ``dgl.to_homogeneous``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dgl
+import pytest
+import torch
+from dgl import nn as dglnn
+from harness import assert_close, assert_gradients_close, run_threads
+from harness.graphs import EDGE_TYPES, hetero, shop, to_dgl
+from harness.parts import Cutter, joined
+from harness.rows import whole
+from harness.training import whole_blocks
+from torch import Tensor, nn
+
+import sar
+from sar.partition.arrays import GraphArrays
+
+WIDTH = 4
+EDGES = "_N:_E:_N"
+TYPES = len(shop().edges)
+
+LAYERS = {
+    "RelGraphConv basis": lambda: dglnn.RelGraphConv(WIDTH, WIDTH, TYPES, "basis", 2),
+    "RelGraphConv norm": lambda: dglnn.RelGraphConv(WIDTH, WIDTH, TYPES, "bdd", 2),
+    "HGTConv": lambda: dglnn.HGTConv(WIDTH, 2, 2, 3, TYPES, 0.0),
+}
+
+
+class Typed(nn.Module):
+    """Two typed layers; ``types`` are node and edge types by graph, ``norm`` a factor per edge."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.layers = nn.ModuleList(LAYERS[name]() for _ in range(2)).double()
+
+    def forward(self, graphs: list, x: Tensor, types: list, norm: list, presorted: bool) -> Tensor:
+        for layer, graph, (ntype, etype), factor in zip(self.layers, graphs, types, norm):
+            if self.name == "HGTConv":
+                x = torch.tanh(layer(graph, x, ntype, etype, presorted=presorted))
+            else:
+                factor = factor if "norm" in self.name else None
+                x = torch.tanh(layer(graph, x, etype, factor, presorted=presorted))
+        return x
+
+
+def model(name: str) -> Typed:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Typed(name)
+
+
+def seeds_of(ids: Tensor) -> Tensor:
+    """Every third original id gets an output on a block."""
+    return ids % 3 == 0
+
+
+def inputs(graph: GraphArrays) -> tuple[Tensor, Tensor]:
+    return whole(graph.total_nodes, (WIDTH,), 0), whole(graph.total_edges, (1,), 1)
+
+
+def case(group: Any, path: str, name: str, state: dict, mfgs: bool, rounds: int | None) -> dict:
+    data = sar.to_homogeneous(sar.load_dgl_partition_data(path, group.rank, "cpu"))
+    nodes, edges = data.node_features["_N/orig_id"], data.edge_features[f"{EDGES}/orig_eid"]
+    ntypes, etypes = data.node_features["_N/_TYPE"], data.edge_features[f"{EDGES}/_TYPE"]
+    rows, factors = inputs(shop())
+    if mfgs:
+        seeds = seeds_of(nodes).nonzero().view(-1) + data.node_ranges[group.rank][0]
+        blocks = sar.construct_mfgs(data, seeds, 2)
+        graphs = [block.with_policy(sar.Policy(rounds=rounds)) for block in blocks]
+    else:
+        graphs = [sar.construct_full_graph(data, sar.Policy(rounds=rounds))] * 2
+    first = int(data.book.edge_ranges["_N", "_E", "_N"][data.part_id, 0])
+    local = [graph.edata["_ID"] - first for graph in graphs]
+    types = [(ntypes[g.srcnodes()], etypes[at]) for g, at in zip(graphs, local)]
+    x = rows[nodes[graphs[0].srcnodes()]].requires_grad_()
+    norm = [factors[edges[at]].requires_grad_() for at in local]
+    net = Typed(name)
+    net.load_state_dict(state)
+    out = net(graphs, x, types, norm, not mfgs)
+    dst = nodes[graphs[1].dstnodes()]
+    (out * (1 + dst).view(-1, 1)).sum().backward()
+    sar.gather_grads(net)
+    return {
+        "dst": dst, "out": out.detach(), "src": nodes[graphs[0].srcnodes()], "x": x.grad,
+        "params": {n: p.grad for n, p in net.named_parameters()},
+    }  # fmt: skip
+
+
+def reference(name: str, mfgs: bool) -> dict:
+    one = to_dgl(shop())
+    joint = dgl.to_homogeneous(one)
+    joint.ndata["orig_id"] = torch.arange(joint.num_nodes())
+    joint.ndata["type"], joint.edata["type"] = joint.ndata["_TYPE"], joint.edata["_TYPE"]
+    for data in (joint.ndata, joint.edata):
+        del data["_ID"], data["_TYPE"]  # names of a block's own
+    joint.edata["orig_eid"] = torch.arange(joint.num_edges())
+    rows, factors = inputs(shop())
+    graphs = [joint, joint]
+    if mfgs:
+        seeds = seeds_of(joint.nodes()).nonzero().view(-1)
+        graphs = whole_blocks(joint, {"_N": seeds}, 2)
+    net, nodes = model(name), graphs[0].srcdata["orig_id"]
+    x = rows[nodes].requires_grad_()
+    types = [(g.srcdata["type"], g.edata["type"]) for g in graphs]
+    out = net(graphs, x, types, [factors[g.edata["orig_eid"]] for g in graphs], not mfgs)
+    dst = graphs[1].dstdata["orig_id"]
+    (out * (1 + dst).view(-1, 1)).sum().backward()
+    return {
+        "dst": dst, "out": out.detach(), "src": nodes, "x": x.grad,
+        "params": {n: p.grad for n, p in net.named_parameters()},
+    }  # fmt: skip
+
+
+def by_id(parts: list[dict], key: str, ids: str) -> Tensor:
+    found = torch.cat([part[key] for part in parts])
+    every = found.new_zeros(shop().total_nodes, WIDTH)
+    return every.index_copy(0, torch.cat([part[ids] for part in parts]), found)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("size", "method", "rounds", "mfgs"),
+    [
+        (1, "metis", None, False),
+        (2, "random", None, True),
+        (3, "random", 2, False),
+        (4, "adversarial", 1, True),
+        (8, "metis", 3, False),
+    ],
+)
+def test_typed_layers(
+    name: str, size: int, method: str, rounds: int | None, mfgs: bool, partitioned: Cutter
+) -> None:
+    if mfgs and name == "HGTConv":
+        mfgs = False  # DGL's does not run on blocks
+    want, state = reference(name, mfgs), model(name).state_dict()
+    path = partitioned(shop(), size, method)
+    parts = run_threads(size, case, path, name, state, mfgs, rounds)
+    for key, ids in (("out", "dst"), ("x", "src")):
+        rows = [by_id(some, key, ids) for some in (parts, [want])]
+        assert_close(rows[0], rows[1], key, torch.float64)
+    for part in parts:
+        assert_gradients_close(part["params"], want["params"], torch.float64)
+
+
+@pytest.mark.parametrize(("size", "method"), [(1, "metis"), (4, "adversarial"), (3, "random")])
+def test_features_and_ids(size: int, method: str, partitioned: Cutter) -> None:
+    """What all types have alike, types, and original numbers; degrees; an empty part."""
+
+    def case(group: Any) -> dict:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        one = sar.to_homogeneous(data)
+        assert one.node_ranges == data.node_ranges
+        assert torch.equal(one.node_features["_TYPE"], data.node_features["_TYPE"])
+        names = ("feat", "label", "train_mask", "_TYPE")
+        found = {name: one.node_features[f"_N/{name}"] for name in names}
+        found |= {name: one.edge_features[f"{EDGES}/{name}"] for name in ("weight", "type")}
+        found["etype"] = one.edge_features[f"{EDGES}/_TYPE"]
+        graph = sar.construct_full_graph(one)
+        return found | {
+            "in": graph.in_degrees(), "out": graph.out_degrees(),
+            "nodes": one.node_features["_N/orig_id"],
+            "edges": one.edge_features[f"{EDGES}/orig_eid"],
+        }  # fmt: skip
+
+    path = partitioned(shop(), size, method)
+    parts, whole_graph = run_threads(size, case), to_dgl(shop())
+    names = ["feat", "label", "train_mask"]
+    want = dgl.to_homogeneous(whole_graph, ndata=names, edata=["weight", "type"])
+    for key, ids, value in (
+        *((name, "nodes", want.ndata[name]) for name in (*names, "_TYPE")),
+        *((name, "edges", want.edata[name]) for name in ("weight", "type")),
+        ("etype", "edges", want.edata["_TYPE"]),
+        ("in", "nodes", want.in_degrees()),
+        ("out", "nodes", want.out_degrees()),
+    ):
+        rows = joined([p[key] for p in parts], [p[ids] for p in parts], len(value))
+        assert torch.equal(rows, value) and rows.dtype == value.dtype, key
+
+
+def test_features_of_some_types_are_left_out(partitioned: Cutter) -> None:
+    graph = GraphArrays(
+        "partial", dict(hetero().num_nodes), dict(hetero().edges),
+        {
+            "item": {"feat": torch.ones(23, 2), "x": torch.ones(23, 2)},
+            "tag": {"feat": torch.ones(9, 2), "x": torch.ones(9, 3)},
+            "user": {"x": torch.ones(31, 2)},
+        },
+    )  # fmt: skip
+    data = sar.load_dgl_partition_data(partitioned(graph, 1, "metis"), 0, "cpu")
+    one = sar.to_homogeneous(data)
+    assert set(one.node_features) == {"_TYPE", "_N/_TYPE"}
+    assert set(one.edge_features) == {f"{EDGES}/_TYPE", f"{EDGES}/orig_eid"}
+    with pytest.raises(TypeError, match="partition_data: got GraphArrays"):
+        sar.to_homogeneous(graph)
+
+
+def test_edge_type_count() -> None:
+    assert TYPES > EDGE_TYPES, "the types of relations are not those of the edge feature"
