@@ -78,6 +78,11 @@ def _post_fetch(plan: HaloPlan, rows: Tensor, step: Round, keep: bool) -> _Fligh
     return _Flight(step, work, send, recv)
 
 
+def add_rows(home: Tensor, idx: Tensor, rows: Tensor) -> None:
+    """home[idx] += rows, an index as often as it comes."""
+    home.index_add_(0, idx.long(), rows)  # twice as fast as int32
+
+
 class GradientReturn:
     """Sends gradients of halo rows to their owners and adds what comes home; a bounded window.
 
@@ -85,12 +90,19 @@ class GradientReturn:
         width, dtype: of the rows on the wire.
         local: computes the owned rows' own gradient, [num_rows, width] in the dtype to accumulate
             in; called once, when rounds are in flight already.
+        combine: what is done with rows that come home instead of adding them.
     """
 
     def __init__(
-        self, plan: HaloPlan, width: int, dtype: torch.dtype, local: Callable[[], Tensor]
+        self,
+        plan: HaloPlan,
+        width: int,
+        dtype: torch.dtype,
+        local: Callable[[], Tensor],
+        combine: Callable[[Tensor, Tensor, Tensor], None] = add_rows,
     ) -> None:
         self.plan, self.width, self.dtype, self._local = plan, width, dtype, local
+        self._combine = combine
         self._home: Tensor | None = None
         self._flights: deque[_Flight] = deque()
 
@@ -135,9 +147,11 @@ class GradientReturn:
             stop = start + flight.round.send_counts[peer]
             idx = self.plan.send_idx[peer]
             grads = flight.recv[start:stop].to(home.dtype)
-            if idx is None:
+            if idx is not None:
+                self._combine(home, idx, grads)
+            elif self._combine is add_rows:
                 home.add_(grads)
             else:
-                home.index_add_(0, idx.long(), grads)  # twice as fast as int32
+                self._combine(home, torch.arange(len(home), device=home.device), grads)
             start = stop
         pool.give(flight.recv)

@@ -14,8 +14,8 @@ from sar.comm import Group, current_group
 from sar.config import Policy
 from sar.errors import PartitionError
 from sar.graph.sharded import ShardedGraph
-from sar.graph.store import GraphStore, edge_frame, node_frames
-from sar.ops import build_relation
+from sar.graph.store import EType, GraphStore, edge_frame, node_frames
+from sar.ops import AnyRelation, build_relation
 from sar.partition.load import PartitionData, load_partition
 
 _READER_VERSION = 1
@@ -96,7 +96,8 @@ def construct_full_graph(
     group, book, part_id = current_group(), partition_data.book, partition_data.part_id
     agree_data(partition_data, group, policy)
     rows = {ntype: torch.arange(partition_data.num_nodes(ntype)) for ntype in book.ntypes}
-    relations, edge_frames = {}, {}
+    relations: dict[EType, AnyRelation] = {}
+    edge_frames = {}
     for type_id, etype in enumerate(book.canonical_etypes):
         shards = partition_data.edges[etype].to("cpu")  # the plan is agreed there
         num_src, num_dst = len(rows[etype[0]]), len(rows[etype[2]])

@@ -7,9 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.comm import Group
 from sar.graph.node_count import NodeCount
 from sar.graph.store import EType, GraphStore
-from sar.graph.support import called_from, not_supported
+
+
+class LocalCount(NodeCount):
+    """A count of rows that also leads to the ranks that hold the others.
+
+    Attributes:
+        group: the ranks.
+    """
+
+    group: Group
+
+    @staticmethod
+    def of_rank(here: int, everywhere: int | None, store: GraphStore) -> LocalCount:
+        """int64 [1] on the device of ``store``."""
+        count = torch.tensor([here], device=store.device).as_subclass(LocalCount)
+        count.everywhere = None if everywhere is None else torch.full_like(count, everywhere)
+        count.group = store.group
+        return count
 
 
 class Counts:
@@ -94,23 +112,17 @@ class Counts:
         """1: a sharded graph is one graph."""
         return 1
 
-    def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
+    def batch_num_nodes(self, ntype: str | None = None) -> LocalCount:
         """int64 [1] nodes of this rank; a division by it divides by the nodes of all ranks.
 
-        Raises ``NotSupportedError`` inside a DGL readout, which would reduce over this rank only.
+        DGL's readouts, which get it instead of the graph, reduce over all ranks.
         """
-        if called_from("dgl.readout"):
-            raise not_supported(
-                "readout: DGL's graph readouts reduce this rank's rows only; reduce over all ranks "
-                "with sar.global_mean or graph.group.all_reduce"
-            )
         store, names = self._store, self.ntypes if ntype is None else [ntype]
-        here = torch.tensor([self.num_nodes(ntype)], device=store.device)
         everywhere = sum(store.book.num_nodes(name) for name in names)
-        return NodeCount.of(here, None if store.is_block else torch.full_like(here, everywhere))
+        return LocalCount.of_rank(
+            self.num_nodes(ntype), None if store.is_block else everywhere, store
+        )
 
-    def batch_num_edges(self, etype: str | EType | None = None) -> Tensor:
-        """int64 [1] edges of this rank; raises like :meth:`batch_num_nodes`."""
-        if called_from("dgl.readout"):
-            raise not_supported("readout: DGL's graph readouts reduce this rank's edges only")
-        return torch.tensor([self.num_edges(etype)], device=self._store.device)
+    def batch_num_edges(self, etype: str | EType | None = None) -> LocalCount:
+        """int64 [1] edges of this rank; like :meth:`batch_num_nodes`."""
+        return LocalCount.of_rank(self.num_edges(etype), self.num_edges_global(etype), self._store)

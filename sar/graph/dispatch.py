@@ -1,8 +1,9 @@
 """Where DGL's edge operators meet a sharded graph.
 
 ``dgl.ops`` and the layers that imported from it call three internal functions with
-``graph._graph``. A sharded graph gives a :class:`GraphMarker` there; when it is first asked for
-one, the three names are replaced by functions that send marked calls here and all others on.
+``graph._graph``, where a sharded graph gives a :class:`GraphMarker`. ``dgl.reverse`` takes the
+graph itself, the segment operators below DGL's readouts take its counts. When a graph is first
+used, these names are replaced by functions that send our kinds here and all others on.
 """
 
 from __future__ import annotations
@@ -10,22 +11,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sar.graph.builtin import BuiltinMessage, Operand
-from sar.graph.lazy import EdgeTensor, node_of
+from sar.graph.counts import Counts, LocalCount
+from sar.graph.lazy import EdgeTensor, eager, node_of
 from sar.graph.program import Call, Leaf, Program
+from sar.graph.readout import segment_reduce, segment_softmax, topk
 from sar.graph.support import not_supported
-from sar.ops import run_messages
+from sar.ops import reverse_relation, run_messages, swap_sides
 
-_INTERNAL = {
-    "dgl.ops.edge_softmax": "edge_softmax_internal",
-    "dgl.ops.spmm": "gspmm_internal",
-    "dgl.ops.sddmm": "gsddmm_internal",
-}
+
+class Patch(NamedTuple):
+    """A function of DGL's that goes another way when its first argument is of a kind of ours.
+
+    Attributes:
+        name, modules: the function, and the modules that hold it under this name.
+        kind: of the first argument.
+        function: what is called then, with the same arguments.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    kind: type
+    function: Callable[..., Any]
 
 
 class GraphMarker:
@@ -49,22 +61,31 @@ class GraphMarker:
 
 def install() -> None:
     """Put the dispatching functions in place, once; a no-op while DGL is not imported."""
-    for module_name, name in _INTERNAL.items():
-        module = sys.modules.get(module_name)
-        original = getattr(module, name, None)
-        if original is not None and not hasattr(original, "sharded"):
-            setattr(module, name, _dispatching(original, _SHARDED[name]))
+    for patch in _PATCHES:
+        for module_name in patch.modules:
+            module = sys.modules.get(module_name)
+            original = getattr(module, patch.name, None)
+            if original is not None and not hasattr(original, "sharded"):
+                setattr(module, patch.name, _dispatching(original, patch))
 
 
-def _dispatching(original: Callable, sharded: Callable) -> Callable:
+def _dispatching(original: Callable, patch: Patch) -> Callable:
     @wraps(original)
-    def call(index: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(index, GraphMarker):
-            return sharded(index.graph, *args, **kwargs)
-        return original(index, *args, **kwargs)
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = patch.function if isinstance(first, patch.kind) else original
+        return chosen(first, *args, **kwargs)
 
-    call.sharded = sharded  # type: ignore[attr-defined]
+    call.sharded = patch.function  # type: ignore[attr-defined]
     return call
+
+
+def _of_marked(function: Callable) -> Callable:
+    """``function`` of a graph as one of its marker."""
+    return lambda marker, *args, **kwargs: function(marker.graph, *args, **kwargs)
+
+
+def _reverse(graph: Any, copy_ndata: bool = True, copy_edata: bool = False, **_: Any) -> Any:
+    return graph.reverse(copy_ndata, copy_edata)
 
 
 def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str = "dst") -> Tensor:
@@ -74,21 +95,36 @@ def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str
     row per destination, is stored; both passes recompute z block by block.
 
     Args:
-        logits: [num_edges, ...] edge tensor, lazy or eager.
+        logits: [num_edges, ...] edge tensor, lazy or eager; [len(eids), ...] with ``eids``.
+        eids: int positions of the local edges among which to normalize; the result is eager.
+        norm_by: ``"src"`` normalizes over the edges that start in the same node; the sums are
+            pushed to the owners of the sources.
     """
-    if norm_by != "dst":
-        raise not_supported(f"edge_softmax: got norm_by={norm_by!r}, expected 'dst'")
+    if norm_by not in ("dst", "src"):
+        raise ValueError(f"norm_by: got {norm_by!r}, expected 'dst' or 'src'")
     if not (isinstance(eids, str) and eids == "__ALL__"):
-        raise not_supported("edge_softmax: got a subset of edges, expected all")
+        return _softmax_of_some(graph, logits, torch.as_tensor(eids).long(), norm_by)
     scope = graph.scope()
-    node = node_of(logits)
+    node = node_of(logits, scope.relation)
     program = Program([node])
     like = torch.empty((0, *tuple(logits.shape)[1:]), dtype=logits.dtype, device=scope.device)
-    (lse,) = run_messages(
-        scope.relation, program.messages(), "logsumexp", scope.policy, program.inputs(), [like]
-    )
-    shifted = Call(torch.sub, (node, Leaf("v", lse)), {})
+    relation, messages, inputs = scope.relation, program.messages(), program.inputs()
+    if norm_by == "src":
+        relation = reverse_relation(relation)
+        messages, inputs = swap_sides(messages, inputs)
+    (lse,) = run_messages(relation, messages, "logsumexp", scope.policy, inputs, [like])
+    shifted = Call(torch.sub, (node, Leaf("v" if norm_by == "dst" else "u", lse)), {})
     return EdgeTensor(Call(_exp_as, (shifted, logits.dtype), {}), like, scope)
+
+
+def _softmax_of_some(graph: Any, logits: Tensor, eids: Tensor, norm_by: str) -> Tensor:
+    """[len(eids), ...] eager softmax among the local edges ``eids`` alone; collective."""
+    if len(logits) != len(eids):
+        raise ValueError(f"logits: got {len(logits)} rows, expected {len(eids)}, one per edge id")
+    logits = eager(logits)
+    everywhere = logits.new_full((graph.num_edges(), *logits.shape[1:]), -torch.inf)
+    everywhere = everywhere.index_copy(0, eids, logits)
+    return eager(edge_softmax(graph, everywhere, norm_by=norm_by)).index_select(0, eids)
 
 
 def _exp_as(shifted: Tensor, dtype: torch.dtype) -> Tensor:
@@ -126,8 +162,19 @@ def gsddmm(
     return edge_values(graph.scope(), message, operands)
 
 
-_SHARDED: dict[str, Callable[..., Any]] = {
-    "edge_softmax_internal": edge_softmax,
-    "gspmm_internal": gspmm,
-    "gsddmm_internal": gsddmm,
-}
+_PATCHES = (
+    Patch(
+        "edge_softmax_internal", ("dgl.ops.edge_softmax",), GraphMarker, _of_marked(edge_softmax)
+    ),
+    Patch("gspmm_internal", ("dgl.ops.spmm",), GraphMarker, _of_marked(gspmm)),
+    Patch("gsddmm_internal", ("dgl.ops.sddmm",), GraphMarker, _of_marked(gsddmm)),
+    Patch(
+        "reverse",
+        ("dgl", "dgl.transforms", "dgl.transforms.functional", "dgl.nn.pytorch.conv.graphconv"),
+        Counts,
+        _reverse,
+    ),
+    Patch("segment_reduce", ("dgl.ops.segment", "dgl.ops", "dgl"), LocalCount, segment_reduce),
+    Patch("segment_softmax", ("dgl.ops.segment", "dgl.ops", "dgl"), LocalCount, segment_softmax),
+    Patch("_topk_on", ("dgl.readout",), Counts, topk),
+)

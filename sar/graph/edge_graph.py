@@ -10,6 +10,7 @@ from torch import Tensor
 from sar.comm.routing import send_rows
 from sar.graph.sharded import ShardedGraph
 from sar.graph.transform import with_edges
+from sar.ops import as_stored
 from sar.ops.edge_list import EdgeEnds, edge_ends, relation_of_edges
 
 
@@ -24,7 +25,7 @@ def global_ends(graph: ShardedGraph) -> tuple[Tensor, Tensor]:
 
     int64 [E] each, on the CPU, in the order of ``edata``.
     """
-    ends, store = edge_ends(graph.scope().relation), graph._store
+    ends, store = edge_ends(as_stored(graph.scope().relation, "edges")), graph._store
     starts = torch.as_tensor(store.book.node_ranges[graph.srctypes[0]][:, 0])
     return starts[ends.owner] + ends.src, ends.dst + store.first_nid(graph.dsttypes[0])
 

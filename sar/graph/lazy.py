@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.program import EDGE_COUNT, Call, Dropout, Item, Leaf, Node, Program
-from sar.ops import Relation, run_messages
+from sar.ops import AnyRelation, run_messages
 
 _META = torch.device("meta")
 _PROBE_ROWS = 5
@@ -36,7 +36,7 @@ class CannotRecord(SarError):
 class Scope:
     """Whose edges a tensor has a row for, and how they are streamed."""
 
-    relation: Relation
+    relation: AnyRelation
     policy: Policy
     device: torch.device
 
@@ -69,7 +69,9 @@ class EdgeTensor(Tensor):
         return self.scope.relation.num_edges
 
     def materialize(self) -> Tensor:
-        """[num_edges, ...] eager values; collective, computed once."""
+        """[num_edges, ...] eager values; collective unless stored, computed once."""
+        if isinstance(self.node, Leaf) and self.node.side == "e":
+            return self.node.tensor
         if self._eager is None:
             program = Program([self.node])
             like = [torch.empty((0, *tuple(self.shape)[1:]), dtype=self.dtype)]
@@ -150,35 +152,56 @@ _IN_PLACE = {
 }
 
 
-def node_of(tensor: Tensor) -> Node:
-    """The program of an edge column, lazy or eager."""
-    return tensor.node if isinstance(tensor, EdgeTensor) else Leaf("e", tensor)
+def node_of(tensor: Tensor, relation: AnyRelation) -> Node:
+    """The program of an edge column of ``relation``, lazy or eager.
+
+    A program over other edges, or over the same ones turned round, does not fit: it is computed.
+    """
+    if isinstance(tensor, EdgeTensor) and tensor.scope.relation is relation:
+        return tensor.node
+    return Leaf("e", eager(tensor))
 
 
 def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor) -> Any:
     """Extend the program by one function; raises :class:`CannotRecord`."""
     if func is F.dropout:
         return _record_dropout(first, *args[1:], **kwargs)
-    in_place = _functional(func, kwargs)
+    in_place = _functional(func, args, kwargs)
     if in_place is not None:
+        if args[0] is not first:
+            raise CannotRecord("it writes into a tensor that is stored")
         func, kwargs = in_place
     node, like = _infer(func, args, kwargs, first)
     result = _wrap(node, like, first)
     if in_place is None:
         return result
+    if result.shape != first.shape or result.dtype != first.dtype:
+        raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place")
     first.node, first._eager = result.node, None
     return first
 
 
-def _functional(func: Callable, kwargs: dict[str, Any]) -> tuple[Callable, dict] | None:
+def _functional(func: Callable, args: Any, kwargs: dict[str, Any]) -> tuple[Callable, dict] | None:
     if kwargs.get("inplace"):
         return func, {**kwargs, "inplace": False}
     if func in _IN_PLACE:
         return _IN_PLACE[func], kwargs
+    if func is Tensor.__setitem__:
+        mask = args[1]
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            return _filled, kwargs
+        raise CannotRecord("it writes rows")
     name = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__") and hasattr(Tensor, name[:-1]):
         return getattr(Tensor, name[:-1]), kwargs
     return None
+
+
+def _filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """``x`` [e, ...] after ``x[mask] = value``, for one value and a mask of rows or elements."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError("it writes several values")
+    return torch.where(mask.view(*mask.shape, *[1] * (x.dim() - mask.dim())), value, x).to(x.dtype)
 
 
 def _record_dropout(
@@ -203,7 +226,7 @@ def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeTensor) -> tuple[
     rows = first.num_edges
     problem: Exception | None = None
     for aligned, count in ((False, False), (True, False), (False, True), (True, True)):
-        reading = _Reading(func, args, kwargs, rows, aligned=aligned, count=count)
+        reading = _Reading(func, args, kwargs, first.scope.relation, aligned=aligned, count=count)
         try:
             small, large = reading.on_meta(rows), reading.on_meta(rows + 1)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
@@ -229,15 +252,23 @@ class _Reading:
     """One reading of a call: which of its arguments go along with the edges.
 
     Args:
-        rows: local edges.
+        relation: whose local edges the tensors have rows for.
         aligned: eager tensors of that many rows are edge columns.
         count: literal integers equal to it stand for it.
     """
 
     def __init__(
-        self, func: Callable, args: Any, kwargs: dict, rows: int, *, aligned: bool, count: bool
+        self,
+        func: Callable,
+        args: Any,
+        kwargs: dict,
+        relation: AnyRelation,
+        *,
+        aligned: bool,
+        count: bool,
     ) -> None:
-        self.func, self.args, self.kwargs, self.rows = func, tuple(args), kwargs, rows
+        self.func, self.args, self.kwargs = func, tuple(args), kwargs
+        self.relation, self.rows = relation, relation.num_edges
         self.aligned, self.count = aligned, count
 
     def on_meta(self, rows: int) -> Any:
@@ -278,10 +309,8 @@ class _Reading:
         """The call with nodes in place of edge columns."""
 
         def noted(value: Any) -> Any:
-            if isinstance(value, EdgeTensor):
-                return value.node
-            if self._is_column(value):
-                return Leaf("e", value)
+            if isinstance(value, EdgeTensor) or self._is_column(value):
+                return node_of(value, self.relation)
             return EDGE_COUNT if self._is_count(value) else value
 
         args, kwargs = tree_map(noted, (self.args, self.kwargs))

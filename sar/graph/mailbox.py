@@ -13,7 +13,7 @@ from sar.graph.frame import Frame
 from sar.graph.lazy import EdgeTensor, Scope
 from sar.graph.program import Program
 from sar.graph.udf import Recorder, trace
-from sar.ops import Messages, Relation, run_mailbox
+from sar.ops import Messages, Relation, as_stored, run_mailbox
 
 _PROBE_ROWS = 2
 
@@ -82,7 +82,7 @@ def reduce_udf(
             that do. TypeError, ValueError: it does not return a dict of tensors with one row per
             destination, or tensors of other shapes for another in-degree. On every rank.
     """
-    relation, error, seen = scope.relation, None, None
+    relation, error, seen = as_stored(scope.relation, "reduce function"), None, None
     degree = _least_in_degree(relation)
     try:
         seen = _probe(func, messages, frame, ntype, degree)

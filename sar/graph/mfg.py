@@ -14,7 +14,7 @@ from sar.config import Policy
 from sar.graph.build import agree_data, on_device
 from sar.graph.sharded import ShardedGraph
 from sar.graph.store import EType, GraphStore, edge_frame, node_frames
-from sar.ops import Relation, build_relation
+from sar.ops import AnyRelation, build_relation
 from sar.partition.book import PartitionBook
 from sar.partition.load import PartitionData
 
@@ -112,7 +112,7 @@ def _build_block(
         ntype: _source_rows(data, group, edges, ntype, dst_rows[ntype] if keep_seeds else None)
         for ntype in book.ntypes
     }
-    relations: dict[EType, Relation] = {}
+    relations: dict[EType, AnyRelation] = {}
     edge_frames = {}
     for type_id, (etype, part) in enumerate(edges.items()):
         position = torch.full((data.num_nodes(etype[0]),), -1, dtype=torch.int64)

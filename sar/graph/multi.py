@@ -24,7 +24,7 @@ from sar.graph.mailbox import NodeBatch
 from sar.graph.passing import mean_of_sum, reduce_messages, reduced
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import copy_frame
-from sar.ops import Relation, join_relations
+from sar.ops import AnyRelation, Relation, ReversedRelation, join_relations
 
 Columns = dict[str, Tensor]
 CrossReducer = Callable[[list[Tensor]], Tensor]
@@ -116,7 +116,8 @@ def _reduced_together(
         message, reduce = parse_message(step.message), step.builtin
         if message is None or reduce is None or reduce.message != message.out:
             continue
-        if message.op == "copy" and message.lhs.side == "u":
+        turned = isinstance(store.relations[etype], ReversedRelation)
+        if message.op == "copy" and message.lhs.side == "u" and not turned:
             kind = "sum" if reduce.op == "mean" else reduce.op
             shared.setdefault((etype[0], message.lhs.name, kind), []).append(etype)
             reduces[etype] = reduce
@@ -145,11 +146,12 @@ def _reduced_jointly(
 def _joined(store: GraphStore, etypes: tuple[EType, ...]) -> Relation:
     """The relations as one; collective on first use."""
     if etypes not in store.joined:
-        store.joined[etypes] = join_relations([store.relations[etype] for etype in etypes])
+        relations = [store.relations[etype] for etype in etypes]
+        store.joined[etypes] = join_relations([r for r in relations if isinstance(r, Relation)])
     return store.joined[etypes]
 
 
-def _named(relation: Relation, reduce: BuiltinReduce, rows: Tensor) -> Columns:
+def _named(relation: AnyRelation, reduce: BuiltinReduce, rows: Tensor) -> Columns:
     return {reduce.out: mean_of_sum(rows, relation) if reduce.op == "mean" else rows}
 
 

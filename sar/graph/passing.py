@@ -27,7 +27,7 @@ from sar.graph.mailbox import reduce_udf
 from sar.graph.program import Call, Item, Leaf, Node, Program, Udf
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import frozen, probe
-from sar.ops import Relation, aggregate, run_messages
+from sar.ops import AnyRelation, Relation, aggregate, run_messages
 
 
 def update_all(
@@ -101,12 +101,14 @@ def edge_values(
     scope: Scope, message: BuiltinMessage, operands: dict[Operand, Tensor]
 ) -> EdgeTensor:
     """A built-in message as a lazy edge tensor; no communication."""
-    return EdgeTensor(_node(message, operands), message_like(message, operands), scope)
+    return EdgeTensor(
+        _node(message, operands, scope.relation), message_like(message, operands), scope
+    )
 
 
-def _node(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> Node:
+def _node(message: BuiltinMessage, operands: dict[Operand, Tensor], relation: AnyRelation) -> Node:
     nodes = {
-        operand: node_of(tensor) if operand.side == "e" else Leaf(operand.side, tensor)
+        operand: node_of(tensor, relation) if operand.side == "e" else Leaf(operand.side, tensor)
         for operand, tensor in operands.items()
     }
     rhs = None if message.rhs is None else nodes[message.rhs]
@@ -120,20 +122,19 @@ def _udf_columns(
     if not callable(func):
         raise TypeError(f"message function: got {type(func).__name__}, expected a callable")
     src, dst, edge = _sides(store, etype)
-    seen = probe(func, src, dst, edge)
+    seen, scope = probe(func, src, dst, edge), scope_of(store, etype, policy)
     udf = Udf(
         frozen(func),
         seen,
         [Leaf("u", src[name]) for name in seen.src],
         [Leaf("v", dst[name]) for name in seen.dst],
-        [node_of(edge[name]) for name in seen.edge],
+        [node_of(edge[name], scope.relation) for name in seen.edge],
     )
-    scope = scope_of(store, etype, policy)
     return {name: EdgeTensor(Item(udf, name), out, scope) for name, out in seen.outputs.items()}
 
 
 def aggregate_rows(
-    relation: Relation, x: Tensor, op: str, edge_weight: Tensor | None, policy: Policy
+    relation: AnyRelation, x: Tensor, op: str, edge_weight: Tensor | None, policy: Policy
 ) -> Tensor:
     """See :meth:`sar.graph.ShardedGraph.aggregate`."""
     if op not in REDUCTIONS:
@@ -173,7 +174,7 @@ def reduce_messages(
     relation, policy = scope.relation, scope.policy
     if any(isinstance(tensor, EdgeTensor) for tensor in operands.values()):
         return _reduce_lazy(edge_values(scope, message, operands), op)
-    if op in ("sum", "mean"):
+    if op in ("sum", "mean") and isinstance(relation, Relation):
         x = operands.get(message.lhs)
         if (
             message.rhs is None
@@ -212,7 +213,7 @@ def _reduce_udf(
     return _reduce_lazy(columns[reduce.message], reduce.op)
 
 
-def mean_of_sum(total: Tensor, relation: Relation) -> Tensor:
+def mean_of_sum(total: Tensor, relation: AnyRelation) -> Tensor:
     """[num_dst, ...] sums divided by the number of messages; 0 stays 0."""
     count = relation.in_degrees.clamp(min=1).to(total.dtype)
     return total / count.view(-1, *[1] * (total.dim() - 1))

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.graph.builtin import apply_binary
 from sar.graph.udf import Probe, call_udf
-from sar.ops import Inputs, Messages, Relation
+from sar.ops import AnyRelation, Inputs, Messages
 from sar.ops.keyed import keyed_dropout
 
 Values = dict[int, Any]
@@ -112,7 +112,7 @@ class Dropout(Node):
 
     source: Node
     probability: float
-    relation: Relation
+    relation: AnyRelation
     seed: int
 
     def parents(self) -> Iterable[Node]:

@@ -13,14 +13,14 @@ from sar.comm import Group
 from sar.config import Policy, current_policy
 from sar.graph import multi, passing, transform
 from sar.graph.counts import Counts
-from sar.graph.dispatch import GraphMarker
+from sar.graph.dispatch import GraphMarker, install
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.lazy import Scope
 from sar.graph.legacy import OriginalMembers
 from sar.graph.mailbox import NodeBatch
 from sar.graph.store import EType, GraphStore
 from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
-from sar.ops import Relation
+from sar.ops import AnyRelation
 
 ALL = "__ALL__"  # dgl.ALL
 
@@ -146,7 +146,7 @@ class ShardedGraph(Counts, OriginalMembers):
             )
         return matches[0]
 
-    def _relation(self, etype: str | EType | None) -> Relation:
+    def _relation(self, etype: str | EType | None) -> AnyRelation:
         return self._store.relations[self._canonical(etype)]
 
     # -- data -----------------------------------------------------------------------------------
@@ -184,6 +184,7 @@ class ShardedGraph(Counts, OriginalMembers):
     @contextmanager
     def local_scope(self) -> Iterator[None]:
         """Changes of columns inside the ``with`` block are forgotten at its end."""
+        install()
         frames = {id(f): f for f in self._all_frames()}
         saved = {key: frame.save() for key, frame in frames.items()}
         try:
@@ -235,6 +236,15 @@ class ShardedGraph(Counts, OriginalMembers):
         self.group.agree(error, "edge_subgraph")
         store = transform.edge_subgraph(self._store, canonical, edges)
         return ShardedGraph(store, [canonical] if self._is_slice else None, self._policy)
+
+    def reverse(self, copy_ndata: bool = True, copy_edata: bool = False) -> ShardedGraph:
+        """A graph of the same edges the other way round, as ``dgl.reverse``; no communication.
+
+        The edges stay where they are, so ``edata`` has the same rows. ``update_all`` there reduces
+        by sum or mean and sends the partial sums to the owners of the nodes.
+        """
+        store = transform.reverse(self._store, self.canonical_etypes, copy_ndata, copy_edata)
+        return ShardedGraph(store, list(store.relations) if self._is_slice else None, self._policy)
 
     # -- messages -------------------------------------------------------------------------------
 

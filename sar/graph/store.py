@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.graph.frame import Frame
-from sar.ops import Relation
+from sar.ops import AnyRelation, Relation
 from sar.partition.book import PartitionBook
 from sar.partition.keys import Keys
 
@@ -41,7 +41,7 @@ class GraphStore:
     group: Group
     book: PartitionBook
     part_id: int
-    relations: dict[EType, Relation]
+    relations: dict[EType, AnyRelation]
     src_rows: dict[str, Tensor]
     dst_rows: dict[str, Tensor]
     src_frames: dict[str, Frame]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sar.graph.frame import Frame
 from sar.graph.store import EID, EType, GraphStore, edge_frame
-from sar.ops import Relation
+from sar.ops import Relation, as_stored, reverse_relation
 from sar.ops.edge_list import EdgeEnds, edge_ends, relation_of_edges
 
 
@@ -28,6 +28,34 @@ def copy_frame(frame: Frame) -> Frame:
     copy = Frame(frame.num_rows, frame.kind, frame.defaults)
     copy.restore(frame.save())
     return copy
+
+
+def reverse(
+    store: GraphStore, etypes: list[EType], copy_nodes: bool, copy_edges: bool
+) -> GraphStore:
+    """The relations ``etypes`` with source and destination in each other's place."""
+    whole = copy_frames(store)
+    node_frames = [*whole.src_frames.values(), *whole.dst_frames.values()]
+    edge_frames = list(whole.edge_frames.values())
+    for frame in [*([] if copy_nodes else node_frames), *([] if copy_edges else edge_frames)]:
+        frame.restore(({}, {}))
+    return replace(
+        whole,
+        relations={e[::-1]: reverse_relation(store.relations[e]) for e in etypes},
+        edge_frames={e[::-1]: whole.edge_frames[e] for e in etypes},
+        src_rows=store.dst_rows,
+        dst_rows=store.src_rows,
+        src_frames=whole.dst_frames,
+        dst_frames=whole.src_frames,
+        joined={},
+    )
+
+
+def _whole_relation(store: GraphStore, etype: EType, what: str) -> Relation:
+    """A relation whose edges may be changed."""
+    if etype[0] != etype[2] or store.is_block:
+        raise ValueError(f"{what}: got {etype}, expected one node type and no block")
+    return as_stored(store.relations[etype], what)
 
 
 def with_edges(
@@ -49,9 +77,7 @@ def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
 
     Their global ids follow the relation's; their columns are 0.
     """
-    relation, frame = store.relations[etype], store.edge_frames[etype]
-    if etype[0] != etype[2] or store.is_block:
-        raise ValueError(f"add_self_loop: got {etype}, expected one node type and no block")
+    relation, frame = _whole_relation(store, etype, "add_self_loop"), store.edge_frames[etype]
     rank, loops = store.group.rank, torch.arange(relation.num_dst, dtype=torch.int32)
     loops = loops.to(relation.src.device)
     end = relation.offsets[rank + 1]
@@ -89,9 +115,7 @@ def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
 
 def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
     """Without the edges from a node to itself; collective."""
-    relation = store.relations[etype]
-    if etype[0] != etype[2] or store.is_block:
-        raise ValueError(f"remove_self_loop: got {etype}, expected one node type and no block")
+    relation = _whole_relation(store, etype, "remove_self_loop")
     rank = store.group.rank
     own = slice(relation.offsets[rank], relation.offsets[rank + 1])
     keep = torch.ones(relation.num_edges, dtype=torch.bool, device=relation.src.device)
@@ -101,7 +125,7 @@ def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
 
 def edge_subgraph(store: GraphStore, etype: EType, keep: Tensor) -> GraphStore:
     """Only the edges where bool [E] ``keep`` is true, and all nodes; collective."""
-    relation, frame = store.relations[etype], store.edge_frames[etype]
+    relation, frame = as_stored(store.relations[etype], "edge_subgraph"), store.edge_frames[etype]
     chosen = keep.cpu()
     smaller = relation_of_edges(
         store.group,

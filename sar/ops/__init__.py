@@ -3,16 +3,29 @@
 from sar.ops.aggregate import aggregate
 from sar.ops.mailbox import run_mailbox
 from sar.ops.message_blocks import Inputs, Messages
-from sar.ops.messages import run_messages
-from sar.ops.relation import Relation, build_relation, join_relations
+from sar.ops.messages import run_messages, swap_sides
+from sar.ops.relation import (
+    AnyRelation,
+    Relation,
+    ReversedRelation,
+    as_stored,
+    build_relation,
+    join_relations,
+    reverse_relation,
+)
 
 __all__ = [
+    "AnyRelation",
     "Inputs",
     "Messages",
     "Relation",
+    "ReversedRelation",
     "aggregate",
+    "as_stored",
     "build_relation",
     "join_relations",
+    "reverse_relation",
     "run_mailbox",
     "run_messages",
+    "swap_sides",
 ]

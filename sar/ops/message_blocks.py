@@ -95,6 +95,7 @@ class MessagePass:
         num_src, num_dst, num_edge: how many of the tensor inputs are rows of each side.
         seed: of the random numbers that a user's function draws, mixed with the block's number.
         autocast: (device type, enabled, dtype) that the forward ran under.
+        pushed_bytes: of a row that is sent to the owners of the sources.
     """
 
     relation: Relation
@@ -106,6 +107,7 @@ class MessagePass:
     num_edge: int
     seed: int = 0
     autocast: tuple[str, bool, torch.dtype] = field(default_factory=_autocast_state)
+    pushed_bytes: int = 0
 
     def split(self, values: Sequence) -> tuple[list, list, list]:
         """One value per input, by side: source, destination, edge."""
@@ -161,10 +163,10 @@ def unpack_rows(layout: RowLayout | None, rows: Tensor | None, idx: Tensor) -> l
 
 def rounds_of(spec: MessagePass, layout: RowLayout | None) -> int:
     """Rounds of this pass; forward and backward use the same."""
-    row_bytes = (
-        2 * layout.row_bytes if layout is not None else 1
-    )  # backward: rows in, gradients out
-    return spec.relation.plan.num_rounds(spec.policy, row_bytes)
+    row_bytes = spec.pushed_bytes
+    if layout is not None:
+        row_bytes += 2 * layout.row_bytes  # backward: rows in, gradients out
+    return spec.relation.plan.num_rounds(spec.policy, max(1, row_bytes))
 
 
 def stream(

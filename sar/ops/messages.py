@@ -7,6 +7,7 @@ exist for one block at a time, in both passes; remote rows for one or two rounds
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sar.config import Policy
+from sar.errors import NotSupportedError
 from sar.ops.capture import RecordCaptures
 from sar.ops.message_blocks import (
     Inputs,
     MessagePass,
     Messages,
+    Rows,
     block_size,
     blocks,
     pack_rows,
@@ -27,12 +30,13 @@ from sar.ops.message_blocks import (
     unpack_rows,
 )
 from sar.ops.message_grads import MessageGrads
+from sar.ops.push import push_logsumexp, push_sum
 from sar.ops.reducers import Reducer, make_reducer
-from sar.ops.relation import Relation
+from sar.ops.relation import AnyRelation, Relation, ReversedRelation
 
 
 def run_messages(
-    relation: Relation,
+    relation: AnyRelation,
     messages: Messages,
     reduce: str,
     policy: Policy,
@@ -54,6 +58,8 @@ def run_messages(
         NotSupportedError: an unknown reduction.
         TypeError: messages to be reduced are not floating point.
     """
+    if isinstance(relation, ReversedRelation):
+        return _run_reversed(relation.forward, messages, reduce, policy, inputs, like)
     seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
     counts = [len(side) for side in inputs]
     spec = MessagePass(relation, messages, reduce, policy, counts[0], counts[1], counts[2], seed)
@@ -65,6 +71,37 @@ def run_messages(
     captures = recorded.tensors()
     every = [*tensors, *captures, *messages.hidden]
     return list(_MessagePass.apply(spec, reducers, kept, captures, results, *every))
+
+
+def swap_sides(messages: Messages, inputs: Inputs) -> tuple[Messages, Inputs]:
+    """The same messages for a relation whose edges are turned round."""
+    function = messages.function
+
+    def swapped(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
+        return function(dst, src, edge, position)
+
+    turned = replace(messages, function=swapped, linear_in_src=False)
+    return turned, Inputs(inputs.dst, inputs.src, inputs.edge)
+
+
+def _run_reversed(
+    forward: Relation,
+    messages: Messages,
+    reduce: str,
+    policy: Policy,
+    inputs: Inputs,
+    like: Sequence[Tensor],
+) -> list[Tensor]:
+    """Messages over reversed edges: their destinations are the sources of ``forward``."""
+    messages, inputs = swap_sides(messages, inputs)
+    if reduce == "edges":
+        return run_messages(forward, messages, reduce, policy, inputs, like)
+    push = {"sum": push_sum, "logsumexp": push_logsumexp}.get(reduce)
+    if push is None or len(like) != 1:
+        raise NotSupportedError(
+            f"reduction over reversed edges: got {reduce!r}, expected sum or mean"
+        )
+    return [push(forward, messages, policy, inputs, like[0])]
 
 
 def _forward(

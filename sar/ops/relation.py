@@ -148,6 +148,47 @@ class Relation:
         return degrees
 
 
+class ReversedRelation:
+    """The same edges the other way round; each stays where it ended before it was turned.
+
+    Rows of sources and destinations change places. What a reduction needs is pushed to the owners,
+    see :mod:`sar.ops.push`.
+    """
+
+    def __init__(self, forward: Relation) -> None:
+        self.forward, self.plan, self.group = forward, forward.plan, forward.group
+        self.num_src, self.num_dst = forward.num_dst, forward.num_src
+        self.num_edges, self.num_edges_global = forward.num_edges, forward.num_edges_global
+        self.in_degrees, self.out_degrees = forward.out_degrees, forward.in_degrees
+        self.offsets, self.make_keys = forward.offsets, forward.make_keys
+
+    @property
+    def keys(self) -> Tensor:
+        """int64 [num_edges] names of the edges, which do not change when they are turned."""
+        return self.forward.keys
+
+    def to(self, device: torch.device) -> ReversedRelation:
+        """The same with its arrays on ``device``; no communication."""
+        return ReversedRelation(self.forward.to(device))
+
+
+AnyRelation = Relation | ReversedRelation
+
+
+def reverse_relation(relation: AnyRelation) -> AnyRelation:
+    """The relation with all edges turned round; no communication."""
+    return (
+        relation.forward if isinstance(relation, ReversedRelation) else ReversedRelation(relation)
+    )
+
+
+def as_stored(relation: AnyRelation, what: str) -> Relation:
+    """``relation`` itself; raises ``ValueError`` naming ``what`` for a reversed one."""
+    if isinstance(relation, ReversedRelation):
+        raise ValueError(f"{what}: got a reversed graph, expected one as it was loaded")
+    return relation
+
+
 def build_relation(
     group: Group,
     src: Tensor,

@@ -80,6 +80,14 @@ def looped() -> GraphArrays:
 
 
 @cache
+def loopless() -> GraphArrays:
+    """The mixed graph without self loops, where no two ends of an edge are at one place."""
+    src, dst = mixed().edges[ETYPE_HOMO]
+    keep = src != dst
+    return homogeneous("loopless", mixed().num_nodes[NTYPE_HOMO], src[keep], dst[keep], seed=4)
+
+
+@cache
 def typed() -> GraphArrays:
     """The mixed graph with its edges sorted by type, as layers with ``presorted`` want them."""
     graph = mixed()
@@ -225,8 +233,8 @@ def shop() -> GraphArrays:
 
 
 _ALL = (
-    mixed, looped, typed, hetero, no_edges, mostly_isolated, star, repeated, loops, crossing, ring,
-    all_alike, few_seeds, sparse_hetero, shop,
+    mixed, looped, loopless, typed, hetero, no_edges, mostly_isolated, star, repeated, loops,
+    crossing, ring, all_alike, few_seeds, sparse_hetero, shop,
 )  # fmt: skip
 
 

@@ -1,0 +1,128 @@
+"""One row for all rows of all ranks: sums, extremes and the best k, with exact gradients.
+
+Note [Replicated results]
+The result is the same on every rank. Each rank goes on with its own copy, so its gradient there is
+a share, as every gradient is until :func:`sar.nn.gather_grads` has summed it: the backward pass
+adds the shares of all ranks and hands each row its gradient. The shares add up to the gradient
+when the loss that is made of P equal copies counts 1/P on each rank, as :func:`sar.nn.global_mean`
+weights it. Backward is collective.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from sar.comm import Group
+
+
+def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
+    """[...] sum of the rows of ``x`` [n, ...] of all ranks; collective, in backward too."""
+    return _SumOverRanks.apply(x, group)
+
+
+def extreme_over_ranks(x: Tensor, group: Group, *, largest: bool) -> Tensor:
+    """[...] largest or smallest value of each column over all ranks; infinite without rows.
+
+    ``x`` is floating point [n, ...]. The gradient goes to the first row, in the order of ranks,
+    that holds the value. Collective, in backward too.
+    """
+    if largest:
+        return _LargestOverRanks.apply(x, group)
+    return -_LargestOverRanks.apply(-x, group)
+
+
+def top_over_ranks(x: Tensor, keys: Tensor, k: int, group: Group) -> tuple[Tensor, Tensor]:
+    """The rows with the ``k`` largest keys over all ranks, in descending order of their keys.
+
+    Args:
+        x: [n, width] floating point.
+        keys: [n].
+
+    Returns:
+        [k, width], 0 where there are fewer rows, and int64 [k] their positions, counted over the
+        ranks one after another. Collective, in backward too.
+    """
+    own_keys, rows = keys.detach().topk(min(k, len(keys)))
+    padded = keys.new_full((k,), -math.inf).index_copy_(0, torch.arange(len(rows)), own_keys)
+    parts = group.all_gather(padded)
+    counts = torch.stack(group.all_gather(torch.tensor([len(keys)])))[:, 0]
+    real = torch.cat([torch.arange(k) < count for count in counts])
+    order = torch.argsort(torch.cat(parts), descending=True, stable=True)
+    best = order[torch.argsort((~real[order]).long(), stable=True)][:k]  # rows before padding
+    slot = (best // k == group.rank) & real[best]
+    mine = rows[best[slot] % k]
+    picked = x.new_zeros(k, x.shape[1]).index_copy(0, slot.nonzero().view(-1), x[mine])
+    starts = torch.cumsum(counts, 0) - counts
+    position = torch.zeros(k, dtype=torch.int64)
+    position[slot] = mine + starts[group.rank]
+    return sum_over_ranks(picked.unsqueeze(0), group), group.all_reduce(position)
+
+
+class _SumOverRanks(Function):
+    """out = sum over ranks and rows of x. See Note [Replicated results].
+
+    ========  ===========  ============  ===============================
+    tensor    shape        owner         kept for backward
+    ========  ===========  ============  ===============================
+    x         [n, ...]     this rank     no, only its shape and dtype
+    out       [...]        every rank    no
+    ========  ===========  ============  ===============================
+
+    forward: one all_reduce of out in float64; backward: dx_i = sum over ranks of dout, one too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.shape, ctx.dtype, ctx.group = x.shape, x.dtype, group
+        wide = torch.float64 if x.is_floating_point() else torch.int64
+        return group.all_reduce(x.sum(0, dtype=wide)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        total = ctx.group.all_reduce(dout.to(torch.float64, copy=True).contiguous())
+        return total.to(ctx.dtype).expand(ctx.shape), None
+
+
+class _LargestOverRanks(Function):
+    """out = max over ranks and rows of x. See Note [Replicated results].
+
+    ========  ===========  ============  ==================================================
+    tensor    shape        owner         kept for backward
+    ========  ===========  ============  ==================================================
+    x         [n, ...]     this rank     no, only its shape
+    row       [...] int64  this rank     yes: which own row is the largest, -1 for another's
+    out       [...]        every rank    no
+    ========  ===========  ============  ==================================================
+
+    forward: one all_gather of the ranks' largest; backward: one all_reduce of dout, then
+    dx_(row) = sum over ranks of dout.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        if len(x):
+            own, row = x.max(0)
+        else:
+            own = x.new_full(x.shape[1:], -math.inf)
+            row = torch.zeros(x.shape[1:], dtype=torch.int64, device=x.device)
+        out, winner = torch.stack(group.all_gather(own.contiguous())).max(0)
+        ctx.save_for_backward(torch.where(winner == group.rank, row, -1) if len(x) else row - 1)
+        ctx.shape, ctx.group = x.shape, group
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        (row,) = ctx.saved_tensors
+        total = ctx.group.all_reduce(dout.clone(memory_format=torch.contiguous_format))
+        dx = total.new_zeros(ctx.shape)
+        if len(dx):
+            dx.scatter_(0, row.clamp(min=0).unsqueeze(0), total.where(row >= 0, 0).unsqueeze(0))
+        return dx, None

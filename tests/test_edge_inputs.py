@@ -1,0 +1,285 @@
+"""Edge features that ask for a gradient, edge softmax in all its forms, and reversed graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+import dgl.function as fn
+import pytest
+import torch
+from dgl.nn.functional import edge_softmax
+from harness import models, run_threads
+from harness.compare import assert_gradients_close
+from harness.graphs import sample, to_dgl
+from harness.parts import Cutter
+from torch import Tensor, nn
+
+import sar
+from sar.partition.arrays import GraphArrays
+
+Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]  # (graph, x, weight, edge types) -> rows
+WIDTH = 6
+LAYERS = [
+    "GraphConv-both-weighted", "SAGEConv-mean-weighted", "RelGraphConv-bdd", "GATConv-weighted",
+    "EdgeGATConv", "EdgeGATConv-sides", "EGATConv", "EGATConv-sides",
+    "EGNNConv", "GINEConv", "NNConv", "CFConv", "GMMConv", "EdgeWeightNorm-both",
+    "EdgeWeightNorm-right",
+]  # fmt: skip
+
+
+def of_layer(name: str) -> tuple[Run, nn.Module]:
+    layer = models.layers()[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = layer.build(models.HIDDEN if layer.project else WIDTH, models.HIDDEN).double()
+
+    def run(graph: Any, x: Tensor, weight: Tensor, kind: Tensor) -> Tensor:
+        if layer.project:
+            x = torch.cat([x, x[:, :1]], dim=1)
+        return layer.call(module, graph, x, {"weight": weight, "type": kind}, x)
+
+    return run, module
+
+
+def by_global_id(rows: Tensor) -> Tensor:
+    """A smooth loss that weights every element differently."""
+    rows = rows.reshape(len(rows), -1)
+    return torch.sin(rows + torch.arange(rows.shape[1])).sum(1)
+
+
+def reference(arrays: GraphArrays, run: Run, module: nn.Module | None) -> dict[str, Tensor]:
+    graph = to_dgl(arrays)
+    return gradients(
+        run, module, graph, graph.ndata["feat"], graph.edata["weight"], graph.edata["type"]
+    )
+
+
+def gradients(
+    run: Run, module: nn.Module | None, graph: Any, feat: Tensor, weight: Tensor, kind: Tensor
+) -> dict[str, Tensor]:
+    x, w = feat.double().requires_grad_(), weight.double().requires_grad_()
+    if module is not None:
+        module.zero_grad()
+    rows = run(graph, x, w, kind)
+    by_global_id(rows).sum().backward()
+    found = {"rows": rows.detach(), "x": x.grad, "w": w.grad}
+    if module is not None:
+        found |= {
+            name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None
+        }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def on_ranks(
+    path: str, size: int, run: Callable[[], tuple[Run, nn.Module | None]], **policy: Any
+) -> dict[str, Tensor]:
+    """Rows, gradients of nodes and edges in original order, and summed parameter gradients."""
+
+    def case(group: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data, sar.Policy(**policy))
+        nodes, edges = data.node_features, data.edge_features
+        prefix = next(iter(edges)).rsplit("/", 1)[0]
+        found = gradients(
+            *runs[group.rank],
+            graph,
+            nodes["_N/feat"],
+            edges[f"{prefix}/weight"],
+            edges[f"{prefix}/type"],
+        )
+        return found, nodes["_N/orig_id"], edges[f"{prefix}/orig_eid"]
+
+    runs = [run() for _ in range(size)]
+    ranks = run_threads(size, case)
+    joined = {}
+    for key in ranks[0][0]:
+        if key in ("rows", "x", "w"):
+            ids = torch.cat([rank[2 if key == "w" else 1] for rank in ranks])
+            values = torch.cat([rank[0][key] for rank in ranks])
+            joined[key] = torch.empty_like(values).index_copy_(0, ids, values)
+        else:
+            joined[key] = sum(rank[0][key] for rank in ranks)
+    return joined
+
+
+def assert_exact(
+    arrays: GraphArrays,
+    make: Callable[[], tuple[Run, nn.Module | None]],
+    partitioned: Cutter,
+    sizes: tuple[int, ...] = (1, 3),
+    **policy: Any,
+) -> None:
+    want = reference(arrays, *make())
+    for size in sizes:
+        got = on_ranks(partitioned(arrays, size, "random"), size, make, **policy)
+        assert_gradients_close(got, want, torch.float64, f"{size} ranks:")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_edge_inputs_get_their_gradient(name: str, partitioned: Cutter) -> None:
+    arrays = sample(models.sample_graph(name))
+    assert_exact(arrays, lambda: of_layer(name), partitioned, block_bytes=2048)
+
+
+# Softmax.
+
+
+def normalized(norm_by: str) -> Run:
+    """Attention whose logits depend on both ends and the edge; some are far below the others."""
+
+    def run(graph: Any, x: Tensor, weight: Tensor, kind: Tensor) -> Tensor:
+        graph.srcdata["x"], graph.dstdata["y"], graph.edata["w"] = x, x * x, weight * 40 - 20
+        graph.apply_edges(fn.u_mul_v("x", "y", "z"))
+        graph.apply_edges(fn.e_add_u("w", "x", "s"))
+        z = graph.edata["z"] * 3 + graph.edata["w"].unsqueeze(1) - graph.edata["s"]
+        graph.edata["a"] = edge_softmax(graph, z, norm_by=norm_by)
+        graph.update_all(fn.u_mul_e("x", "a", "m"), fn.sum("m", "out"))
+        return graph.dstdata["out"]
+
+    return run
+
+
+@pytest.mark.parametrize("norm_by", ["dst", "src"])
+@pytest.mark.parametrize("rounds", [1, 2, None])
+def test_softmax_over_the_edges_of_a_node(
+    norm_by: str, rounds: int | None, partitioned: Cutter
+) -> None:
+    def make() -> tuple[Run, None]:
+        return normalized(norm_by), None
+
+    assert_exact(sample("mixed"), make, partitioned, (1, 2, 4), rounds=rounds, block_bytes=2048)
+
+
+@pytest.mark.parametrize("norm_by", ["dst", "src"])
+def test_softmax_among_some_edges(norm_by: str, partitioned: Cutter) -> None:
+    """The chosen edges are those of type 1, wherever they are."""
+
+    def run(graph: Any, x: Tensor, weight: Tensor, kind: Tensor) -> Tensor:
+        chosen = (kind == 1).nonzero().view(-1)
+        a = edge_softmax(graph, weight[chosen].unsqueeze(1) * 9, chosen, norm_by=norm_by)
+        graph.edata["a"] = torch.zeros(len(weight), 1).double().index_copy(0, chosen, a)
+        graph.srcdata["x"] = x
+        graph.update_all(fn.u_mul_e("x", "a", "m"), fn.sum("m", "out"))
+        return graph.dstdata["out"]
+
+    assert_exact(sample("mixed"), lambda: (run, None), partitioned)
+
+
+def test_a_wrong_softmax_is_refused(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        with pytest.raises(ValueError, match="norm_by: got 'row', expected 'dst' or 'src'"):
+            edge_softmax(graph, torch.zeros(graph.num_edges(), 1), norm_by="row")
+        with pytest.raises(ValueError, match="logits: got 3 rows, expected 2"):
+            edge_softmax(graph, torch.zeros(3, 1), torch.tensor([0, 1]))
+
+    path = partitioned(sample("mixed"), 2, "random")
+    run_threads(2, case)
+
+
+# Reversed graphs.
+
+REVERSED: dict[str, Run] = {}
+
+
+def reversed_run(run: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+    REVERSED[run.__name__] = lambda graph, x, weight, kind: run(dgl.reverse(graph), x, weight)
+
+
+@reversed_run
+def copied(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    graph.srcdata["x"] = x
+    graph.update_all(fn.copy_u("x", "m"), fn.mean("m", "out"))
+    return graph.dstdata["out"]
+
+
+@reversed_run
+def weighted(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    graph.srcdata["x"], graph.edata["w"] = x, weight
+    graph.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "out"))
+    return graph.dstdata["out"]
+
+
+@reversed_run
+def attending(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    graph.srcdata["x"], graph.dstdata["y"] = x, x * x
+    graph.apply_edges(fn.u_sub_v("x", "y", "z"))
+    graph.edata["a"] = edge_softmax(graph, graph.edata["z"] + weight.unsqueeze(1))
+    graph.update_all(fn.u_mul_e("x", "a", "m"), fn.sum("m", "out"))
+    return graph.dstdata["out"]
+
+
+@reversed_run
+def by_function(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    graph.srcdata["x"], graph.dstdata["y"], graph.edata["w"] = x, x * x, weight
+    graph.update_all(
+        lambda e: {"m": torch.tanh(e.src["x"] - e.dst["y"]) * e.data["w"].unsqueeze(1)},
+        fn.sum("m", "out"),
+    )
+    return graph.dstdata["out"]
+
+
+@reversed_run
+def twice(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """Edge values of one direction are used in the other."""
+    graph.srcdata["x"] = x
+    graph.dstdata["y"] = x * x
+    graph.apply_edges(fn.u_sub_v("x", "y", "z"))
+    back = dgl.reverse(graph)
+    back.edata["m"] = graph.edata["z"] * weight.unsqueeze(1)
+    back.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+    return back.dstdata["out"] + graph.in_degrees().unsqueeze(1) * x
+
+
+@pytest.mark.parametrize("name", REVERSED)
+def test_reversed_graphs(name: str, partitioned: Cutter) -> None:
+    arrays = sample("mixed")
+    assert_exact(arrays, lambda: (REVERSED[name], None), partitioned, (1, 2, 4), block_bytes=2048)
+
+
+def test_a_reversed_graph_has_dgl_s_columns(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        graph.ndata["x"] = torch.ones(graph.num_nodes())
+        graph.edata["w"] = torch.ones(graph.num_edges())
+        back = dgl.reverse(graph)
+        assert "x" in back.ndata and "w" not in back.edata
+        assert "w" in dgl.reverse(graph, copy_ndata=False, copy_edata=True).edata
+        assert "x" not in dgl.reverse(graph, copy_ndata=False).ndata
+        back.ndata["y"] = back.ndata["x"]
+        assert "y" not in graph.ndata
+        assert torch.equal(back.in_degrees(), graph.out_degrees())
+        with pytest.raises(NotImplementedError, match="got 'max', expected sum or mean"):
+            back.update_all(fn.copy_u("x", "m"), fn.max("m", "out"))
+        with pytest.raises(ValueError, match="add_self_loop: got a reversed graph"):
+            back.add_self_loop()
+
+    path = partitioned(sample("mixed"), 2, "random")
+    run_threads(2, case)
+
+
+def test_label_propagation(partitioned: Cutter) -> None:
+    arrays = sample("mixed")
+    whole = to_dgl(arrays)
+    mask = whole.ndata["train_mask"].bool()
+    hot = torch.nn.functional.one_hot(whole.ndata["label"])
+    layers = [
+        dgl.nn.LabelPropagation(3, 0.7),
+        dgl.nn.LabelPropagation(2, 0.4, "row", clamp=False, normalize=True, reset=True),
+    ]
+
+    def case(group: Any, path: str) -> tuple[list[Tensor], Tensor]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        nodes, graph = data.node_features, sar.construct_full_graph(data)
+        ids = nodes["_N/orig_id"]
+        return [layer(graph, hot[ids], nodes["_N/train_mask"].bool()) for layer in layers], ids
+
+    wanted = [layer(whole, hot, mask) for layer in layers]
+    for size in (1, 3):
+        for rows, ids in run_threads(size, case, partitioned(arrays, size, "random")):
+            for got, want in zip(rows, wanted, strict=True):
+                torch.testing.assert_close(got, want[ids], rtol=1e-5, atol=1e-6)
