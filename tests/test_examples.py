@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sar.partition.generate import community_graph
+from sar.partition.generate import bibliography_graph, community_graph
 from sar.partition.write import write_partitions
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["train_sage.py", "custom_udf_layer.py", "batch_norm.py", "mfg_training.py"]
+HETERO = "rgcn_hetero.py"
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -30,9 +31,10 @@ DRIVER = """
 import os, runpy, sys
 parts, *jobs = sys.argv[1:]
 for job in jobs:
-    script, os.environ["MASTER_PORT"] = job.rsplit(":", 1)
+    command, os.environ["MASTER_PORT"] = job.rsplit(":", 1)
+    script, *words = command.split(" --")
     print("==", os.path.basename(script), flush=True)
-    sys.argv = [script, parts]
+    sys.argv = [script, parts, *("--" + word for word in words)]
     runpy.run_path(script, run_name="__main__")
 """
 
@@ -110,9 +112,22 @@ def test_other_examples_on_two_ranks(parts: Path, tmp_path: Path) -> None:
         assert_learned(section)
 
 
+@pytest.mark.system
+def test_rgcn_on_the_graph_and_on_blocks(tmp_path: Path) -> None:
+    """Both compute the same losses, to the printed digits."""
+    graph = bibliography_graph(200)
+    halves = torch.arange(graph.total_nodes) % 2
+    parts = write_partitions(graph, halves, tmp_path / "parts")
+    output = run_two_ranks([HETERO, f"{HETERO} --mfgs"], Path(parts), tmp_path)
+    whole, blocks = output.split("== ")[1:]
+    assert_learned(whole)
+    losses = [[float(x) for x in re.findall(r"loss (\S+)", text)] for text in (whole, blocks)]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
+
+
 def test_every_example_is_tested_and_listed() -> None:
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert scripts == {*SCRIPTS, "demo.py"}
+    assert scripts == {*SCRIPTS, HETERO, "demo.py"}
     readme = (ROOT / "examples/README.md").read_text()
     assert all(f"({script})" in readme for script in scripts)
 

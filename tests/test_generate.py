@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.generate import community_graph, rmat_graph
+from sar.partition.generate import bibliography_graph, community_graph, rmat_graph
 
 
 def pairs(graph: GraphArrays) -> set[tuple[int, int]]:
@@ -136,3 +136,24 @@ def test_rmat_quadrants_have_the_asked_shares():
 def test_impossible_rmat_graphs_are_refused(arguments):
     with pytest.raises(ValueError, match="expected"):
         rmat_graph(**arguments)
+
+
+def test_bibliography_has_communities_in_every_relation():
+    graph = bibliography_graph(papers=300, seed=1).validate()
+    assert graph.num_nodes == {"author": 150, "paper": 300, "term": 30}
+    assert len(graph.edges) == 5 and graph.total_edges == 300 * (2 * 2 + 2 * 3 + 3)
+    labels = graph.node_data["paper"]["label"]
+    src, dst = graph.edges["paper", "cites", "paper"]
+    assert 0.8 < float((labels[src] == labels[dst]).float().mean()) < 0.9
+    same = bibliography_graph(papers=300, seed=1)
+    assert all(torch.equal(ends[0], same.edges[etype][0]) for etype, ends in graph.edges.items())
+    for pair in (("author", "writes", "paper"), ("paper", "written_by", "author")):
+        assert graph.edges[pair][pair[0] == "paper"].max() < 150
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"papers": 30}, {"classes": 0}, {"features": 0}, {"homophily": 1.5}]
+)
+def test_impossible_bibliographies_are_refused(arguments):
+    with pytest.raises(ValueError, match="expected at least 10 x classes"):
+        bibliography_graph(**arguments)

@@ -1,4 +1,4 @@
-"""Seeded graphs made on the spot: communities to learn on, R-MAT to measure with."""
+"""Seeded graphs made on the spot: communities and papers to learn on, R-MAT to measure with."""
 
 import numpy as np
 import torch
@@ -86,6 +86,54 @@ def rmat_graph(
     return _homogeneous(
         "rmat", nodes, np.concatenate([src, loops]), np.concatenate([dst, loops]), data
     )
+
+
+def bibliography_graph(
+    papers: int = 2000,
+    seed: int = 0,
+    *,
+    classes: int = 4,
+    features: int = 16,
+    homophily: float = 0.8,
+    signal: float = 0.25,
+) -> GraphArrays:
+    """Papers, authors (half as many) and terms (a tenth), five relations, communities in all types.
+
+    Each paper has two authors, three terms and three papers that it cites, inside its community
+    with probability `homophily`. Only papers have features, as noisy as those of
+    :func:`community_graph`, labels (their community) and masks. Raises ValueError for impossible
+    parameters.
+    """
+    counts = {"author": papers // 2, "paper": papers, "term": papers // 10}
+    if papers < 10 * classes or classes < 1 or features < 1 or not 0 <= homophily <= 1:
+        raise ValueError(
+            f"papers, classes, features, homophily are {papers}, {classes}, {features}, "
+            f"{homophily}, expected at least 10 x classes, 1, 1 and [0, 1]"
+        )
+    rng = np.random.default_rng(seed)
+    homes = {ntype: rng.permutation(np.arange(count) % classes) for ntype, count in counts.items()}
+    rows = {}
+    for ntype, each in (("author", 2), ("term", 3), ("paper", 3)):
+        wanted = np.repeat(homes["paper"], each)
+        inside = rng.random(len(wanted)) < homophily
+        wanted = np.where(inside, wanted, rng.integers(0, classes, len(wanted)))
+        order = np.argsort(homes[ntype], kind="stable")
+        starts = np.searchsorted(homes[ntype][order], np.arange(classes + 1))
+        drawn = starts[wanted] + rng.random(len(wanted)) * np.diff(starts)[wanted]
+        ends = order[drawn.astype(np.int64)]
+        rows[ntype] = torch.arange(papers).repeat_interleave(each), torch.from_numpy(ends)
+    edges = {
+        ("author", "writes", "paper"): (rows["author"][1], rows["author"][0]),
+        ("paper", "cites", "paper"): rows["paper"],
+        ("paper", "has", "term"): rows["term"],
+        ("paper", "written_by", "author"): rows["author"],
+        ("term", "of", "paper"): (rows["term"][1], rows["term"][0]),
+    }
+    centers = rng.standard_normal((classes, features), dtype=np.float32) * np.float32(signal)
+    feat = rng.standard_normal((papers, features), dtype=np.float32) + centers[homes["paper"]]
+    data = {"feat": torch.from_numpy(feat), "label": torch.from_numpy(homes["paper"])}
+    data.update(_random_masks(rng, papers))
+    return GraphArrays("bibliography", counts, edges, {"paper": data}).with_orig_ids()
 
 
 def _check_community(

@@ -12,24 +12,26 @@ from sar.partition.datasets import (
     load_ogb_dataset,
     read_dgl_file,
 )
-from sar.partition.generate import community_graph, rmat_graph
+from sar.partition.generate import bibliography_graph, community_graph, rmat_graph
 from sar.partition.npz import read_npz
 
 GENERATORS: dict[str, Callable[..., GraphArrays]] = {
     "synthetic": community_graph,
     "rmat": rmat_graph,
+    "bibliography": bibliography_graph,
 }
 OGB_NAMES = ("ogbn-arxiv", "ogbn-products", "ogbn-proteins", "ogbn-papers100M", "ogbn-mag")
 ACCEPTED = (
-    "synthetic[:nodes=..,edges=..,seed=..], rmat[:scale=..,samples=..,seed=..], an .npz file, "
-    "a file of dgl.save_graphs, an OGB data set (ogbn-arxiv), or a dgl.data one (cora)"
+    "synthetic[:nodes=..,edges=..,seed=..], rmat[:scale=..,samples=..,seed=..], "
+    "bibliography[:papers=..,seed=..], an .npz file, a file of dgl.save_graphs, "
+    "an OGB data set (ogbn-arxiv), or a dgl.data one (cora)"
 )
 
 
 def open_source(text: str) -> GraphArrays:
     """The graph that `text` names; every node type has `orig_id`.
 
-    `synthetic` and `rmat` take the options of `community_graph` and `rmat_graph` as
+    `synthetic`, `rmat` and `bibliography` take the options of their `.._graph` as
     `:name=value,...`; a data set takes `:root=FOLDER`. Raises ValueError for what is unknown or
     damaged (with the closest known name), FileNotFoundError, SarError when a data set cannot be
     had, MissingDependencyError.
