@@ -7,11 +7,13 @@ axis. A function that cannot be recorded makes the tensor eager, with a warning.
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.config import Policy
 from sar.errors import SarError
+from sar.graph.edge_reduce import reduction_of
 from sar.graph.program import EDGE_COUNT, Call, Dropout, Item, Leaf, Node, Program
+from sar.graph.support import not_supported
 from sar.ops import AnyRelation, run_messages
 
 _META = torch.device("meta")
@@ -44,13 +48,15 @@ class Scope:
 class EdgeTensor(Tensor):
     """One row per local edge, computed block by block when it is reduced.
 
-    Any other use (printing, ``.item()``, an operation that mixes edges) makes it eager first,
-    which is collective and holds all local edges in memory.
+    A function that cannot be recorded gets the local edges, with a warning, which is collective. A
+    use that leaves the tensors (``.item()``, iteration, saving) raises ``NotSupportedError``, as
+    one rank alone may make it: :meth:`materialize` first, on every rank.
     """
 
     node: Node
     scope: Scope
     _eager: Tensor | None
+    _with_grad: bool
 
     @staticmethod
     def __new__(cls, node: Node, like: Tensor, scope: Scope) -> EdgeTensor:
@@ -60,7 +66,7 @@ class EdgeTensor(Tensor):
             cls, shape, dtype=like.dtype, device=scope.device
         )
         made.node, made.scope = node, scope
-        made._eager = None
+        made._eager, made._with_grad = None, False
         return made
 
     @property
@@ -72,7 +78,8 @@ class EdgeTensor(Tensor):
         """[num_edges, ...] eager values; collective unless stored, computed once."""
         if isinstance(self.node, Leaf) and self.node.side == "e":
             return self.node.tensor
-        if self._eager is None:
+        if self._eager is None or torch.is_grad_enabled() > self._with_grad:
+            self._with_grad = torch.is_grad_enabled()
             program = Program([self.node])
             like = [torch.empty((0, *tuple(self.shape)[1:]), dtype=self.dtype)]
             results = run_messages(
@@ -86,6 +93,16 @@ class EdgeTensor(Tensor):
             self._eager = results[0]
         return self._eager
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the values exist already."""
+        return self._eager is not None or (isinstance(self.node, Leaf) and self.node.side == "e")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the values on the local edges."""
+        return self.num_edges * math.prod(self.shape[1:]) * self.dtype.itemsize
+
     @classmethod
     def __torch_function__(
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
@@ -95,14 +112,16 @@ class EdgeTensor(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         first = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, EdgeTensor))
-        try:
-            return record(func, args, kwargs, first)
-        except CannotRecord as problem:
-            warnings.warn(
-                f"{getattr(func, '__name__', func)} on an edge tensor cannot be streamed "
-                f"({problem}): its {first.num_edges} local edges are held in memory",
-                stacklevel=2,
-            )
+        if func in _ESCAPES:
+            refuse_escape(func, args)
+        else:
+            reduction = reduction_of(func, args, kwargs)
+            if reduction is not None:
+                return reduction()
+            try:
+                return record(func, args, kwargs, first)
+            except CannotRecord as problem:
+                hold_local_edges(func, args, kwargs, problem)
         eager_args, kwargs = tree_map(_made_eager, (args, kwargs))
         result = func(*eager_args, **kwargs)
         if func is Tensor.__setitem__ and isinstance(args[0], EdgeTensor):
@@ -118,6 +137,48 @@ class EdgeTensor(Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"EdgeTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def refuse_escape(func: Callable, args: Any) -> None:
+    """Raise ``NotSupportedError`` unless the values of all edge tensors exist."""
+    for x in tree_leaves(args):
+        if isinstance(x, EdgeTensor) and not x.is_stored:
+            name = getattr(func, "__name__", func)
+            raise not_supported(
+                f"{name}: got an edge tensor {tuple(x.shape)}, whose values exist block by block; "
+                "expected its .materialize(), which every rank calls and which takes "
+                f"{x.num_bytes} bytes on this rank"
+            )
+
+
+def hold_local_edges(func: Callable, args: Any, kwargs: Any, problem: Exception) -> None:
+    """Say, once per graph, that a function takes the local edges; collective with a budget.
+
+    Raises ``NotSupportedError`` on every rank when any rank's edges exceed the memory budget.
+    """
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, EdgeTensor)]
+    scope, size = tensors[0].scope, sum(x.num_bytes for x in tensors)
+    name = getattr(func, "__name__", str(func))
+    budget = scope.policy.memory_budget
+    if budget is not None and not all(x.is_stored for x in tensors):
+        error = None
+        if size > int(budget):
+            error = not_supported(
+                f"{name} on an edge tensor cannot be streamed ({problem}) and the local edges take "
+                f"{size} bytes, expected at most the memory budget of {budget}"
+            )
+        scope.relation.group.agree(error, name)
+    known = _warned.setdefault(scope.relation, set())
+    if name not in known:
+        known.add(name)
+        warnings.warn(
+            f"{name} on an edge tensor cannot be streamed ({problem}): it gets the "
+            f"{tensors[0].num_edges} local edges alone, held in memory with {size} bytes",
+            stacklevel=3,
+        )
+
+
+_warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def _made_eager(value: Any) -> Any:
@@ -141,6 +202,29 @@ _METADATA = {
     Tensor.ndimension,
     Tensor.stride,
     Tensor.is_contiguous,
+}
+
+# What leaves the tensors, and may happen on one rank only.
+_ESCAPES = {
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__iter__,
+    Tensor.__bool__,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.__complex__,
+    Tensor.__index__,
+    Tensor.__contains__,
+    Tensor.__deepcopy__,
+    Tensor.__reduce_ex__,
+    Tensor.equal,
+    Tensor.allclose,
+    Tensor.is_nonzero,
+    torch.equal,
+    torch.allclose,
+    torch.is_nonzero,
 }
 
 # In-place functions, recorded as what they compute and bound to the same Python object.
@@ -297,8 +381,8 @@ class _Reading:
             return column(value)[_PROBE_PART]
 
         try:
-            whole = self._run(_PROBE_ROWS, column, Tensor.detach)
-            piece = self._run(3, part, Tensor.detach)
+            whole = self._run(_PROBE_ROWS, column, _harmless)
+            piece = self._run(3, part, _harmless)
         except (RuntimeError, ValueError, IndexError):  # random indices may be out of range
             return
         for long, short in zip(_tensors(whole), _tensors(piece), strict=True):
@@ -337,6 +421,11 @@ class _Reading:
 
     def _is_count(self, value: Any) -> bool:
         return self.count and type(value) is int and value == self.rows
+
+
+def _harmless(value: Tensor) -> Tensor:
+    """What a trial run may write into: running statistics are buffers, without gradient."""
+    return value.detach() if value.requires_grad else value.clone()
 
 
 def _tensors(result: Any) -> list[Tensor]:

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.graph.builtin import REDUCTIONS
 from sar.graph.counts import Counts, LocalCount
+from sar.graph.edge_reduce import reduce_edges
+from sar.graph.lazy import EdgeTensor
 from sar.graph.support import not_supported
 from sar.ops.readout import extreme_over_ranks, sum_over_ranks, top_over_ranks
 
@@ -22,17 +25,19 @@ def segment_reduce(count: LocalCount, value: Tensor, reducer: str = "sum") -> Te
     Without any row the result is 0. What is made of it counts once a rank:
     Note [Replicated results] in :mod:`sar.ops.readout`.
     """
-    if reducer in ("sum", "mean"):
+    if isinstance(value, EdgeTensor):
+        if reducer in REDUCTIONS:
+            return reduce_edges(value, reducer, [0], keepdim=True)
+    elif reducer in ("sum", "mean"):
         total = sum_over_ranks(value, count.group)
         if reducer == "mean":
             rows = count.group.all_reduce(torch.tensor(len(value)))
             total = total / max(1, int(rows))
+        return total.unsqueeze(0)
     elif reducer in ("max", "min"):
         total = extreme_over_ranks(value, count.group, largest=reducer == "max")
-        total = total.masked_fill(total.isinf(), 0)  # as DGL
-    else:
-        raise ValueError(f"reducer: got {reducer!r}, expected 'sum', 'mean', 'max' or 'min'")
-    return total.unsqueeze(0)
+        return total.masked_fill(total.isinf(), 0).unsqueeze(0)  # as DGL
+    raise ValueError(f"reducer: got {reducer!r}, expected one of {', '.join(REDUCTIONS)}")
 
 
 def segment_softmax(count: LocalCount, value: Tensor) -> Tensor:
@@ -50,7 +55,7 @@ def topk(
     k: int,
     descending: bool,
     sortby: int | None,
-    ntype: Any,
+    ntype_or_etype: Any,
 ) -> tuple[Tensor, Tensor]:
     """The rows of all ranks with the largest (or smallest) values in column ``sortby``; collective.
 
@@ -59,9 +64,9 @@ def topk(
     """
     if sortby is None or typestr != "nodes":
         raise not_supported("topk: got edges or no sortby, expected nodes and a column to sort by")
-    rows = graph.nodes[ntype].data[feat]  # type: ignore[attr-defined]
+    rows = graph.nodes[ntype_or_etype].data[feat]  # type: ignore[attr-defined]
     keys = rows[:, sortby]
     best, position = top_over_ranks(
-        rows, keys if descending else -keys, k, graph.batch_num_nodes(ntype).group
+        rows, keys if descending else -keys, k, graph.batch_num_nodes(ntype_or_etype).group
     )
     return best.unsqueeze(0), position.unsqueeze(0)

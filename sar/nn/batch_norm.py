@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.comm import Group, LocalGroup, current_group
-from sar.graph.lazy import eager
+from sar.graph.lazy import EdgeTensor, eager
 from sar.ops.reduce import normalize_rows
 
 
@@ -73,7 +73,9 @@ class DistributedBN1D(nn.Module):
             )
         if not self.training and self.running_mean is not None:
             return self._with_running_stats(x)
-        x = eager(x)  # an edge tensor: its statistics need all rows
+        if isinstance(x, EdgeTensor) and x.dim() == 2:
+            return self._of_edges(x)
+        x = eager(x)
         rows = x if x.dim() == 2 else x.transpose(1, 2).reshape(-1, self.n_feats)
         y, mean, m2, count = normalize_rows(rows, self.weight, self.bias, self.eps, self._group())
         if self.training and self.running_mean is not None:
@@ -93,6 +95,19 @@ class DistributedBN1D(nn.Module):
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
         )
+
+    def _of_edges(self, x: EdgeTensor) -> Tensor:
+        """Two reductions over all edges and a program: nothing edge-sized is stored."""
+        count = x.scope.relation.num_edges_global
+        if count < 2:
+            raise ValueError(f"batch norm: got {count} edge(s) on all ranks, expected at least 2")
+        mean = x.mean(0)
+        variance = (x - mean).square().mean(0)
+        if self.training and self.running_mean is not None:
+            self._update(mean.detach(), variance.detach() * (count / (count - 1)))
+        scale = (variance + self.eps).rsqrt()
+        y = (x - mean) * (scale if self.weight is None else scale * self.weight)
+        return y if self.bias is None else y + self.bias
 
     @torch.no_grad()
     def _update(self, mean: Tensor, variance: Tensor) -> None:

@@ -48,19 +48,19 @@ def top_over_ranks(x: Tensor, keys: Tensor, k: int, group: Group) -> tuple[Tenso
         [k, width], 0 where there are fewer rows, and int64 [k] their positions, counted over the
         ranks one after another. Collective, in backward too.
     """
-    own_keys, rows = keys.detach().topk(min(k, len(keys)))
-    padded = keys.new_full((k,), -math.inf).index_copy_(0, torch.arange(len(rows)), own_keys)
-    parts = group.all_gather(padded)
-    counts = torch.stack(group.all_gather(torch.tensor([len(keys)])))[:, 0]
-    real = torch.cat([torch.arange(k) < count for count in counts])
-    order = torch.argsort(torch.cat(parts), descending=True, stable=True)
-    best = order[torch.argsort((~real[order]).long(), stable=True)][:k]  # rows before padding
-    slot = (best // k == group.rank) & real[best]
-    mine = rows[best[slot] % k]
-    picked = x.new_zeros(k, x.shape[1]).index_copy(0, slot.nonzero().view(-1), x[mine])
-    starts = torch.cumsum(counts, 0) - counts
-    position = torch.zeros(k, dtype=torch.int64)
-    position[slot] = mine + starts[group.rank]
+    own_keys, rows = keys.detach().sort(descending=True, stable=True)
+    padded = keys.new_full((k,), -math.inf)
+    padded[: len(rows)] = own_keys[:k]
+    candidates = torch.cat(group.all_gather(padded))
+    counts = torch.cat(group.all_gather(rows.new_tensor([len(rows)])))
+    real = torch.arange(k, device=x.device) < counts.unsqueeze(1)  # others fill up
+    order = torch.argsort(candidates, descending=True, stable=True)
+    best = order[torch.argsort((~real.view(-1)[order]).long(), stable=True)][:k]
+    slots = ((best // k == group.rank) & real.view(-1)[best]).nonzero().view(-1)
+    mine = rows[best[slots] % k]
+    picked = x.new_zeros(k, x.shape[1]).index_copy(0, slots, x[mine])
+    first = counts[: group.rank].sum()
+    position = rows.new_zeros(k).index_copy_(0, slots, mine + first)
     return sum_over_ranks(picked.unsqueeze(0), group), group.all_reduce(position)
 
 
