@@ -44,6 +44,7 @@ from sar.graph import (
 from sar.nn import (
     DistributedBN1D,
     convert_batch_norm,
+    convert_dropout,
     gather_grads,
     global_mean,
     sync_params,
@@ -73,6 +74,7 @@ __all__ = [
     "construct_mfgs",
     "convert_batch_norm",
     "convert_dist_graph",
+    "convert_dropout",
     "current_group",
     "gather_grads",
     "global_mean",

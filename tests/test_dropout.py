@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import sar
 from sar.graph.lazy import EdgeTensor
-from sar.ops.keyed import keyed_uniform
+from sar.ops.keyed import keyed_dropout, keyed_uniform, reference_dropout
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 CUTS = [
@@ -335,3 +335,286 @@ def test_probabilities_out_of_range(p: float, partitioned: Cutter) -> None:
             F.dropout(graph.edata["e"], p)
 
     run_threads(1, case)
+
+
+def case_udf(group: Any, path: str, policy: dict, drop: nn.Module) -> dict:
+    """Two dropouts on edges, one that is not on edges and one that is switched off."""
+    part = Rank(group, path, **policy)
+    sar.manual_seed(2)
+    x = part.feat().requires_grad_()
+    weight = torch.linspace(-1, 1, 36, dtype=torch.float64).view(6, 6).requires_grad_()
+    drop = copy.deepcopy(drop)
+
+    def message(edges: Any) -> dict:
+        some = torch.dropout(edges.src["x"] * 2, 0.5, True).tanh()
+        both = drop(some @ weight) + F.dropout(edges.dst["x"], 0.9, False)
+        return {"m": drop(both)}
+
+    part.graph.srcdata["x"] = part.graph.dstdata["x"] = x
+    part.graph.update_all(message, dgl.function.sum("m", "out"))
+    drop.eval()  # after the forward: nothing to backward
+    out = part.graph.dstdata["out"]
+    (out.sin() * part.nodes().view(-1, 1).cos()).sum().backward()
+    group.all_reduce(weight.grad)
+    return {"nodes": part.nodes(), "out": out.detach(), "x": x.grad, "weight": weight.grad}
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, sar.nn.Dropout])
+def test_dropout_in_a_users_message(kind: type, partitioned: Cutter) -> None:
+    graph = mixed()
+    want = run_threads(1, case_udf, partitioned(graph, 1), {}, kind(0.3))[0]
+    again = run_threads(1, case_udf, partitioned(graph, 1), {}, nn.Dropout(0.0))[0]
+    assert relative(again["out"], want["out"]) > 0.1
+    order = torch.argsort(want["nodes"])
+    for size, method, policy in CUTS:
+        parts = run_threads(size, case_udf, partitioned(graph, size, method), policy, kind(0.3))
+        nodes = [p["nodes"] for p in parts]
+        for key in ("out", "x"):
+            got = joined([p[key] for p in parts], nodes, graph.total_nodes)
+            assert relative(got, want[key][order]) <= 1e-12, (key, size, method)
+        assert relative(parts[0]["weight"], want["weight"]) <= 1e-12
+
+
+# Nodes.
+
+
+class Net(nn.Module):
+    """Dropout in front, inside (features, attention) and between layers; whole graph or blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = dgl.nn.GATConv(6, 3, 2, feat_drop=0.3, attn_drop=0.4)
+        self.second = dgl.nn.SAGEConv(6, 5, "mean", feat_drop=0.2)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, graphs: Any, x: Tensor) -> Tensor:
+        first, second = graphs if isinstance(graphs, list) else (graphs, graphs)
+        h = self.drop(self.first(first, self.drop(x)).flatten(1).relu())
+        return self.drop(self.second(second, h))
+
+
+def case_net(group: Any, path: str, policy: dict, net: Net, how: str) -> dict:
+    part = Rank(group, path, **policy)
+    net, x, ids = copy.deepcopy(net), part.feat(), part.nodes()
+    graphs: Any = part.graph
+    if how == "blocks":
+        chosen = ids % 3 == 0
+        graphs = sar.construct_mfgs(part.data, part.graph.ndata["_ID"][chosen], 2)
+        x, ids = x[graphs[0].input_nodes], ids[chosen] // 3
+    net = sar.convert_dropout(net, graphs if how == "bound" else None)
+    x.requires_grad_()
+    sar.manual_seed(21)
+    losses = []
+    for _ in range(2):
+        out = net(graphs, x)
+        (out.sin() * ids.view(-1, 1).cos()).sum().backward()
+        losses.append(out.detach())
+    sar.gather_grads(net)
+    return {"ids": ids, "outs": losses, "params": [p.grad for p in net.parameters()]}
+
+
+@pytest.mark.parametrize("how", ["bound", "found", "blocks"])
+def test_converted_dropout_does_not_depend_on_the_cut(how: str, partitioned: Cutter) -> None:
+    """Masks bit for bit (the last dropout's zeros), outputs and gradients to 1e-12."""
+    graph = looped()
+    torch.manual_seed(0)
+    net = Net().double()
+    want = run_threads(1, case_net, partitioned(graph, 1), {}, net, how)[0]
+    total, order = len(want["ids"]), torch.argsort(want["ids"])
+    assert not torch.equal(*want["outs"])
+    for size, method, policy in CUTS:
+        parts = run_threads(size, case_net, partitioned(graph, size, method), policy, net, how)
+        ids = [p["ids"] for p in parts]
+        for step, expected in enumerate(want["outs"]):
+            got = joined([p["outs"][step] for p in parts], ids, total)
+            assert relative(got, expected[order]) <= 1e-12, (size, method)
+            assert torch.equal(got == 0, expected[order] == 0), (size, method)
+        for got, expected in zip(parts[0]["params"], want["params"], strict=True):
+            assert relative(got, expected) <= 1e-12
+
+
+def test_node_types_edge_types_and_ids(partitioned: Cutter) -> None:
+    """The rows of every type, found by their number or named, keep their mask under every cut."""
+    graph = hetero()
+
+    def case(group: Any, path: str) -> dict:
+        part = Rank(group, path)
+        drop = sar.nn.Dropout(0.5, part.graph)
+        sar.manual_seed(8)
+        found = {}
+        for ntype, count in graph.num_nodes.items():
+            ids, ones = part.nodes(ntype), torch.ones(part.graph.num_nodes(ntype), 2, 3)
+            found[ntype, "named"] = drop(ones, rows=ntype), ids, count
+            found[ntype, "counted"] = drop(ones), ids, count
+            found[ntype, "ids"] = drop(ones, rows=ids), ids, count
+        for etype, (src, _) in graph.edges.items():
+            ones = torch.ones(part.graph.num_edges(etype), 4)
+            found[etype, "named"] = drop(ones, rows=etype), part.edges(etype), len(src)
+        return found
+
+    def whole(size: int, method: str) -> dict:
+        parts = run_threads(size, case, partitioned(graph, size, method))
+        return {
+            key: joined([p[key][0] for p in parts], [p[key][1] for p in parts], parts[0][key][2])
+            for key in parts[0]
+        }
+
+    want = whole(1, "random")
+    assert not torch.equal(want["user", "named"], want["user", "counted"])
+    for size, method, _ in CUTS:
+        got = whole(size, method)
+        assert all(torch.equal(got[key], want[key]) for key in want), (size, method)
+
+
+def test_types_with_as_many_rows(partitioned: Cutter) -> None:
+    """As many on one rank: the others know. As many on all: an error, unless the type is named."""
+    edges = {("a", "to", "b"): (torch.tensor([0, 1]), torch.tensor([0, 1]))}
+
+    def case(group: Any, path: str) -> list[Tensor]:
+        part = Rank(group, path)
+        drop = sar.nn.Dropout(0.5, part.graph)
+        sar.manual_seed(8)
+        return [drop(torch.ones(part.graph.num_nodes(t), 9)) for t in ("a", "b")]
+
+    def refused(group: Any, path: str) -> None:
+        part = Rank(group, path)
+        drop = sar.nn.Dropout(0.5, part.graph)
+        ones = torch.ones(part.graph.num_nodes("a"), 9)
+        with pytest.raises(ValueError, match="may be those of a or of b.*rows=type"):
+            drop(ones)
+        assert drop(ones, rows="a").shape == ones.shape
+
+    graph = GraphArrays("two", {"a": 5, "b": 6}, edges).with_orig_ids()
+    path = partitioned(graph, 2, [0, 0, 0, 1, 1] + [0, 0, 0, 1, 1, 1])
+    want = run_threads(1, case, partitioned(graph, 1))[0]
+    parts = run_threads(2, case, path)
+    assert all(torch.equal(torch.cat([p[i] for p in parts]), want[i]) for i in range(2))
+    same = GraphArrays("same", {"a": 4, "b": 4}, edges).with_orig_ids()
+    run_threads(2, refused, partitioned(same, 2, [0, 0, 0, 1] * 2))
+    # a rank without rows takes part without knowing what they would be
+    empty = run_threads(3, case, partitioned(graph, 3, [0, 0, 0, 1, 1] + [0, 0, 0, 1, 1, 1]))
+    assert torch.equal(torch.cat([p[1] for p in empty]), want[1])
+
+
+def test_module_behaviour(partitioned: Cutter) -> None:
+    """Evaluation and p = 0 change nothing; inplace writes; copies share the graph, pickles do not;
+    shared modules stay shared; converting twice is converting once."""
+
+    def case(group: Any) -> None:
+        import pickle
+
+        part = Rank(group, partitioned(mixed(), 1))
+        x = part.feat()
+        drop = sar.nn.Dropout(0.5, part.graph)
+        assert isinstance(drop, nn.Dropout) and drop.eval()(x) is x
+        assert sar.nn.Dropout(0.0)(x) is x
+        other = copy.deepcopy(drop.train())
+        assert other._bound.rows is drop._bound.rows and (other(x) == 0).any()
+        with pytest.raises(ValueError, match="graph: got none, expected one"):
+            pickle.loads(pickle.dumps(drop))(x)
+        y = x.clone()
+        assert sar.nn.Dropout(0.5, part.graph, inplace=True)(y) is y and not torch.equal(x, y)
+        assert (sar.nn.Dropout(1.0, part.graph)(x) == 0).all()
+        shared = nn.Dropout(0.5)
+        model = sar.convert_dropout(nn.ModuleList([shared, nn.Sequential(shared)]).eval())
+        assert model[0] is model[1][0] and type(model[0]) is sar.nn.Dropout
+        assert not model[0].training and model is sar.convert_dropout(model)
+        assert len(model._forward_pre_hooks) == 1
+        assert type(sar.convert_dropout(nn.Dropout(0.25))) is sar.nn.Dropout
+        with sar.nn.dropout_rows(part.graph):
+            assert (sar.nn.Dropout(0.5)(x) == 0).any()
+        with pytest.raises(ValueError, match="graph: got none"):
+            sar.nn.Dropout(0.5)(x)
+
+    run_threads(1, case)
+
+
+def test_a_model_that_fails_leaves_no_graph_behind(partitioned: Cutter) -> None:
+    class Fails(nn.Module):
+        def forward(self, graph: Any) -> None:
+            raise RuntimeError("stop")
+
+    def case(group: Any) -> None:
+        graph = Rank(group, partitioned(mixed(), 1)).graph
+        model = sar.convert_dropout(Fails())
+        with pytest.raises(RuntimeError, match="stop"):
+            model(graph)
+        with pytest.raises(ValueError, match="graph: got none"):
+            sar.nn.Dropout(0.5)(torch.ones(graph.num_nodes(), 1))
+
+    run_threads(1, case)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda drop, x: drop(x[1:]), ValueError, r"shape \(56, 6\).*row for each.*57 of _N"),
+        (lambda drop, x: drop(x[0, 0]), ValueError, r"shape \(\), expected a row"),
+        (lambda drop, x: drop(x.long()), TypeError, "got torch.int64, expected a floating"),
+        (lambda drop, x: drop(x, rows="user"), ValueError, "no type 'user'"),
+        (lambda drop, x: drop(x, rows=torch.arange(3)), ValueError, "got 3 ids, expected 57"),
+        (lambda drop, x: drop(x, rows=x[:, 0]), TypeError, "expected integers"),
+        (lambda drop, x: drop(x, "graph"), TypeError, "graph: got str"),
+        (lambda drop, x: drop(x, []), TypeError, "graph: got list"),
+        (lambda drop, x: sar.nn.Dropout(0.5, True), TypeError, "graph: got bool"),
+        (lambda drop, x: sar.nn.Dropout(1.5), ValueError, "between 0 and 1"),
+    ],
+)
+def test_bad_input_of_dropout(call: Any, error: type, match: str, partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        part = Rank(group, partitioned(mixed(), 1))
+        with pytest.raises(error, match=match):
+            call(sar.nn.Dropout(0.5, part.graph), part.feat())
+
+    run_threads(1, case)
+
+
+# The compiled kernel and its gradient.
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_kernel_gives_the_bits_of_the_reference(dtype: torch.dtype) -> None:
+    rng = torch.Generator().manual_seed(0)
+    for shape in ((0, 3), (5, 0), (7,), (301, 2, 3), (4000, 70)):
+        x = torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
+        x.view(-1)[1:2] = float("nan")
+        for keys in (torch.arange(len(x)).int(), -1 - torch.arange(len(x)) * 2**40):
+            for p in (1e-9, 0.25, 0.7, 1 - 2**-53, 1.0):
+                seed = int(torch.randint(2**62, (1,), generator=rng)) * 2 - 7
+                got = keyed_dropout(x, keys, seed, p)
+                want = reference_dropout(x, keys, seed, p)
+                torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+                assert torch.equal(got.nan_to_num().signbit(), want.nan_to_num().signbit())
+
+
+def test_two_threads_give_the_same_bits() -> None:
+    x, keys = torch.ones(4001, 200), torch.arange(4001)
+    one = keyed_dropout(x, keys, 3, 0.5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(keyed_dropout(x, keys, 3, 0.5), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_gradcheck_of_the_dropout_itself() -> None:
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        return keyed_dropout(x.T.contiguous().T, torch.arange(5), 77, 0.5) ** 2
+
+    assert torch.autograd.gradcheck(run, x) and torch.autograd.gradgradcheck(run, x)
+
+
+def test_nothing_of_the_features_size_is_saved() -> None:
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    x = torch.ones(100, 30, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        keyed_dropout(x, torch.arange(100), 1, 0.5)
+    assert sizes == [100]

@@ -16,13 +16,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.edge_reduce import reduction_of
+from sar.graph.message_dropout import DROPOUTS, arguments
 from sar.graph.program import EDGE_COUNT, Call, Dropout, Item, Leaf, Node, Program
 from sar.graph.support import not_supported
 from sar.ops import AnyRelation, run_messages
@@ -248,8 +248,9 @@ def node_of(tensor: Tensor, relation: AnyRelation) -> Node:
 
 def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor) -> Any:
     """Extend the program by one function; raises :class:`CannotRecord`."""
-    if func is F.dropout:
-        return _record_dropout(first, *args[1:], **kwargs)
+    if func in DROPOUTS:
+        _, probability, inplace = arguments(*args, **kwargs)
+        return _record_dropout(first, probability, inplace)
     in_place = _functional(func, args, kwargs)
     if in_place is not None:
         if args[0] is not first:
@@ -288,12 +289,8 @@ def _filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return torch.where(mask.view(*mask.shape, *[1] * (x.dim() - mask.dim())), value, x).to(x.dtype)
 
 
-def _record_dropout(
-    x: EdgeTensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> EdgeTensor:
-    if not 0 <= p <= 1:
-        raise ValueError(f"p: got {p}, expected a probability from 0 to 1")
-    if not training or p == 0:
+def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
+    if p == 0:
         return x
     like = torch.empty(tuple(x.shape), dtype=x.dtype, device=_META)
     relation = x.scope.relation

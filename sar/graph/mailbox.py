@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sar.graph.frame import Frame
 from sar.graph.lazy import EdgeTensor, Scope
+from sar.graph.message_dropout import inside_function
 from sar.graph.program import Program
 from sar.graph.udf import Recorder, trace
 from sar.ops import Messages, Relation, as_stored, run_mailbox
@@ -122,7 +123,8 @@ class _Reduce:
     ) -> list[Tensor]:
         mailbox = _Known(zip(self.seen.mailbox, boxes, strict=True))
         columns = _Known(zip(self.seen.data, data, strict=True))
-        outputs = self.func(NodeBatch(columns, len(rows), self.ntype, mailbox))
+        with inside_function():
+            outputs = self.func(NodeBatch(columns, len(rows), self.ntype, mailbox))
         _check(outputs, len(rows))
         if outputs.keys() != self.seen.outputs.keys():
             raise ValueError(
@@ -169,7 +171,8 @@ def _probe(
     mailbox, data = Recorder(_Mail(messages), (_PROBE_ROWS, degree)), Recorder(frame)
 
     def run() -> Mapping[str, Tensor]:
-        return _check(func(NodeBatch(data, _PROBE_ROWS, ntype, mailbox)), _PROBE_ROWS)
+        with inside_function():
+            return _check(func(NodeBatch(data, _PROBE_ROWS, ntype, mailbox)), _PROBE_ROWS)
 
     outputs, captures, hidden = trace(run)
     return _Seen(list(mailbox.read), list(data.read), outputs, captures, hidden)

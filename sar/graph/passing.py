@@ -24,6 +24,7 @@ from sar.graph.builtin import (
 from sar.graph.frame import Frame
 from sar.graph.lazy import EdgeTensor, Scope, eager, node_of
 from sar.graph.mailbox import reduce_udf
+from sar.graph.message_dropout import Drawn
 from sar.graph.program import Call, Item, Leaf, Node, Program, Udf
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import frozen, probe
@@ -123,12 +124,18 @@ def _udf_columns(
         raise TypeError(f"message function: got {type(func).__name__}, expected a callable")
     src, dst, edge = _sides(store, etype)
     seen, scope = probe(func, src, dst, edge), scope_of(store, etype, policy)
+    group = scope.relation.group
     udf = Udf(
         frozen(func),
         seen,
         [Leaf("u", src[name]) for name in seen.src],
         [Leaf("v", dst[name]) for name in seen.dst],
         [node_of(edge[name], scope.relation) for name in seen.edge],
+        scope.relation,
+        [
+            Drawn(p, group.seeds.draw(group) if on_edges and p > 0 else None)
+            for p, on_edges in seen.dropouts
+        ],
     )
     return {name: EdgeTensor(Item(udf, name), out, scope) for name, out in seen.outputs.items()}
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.graph.builtin import apply_binary
+from sar.graph.message_dropout import Drawn, KeyedDropout
 from sar.graph.udf import Probe, call_udf
 from sar.ops import AnyRelation, Inputs, Messages
 from sar.ops.keyed import keyed_dropout
@@ -86,20 +87,28 @@ class Item(Node):
 
 @dataclass(eq=False)
 class Udf(Node):
-    """A user's message function over named columns; its results are :class:`Item`."""
+    """A user's message function over named columns; its results are :class:`Item`.
+
+    Its dropouts on rows of edges have masks like those of :class:`Dropout`.
+    """
 
     function: Callable
     seen: Probe
     src: list[Node]
     dst: list[Node]
     edge: list[Node]
+    relation: AnyRelation
+    dropouts: list[Drawn]
 
     def parents(self) -> Iterable[Node]:
         return [*self.src, *self.dst, *self.edge]
 
     def compute(self, values: Values, position: Tensor) -> Any:
         sides = [[values[id(node)] for node in side] for side in (self.src, self.dst, self.edge)]
-        return call_udf(self.function, self.seen, sides[0], sides[1], sides[2], len(position))
+        if not self.dropouts:
+            return call_udf(self.function, self.seen, sides[0], sides[1], sides[2], len(position))
+        with KeyedDropout(self.relation.keys.index_select(0, position), self.dropouts):
+            return call_udf(self.function, self.seen, sides[0], sides[1], sides[2], len(position))
 
 
 @dataclass(eq=False)

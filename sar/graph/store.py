@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class GraphStore:
             objects on a whole graph.
         keys: what names the part's nodes and edges in random numbers.
         added_loops: how often self loops were added.
+        keyed_rows: what :func:`sar.graph.rows.keyed_rows` made last; no copy has it.
         is_block: True for a block (MFG).
         keep_seeds: on blocks, whether source rows begin with the destination rows.
         joined: relations out of the same source rows as one relation, made on first need.
@@ -53,6 +55,7 @@ class GraphStore:
     device: torch.device = torch.device("cpu")
     added_loops: int = 0
     joined: dict[tuple[EType, ...], Relation] = field(default_factory=dict)
+    keyed_rows: Any = field(default=None, init=False, repr=False, compare=False)
 
     def first_nid(self, ntype: str) -> int:
         """Global id of this part's first node of a type."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
+from sar.graph.message_dropout import FindDropout, inside_function
 from sar.ops.capture import RecordCaptures, ReplaceCaptures, detached_leaf, leaves_of
 
 _PROBE_ROWS = 2
@@ -81,6 +82,7 @@ class Probe:
         src, dst, edge: names of the columns it reads.
         outputs: its results by name, without rows: trailing shapes and dtypes.
         captures, hidden: Note [Captured tensors].
+        dropouts: per call of dropout its probability, and whether on rows of edges.
     """
 
     src: list[str]
@@ -89,6 +91,7 @@ class Probe:
     outputs: dict[str, Tensor]
     captures: tuple[Tensor, ...]
     hidden: tuple[Tensor, ...]
+    dropouts: list[tuple[float, bool]]
 
 
 def probe(
@@ -100,9 +103,17 @@ def probe(
     """
     sides = [Recorder(frame) for frame in (src, dst, edge)]
     batch = EdgeBatch(sides[0], sides[1], sides[2], _PROBE_ROWS)
-    outputs, captures, hidden = trace(lambda: _checked(udf(batch)))
+    dropouts: list[tuple[float, bool]] = []
+
+    def run() -> Mapping[str, Tensor]:
+        with inside_function(), FindDropout(_PROBE_ROWS) as finder:
+            outputs = _checked(udf(batch))
+        dropouts[:] = finder.found
+        return outputs
+
+    outputs, captures, hidden = trace(run)
     read = [list(side.read) for side in sides]
-    return Probe(read[0], read[1], read[2], outputs, captures, hidden)
+    return Probe(read[0], read[1], read[2], outputs, captures, hidden, dropouts)
 
 
 def trace(
@@ -155,7 +166,8 @@ def call_udf(
         dict(zip(seen.edge, edge, strict=True)),
         size,
     )
-    return udf(batch)
+    with inside_function():
+        return udf(batch)
 
 
 def frozen(udf: Callable) -> Callable:

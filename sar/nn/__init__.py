@@ -1,6 +1,7 @@
 """What a training step needs beside the graph: normalization, losses, parameters and gradients."""
 
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
+from sar.nn.dropout import Dropout, convert_dropout, dropout_rows
 from sar.nn.embedding import ShardedEmbedding
 from sar.nn.link import link_loss, score_edges
 from sar.nn.link_metrics import hits_at, negative_ranks, ranking_metrics
@@ -14,6 +15,7 @@ __all__ = [
     "DistMultScorer",
     "DistributedBN1D",
     "DotScorer",
+    "Dropout",
     "LinkScorer",
     "MLPScorer",
     "NegativeSampler",
@@ -21,6 +23,8 @@ __all__ = [
     "ShardedParameter",
     "clip_grad_norm_",
     "convert_batch_norm",
+    "convert_dropout",
+    "dropout_rows",
     "gather_grads",
     "global_mean",
     "hits_at",

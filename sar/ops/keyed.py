@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 # Constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 _MANTISSA = 53
+_COMPILED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -46,7 +49,44 @@ def keyed_dropout(x: Tensor, keys: Tensor, seed: int, probability: float) -> Ten
     Row i, column c (counted over all dimensions but the first) is kept where
     ``keyed_uniform(keys, width, seed)[i, c] >= probability``.
     """
+    return _KeyedDropout.apply(x, keys, seed, probability)
+
+
+def reference_dropout(x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
+    """What :func:`keyed_dropout` computes, by :func:`keyed_uniform`."""
     width = math.prod(x.shape[1:])
     keep = keyed_uniform(keys, width, seed).view(x.shape) >= probability
-    scale = 0.0 if probability >= 1 else 1 / (1 - probability)
-    return x * (keep.to(x.dtype) * scale)
+    return x * (keep.to(x.dtype) * _scale(probability))
+
+
+def _scale(probability: float) -> float:
+    return 0.0 if probability >= 1 else 1 / (1 - probability)
+
+
+class _KeyedDropout(Function):
+    """y_ic = x_ic m_ic / (1 - p), m_ic = [u(key_i, c) >= p]; backward the same of dy.
+
+    ======  ===================  =========================================================
+    tensor  shape                owner and lifetime
+    ======  ===================  =========================================================
+    x, y    [n, ...]             this rank; not saved
+    keys    [n] integer          this rank; saved (an input): the mask is computed again
+    m       [n, ...]             this rank; exists for one element at a time (compiled)
+    ======  ===================  =========================================================
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.seed, ctx.probability = seed, probability
+        if x.device.type != "cpu" or x.dtype not in _COMPILED or probability >= 1:
+            return reference_dropout(x, keys, seed, probability)
+        from sar.kernels.keyed import drop  # importing numba takes a while
+
+        rows = x.detach().contiguous().view(len(x), math.prod(x.shape[1:]))
+        return drop(rows, keys, seed, probability, _scale(probability)).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        (keys,) = ctx.saved_tensors
+        return keyed_dropout(grads[0], keys, ctx.seed, ctx.probability), None, None, None

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.errors import MissingDependencyError
-from sar.nn import DistributedBN1D
+from sar.nn import DistributedBN1D, Dropout
 from sar.train.options import ModelOptions
 
 
@@ -24,7 +24,7 @@ class Stack(nn.Module):
     def __init__(self, convs: list[nn.Module], norms: list[nn.Module], dropout: float) -> None:
         super().__init__()
         self.convs, self.norms = nn.ModuleList(convs), nn.ModuleList(norms)
-        self.dropout = dropout
+        self.dropout = Dropout(dropout)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         """``x`` [n, in_feats] of this rank's nodes to logits [n, num_classes]."""
@@ -32,7 +32,7 @@ class Stack(nn.Module):
             if i:
                 x = self.norms[i - 1](x) if self.norms else x
                 x = F.relu(x)
-            x = conv(graph, F.dropout(x, self.dropout, self.training))
+            x = conv(graph, self.dropout(x, graph))
         return x
 
 

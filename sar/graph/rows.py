@@ -1,0 +1,131 @@
+"""Which nodes or edges the rows of a tensor are, told from their number or their type's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.graph.sharded import ShardedGraph
+from sar.graph.store import EType, GraphStore
+from sar.ops import AnyRelation
+
+Kind = str | EType
+
+
+@dataclass(eq=False)
+class RowSet:
+    """What a tensor may have one row for each of: nodes of a type, or edges of a relation.
+
+    Attributes:
+        kind: the node type or the canonical edge type.
+        nodes: rows of the part: the nodes, or the edges' destinations.
+        relation: of edges.
+        make_keys: makes ``keys``.
+    """
+
+    kind: Kind
+    count: int
+    nodes: Tensor
+    relation: AnyRelation | None
+    make_keys: Callable[[], Tensor]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """int32 or int64 [count] as in :class:`sar.partition.keys.Keys`."""
+        return self.make_keys()
+
+    def same(self, other: RowSet) -> bool:
+        """Whether both are the same nodes or edges in the same order."""
+        if self.kind != other.kind or self.count != other.count:
+            return False
+        if self.relation is None or self.relation is other.relation:
+            return torch.equal(self.nodes, other.nodes)
+        return torch.equal(self.keys, other.keys)
+
+
+class KeyedRows:
+    """The keys of tensors that belong to some graphs; collective to make.
+
+    Rows are told apart by their number. Where two types have as many rows on some rank, the ranks
+    vote at each call, which is collective then: what the rows are fits their number on every
+    rank. Two types with as many rows on all of them are an error, never a guess.
+
+    Args:
+        graphs: a whole graph, or the blocks of a model.
+    """
+
+    def __init__(self, graphs: Sequence[ShardedGraph]) -> None:
+        self.stores = [graph._store for graph in graphs]
+        self.group = self.stores[0].group
+        self.sets = [one for store in self.stores for one in _row_sets(store)]
+        differ = torch.tensor([[not a.same(b) for b in self.sets] for a in self.sets])
+        counts = torch.tensor([one.count for one in self.sets])
+        alike = (counts == counts.unsqueeze(1)) & (counts > 0) & differ
+        agreed = self.group.all_reduce(torch.stack([differ, alike]).int(), "max").bool()
+        self._differ, self._alike = agreed[0].tolist(), agreed[1].tolist()
+
+    def keys(self, x: Tensor, kind: Kind | None = None) -> Tensor:
+        """[len(x)] keys of the rows of ``x``, on its device.
+
+        Args:
+            kind: the node type or canonical edge type that the rows are, when known.
+
+        Raises:
+            ValueError: nothing has as many rows, or several types have.
+        """
+        fits = [i for i, one in enumerate(self.sets) if kind in (None, one.kind)]
+        match = [x.dim() > 0 and self.sets[i].count == len(x) for i in fits]
+        vote = any(self._alike[i][j] for i in fits for j in fits)
+        if vote:
+            match = self.group.all_reduce(torch.tensor(match).int(), "min").bool().tolist()
+        found = [i for i, fit in zip(fits, match, strict=True) if fit]
+        if not found:
+            have = ", ".join(f"{self.sets[i].count} of {self.sets[i].kind}" for i in fits)
+            raise ValueError(
+                f"input: got shape {tuple(x.shape)}, expected a row for each node or edge, "
+                f"{have or f'but there is no type {kind!r}'}; for other rows give ids: rows=ids"
+            )
+        others = {self.sets[i].kind for i in found if vote and self._differ[found[0]][i]}
+        if others:
+            names = sorted(map(str, {self.sets[found[0]].kind, *others}))
+            raise ValueError(
+                f"input: got {len(x)} rows, which may be those of {' or of '.join(names)}; "
+                "expected to be told which: rows=type"
+            )
+        return self.sets[found[0]].keys.to(x.device)
+
+
+def keyed_rows(graphs: Sequence[ShardedGraph]) -> KeyedRows:
+    """The :class:`KeyedRows` of ``graphs``, kept with the first; collective when they are new."""
+    first, stores = graphs[0]._store, [graph._store for graph in graphs]
+    known: Any = first.keyed_rows
+    if known is None or [id(s) for s in known.stores] != [id(s) for s in stores]:
+        known = first.keyed_rows = KeyedRows(graphs)
+    return known
+
+
+def _row_sets(store: GraphStore) -> list[RowSet]:
+    sides = [store.src_rows, store.dst_rows] if store.is_block else [store.src_rows]
+    sets = [
+        RowSet(ntype, len(rows), rows, None, _node_keys(store, ntype, rows))
+        for side in sides
+        for ntype, rows in side.items()
+    ]
+    for etype, relation in store.relations.items():
+        nodes = store.dst_rows[etype[2]]
+        keys = _edge_keys(relation)
+        sets.append(RowSet(etype, relation.num_edges, nodes, relation, keys))
+    return sets
+
+
+def _node_keys(store: GraphStore, ntype: str, rows: Tensor) -> Callable[[], Tensor]:
+    return lambda: store.keys.nodes(ntype).index_select(0, rows.cpu())
+
+
+def _edge_keys(relation: AnyRelation) -> Callable[[], Tensor]:
+    return lambda: relation.keys

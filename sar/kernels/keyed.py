@@ -1,0 +1,80 @@
+"""Dropout by keyed random numbers, compiled: the numbers of :func:`sar.ops.keyed.keyed_uniform`."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+_STEP, _MIX_1, _MIX_2 = (
+    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+_A_THREAD = 1 << 17  # elements; fewer are not worth a thread
+_BLOCK = 1 << 15  # elements of a 16-bit tensor that are widened at a time
+
+
+@numba.njit(inline="always")
+def _mix(x: Any) -> Any:
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+@numba.njit(nogil=True, cache=True)
+def _drop(out: Any, x: Any, keys: Any, seed: Any, limit: Any, scale: Any, zero: Any) -> None:
+    """out[i, c] = x[i, c] times ``scale``, or ``zero`` where the 64 random bits are below limit."""
+    for i in range(x.shape[0]):
+        row = _mix(np.uint64(keys[i]) * _STEP + seed)
+        for c in range(x.shape[1]):
+            bits = _mix(row + np.uint64(c + 1) * _STEP)
+            out[i, c] = x[i, c] * (zero if bits < limit else scale)
+
+
+def drop(x: Tensor, keys: Tensor, seed: int, probability: float, scale: float) -> Tensor:
+    """``x`` times ``scale``, or 0 where ``keyed_uniform(keys, width, seed) < probability``.
+
+    Args:
+        x: floating point [n, width] on the CPU, contiguous.
+        keys: int32 or int64 [n].
+        probability: in [0, 1).
+    """
+    out = torch.empty_like(x)
+    is_wide = x.dtype in (torch.float32, torch.float64)
+    # u = (bits >> 11) / 2**53 < p is bits < ceil(2**53 p) << 11, without rounding
+    limit = np.uint64(math.ceil(probability * 2.0**53) << 11)
+    factors = torch.tensor([scale, 0.0], dtype=x.dtype)  # rounded as torch does
+    rest = (np.uint64(seed % 2**64), limit, *(factors if is_wide else factors.float()).numpy())
+    names = keys.numpy()
+
+    def run(first: int, last: int) -> None:
+        if is_wide:
+            part = slice(first, last)
+            _drop(out[part].numpy(), x[part].numpy(), names[part], *rest)
+            return
+        step = max(1, _BLOCK // max(1, x.shape[1]))
+        for low in range(first, last, step):
+            part = slice(low, min(low + step, last))
+            wide = x[part].float()  # products of two 16-bit numbers are exact in float32
+            _drop(wide.numpy(), wide.numpy(), names[part], *rest)
+            out[part] = wide
+
+    _in_parallel(run, len(x), x.numel())
+    return out
+
+
+def _in_parallel(run: Any, rows: int, elements: int) -> None:
+    parts = max(1, min(torch.get_num_threads(), elements // _A_THREAD, rows))
+    bounds = [rows * part // parts for part in range(parts + 1)]
+    if parts == 1:
+        run(0, rows)
+        return
+    with ThreadPoolExecutor(parts - 1) as pool:
+        others = [pool.submit(run, *bounds[part : part + 2]) for part in range(1, parts)]
+        run(*bounds[:2])
+        for other in others:
+            other.result()

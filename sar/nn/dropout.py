@@ -1,0 +1,201 @@
+"""Dropout whose mask stays with the node or edge, however the graph is cut."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from sar.comm import current_group
+from sar.graph import ShardedGraph
+from sar.graph.lazy import EdgeTensor
+from sar.graph.message_dropout import in_function
+from sar.graph.rows import KeyedRows, Kind, keyed_rows
+from sar.ops.keyed import keyed_dropout
+
+Graphs = ShardedGraph | Sequence[ShardedGraph]
+
+
+class _Current(threading.local):
+    """Who said which graphs a dropout without its own takes, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[object, Sequence[ShardedGraph]]] = []
+
+
+_current = _Current()
+
+
+@contextmanager
+def dropout_rows(graphs: Graphs) -> Iterator[None]:
+    """Inside, a :class:`Dropout` without a graph takes its rows to be those of ``graphs``.
+
+    For the thread that enters.
+
+    Args:
+        graphs: a graph, or the blocks that a model is called with.
+    """
+    _current.stack.append((None, _checked(graphs)))
+    try:
+        yield
+    finally:
+        _current.stack.pop()
+
+
+class _Bound:
+    """The rows a module was given; copies of the module share them, pickles leave them out."""
+
+    def __init__(self, rows: KeyedRows | None = None) -> None:
+        self.rows = rows
+
+    def __deepcopy__(self, memo: dict) -> _Bound:
+        return self
+
+    def __reduce__(self) -> tuple:
+        return _Bound, ()
+
+
+class Dropout(nn.Dropout):
+    """``nn.Dropout`` for rows of a sharded graph: the same mask for every number of ranks.
+
+    Element (row, column) is zeroed with probability p by a random number that is a function of
+    :func:`sar.manual_seed`'s seed, of the number of dropouts since, of the node's or edge's
+    id in the input and of the column; the others are multiplied by 1 / (1 - p). Nothing is saved
+    for backward.
+
+    Args:
+        p: probability of an element to be zeroed.
+        graph: whose rows inputs have: a graph or a list of blocks; collective when it is new. With
+            ``None`` the call says, or :func:`dropout_rows`, or :func:`convert_dropout`'s model.
+        inplace: write into the input.
+    """
+
+    def __init__(
+        self, p: float = 0.5, graph: Graphs | None = None, *, inplace: bool = False
+    ) -> None:
+        super().__init__(p, inplace)
+        self._bound = _Bound(None if graph is None else keyed_rows(_checked(graph)))
+
+    def forward(
+        self,
+        input: Tensor,
+        graph: Graphs | None = None,
+        *,
+        rows: Kind | Tensor | None = None,
+    ) -> Tensor:
+        """[n, ...] as ``input``; ``input`` itself in evaluation and for p = 0.
+
+        Every rank calls in the same order. Edge tensors of ``apply_edges`` know their edges.
+
+        Args:
+            graph: whose rows ``input`` has; the module's own by default.
+            rows: what they are, if not to be told from their number: a node type, a canonical edge
+                type, or int [n] ids of your own (which the cut must not change).
+
+        Raises:
+            ValueError: no node or edge type has as many rows, or several have; no graph is known;
+                ``rows`` has another length.
+            TypeError: ``graph``, ``rows`` or ``input`` is of another type.
+        """
+        if not self.training or self.p == 0:
+            return input
+        if isinstance(input, EdgeTensor) or in_function():  # keyed by edges there
+            return F.dropout(input, self.p, True, self.inplace)
+        if not isinstance(input, Tensor) or not input.is_floating_point():
+            got = getattr(input, "dtype", type(input).__name__)
+            raise TypeError(f"input: got {got}, expected a floating point tensor")
+        if isinstance(rows, Tensor):
+            keys, group = _own_ids(rows, input), current_group()
+        else:
+            known = self._rows(graph)
+            keys, group = known.keys(input, rows), known.group
+        out = keyed_dropout(input, keys, group.seeds.draw(group), self.p)
+        return input.copy_(out) if self.inplace else out
+
+    def _rows(self, graph: Graphs | None) -> KeyedRows:
+        if graph is not None:
+            return keyed_rows(_checked(graph))
+        if self._bound.rows is not None:
+            return self._bound.rows
+        if not _current.stack:
+            raise ValueError(
+                "graph: got none, expected one: sar.nn.Dropout(p, graph), dropout(x, graph), or a "
+                "model of sar.convert_dropout that is called with its graph or blocks"
+            )
+        return keyed_rows(_current.stack[-1][1])
+
+
+def convert_dropout(model: nn.Module, graph: Graphs | None = None) -> nn.Module:
+    """Replace every ``nn.Dropout`` in ``model`` by a :class:`Dropout`, in place.
+
+    ``feat_drop`` and ``attn_drop`` of DGL's layers are such modules. Functions
+    (``F.dropout``) cannot be replaced, except on edge tensors, where they need no replacement.
+
+    Args:
+        graph: whose rows the model's tensors have: a graph or a list of blocks; collective. With
+            ``None`` the graphs among the model's arguments, at each call.
+
+    Returns:
+        The model, or its replacement when the model itself is an ``nn.Dropout``.
+    """
+    rows = None if graph is None else keyed_rows(_checked(graph))
+    converted = _converted(model, rows, {})
+    if graph is None and not getattr(converted, "_finds_dropout_rows", False):
+        converted._finds_dropout_rows = True  # type: ignore[assignment]
+        converted.register_forward_pre_hook(_enter, with_kwargs=True)
+        converted.register_forward_hook(_leave, always_call=True)
+    return converted
+
+
+def _converted(
+    module: nn.Module, rows: KeyedRows | None, done: dict[nn.Module, nn.Module]
+) -> nn.Module:
+    if module not in done:
+        done[module] = module
+        if type(module) in (nn.Dropout, Dropout):
+            done[module] = _from_torch(module, rows)  # type: ignore[arg-type]
+        for name, child in list(module._modules.items()):  # named_children hides shared ones
+            if child is not None:
+                setattr(module, name, _converted(child, rows, done))
+    return done[module]
+
+
+def _from_torch(old: nn.Dropout, rows: KeyedRows | None) -> Dropout:
+    new = Dropout(old.p, inplace=old.inplace)
+    new._bound = _Bound(rows)
+    return new.train(old.training)
+
+
+def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    graphs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, ShardedGraph)]
+    if graphs:
+        _current.stack.append((module, graphs))
+
+
+def _leave(module: nn.Module, args: tuple, output: Any) -> None:
+    # Runs also when _enter did not: after an error, or for a model that got no graph.
+    if _current.stack and _current.stack[-1][0] is module:
+        _current.stack.pop()
+
+
+def _checked(graphs: Any) -> Sequence[ShardedGraph]:
+    listed = [graphs] if isinstance(graphs, ShardedGraph) else graphs
+    if not isinstance(listed, (list, tuple)) or not listed:
+        raise TypeError(f"graph: got {type(graphs).__name__}, expected a ShardedGraph or a list")
+    for one in listed:
+        if not isinstance(one, ShardedGraph):
+            raise TypeError(f"graph: got {type(one).__name__}, expected a ShardedGraph")
+    return listed
+
+
+def _own_ids(ids: Tensor, x: Tensor) -> Tensor:
+    if ids.is_floating_point() or ids.is_complex() or ids.dim() != 1:
+        raise TypeError(f"rows: got {ids.dtype} {list(ids.shape)}, expected integers [n]")
+    if not x.dim() or len(ids) != len(x):
+        raise ValueError(f"rows: got {len(ids)} ids, expected {len(x) if x.dim() else 0}, one each")
+    return ids.to(x.device)
