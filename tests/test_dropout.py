@@ -618,3 +618,76 @@ def test_nothing_of_the_features_size_is_saved() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         keyed_dropout(x, torch.arange(100), 1, 0.5)
     assert sizes == [100]
+
+
+# Recomputed forward passes, training runs.
+
+
+def test_a_recomputed_forward_has_the_same_masks(partitioned: Cutter) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def case(group: Any, recompute: bool) -> list[Tensor]:
+        part = Rank(group, partitioned(looped(), 2, "random"))
+        sar.manual_seed(4)
+        drop, x = sar.nn.Dropout(0.5, part.graph), part.feat()[:, :2].requires_grad_()
+        weight = torch.eye(2, dtype=torch.float64).requires_grad_()
+
+        def layer(x: Tensor) -> Tensor:
+            return attended(part.graph, drop(x), weight)
+
+        def twice(x: Tensor) -> Tensor:
+            if not recompute:
+                return layer(layer(x))
+            options = {"use_reentrant": False, "context_fn": sar.nn.same_dropout}
+            return checkpoint(layer, checkpoint(layer, x, **options), **options)
+
+        out = twice(x)
+        after = drop(torch.ones_like(out))
+        (out * after).sin().sum().backward()
+        return [out.detach(), x.grad, weight.grad, after, drop(after)]
+
+    want, got = (run_threads(2, case, recompute) for recompute in (False, True))
+    for one, other in zip(want, got, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_recomputed_forward_with_other_masks_is_refused(partitioned: Cutter) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def case(group: Any) -> None:
+        part = Rank(group, partitioned(mixed(), 1))
+        drop, x = sar.nn.Dropout(0.5, part.graph), part.feat().requires_grad_()
+        y = checkpoint(drop, x, use_reentrant=False)
+        with pytest.raises(sar.SarError, match="drawn again in backward.*same_dropout"):
+            (y * y).sum().backward()
+
+    run_threads(1, case)
+
+
+def test_a_training_run_does_not_depend_on_the_number_of_ranks(partitioned: Cutter) -> None:
+    """The built-in model with dropout: the same curve, in float32."""
+    from sar.train import (
+        DataOptions,
+        ModelOptions,
+        Trainer,
+        TrainOptions,
+        build_model,
+        load_node_data,
+    )
+
+    torch.manual_seed(0)
+    model = build_model(ModelOptions("sage", 2, 8, dropout=0.5), 6, 4)
+
+    def case(group: Any, path: str, seed: int = 3) -> list[float]:
+        part = Rank(group, path)
+        data = load_node_data(part.data, DataOptions())
+        options = TrainOptions(epochs=5, seed=seed)
+        trainer = Trainer(copy.deepcopy(model), part.graph, data, options)
+        return [record["loss"] for record in trainer.fit()]
+
+    want = run_threads(1, case, partitioned(mixed(), 1))[0]
+    for size, method, _ in CUTS:
+        for losses in run_threads(size, case, partitioned(mixed(), size, method)):
+            assert losses == pytest.approx(want, rel=1e-5), (size, method)
+    other = run_threads(1, case, partitioned(mixed(), 1), 4)[0]
+    assert other[0] != pytest.approx(want[0], rel=1e-3)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
+
+from sar.errors import SarError
 
 if TYPE_CHECKING:
     from sar.comm.group import Group
@@ -21,11 +25,13 @@ class SeedStream:
     Attributes:
         base: what :func:`manual_seed` was given; ``None`` until it is given or first needed.
         count: seeds drawn since.
+        replays: draws are those of an earlier forward pass.
     """
 
     def __init__(self) -> None:
         self.base: int | None = None
         self.count = 0
+        self.replays = False
 
     def restart(self, base: int, count: int = 0) -> None:
         """Begin anew, or where ``state`` says another stream was."""
@@ -38,14 +44,38 @@ class SeedStream:
     def draw(self, group: Group) -> int:
         """The next seed, in [0, 2**63); collective where there is no base yet.
 
-        Rank 0's torch seed is the base then.
+        Rank 0's torch seed is the base then. Raises ``SarError`` inside a backward pass: a forward
+        that is recomputed there would get other masks than it had.
         """
-        if self.base is None:
-            first = torch.tensor(_signed(torch.initial_seed()))
-            self.base = int(group.broadcast(first))
+        if torch._C._current_graph_task_id() != -1 and not self.replays:
+            raise SarError(
+                "dropout: drawn again in backward, expected the forward's masks; give "
+                "torch.utils.checkpoint context_fn=sar.nn.same_dropout, use_reentrant=False"
+            )
+        self._begin(group)
         digest = hashlib.sha256(f"{self.base} {self.count}".encode()).digest()
         self.count += 1
         return int.from_bytes(digest[:8], "big") >> 1
+
+    def _begin(self, group: Group) -> None:
+        if self.base is None:
+            self.base = int(group.broadcast(torch.tensor(_signed(torch.initial_seed()))))
+
+    def same_twice(self, group: Group) -> tuple[AbstractContextManager, AbstractContextManager]:
+        """Contexts of a forward pass and of its repetition, which draws the same seeds.
+
+        Collective where there is no base yet.
+        """
+        self._begin(group)
+        return nullcontext(), self._replay(self.count)
+
+    @contextmanager
+    def _replay(self, count: int) -> Iterator[None]:
+        later, self.count, self.replays = self.count, count, True
+        try:
+            yield
+        finally:
+            self.count, self.replays = later, False
 
 
 def manual_seed(seed: int, *, group: Group | None = None) -> None:

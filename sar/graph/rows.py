@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from sar.graph.sharded import ShardedGraph
 from sar.graph.store import EType, GraphStore
 from sar.ops import AnyRelation
+from sar.partition.keys import Keys
 
 Kind = str | EType
 
@@ -60,14 +61,19 @@ class KeyedRows:
     """
 
     def __init__(self, graphs: Sequence[ShardedGraph]) -> None:
-        self.stores = [graph._store for graph in graphs]
-        self.group = self.stores[0].group
-        self.sets = [one for store in self.stores for one in _row_sets(store)]
+        stores = [graph._store for graph in graphs]
+        self._stores = [weakref.ref(store) for store in stores]  # the first one holds this
+        self.group = stores[0].group
+        self.sets = [one for store in stores for one in _row_sets(store)]
         differ = torch.tensor([[not a.same(b) for b in self.sets] for a in self.sets])
         counts = torch.tensor([one.count for one in self.sets])
         alike = (counts == counts.unsqueeze(1)) & (counts > 0) & differ
         agreed = self.group.all_reduce(torch.stack([differ, alike]).int(), "max").bool()
         self._differ, self._alike = agreed[0].tolist(), agreed[1].tolist()
+
+    def are_of(self, stores: Sequence[GraphStore]) -> bool:
+        """Whether these are the rows of ``stores``."""
+        return [id(ref()) for ref in self._stores] == [id(store) for store in stores]
 
     def keys(self, x: Tensor, kind: Kind | None = None) -> Tensor:
         """[len(x)] keys of the rows of ``x``, on its device.
@@ -103,16 +109,15 @@ class KeyedRows:
 def keyed_rows(graphs: Sequence[ShardedGraph]) -> KeyedRows:
     """The :class:`KeyedRows` of ``graphs``, kept with the first; collective when they are new."""
     first, stores = graphs[0]._store, [graph._store for graph in graphs]
-    known: Any = first.keyed_rows
-    if known is None or [id(s) for s in known.stores] != [id(s) for s in stores]:
-        known = first.keyed_rows = KeyedRows(graphs)
-    return known
+    if first.keyed_rows is None or not first.keyed_rows.are_of(stores):
+        first.keyed_rows = KeyedRows(graphs)
+    return first.keyed_rows
 
 
 def _row_sets(store: GraphStore) -> list[RowSet]:
     sides = [store.src_rows, store.dst_rows] if store.is_block else [store.src_rows]
     sets = [
-        RowSet(ntype, len(rows), rows, None, _node_keys(store, ntype, rows))
+        RowSet(ntype, len(rows), rows, None, _node_keys(store.keys, ntype, rows))
         for side in sides
         for ntype, rows in side.items()
     ]
@@ -123,8 +128,8 @@ def _row_sets(store: GraphStore) -> list[RowSet]:
     return sets
 
 
-def _node_keys(store: GraphStore, ntype: str, rows: Tensor) -> Callable[[], Tensor]:
-    return lambda: store.keys.nodes(ntype).index_select(0, rows.cpu())
+def _node_keys(keys: Keys, ntype: str, rows: Tensor) -> Callable[[], Tensor]:
+    return lambda: keys.nodes(ntype).index_select(0, rows.cpu()).to(rows.device)
 
 
 def _edge_keys(relation: AnyRelation) -> Callable[[], Tensor]:

@@ -1,7 +1,7 @@
 """What a training step needs beside the graph: normalization, losses, parameters and gradients."""
 
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
-from sar.nn.dropout import Dropout, convert_dropout, dropout_rows
+from sar.nn.dropout import Dropout, convert_dropout, dropout_rows, same_dropout
 from sar.nn.embedding import ShardedEmbedding
 from sar.nn.link import link_loss, score_edges
 from sar.nn.link_metrics import hits_at, negative_ranks, ranking_metrics
@@ -32,6 +32,7 @@ __all__ = [
     "negative_ranks",
     "rank_links",
     "ranking_metrics",
+    "same_dropout",
     "score_edges",
     "sync_params",
 ]

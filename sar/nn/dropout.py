@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch.nn.functional as F
@@ -45,6 +45,16 @@ def dropout_rows(graphs: Graphs) -> Iterator[None]:
         yield
     finally:
         _current.stack.pop()
+
+
+def same_dropout() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """``context_fn`` of ``torch.utils.checkpoint``: what is recomputed has the same masks again.
+
+    ``checkpoint(function, x, use_reentrant=False, context_fn=sar.nn.same_dropout)``; without it
+    dropout of this library raises ``SarError`` there.
+    """
+    group = current_group()
+    return group.seeds.same_twice(group)
 
 
 class _Bound:
