@@ -18,10 +18,11 @@ class GraphSAGE(torch.nn.Module):
         self.layers = torch.nn.ModuleList(
             dgl.nn.SAGEConv(a, b, "mean") for a, b in zip(widths[:-1], widths[1:])
         )
+        self.drop = torch.nn.Dropout(0.2)
 
     def forward(self, graph, x):
         for layer in self.layers[:-1]:
-            x = F.dropout(F.relu(layer(graph, x)), 0.2, self.training)
+            x = self.drop(F.relu(layer(graph, x)))
         return self.layers[-1](graph, x)
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
 
     group = sar.initialize_comms()  # sar: rank and address come from torchrun
-    torch.manual_seed(group.rank)  # dropout differs between ranks; parameters are made equal below
+    sar.manual_seed(0)  # sar: also of dropout, whose masks are those of any other number of ranks
     data = sar.load_dgl_partition_data(args.parts, group.rank, "cpu")  # sar: this rank's part
     graph = sar.construct_full_graph(data)  # sar: in place of a DGL graph
     features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
@@ -42,6 +43,7 @@ def main() -> None:
 
     model = GraphSAGE([features.shape[1], args.hidden, classes])
     sar.sync_params(model)  # sar: start from rank 0's parameters
+    sar.convert_dropout(model)  # sar: masks stay with the nodes
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(args.epochs):
         model.train()

@@ -157,6 +157,32 @@ def test_edges_of_several_types_and_added_loops(partitioned: Cutter) -> None:
     assert not torch.equal(want["loops"], want["again"])
 
 
+def test_loops_replaced_by_one_each(partitioned: Cutter) -> None:
+    """What GCN wants: edges keep their keys when others go, loops have their node's."""
+
+    def case(group: Any, path: str) -> tuple:
+        part = Rank(group, path)
+        graph = part.graph.remove_self_loop().add_self_loop()
+        keys = graph.scope().relation.keys
+        kept = len(keys) - len(part.nodes())
+        sar.manual_seed(1)
+        return keys[:kept], edge_mask(graph), part.nodes(), keys[kept:]
+
+    def whole(size: int, method: str) -> tuple[Tensor, Tensor, list[tuple]]:
+        parts = run_threads(size, case, partitioned(looped(), size, method))
+        keys = torch.cat([torch.cat([kept, loops]) for kept, _, _, loops in parts])
+        order = torch.argsort(keys)
+        return keys[order], torch.cat([mask for _, mask, _, _ in parts])[order], parts
+
+    keys, mask, _ = whole(1, "random")
+    src, dst = looped().edges[ETYPE_HOMO]
+    assert torch.equal(keys[keys >= 0].long(), (src != dst).nonzero().flatten())
+    for size, method, _ in CUTS:
+        got_keys, got_mask, parts = whole(size, method)
+        assert torch.equal(got_keys, keys) and torch.equal(got_mask, mask)
+        assert all(torch.equal(loops.long(), -1 - nodes) for _, _, nodes, loops in parts)
+
+
 def test_blocks_have_the_keys_of_the_whole_graph(partitioned: Cutter) -> None:
     def case(group: Any, path: str) -> None:
         part = Rank(group, path)
@@ -190,13 +216,20 @@ def test_a_cut_without_original_ids_uses_its_own(partitioned: Cutter) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_ids_beyond_int32_and_ids_that_are_none(partitioned: Cutter) -> None:
+def test_ids_beyond_int32_and_ids_that_are_none(
+    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sar.partition.keys._BLOCK_ROWS", 7)
+
     def case(group: Any, path: str) -> None:
         data = sar.load_dgl_partition_data(path, group.rank)
         ids = data.edge_features["_N:_E:_N/orig_eid"]
-        data.edge_features["_N:_E:_N/orig_eid"] = ids + 2**40
         keys = sar.construct_full_graph(data).scope().relation.keys
-        assert torch.equal(keys, ids + 2**40)
+        assert keys.dtype == torch.int32 and torch.equal(keys, ids.int())
+        data = sar.load_dgl_partition_data(path, group.rank)
+        large = ids + 2**40 * (torch.arange(len(ids)) > 20)  # from the fourth block on
+        data.edge_features["_N:_E:_N/orig_eid"] = large
+        assert torch.equal(sar.construct_full_graph(data).scope().relation.keys, large)
         data = sar.load_dgl_partition_data(path, group.rank)
         data.edge_features["_N:_E:_N/orig_eid"] = ids.double()
         with pytest.raises(sar.PartitionError, match="orig_eid: got torch.float64.*integers"):
@@ -324,6 +357,32 @@ def test_gradcheck_through_keyed_dropout(partitioned: Cutter) -> None:
     assert run_threads(1, case) == [True]
 
 
+@pytest.mark.parametrize("function", [F.dropout, torch.dropout])
+def test_ways_to_call_it(function: Any, partitioned: Cutter) -> None:
+    """Positional, by name, in place, in evaluation and at p = 0."""
+
+    def case(group: Any) -> None:
+        graph = Rank(group, partitioned(mixed(), 1)).graph
+        flag = "train" if function is torch.dropout else "training"
+        graph.srcdata["x"] = torch.ones(graph.num_nodes(), 2)
+        graph.apply_edges(dgl.function.copy_u("x", "e"))
+        e, masks = graph.edata["e"], []
+        for call in (
+            lambda: function(e, 0.5, True),
+            lambda: function(input=e, p=0.5, **{flag: True}),
+            lambda: F.dropout(e * 1, 0.5, True, True),
+        ):
+            sar.manual_seed(6)
+            masks.append(call().materialize())
+        assert all(torch.equal(mask, masks[0]) for mask in masks) and (masks[0] == 0).any()
+        assert function(e, 0.5, False) is e and function(e, 0.0, True) is e
+        written = e * 1
+        assert F.dropout(written, 0.5, inplace=True) is written
+        assert (written.materialize() == 0).any()
+
+    run_threads(1, case)
+
+
 @pytest.mark.parametrize("p", [-0.1, 1.5])
 def test_probabilities_out_of_range(p: float, partitioned: Cutter) -> None:
     def case(group: Any) -> None:
@@ -440,6 +499,8 @@ def test_node_types_edge_types_and_ids(partitioned: Cutter) -> None:
     def case(group: Any, path: str) -> dict:
         part = Rank(group, path)
         drop = sar.nn.Dropout(0.5, part.graph)
+        keys = torch.cat([part.data.keys.nodes(t).long() for t in graph.num_nodes])
+        assert len(keys.unique()) == len(keys) == sum(map(part.graph.num_nodes, graph.num_nodes))
         sar.manual_seed(8)
         found = {}
         for ntype, count in graph.num_nodes.items():
