@@ -16,7 +16,10 @@ from sar.partition.generate import bibliography_graph, community_graph
 from sar.partition.write import write_partitions
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ["train_sage.py", "custom_udf_layer.py", "batch_norm.py", "mfg_training.py"]
+SCRIPTS = [
+    "train_sage.py", "custom_udf_layer.py", "batch_norm.py", "mfg_training.py", "gat.py",
+    "appnp.py", "sign.py", "correct_and_smooth.py", "link_prediction.py",
+]  # fmt: skip
 HETERO = "rgcn_hetero.py"
 ENVIRONMENT = {
     **os.environ,

@@ -1,4 +1,4 @@
-"""DistMult on the triples of a knowledge graph: trained and ranked on partitions, or ranked alone."""
+"""DistMult on the triples of a knowledge graph: trained and ranked on partitions, ranked alone."""
 
 from __future__ import annotations
 

@@ -48,11 +48,17 @@ class Citation:
 
     def fit(self, seed: int, dropout: float, epochs: int) -> dict[str, Any]:
         """Loss of every epoch and test accuracy after the last, both of the whole graph."""
-        torch.manual_seed(seed)  # before sync_params all ranks start from the same parameters
+        self.sar.manual_seed(seed)
         model = Gcn(self.features.shape[1], self.classes, dropout)
+        return self.train_model(model, seed, epochs, LEARNING_RATE, WEIGHT_DECAY)
+
+    def train_model(
+        self, model: nn.Module, seed: int, epochs: int, rate: float, decay: float
+    ) -> dict[str, Any]:
+        """Train from rank 0's parameters with Adam; see :meth:`fit`."""
         self.sar.sync_params(model)
         torch.manual_seed(seed * self.size + self.rank)  # ranks drop different entries
-        optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+        optimizer = torch.optim.Adam(model.parameters(), rate, weight_decay=decay)
         losses = [self.epoch(model, optimizer) for _ in range(epochs)]
         with torch.no_grad():
             model.eval()

@@ -15,7 +15,7 @@ from sar.graph import multi, passing, transform
 from sar.graph.counts import Counts
 from sar.graph.dispatch import GraphMarker, install
 from sar.graph.frame import Frame, FrameSet
-from sar.graph.lazy import Scope
+from sar.graph.lazy import Scope, eager
 from sar.graph.legacy import OriginalMembers
 from sar.graph.mailbox import NodeBatch
 from sar.graph.store import EType, GraphStore
@@ -234,7 +234,7 @@ class ShardedGraph(Counts, OriginalMembers):
             got = f"{edges.dtype} {tuple(edges.shape)}"
             error = ValueError(f"edges: got {got}, expected bool [{num_edges}]")
         self.group.agree(error, "edge_subgraph")
-        store = transform.edge_subgraph(self._store, canonical, edges)
+        store = transform.edge_subgraph(self._store, canonical, eager(edges))
         return ShardedGraph(store, [canonical] if self._is_slice else None, self._policy)
 
     def reverse(self, copy_ndata: bool = True, copy_edata: bool = False) -> ShardedGraph:

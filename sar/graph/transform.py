@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.graph.frame import Frame
+from sar.graph.lazy import eager
 from sar.graph.store import EID, EType, GraphStore, edge_frame
 from sar.ops import Relation, as_stored, reverse_relation
 from sar.ops.edge_list import EdgeEnds, edge_ends, relation_of_edges
@@ -133,5 +134,5 @@ def edge_subgraph(store: GraphStore, etype: EType, keep: Tensor) -> GraphStore:
         (relation.num_src, relation.num_dst),
         lambda: relation.make_keys()[chosen],
     )
-    columns = {name: frame[name][keep] for name in frame if name != EID}
+    columns = {name: eager(frame[name])[keep] for name in frame if name != EID}
     return with_edges(store, etype, smaller.to(store.device), frame[EID][keep], columns)

@@ -12,6 +12,7 @@ from torch import Tensor
 from sar.comm.routing import send_rows
 from sar.graph import ShardedGraph
 from sar.graph.edge_graph import global_ends, locate
+from sar.graph.lazy import eager
 from sar.nn.link import Ends, link_inputs
 from sar.nn.scorers import LinkScorer
 
@@ -49,7 +50,7 @@ def rank_links(
     inputs = link_inputs(graph, scorer, h, edge_type)
     chosen, error = queries, None
     try:
-        chosen = _positions(queries, graph.num_edges())
+        chosen = _positions(eager(queries), graph.num_edges())
     except (ValueError, TypeError) as caught:
         error = caught
     graph.group.agree(error, "rank_links")
