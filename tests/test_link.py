@@ -474,6 +474,7 @@ def case_bad(group: Any, path: str) -> None:
         (ValueError, "scorer: returned", lambda: score_edges(graph, Wrong(), h)),
         (ValueError, "rank 1: .*queries: got shape",
          lambda: rank_links(graph, DotScorer(), h, every[group.rank :])),
+        (ValueError, "graph: got a reversed", lambda: score_edges(graph.reverse(), DotScorer(), h)),
         (ValueError, "k: got 0", lambda: NegativeSampler(graph, 0)),
         (ValueError, "method: got 'all'", lambda: NegativeSampler(graph, 1, "all")),
         (TypeError, "seed", lambda: NegativeSampler(graph, 1, seed=0.5)),

@@ -16,7 +16,7 @@ from sar.graph import ShardedGraph
 from sar.graph.lazy import eager
 from sar.nn.loss import global_mean
 from sar.nn.scorers import LinkScorer
-from sar.ops import Inputs, Messages, run_messages
+from sar.ops import Inputs, Messages, as_stored, run_messages
 from sar.ops.message_blocks import Rows
 from sar.ops.reduce import wide_dtype
 
@@ -146,6 +146,7 @@ def _inputs(graph: ShardedGraph, h: Ends, edge_type: str | None) -> Inputs:
             f"graph: got {graph!r}, expected a whole graph of one relation; "
             f"choose with graph[etype] among {graph.canonical_etypes}"
         )
+    as_stored(graph.scope().relation, "graph")
     pair = h if isinstance(h, tuple) else (h, h)
     counts = (graph.num_src_nodes(), graph.num_dst_nodes())
     for rows, count in zip(pair, counts, strict=True):
