@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +12,12 @@ from typing import Any
 
 import dgl
 import dgl.function as fn
+import numpy as np
 import pytest
 import torch
 from dgl.nn.functional import edge_softmax
 from harness import run_threads
-from harness.graphs import mixed, to_dgl
+from harness.graphs import looped, mixed, to_dgl
 from harness.parts import Cutter
 from harness.watch import Largest, dense_graph
 from torch import Tensor, nn
@@ -212,25 +216,201 @@ def test_dropout_keeps_the_share_it_should() -> None:
     assert torch.equal(keyed_dropout(torch.ones(3, 4), some, 5, 0.3), kept[some])
 
 
-@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv", "DotGatConv", "AGNNConv"])
-def test_attention_makes_nothing_edge_sized(kind: str, tmp_path: Path) -> None:
-    """60 edges a node: a tensor of all edges times heads would be larger than any of the nodes'."""
-    nodes, edges, heads, width = 400, 24_000, 4, 8
-    layers = {
-        "GATConv": lambda: dgl.nn.GATConv(6, width, heads),
-        "GATv2Conv": lambda: dgl.nn.GATv2Conv(6, width, heads),
-        "DotGatConv": lambda: dgl.nn.DotGatConv(6, width, heads),
-        "AGNNConv": lambda: dgl.nn.AGNNConv(),
-    }
-    layer, saved = layers[kind](), []
+class OfEdges(nn.Module):
+    """A layer that gets the graph's edge feature."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.layer(graph, x, graph.edata["e"])
+
+
+class Flat(OfEdges):
+    """The same with one weight an edge."""
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.layer(graph, x, edge_weight=graph.edata["e"].sum(1))
+
+
+class Both(OfEdges):
+    """The same for a layer that also gives out edge rows."""
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        rows, on_edges = self.layer(graph, x, graph.edata["e"])
+        with graph.local_scope():
+            return rows + reduced(graph, on_edges)[..., :1]
+
+
+HEADS = 4
+LAYERS: dict[str, Callable[[int], nn.Module]] = {
+    "GATConv": lambda o: dgl.nn.GATConv(6, o, HEADS),
+    "GATv2Conv": lambda o: dgl.nn.GATv2Conv(6, o, HEADS),
+    "DotGatConv": lambda o: dgl.nn.DotGatConv(6, o, HEADS),
+    "AGNNConv": lambda o: dgl.nn.AGNNConv(),
+    "GATConv-weighted": lambda o: Flat(dgl.nn.GATConv(6, o, HEADS)),
+    "EdgeGATConv": lambda o: OfEdges(dgl.nn.EdgeGATConv(6, 3, o, HEADS)),
+    "EGATConv": lambda o: Both(dgl.nn.EGATConv(6, 3, o, 3, HEADS)),
+    "CFConv": lambda o: OfEdges(dgl.nn.CFConv(6, 3, 16, o)),
+    "GINEConv": lambda o: OfEdges(dgl.nn.GINEConv(nn.Linear(3, o))),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_make_nothing_edge_sized(kind: str, tmp_path: Path) -> None:
+    """60 edges a node: a tensor of all edges times heads would be larger than any of the nodes'.
+
+    What is left are the feature itself, blocks, and the structure, built in the first pass.
+    """
+    nodes, edges, width = 400, 24_000, 8
+    layer, saved = LAYERS[kind](width), []
     graph = dense_graph(nodes, edges, tmp_path)
-    x = torch.randn(nodes, 6, requires_grad=True)
+    graph.edata["e"] = feature = torch.randn(edges, 3)
+    x = torch.randn(nodes, 3 if kind == "GINEConv" else 6, requires_grad=True)
 
     def pack(tensor: Tensor) -> Tensor:
-        saved.append(tensor.numel())
+        if tensor.data_ptr() != feature.data_ptr():
+            saved.append(tensor.numel())
         return tensor
 
-    with Largest() as largest, torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        layer(graph, x).square().sum().backward()
-    assert max(saved) <= nodes * heads * width
-    assert largest.elements <= edges  # the structure's own arrays are built in the first pass
+    with Largest() as largest, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            layer(graph, x).square().sum().backward()
+    reads_feature = isinstance(layer, OfEdges)
+    assert max(saved) <= (edges * HEADS // 2 if reads_feature else nodes * HEADS * width)
+    assert largest.elements <= (feature.numel() if reads_feature else edges) < edges * HEADS
+
+
+@pytest.mark.parametrize("kind", ["GATConv-weighted", "EdgeGATConv", "EGATConv"])
+def test_edge_features_are_read_lazily_by_modules(kind: str, partitioned: Cutter) -> None:
+    """The user's tensor stays what it is, and gets its gradient."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [copy.deepcopy(layer) for layer in [LAYERS[kind](5).double()] * 4]
+    arrays = looped()
+    whole = to_dgl(arrays)
+    features = whole.edata["weight"].double().unsqueeze(1) * torch.tensor([1.0, -2.0, 0.5])
+    features.requires_grad_()
+    whole.edata["e"] = features
+    want = layers[3](whole, whole.ndata["feat"].double()[:, :6])
+    want.square().sum().backward()
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data, sar.Policy(block_bytes=4096))
+        eids = data.edge_features["_N:_E:_N/orig_eid"]
+        mine = features.detach()[eids].requires_grad_()
+        graph.edata["e"] = mine
+        assert graph.edata["e"] is mine
+        out = layers[group.rank](graph, data.node_features["_N/feat"].double()[:, :6])
+        out.square().sum().backward()
+        ids = data.node_features["_N/orig_id"]
+        torch.testing.assert_close(out, want[ids], rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(mine.grad, features.grad[eids], rtol=1e-9, atol=1e-9)
+
+    path = partitioned(arrays, 3, "random")
+    run_threads(3, case)
+
+
+# What leaves the tensors.
+
+ESCAPES: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda e: e[:, :1].item(),
+    "tolist": lambda e: e.tolist(),
+    "numpy": lambda e: e.numpy(),
+    "asarray": lambda e: np.asarray(e),
+    "iteration": lambda e: list(e),
+    "if": lambda e: 1 if (e == 1) else 2,
+    "in": lambda e: 1.5 in e,
+    "float": lambda e: float(e),
+    "deepcopy": lambda e: copy.deepcopy(e),
+    "pickle": lambda e: pickle.dumps(e),
+    "save": lambda e: torch.save({"e": e}, io.BytesIO()),
+    "equal": lambda e: torch.equal(e, e),
+    "allclose": lambda e: torch.allclose(e, e),
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_values_do_not_leave_unless_they_exist(name: str, partitioned: Cutter) -> None:
+    """Also on one rank alone, where a communication would wait for the others for ever."""
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        e = of_edges(graph, data.node_features["_N/feat"].double())
+        if group.rank == 1:
+            with pytest.raises(NotImplementedError, match="materialize") as caught:
+                ESCAPES[name](e)
+            assert f"({graph.num_edges()}, " in str(caught.value)
+        values = e.materialize()
+        assert e.tolist() == values.tolist() and torch.equal(e, values)
+        assert np.array_equal(np.asarray(e), values.numpy())
+        assert torch.equal(copy.deepcopy(e), values)
+
+    path = partitioned(mixed(), 2, "random")
+    run_threads(2, case)
+
+
+def test_one_warning_an_operation_and_an_error_above_the_budget(partitioned: Cutter) -> None:
+    def case(group: Any) -> list[str]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        e = of_edges(graph, data.node_features["_N/feat"].double())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                e.cumsum(0)
+                e.flip(0)
+        size = graph.num_edges() * 6 * 8
+        strict = graph.with_policy(sar.Policy(memory_budget=size // 2))
+        e = of_edges(strict, data.node_features["_N/feat"].double())
+        with pytest.raises(NotImplementedError, match=f"cumsum.*{size} bytes.*{size // 2}"):
+            e.cumsum(0)
+        return [str(warning.message) for warning in caught]
+
+    path = partitioned(mixed(), 1, "random")
+    (messages,) = run_threads(1, case)
+    assert len(messages) == 2
+    for message, name in zip(messages, ("cumsum", "flip"), strict=True):
+        assert name in message and f"{to_dgl(mixed()).num_edges() * 48} bytes" in message
+
+
+def test_names_that_do_not_exist_and_shapes_that_do_not_fit(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        graph.edata["weight"] = torch.ones(graph.num_edges())
+        with pytest.raises(KeyError, match="no column 'w' .* there are: weight"):
+            graph.edata["w"]
+        with pytest.raises(KeyError, match="no column 'h' .* there are: none"):
+            graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "x"))
+        with pytest.raises(KeyError, match="'w'"):
+            graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "x"))
+        with pytest.raises(ValueError, match="unknown 'buys', expected one of .*_E"):
+            graph["buys"]
+        e = of_edges(graph, data.node_features["_N/feat"].double())
+        with pytest.raises(RuntimeError, match="must match"):
+            e + torch.ones(5)
+        with pytest.raises(RuntimeError, match="shape"):
+            e.view(-1, 5)
+
+    path = partitioned(mixed(), 2, "random")
+    run_threads(2, case)
+
+
+def test_running_statistics_do_not_see_trial_runs(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        e = of_edges(graph, data.node_features["_N/feat"].double())
+        norm, plain = nn.BatchNorm1d(6).double(), nn.BatchNorm1d(6).double()
+        with pytest.warns(UserWarning, match="batch_norm .* local edges alone"):
+            norm(e)
+        plain(e.materialize())
+        assert torch.equal(norm.running_mean, plain.running_mean)
+
+    path = partitioned(mixed(), 1, "random")
+    run_threads(1, case)

@@ -33,6 +33,8 @@ def reduction_of(func: Callable, args: tuple, kwargs: dict) -> Callable[[], Tens
     if name not in {*_KINDS, "softmax"} or not args or not hasattr(args[0], "scope"):
         return None
     x, rest = args[0], list(args[1:])
+    if x.axis != 0:
+        return None
     if name == "softmax":
         dim = rest[0] if rest else kwargs.get("dim")
         over_edges = dim in (0, -x.dim()) and kwargs.get("dtype") is None and len(rest) < 3

@@ -22,7 +22,7 @@ from sar.graph.builtin import (
     scalar_weight,
 )
 from sar.graph.frame import Frame
-from sar.graph.lazy import EdgeTensor, Scope, eager, node_of
+from sar.graph.lazy import EdgeTensor, Scope, eager, node_of, stored
 from sar.graph.mailbox import reduce_udf
 from sar.graph.message_dropout import Drawn
 from sar.graph.program import Call, Item, Leaf, Node, Program, Udf
@@ -179,6 +179,7 @@ def reduce_messages(
 ) -> Tensor:
     """The fast path for sums of whole rows, the generic one for everything else."""
     relation, policy = scope.relation, scope.policy
+    operands = {operand: stored(tensor) for operand, tensor in operands.items()}
     if any(isinstance(tensor, EdgeTensor) for tensor in operands.values()):
         return _reduce_lazy(edge_values(scope, message, operands), op)
     if op in ("sum", "mean") and isinstance(relation, Relation):

@@ -14,6 +14,7 @@ from sar.config import Policy, current_policy
 from sar.graph import multi, passing, transform
 from sar.graph.counts import Counts
 from sar.graph.dispatch import GraphMarker, install
+from sar.graph.edge_columns import EdgeColumns
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.lazy import Scope, eager
 from sar.graph.legacy import OriginalMembers
@@ -175,10 +176,14 @@ class ShardedGraph(Counts, OriginalMembers):
 
     @property
     def edata(self) -> Any:
-        """Columns of the local edges in ascending global id; ``edata["_ID"]`` is that id."""
+        """Columns of the local edges in ascending global id; ``edata["_ID"]`` is that id.
+
+        The code of a module reads floating point columns as lazy edge tensors.
+        """
         frames = {etype: self._store.edge_frames[etype] for etype in self.canonical_etypes}
         if len(frames) == 1:
-            return next(iter(frames.values()))
+            frame = next(iter(frames.values()))
+            return frame if calling_layer() is None else EdgeColumns(frame, self.scope())
         return FrameSet(frames, self._canonical)
 
     @contextmanager
