@@ -26,12 +26,13 @@ class _Flight:
 
 
 def fetch(
-    plan: HaloPlan, rows: Tensor, rounds: Sequence[Round], keep: bool = False
+    plan: HaloPlan, rows: Tensor | Sequence[Tensor], rounds: Sequence[Round], keep: bool = False
 ) -> Iterator[tuple[Round, Tensor]]:
     """Stream the halo of ``rows``; the first rounds are on the wire when this returns.
 
     Args:
-        rows: [num_rows, width] contiguous, owned.
+        rows: [num_rows, width] contiguous, owned; or several of one dtype, whose columns travel
+            side by side as one row of the sum of their widths.
         rounds: the plan's rounds; every rank passes as many.
         keep: yield buffers that stay valid after the step.
 
@@ -40,13 +41,14 @@ def fetch(
         the order they were asked for. Overwritten when the next round is taken, unless ``keep``.
     """
     flights: deque[_Flight] = deque()
+    columns = [rows] if isinstance(rows, Tensor) else rows
     for step in rounds[:WINDOW]:
-        flights.append(_post_fetch(plan, rows, step, keep))
-    return _land(plan, rows, rounds, keep, flights)
+        flights.append(_post_fetch(plan, columns, step, keep))
+    return _land(plan, columns, rounds, keep, flights)
 
 
 def _land(
-    plan: HaloPlan, rows: Tensor, rounds: Sequence[Round], keep: bool, flights: deque[_Flight]
+    plan: HaloPlan, rows: Sequence[Tensor], rounds: Sequence[Round], keep: bool, flights: deque[_Flight]
 ) -> Iterator[tuple[Round, Tensor]]:
     for index in range(len(rounds)):
         flight = flights.popleft()
@@ -60,22 +62,27 @@ def _land(
             flights.append(_post_fetch(plan, rows, rounds[index + WINDOW], keep))
 
 
-def _post_fetch(plan: HaloPlan, rows: Tensor, step: Round, keep: bool) -> _Flight:
-    group, width = plan.group, rows.shape[1]
-    send = group.pool.take((step.num_send, width), rows.dtype, rows.device)
+def _post_fetch(plan: HaloPlan, rows: Sequence[Tensor], step: Round, keep: bool) -> _Flight:
+    group, like, width = plan.group, rows[0], sum(part.shape[1] for part in rows)
+    send = group.pool.take((step.num_send, width), like.dtype, like.device)
     start = 0
     for peer in step.targets:
         stop = start + step.send_counts[peer]
-        idx = plan.send_idx[peer]
-        if idx is None:
-            send[start:stop].copy_(rows)
-        else:
-            torch.index_select(rows, 0, idx, out=send[start:stop])
+        _gather(rows, plan.send_idx[peer], send[start:stop])
         start = stop
     shape = (step.num_recv, width)
-    recv = rows.new_empty(shape) if keep else group.pool.take(shape, rows.dtype, rows.device)
+    recv = like.new_empty(shape) if keep else group.pool.take(shape, like.dtype, like.device)
     work = group.exchange(recv, send, step.recv_counts, step.send_counts)
     return _Flight(step, work, send, recv)
+
+
+def _gather(rows: Sequence[Tensor], idx: Tensor | None, out: Tensor) -> None:
+    """Fill ``out`` [n, width] with rows ``idx`` of each tensor, side by side."""
+    for part, columns in zip(rows, out.split([p.shape[1] for p in rows], dim=1), strict=True):
+        if idx is None:
+            columns.copy_(part)
+        else:
+            torch.index_select(part, 0, idx, out=columns)
 
 
 def add_rows(home: Tensor, idx: Tensor, rows: Tensor) -> None:

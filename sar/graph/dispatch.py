@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sar.graph.builtin import BuiltinMessage, Operand
 from sar.graph.counts import Counts, LocalCount
-from sar.graph.lazy import EdgeTensor, eager, node_of
-from sar.graph.program import Call, Leaf, Program
+from sar.graph.lazy import EdgeTensor, Scope, eager, node_of
+from sar.graph.program import Leaf, Node, Program, Softmax
 from sar.graph.readout import segment_reduce, segment_softmax, topk
 from sar.graph.support import not_supported
 from sar.ops import reverse_relation, run_messages, swap_sides
@@ -89,10 +89,10 @@ def _reverse(graph: Any, copy_ndata: bool = True, copy_edata: bool = False, **_:
 
 
 def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str = "dst") -> Tensor:
-    """Softmax over the edges that end in the same node, lazily; collective.
+    """Softmax over the edges that end in the same node, lazily.
 
-    a_e = exp(z_e - lse_i), lse_i = log sum over the edges e' into i of exp(z_e'). Only lse, one
-    row per destination, is stored; both passes recompute z block by block.
+    The result is a node of the program (:class:`sar.graph.program.Softmax`): a sum weighted by it
+    computes its own normalizer on the way, other uses store one row per destination.
 
     Args:
         logits: [num_edges, ...] edge tensor, lazy or eager; [len(eids), ...] with ``eids``.
@@ -106,15 +106,21 @@ def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str
         return _softmax_of_some(graph, logits, torch.as_tensor(eids).long(), norm_by)
     scope = graph.scope()
     node = node_of(logits, scope.relation)
-    program = Program([node])
     like = torch.empty((0, *tuple(logits.shape)[1:]), dtype=logits.dtype, device=scope.device)
+    side = "v" if norm_by == "dst" else "u"
+    weights = Softmax(node, partial(_normalizer, scope, node, like, side), side, logits.dtype)
+    return EdgeTensor(weights, like, scope)
+
+
+def _normalizer(scope: Scope, scores: Node, like: Tensor, side: str) -> Leaf:
+    """log sum exp of the scores of each destination's, or each source's, edges; collective."""
+    program = Program([scores])
     relation, messages, inputs = scope.relation, program.messages(), program.inputs()
-    if norm_by == "src":
+    if side == "u":
         relation = reverse_relation(relation)
         messages, inputs = swap_sides(messages, inputs)
     (lse,) = run_messages(relation, messages, "logsumexp", scope.policy, inputs, [like])
-    shifted = Call(torch.sub, (node, Leaf("v" if norm_by == "dst" else "u", lse)), {})
-    return EdgeTensor(Call(_exp_as, (shifted, logits.dtype), {}), like, scope)
+    return Leaf(side, lse)
 
 
 def _softmax_of_some(graph: Any, logits: Tensor, eids: Tensor, norm_by: str) -> Tensor:
@@ -125,10 +131,6 @@ def _softmax_of_some(graph: Any, logits: Tensor, eids: Tensor, norm_by: str) -> 
     everywhere = logits.new_full((graph.num_edges(), *logits.shape[1:]), -torch.inf)
     everywhere = everywhere.index_copy(0, eids, logits)
     return eager(edge_softmax(graph, everywhere, norm_by=norm_by)).index_select(0, eids)
-
-
-def _exp_as(shifted: Tensor, dtype: torch.dtype) -> Tensor:
-    return shifted.exp().to(dtype)
 
 
 def gspmm(graph: Any, op: str, reduce_op: str, lhs: Tensor | None, rhs: Tensor | None) -> Tensor:

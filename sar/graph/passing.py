@@ -25,6 +25,7 @@ from sar.graph.frame import Frame
 from sar.graph.lazy import EdgeTensor, Scope, eager, node_of, stored
 from sar.graph.mailbox import reduce_udf
 from sar.graph.message_dropout import Drawn
+from sar.graph.patterns import attend_if_matched
 from sar.graph.program import Call, Item, Leaf, Node, Program, Udf
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import frozen, probe
@@ -201,8 +202,12 @@ def reduce_messages(
 
 
 def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:
-    """Evaluate an edge program block by block and reduce it at the destinations."""
-    program, scope = Program([messages.node]), messages.scope
+    """Evaluate an edge program by a kernel or block by block, reduced at the destinations."""
+    scope = messages.scope
+    out = attend_if_matched(messages) if op in ("sum", "mean") else None
+    if out is not None:
+        return mean_of_sum(out, scope.relation) if op == "mean" else out
+    program = Program([messages.node])
     like = torch.empty(
         (0, *tuple(messages.shape)[1:]), dtype=messages.dtype, device=messages.device
     )

@@ -132,6 +132,37 @@ class Dropout(Node):
         return keyed_dropout(values[id(self.source)], keys, self.seed, self.probability)
 
 
+@dataclass(eq=False)
+class Softmax(Node):
+    """a_e = exp(z_e - lse_i), lse_i = log sum over the edges e' into i of exp(z_e').
+
+    Attributes:
+        scores: z.
+        normalizer: computes the leaf of lse, one row per destination, at first need; collective.
+        side: ``"v"``, or ``"u"`` where the edges out of a source are normalized.
+        dtype: of the weights.
+    """
+
+    scores: Node
+    normalizer: Callable[[], Leaf]
+    side: str
+    dtype: torch.dtype
+    _lse: Leaf | None = None
+
+    @property
+    def lse(self) -> Leaf:
+        """Computed when a program that is evaluated reaches this node; collective."""
+        if self._lse is None:
+            self._lse = self.normalizer()
+        return self._lse
+
+    def parents(self) -> Iterable[Node]:
+        return [self.scores, self.lse]
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        return (values[id(self.scores)] - values[id(self.lse)]).exp().to(self.dtype)
+
+
 class _EdgeCount:
     """Stands for the number of edges where a function was given it as a literal."""
 

@@ -60,6 +60,8 @@ def run_messages(
     """
     if isinstance(relation, ReversedRelation):
         return _run_reversed(relation.forward, messages, reduce, policy, inputs, like)
+    if reduce == "logsumexp":  # its gradient is a function of the messages
+        messages = replace(messages, linear_in_src=False)
     seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
     counts = [len(side) for side in inputs]
     spec = MessagePass(relation, messages, reduce, policy, counts[0], counts[1], counts[2], seed)

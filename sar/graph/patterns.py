@@ -1,0 +1,196 @@
+"""Programs that a kernel computes as a whole: softmax attention as layers of the field write it.
+
+What does not match runs block by block; both give the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sar.graph.builtin import apply_binary
+from sar.graph.lazy import EdgeTensor
+from sar.graph.program import Call, Dropout, Leaf, Node, Softmax
+from sar.kernels.attention import ADDITIVE, DOT, MIXED, Scores
+from sar.ops import Relation
+from sar.ops.attention import Attention, attention
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The scores of a matched program and the leaves that they read."""
+
+    scores: Scores
+    key: Tensor
+    query: Tensor
+    weight: Tensor | None = None
+
+
+def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
+    """The sum of ``messages`` per destination when they are attention; ``None`` otherwise.
+
+    Matched are ``v_j * dropout(edge_softmax(z))``, dropout optional, with additive (GATConv), mixed
+    (GATv2Conv) or dot product (DotGatConv) scores z. Collective when matched, the same on all
+    ranks.
+    """
+    relation = messages.scope.relation
+    parts = _weighted_rows(messages.node)
+    if parts is None or not isinstance(relation, Relation):
+        return None
+    value, softmax, dropout = parts
+    heads, width = math.prod(value.shape[1:-1]), value.shape[-1]
+    found = _scores(softmax.scores, value, heads, width)
+    if found is None or not _fits(found, value, relation):
+        return None
+    spec = Attention(relation, messages.scope.policy, found.scores, dropout)
+    flat = value.reshape(len(value), heads * width)
+    reach = heads * (1 if found.scores.kind == ADDITIVE else width)
+    key = None if found.key is value else found.key.reshape(len(value), reach)
+    query = found.query.reshape(relation.num_dst, reach)
+    weight = None if found.weight is None else found.weight.reshape(-1)
+    return attention(spec, flat, key, query, weight).view(relation.num_dst, *value.shape[1:])
+
+
+def _fits(found: _Found, value: Tensor, relation: Relation) -> bool:
+    """One supported dtype, on the processor, with rows and columns to work on."""
+    tensors = [t for t in (value, found.key, found.query, found.weight) if t is not None]
+    return (
+        value.dtype in _DTYPES
+        and all(t.dtype == value.dtype and t.device.type == "cpu" for t in tensors)
+        and math.prod(value.shape[1:]) > 0
+        and len(value) == relation.num_src
+    )
+
+
+def _weighted_rows(node: Node) -> tuple[Tensor, Softmax, tuple[int, float] | None] | None:
+    """(v, softmax, dropout) of ``v_j * dropout(softmax)``, one weight per row of the last axis."""
+    operands = _binary(node, "mul")
+    if operands is None:
+        return None
+    rows, weight = operands if _is_leaf(operands[0], "u") else operands[::-1]
+    dropout = None
+    if isinstance(weight, Dropout):
+        dropout, weight = (weight.seed, weight.probability), weight.source
+    if not _is_leaf(rows, "u") or not isinstance(weight, Softmax) or weight.side != "v":
+        return None
+    return rows.tensor, weight, dropout
+
+
+def _scores(node: Node, value: Tensor, heads: int, width: int) -> _Found | None:
+    lead = tuple(value.shape[1:-1])
+    for match in (_additive, _mixed, _dot):
+        found = match(node, value, lead, Scores(ADDITIVE, heads, width))
+        if found is not None:
+            return found
+    return None
+
+
+def _additive(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
+    """lrelu(k_j + q_i), one number per head."""
+    ends = _activated_sum(node)
+    if ends is None or not _shaped(ends[:2], (*lead, 1)):
+        return None
+    scores = Scores(ADDITIVE, sizes.heads, sizes.width, slope=ends[2])
+    return _Found(scores, ends[0], ends[1])
+
+
+def _mixed(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
+    """sum_d w_d lrelu(k_jd + q_id), the sum kept as an axis of one."""
+    if _is_call(node, "unsqueeze"):
+        inner, keep = node.args[0], _argument(node, 1, "dim") in (-1, len(lead) + 1)
+    else:
+        inner, keep = node, _is_call(node, "sum") and _argument(node, 2, "keepdim") is True
+    if not keep or not _is_call(inner, "sum"):
+        return None
+    if _argument(inner, 1, "dim") not in (-1, [-1], (-1,), len(lead) + 1):
+        return None
+    factors = _operands(inner.args[0], ("mul", "__mul__", "__rmul__"))
+    if factors is None:
+        return None
+    rows, weight = factors if isinstance(factors[0], Node) else factors[::-1]
+    ends = _activated_sum(rows)
+    shape = tuple(value.shape[1:])
+    if ends is None or not isinstance(weight, Tensor) or not _shaped(ends[:2], shape):
+        return None
+    if tuple(weight.shape) != (1, *shape):
+        return None
+    scores = Scores(MIXED, sizes.heads, sizes.width, slope=ends[2])
+    return _Found(scores, ends[0], ends[1], weight)
+
+
+def _dot(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
+    """c sum_d k_jd q_id."""
+    scale = 1.0
+    for names, inverse in ((("div", "true_divide", "__truediv__"), True), (("mul",), False)):
+        pair = _operands(node, names)
+        if pair is not None and isinstance(pair[0], Node) and isinstance(pair[1], (int, float)):
+            node, scale = pair[0], 1 / pair[1] if inverse else pair[1]
+            break
+    ends = _ends(node, "dot")
+    if ends is None or not _shaped(ends, tuple(value.shape[1:])):
+        return None
+    return _Found(Scores(DOT, sizes.heads, sizes.width, scale=scale), *ends)
+
+
+def _activated_sum(node: Node) -> tuple[Tensor, Tensor, float] | None:
+    """(k, q, slope) of lrelu(k_j + q_i), or of k_j + q_i with slope 1."""
+    slope = 1.0
+    if isinstance(node, Call) and node.function is F.leaky_relu:
+        given = _argument(node, 1, "negative_slope")
+        slope, node = 0.01 if given is None else float(given), node.args[0]
+    ends = _ends(node, "add")
+    return None if ends is None else (*ends, slope)
+
+
+def _ends(node: Node, op: str) -> tuple[Tensor, Tensor] | None:
+    """The source's and the destination's tensor of ``op`` on both ends of an edge."""
+    operands = _binary(node, op)
+    if operands is None:
+        return None
+    src, dst = operands if _is_leaf(operands[0], "u") else operands[::-1]
+    if not (_is_leaf(src, "u") and _is_leaf(dst, "v")):
+        return None
+    return src.tensor, dst.tensor
+
+
+def _shaped(tensors: Any, shape: tuple) -> bool:
+    return all(tuple(t.shape[1:]) == shape for t in tensors)
+
+
+def _binary(node: Any, op: str) -> tuple[Any, Any] | None:
+    """The operands of a built-in message."""
+    if isinstance(node, Call) and node.function is apply_binary and node.args[0] == op:
+        return node.args[1], node.args[2]
+    return None
+
+
+def _operands(node: Any, names: tuple[str, ...]) -> tuple[Any, Any] | None:
+    """The operands of a torch function of two."""
+    if isinstance(node, Call) and _name(node.function) in names and len(node.args) == 2:
+        return node.args[0], node.args[1]
+    return None
+
+
+def _is_call(node: Any, name: str) -> bool:
+    return isinstance(node, Call) and _name(node.function) == name
+
+
+def _name(function: Callable) -> str:
+    return getattr(function, "__name__", "")
+
+
+def _is_leaf(node: Any, side: str) -> bool:
+    return isinstance(node, Leaf) and node.side == side
+
+
+def _argument(node: Call, index: int, name: str) -> Any:
+    """An argument given by position or by name; ``None`` when it was not given."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name)

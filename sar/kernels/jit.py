@@ -1,0 +1,154 @@
+"""What the compiled kernels share: options, prefetching, exponentials, random numbers, threads.
+
+Kernels are compiled on first use and kept on disk by numba. They release the interpreter lock, so
+that :func:`in_parallel` can run one on ranges of rows in several threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+from torch import Tensor
+
+# Sums may be reordered, so that they use vector units; NaN and infinity keep their meaning.
+_FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
+_AHEAD = 8  # edges between the prefetch of a row and its use
+_LINE = 64  # bytes of a cache line
+_EDGES_A_THREAD = 4096  # fewer are not worth one
+
+kernel = numba.njit(nogil=True, cache=True, fastmath=_FAST)
+inlined = numba.njit(inline="always")
+
+
+@intrinsic
+def _prefetch_byte(typing_context: Any, array: Any, offset: Any) -> Any:
+    """Ask for the cache line ``offset`` bytes into an array."""
+    signature = types.void(array, offset)
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        address = builder.gep(builder.bitcast(data, byte), [args[1]])
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, keep, data_cache = (ir.Constant(word, value) for value in (0, 3, 1))
+        builder.call(function, [address, read, keep, data_cache])
+        return context.get_dummy_value()
+
+    return signature, emit
+
+
+@inlined
+def prefetch_row(rows: Any, indices: Any, edge: int, low: int, width: int) -> None:
+    """Ask for columns [low, low + width) of the row that an edge a little later will read.
+
+    Rows that a shard reads lie all over memory; without this the processor waits for each.
+    """
+    if edge + _AHEAD >= len(indices):
+        return
+    size = rows.itemsize
+    start = (np.int64(indices[edge + _AHEAD]) * rows.shape[1] + low) * size
+    for byte in range(start, start + width * size, _LINE):
+        _prefetch_byte(rows, byte)
+
+
+@intrinsic
+def _float_of_bits(typing_context: Any, bits: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), emit
+
+
+def exp(x: Any) -> Any:
+    """e^x of a scalar inside kernels; float32 x must not exceed 88."""
+    raise TypeError("exp: only for compiled kernels")
+
+
+@overload(exp, jit_options={"fastmath": _FAST})
+def _exp_of_type(x: Any) -> Any:
+    return _exp32 if x == types.float32 else _exp64
+
+
+def _exp64(x: Any) -> Any:
+    return math.exp(x)
+
+
+def _exp32(x: Any) -> Any:
+    """2^k e^r with |r| <= ln 2 / 2 and the polynomial of Cephes' expf: one unit in the last place.
+
+    Unlike the library's function it is computed for a vector of numbers at once.
+    """
+    low = max(x, np.float32(-87.0))
+    k = np.int32(math.floor(low * np.float32(1.44269504) + np.float32(0.5)))
+    whole = np.float32(k)
+    r = low - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
+    y = np.float32(1.9875691500e-4) * r + np.float32(1.3981999507e-3)
+    y = y * r + np.float32(8.3334519073e-3)
+    y = y * r + np.float32(4.1665795894e-2)
+    y = y * r + np.float32(1.6666665459e-1)
+    y = y * r + np.float32(5.0000001201e-1)
+    y = y * r * r + r + np.float32(1.0)
+    y = y * _float_of_bits((k + np.int32(127)) << np.int32(23))
+    return y if x == x else x
+
+
+_STEP, _MIX_1, _MIX_2 = (
+    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+@inlined
+def _mix(x: Any) -> Any:
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+@inlined
+def keep_factor(key: int, column: int, seed: int, probability: float, keep: Any) -> Any:
+    """What dropout multiplies an element by: ``keep`` = 1 / (1 - probability), or 0.
+
+    The same numbers as ``sar.ops.keyed.keyed_uniform``.
+    """
+    row = _mix(np.uint64(key) * _STEP + np.uint64(seed))
+    bits = _mix(row + (np.uint64(column) + np.uint64(1)) * _STEP)
+    dropped = np.float64(bits >> np.uint64(11)) * 2.0**-53 < probability
+    return keep - keep if dropped else keep
+
+
+def in_parallel(run: Callable[[int, int, int], None], indptr: Tensor) -> None:
+    """``run(part, first, last)`` on ranges of segments with about as many edges each.
+
+    As many parts as torch has threads; the same cut for the same number of threads.
+    """
+    parts = num_parts(indptr)
+    num_segments, num_edges = len(indptr) - 1, int(indptr[-1])
+    if parts == 1:
+        run(0, 0, num_segments)
+        return
+    goals = torch.tensor([num_edges * part // parts for part in range(1, parts)])
+    inner = torch.searchsorted(indptr, goals.to(indptr.dtype)).clamp_(max=num_segments).tolist()
+    bounds = [0, *inner, num_segments]
+    with ThreadPoolExecutor(parts - 1) as pool:
+        others = [
+            pool.submit(run, part, bounds[part], bounds[part + 1]) for part in range(1, parts)
+        ]
+        run(0, bounds[0], bounds[1])
+        for other in others:
+            other.result()
+
+
+def num_parts(indptr: Tensor) -> int:
+    """In how many parts :func:`in_parallel` cuts; few edges are not worth a thread."""
+    return max(1, min(torch.get_num_threads(), int(indptr[-1]) // _EDGES_A_THREAD))

@@ -1,0 +1,242 @@
+"""Attention over the edges into each destination, streamed; scores and weights never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from sar.comm import GradientReturn, Round, fetch
+from sar.config import Policy
+from sar.kernels import Csc, wide_dtype
+from sar.kernels.attention import (
+    ADDITIVE,
+    Columns,
+    Incoming,
+    Mask,
+    Running,
+    Scores,
+    attend,
+    attend_grad_of_queries,
+    attend_grad_of_sources,
+)
+from sar.ops.relation import Relation
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention over a relation.
+
+    Attributes:
+        scores: kind, heads H and width D of a head.
+        dropout: (seed, probability) of the weights' dropout; ``None`` for none.
+    """
+
+    relation: Relation
+    policy: Policy
+    scores: Scores
+    dropout: tuple[int, float] | None = None
+
+    @property
+    def mask(self) -> Mask | None:
+        """The dropout with the keys of the local edges."""
+        if self.dropout is None:
+            return None
+        return Mask(self.relation.keys, *self.dropout)
+
+    def num_rounds(self, sources: Sequence[Tensor]) -> int:
+        """Rounds of either pass: backward has rows and their gradients in flight."""
+        sizes = [(part, part.element_size() + wide_dtype(part.dtype).itemsize) for part in sources]
+        row_bytes = sum(part.shape[1] * size for part, size in sizes)
+        return self.relation.plan.num_rounds(self.policy, row_bytes)
+
+    def shards(self, num_rounds: int, *, reverse: bool) -> list[Csc]:
+        """The own edges, then those of each round."""
+        relation, order = self.relation, self.dropout is not None
+        rounds = relation.shards(num_rounds, reverse=reverse, order=order)
+        return [relation.local(reverse=reverse, order=order), *rounds]
+
+
+def attention(
+    spec: Attention, value: Tensor, key: Tensor | None, query: Tensor, weight: Tensor | None
+) -> Tensor:
+    """o_i = sum over edges e = (j -> i) of a_e v_j with a = softmax of scores; collective.
+
+    The scores are those of :mod:`sar.kernels.attention`.
+
+    Args:
+        value: [num_src, H * D] owned rows, float32, float64 or bfloat16.
+        key: [num_src, H] for additive scores, else [num_src, H * D]; ``None``: the values are the
+            keys.
+        query: [num_dst, H] for additive scores, else [num_dst, H * D].
+        weight: [H * D] of mixed scores.
+
+    Returns:
+        [num_dst, H * D] in the dtype of ``value``; 0 where no edge ends.
+    """
+    return _Attention.apply(spec, value, key, query, weight)
+
+
+def attention_forward(
+    spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(out [num_dst, H * D], lse [num_dst, H], the halo of each round if it is kept)."""
+    scores, mask = spec.scores, spec.mask
+    query, weight = _wide(query), _wide(weight)
+    running = Running.start(len(query), scores.heads, scores.width, query)
+    shards = spec.shards(spec.num_rounds(sources), reverse=False)
+    kept = []
+    for (step, rows), shard in zip(_stream(spec, sources), shards, strict=True):
+        value, key = _columns(scores, rows)
+        attend(shard, scores, key, value, query, weight, running, mask)
+        if step is not None and not spec.policy.rematerialize:
+            kept.append(rows[0])
+    return *running.finish(), kept
+
+
+def _stream(
+    spec: Attention, sources: Sequence[Tensor], kept: Sequence[Tensor] = ()
+) -> Iterator[tuple[Round | None, Sequence[Tensor]]]:
+    """The owned rows (round ``None``), then each round with its halo rows."""
+    plan = spec.relation.plan
+    rounds = plan.rounds(spec.num_rounds(sources))
+    if kept:
+        halos: Iterator[tuple[Round, Tensor]] = zip(rounds, kept, strict=True)
+    else:
+        halos = fetch(plan, sources, rounds, keep=not spec.policy.rematerialize)
+    yield None, sources
+    for step, halo in halos:
+        yield step, [halo]
+
+
+def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
+    """Values and keys of owned tensors or of packed halo rows, in the wide dtype."""
+    wide = [_wide(part) for part in rows]
+    value = Columns(wide[0])
+    width = scores.heads * scores.width
+    if len(wide) == 2:
+        return value, Columns(wide[1])
+    return value, Columns(wide[0], width if wide[0].shape[1] > width else 0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(wide_dtype(tensor.dtype)).contiguous()
+
+
+class _Backward:
+    """One backward pass: the own shard, then round by round with gradients sent home."""
+
+    def __init__(
+        self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
+        out: Tensor, lse: Tensor, dout: Tensor,
+    ) -> None:  # fmt: skip
+        self.spec, self.sources = spec, sources
+        self.query, self.weight = _wide(query), _wide(weight)
+        heads = (len(lse), spec.scores.heads, spec.scores.width)
+        dout = _wide(dout)
+        delta = torch.linalg.vecdot(dout.view(heads), _wide(out).view(heads))
+        self.incoming = Incoming(dout, lse, delta)
+        wide = wide_dtype(sources[0].dtype)
+        self.homes = [torch.zeros_like(part, dtype=wide) for part in sources]
+        self.dquery = torch.zeros_like(self.query)
+        self.dweight = torch.zeros_like(self.weight, dtype=torch.float64)
+
+    def run(self, kept: Sequence[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Gradients of the sources, of the queries and of the weight, in the wide dtype."""
+        spec, width = self.spec, sum(part.shape[1] for part in self.sources)
+        num_rounds = spec.num_rounds(self.sources)
+        by_src = spec.shards(num_rounds, reverse=True)
+        additive = spec.scores.kind == ADDITIVE
+        by_dst = [None] * len(by_src) if additive else spec.shards(num_rounds, reverse=False)
+        own, plan = self.homes[0], spec.relation.plan
+        home = GradientReturn(plan, width, own.dtype, lambda: own, self._add_home)
+        stream = _stream(spec, self.sources, kept)
+        for (step, rows), csr, csc in zip(stream, by_src, by_dst, strict=True):
+            grads = self.homes if step is None else [home.buffer(step).zero_()]
+            self._shard(rows, csr, csc, grads)
+            if step is not None:
+                home.send(step, grads[0])
+        home.finish()
+        return self.homes, self.dquery, self.dweight.to(self.weight.dtype)
+
+    def _shard(
+        self, rows: Sequence[Tensor], csr: Csc, csc: Csc | None, grads: Sequence[Tensor]
+    ) -> None:
+        scores, mask = self.spec.scores, self.spec.mask
+        value, key = _columns(scores, rows)
+        dvalue, dkey = _columns(scores, grads)
+        common = (self.query, self.weight, self.incoming)
+        dquery = attend_grad_of_sources(csr, scores, key, value, *common, dkey, dvalue, mask)
+        if dquery is not None:
+            self.dquery += dquery
+        if csc is not None:
+            args = (csc, scores, key, value, *common, self.dquery, mask)
+            dweight = attend_grad_of_queries(*args)
+            if len(self.dweight):
+                self.dweight += dweight
+
+    def _add_home(self, _: Tensor, idx: Tensor, rows: Tensor) -> None:
+        parts = rows.split([home.shape[1] for home in self.homes], dim=1)
+        for home, part in zip(self.homes, parts, strict=True):
+            home.index_add_(0, idx.long(), part)
+
+
+class _Attention(Function):
+    """out_i = sum over edges e = (j -> i) of r_e a_e v_j, a_e = exp(z_e - lse_i).
+
+    ==========  =========================  ===================================================
+    tensor      shape                      owner and lifetime
+    ==========  =========================  ===================================================
+    v, k        [num_src, H * D], [.., K]  this rank; saved (inputs, not copies); k may be v
+    q           [num_dst, K]               this rank; saved (an input)
+    w           [H * D]                    every rank; saved (an input); mixed scores only
+    halo        [<= round, H * D + K]      peers; fetched per round in forward and again in
+                                           backward (kept when policy.rematerialize is off)
+    lse, out    [num_dst, H], [.., H * D]  this rank; saved
+    z, a, r     one chunk of edges         recomputed where they are used, never stored
+    ==========  =========================  ===================================================
+
+    K is H for additive scores, else H * D; z_e = s(k_j, q_i; w) as :mod:`sar.kernels.attention`
+    lists, lse_i = log sum_e exp(z_e), r_e is 1 or the dropout's factor. Backward, with
+    delta_i = <dout_i, out_i> per head: dz_e = a_e (r_e <dout_i, v_j> - delta_i),
+    dv_j = sum_e r_e a_e dout_i, (dk_j, dq_i, dw) = sum_e (ds/d(k_j, q_i, w))^T dz_e;
+    dv and dk of halo rows go home round by round.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        spec: Attention,
+        value: Tensor,
+        key: Tensor | None,
+        query: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
+        sources = [part.contiguous() for part in (value, key) if part is not None]
+        used = query.new_zeros(0) if weight is None else weight
+        wide, lse, kept = attention_forward(spec, sources, query, used)
+        out = wide.to(value.dtype)
+        ctx.spec, ctx.kept = spec, kept
+        ctx.save_for_backward(value, key, query, weight, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+        value, key, query, weight, out, lse = ctx.saved_tensors
+        sources = [part.contiguous() for part in (value, key) if part is not None]
+        used = query.new_zeros(0) if weight is None else weight
+        passed = _Backward(ctx.spec, sources, query, used, out, lse, dout)
+        homes, dquery, dweight = passed.run(ctx.kept)
+        dsources = [home.to(part.dtype) for home, part in zip(homes, sources, strict=True)]
+        dkey = dsources[1] if key is not None else None
+        dused = dweight.to(weight.dtype) if weight is not None else None
+        return None, dsources[0], dkey, dquery.to(query.dtype), dused
+
+
+__all__ = ["ADDITIVE", "Attention", "Scores", "attention"]

@@ -1,0 +1,264 @@
+"""Attention kernels: which programs they take, and that they equal the generic path and DGL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dgl.function as fn
+import pytest
+import torch
+from dgl.nn.functional import edge_softmax
+from harness import run_threads
+from harness.graphs import mixed
+from harness.parts import Cutter
+from torch import Tensor
+from torch.nn import functional as F
+
+import sar
+from sar.graph import passing
+from sar.kernels import compress
+from sar.kernels.attention import (
+    ADDITIVE,
+    DOT,
+    MIXED,
+    Columns,
+    Incoming,
+    Mask,
+    Running,
+    Scores,
+    attend,
+    attend_grad_of_queries,
+    attend_grad_of_sources,
+)
+from sar.ops.keyed import keyed_dropout
+
+HEADS, WIDTH = 3, 5
+Step = Callable[[Any, Tensor], Tensor]
+
+
+def gat(graph: Any, x: Tensor) -> Tensor:
+    rows = x[:, : HEADS * 2].reshape(len(x), HEADS, 2)
+    graph.srcdata.update({"ft": rows, "el": rows.sum(-1, keepdim=True)})
+    graph.dstdata["er"] = (rows * rows).sum(-1, keepdim=True)
+    graph.apply_edges(fn.u_add_v("el", "er", "e"))
+    graph.edata["a"] = edge_softmax(graph, F.leaky_relu(graph.edata.pop("e"), 0.2))
+    graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
+    return graph.dstdata["out"]
+
+
+def gat_linear(graph: Any, x: Tensor) -> Tensor:
+    """No activation, one head without an axis of its own, the weight first."""
+    graph.srcdata.update({"ft": x, "el": x[:, :1]})
+    graph.dstdata["er"] = x[:, 1:2]
+    graph.apply_edges(fn.v_add_u("er", "el", "e"))
+    graph.edata["a"] = edge_softmax(graph, graph.edata["e"])
+    graph.update_all(fn.e_mul_u("a", "ft", "m"), fn.mean("m", "out"))
+    return graph.dstdata["out"]
+
+
+def gatv2(graph: Any, x: Tensor) -> Tensor:
+    rows = x[:, : HEADS * 2].reshape(len(x), HEADS, 2)
+    attn = torch.linspace(-1, 1, HEADS * 2, dtype=x.dtype).view(1, HEADS, 2)
+    graph.srcdata["el"], graph.dstdata["er"] = rows, rows.flip(-1)
+    graph.apply_edges(fn.u_add_v("el", "er", "e"))
+    e = F.leaky_relu(graph.edata.pop("e"), 0.1)
+    e = (e * attn).sum(dim=-1, keepdim=True)
+    graph.edata["a"] = edge_softmax(graph, e)
+    graph.update_all(fn.u_mul_e("el", "a", "m"), fn.sum("m", "out"))
+    return graph.dstdata["out"]
+
+
+def dot(graph: Any, x: Tensor) -> Tensor:
+    """Keys that are not the values."""
+    rows = x[:, : HEADS * 2].reshape(len(x), HEADS, 2)
+    graph.srcdata.update({"k": rows.flip(-1), "v": rows * 2})
+    graph.dstdata["q"] = rows
+    graph.apply_edges(fn.u_dot_v("k", "q", "e"))
+    graph.edata["a"] = edge_softmax(graph, graph.edata["e"] / 2**0.5)
+    graph.update_all(fn.u_mul_e("v", "a", "m"), fn.sum("m", "out"))
+    return graph.dstdata["out"]
+
+
+STEPS: dict[str, Step] = {"gat": gat, "linear": gat_linear, "gatv2": gatv2, "dot": dot}
+
+
+@pytest.fixture
+def matches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether each sum of an edge program went to a kernel; ``off`` among it turns that off."""
+    seen: list[bool] = []
+    original = passing.attend_if_matched
+
+    def spy(messages: Any) -> Tensor | None:
+        out = None if "off" in seen else original(messages)
+        seen.append(out is not None)
+        return out
+
+    monkeypatch.setattr(passing, "attend_if_matched", spy)
+    yield seen
+
+
+def on_ranks(path: str, step: Step, size: int, dtype: torch.dtype, policy: dict) -> list:
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data, sar.Policy(**policy))
+        x = data.node_features["_N/feat"].to(dtype)[:, :6].clone().requires_grad_()
+        out = step(graph, x)
+        (out * torch.arange(1, len(out) + 1).view(-1, *[1] * (out.dim() - 1))).sum().backward()
+        return out.detach(), x.grad
+
+    return run_threads(size, case)
+
+
+@pytest.mark.parametrize("policy", [{}, {"rounds": 1}, {"rematerialize": False}], ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_kernels_equal_the_generic_path(
+    name: str, policy: dict, partitioned: Cutter, matches: list
+) -> None:
+    path = partitioned(mixed(), 3, "random")
+    fast = on_ranks(path, STEPS[name], 3, torch.float64, policy)
+    assert matches == [True] * 3, "the kernel was not chosen"
+    matches.append("off")
+    slow = on_ranks(path, STEPS[name], 3, torch.float64, policy)
+    for mine, theirs in zip(fast, slow, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_bfloat16_accumulates_wide(name: str, partitioned: Cutter, matches: list) -> None:
+    path = partitioned(mixed(), 2, "random")
+    narrow = on_ranks(path, STEPS[name], 2, torch.bfloat16, {})
+    wide = on_ranks(path, STEPS[name], 2, torch.float64, {})
+    assert all(matches)
+    for (out, _), (want, _) in zip(narrow, wide, strict=True):
+        assert out.dtype == torch.bfloat16
+        assert (out.double() - want).abs().max() < 2e-2 * want.abs().max()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda graph, a: a.relu(),
+        lambda graph, a: a * a,
+        lambda graph, a: a * graph.edata["w"],
+        lambda graph, a: edge_softmax(graph, a),
+    ],
+    ids=["relu", "square", "edge factor", "softmax again"],
+)
+def test_other_programs_run_block_by_block(
+    change: Callable, partitioned: Cutter, matches: list
+) -> None:
+    def step(graph: Any, x: Tensor) -> Tensor:
+        graph.srcdata.update({"ft": x, "el": x[:, :1]})
+        graph.edata["w"] = x.new_full((graph.num_edges(), 1), 0.5)
+        graph.apply_edges(fn.u_add_v("el", "el", "e"))
+        graph.edata["a"] = change(graph, edge_softmax(graph, graph.edata["e"]))
+        graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
+        return graph.dstdata["out"]
+
+    path = partitioned(mixed(), 2, "random")
+    parts = on_ranks(path, step, 2, torch.float64, {})
+    assert not any(matches)
+    whole = on_ranks(partitioned(mixed(), 1, "random"), step, 1, torch.float64, {})
+    total = sum(out.sum() for out, _ in parts)
+    torch.testing.assert_close(total, whole[0][0].sum())
+
+
+def dense(
+    scores: Scores, src: Tensor, dst: Tensor, key: Tensor, value: Tensor, query: Tensor,
+    weight: Tensor, mask: Mask | None,
+) -> Tensor:  # fmt: skip
+    """The same attention by tensors of all edges."""
+    n, pair = len(query), key[src] + query[dst]
+    if scores.kind == ADDITIVE:
+        z = F.leaky_relu(pair, scores.slope)
+    elif scores.kind == DOT:
+        z = scores.scale * (key[src] * query[dst]).view(-1, HEADS, WIDTH).sum(-1)
+    else:
+        z = (weight * F.leaky_relu(pair, scores.slope)).view(-1, HEADS, WIDTH).sum(-1)
+    top = z.new_full((n, HEADS), -torch.inf)
+    top = top.scatter_reduce(0, dst.unsqueeze(1).expand_as(z), z.detach(), "amax")
+    p = (z - top[dst]).exp()
+    a = p / torch.zeros_like(top).index_add(0, dst, p)[dst]
+    if mask is not None:
+        a = keyed_dropout(a, mask.keys, mask.seed, mask.probability)
+    rows = a.unsqueeze(2) * value[src].view(-1, HEADS, WIDTH)
+    return rows.new_zeros(n, HEADS, WIDTH).index_add(0, dst, rows).flatten(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("drop", [None, 0.3, 1.0])
+@pytest.mark.parametrize("kind", [ADDITIVE, MIXED, DOT], ids=["additive", "mixed", "dot"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_kernels_equal_dense_attention(
+    kind: int, drop: float | None, dtype: torch.dtype, threads: int
+) -> None:
+    """Shards in turn, packed and separate rows, several threads, scores far apart."""
+    generator = torch.Generator().manual_seed(kind)
+    rows, dsts, edges = 70, 50, 20_000
+    src = torch.randint(rows, (edges,), generator=generator)
+    dst = torch.randint(dsts - 5, (edges,), generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
+
+    narrow = HEADS if kind == ADDITIVE else HEADS * WIDTH
+    key, value, query = normal(rows, narrow), normal(rows, HEADS * WIDTH), normal(dsts, narrow)
+    key.data[:5] *= 30
+    weight, dout = normal(HEADS * WIDTH), normal(dsts, HEADS * WIDTH).detach()
+    mask = None if drop is None else Mask(torch.arange(edges) * 7, 12345, drop)
+    scores = Scores(kind, HEADS, WIDTH, 0.2, 0.7)
+    want = dense(scores, src, dst, key, value, query, weight, mask)
+    want.backward(dout)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got = by_kernels(scores, src, dst, key, value, query, weight, dout, mask)
+    finally:
+        torch.set_num_threads(before)
+    expected = (want.detach(), value.grad, key.grad, query.grad, weight.grad)
+    bound = 1e-12 if dtype == torch.float64 else 2e-5
+    for a, b in zip(got, expected, strict=True):
+        if b is not None:
+            assert (a - b).abs().max() <= bound * max(1.0, float(b.abs().max()))
+
+
+@torch.no_grad()
+def by_kernels(
+    scores: Scores, src: Tensor, dst: Tensor, key: Tensor, value: Tensor, query: Tensor,
+    weight: Tensor, dout: Tensor, mask: Mask | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    packed = torch.cat([value, key], 1)
+    values, keys = Columns(packed), Columns(packed, value.shape[1])
+    running = Running.start(len(query), HEADS, WIDTH, value)
+    half = len(src) // 3
+    for part in (slice(half), slice(half, None)):
+        csc = compress(dst[part].int(), src[part].int(), len(query), compact=True, order=True)
+        own = None if mask is None else Mask(mask.keys[part], mask.seed, mask.probability)
+        attend(csc, scores, keys, values, query, weight, running, own)
+    out, lse = running.finish()
+    delta = (dout * out).view(-1, HEADS, WIDTH).sum(-1)
+    incoming = Incoming(dout, lse, delta)
+    csc = compress(dst.int(), src.int(), len(query), compact=True, order=True)
+    csr = compress(src.int(), dst.int(), len(value), compact=False, order=True)
+    dvalue, dkey = torch.zeros_like(value), torch.zeros_like(key)
+    common = (scores, Columns(key), Columns(value), query, weight, incoming)
+    dquery = attend_grad_of_sources(csr, *common, Columns(dkey), Columns(dvalue), mask)
+    dweight = torch.zeros_like(weight)
+    if dquery is None:
+        dquery = torch.zeros_like(query)
+        dweight = attend_grad_of_queries(csc, *common, dquery, mask)
+    return out, dvalue, dkey, dquery, dweight
+
+
+def test_scores_that_are_not_numbers_stay_visible() -> None:
+    """NaN and an infinite score give NaN, not a number that looks right."""
+    csc = compress(torch.tensor([0, 0, 1, 1, 2], dtype=torch.int32),
+                   torch.tensor([0, 1, 1, 2, 0], dtype=torch.int32), 3, compact=False, order=False)  # fmt: skip
+    key = torch.tensor([[0.0], [torch.nan], [torch.inf]])
+    value, query = Columns(torch.ones(3, 1)), torch.zeros(3, 1)
+    running = Running.start(3, 1, 1, query)
+    attend(csc, Scores(ADDITIVE, 1, 1), Columns(key), value, query, query[:0], running, None)
+    out, _ = running.finish()
+    assert out.isnan().view(-1).tolist() == [True, True, False]
