@@ -254,8 +254,8 @@ def by_kernels(
 
 def test_scores_that_are_not_numbers_stay_visible() -> None:
     """NaN and an infinite score give NaN, not a number that looks right."""
-    csc = compress(torch.tensor([0, 0, 1, 1, 2], dtype=torch.int32),
-                   torch.tensor([0, 1, 1, 2, 0], dtype=torch.int32), 3, compact=False, order=False)  # fmt: skip
+    dst, src = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, 2, 0]], dtype=torch.int32)
+    csc = compress(dst, src, 3, compact=False, order=False)
     key = torch.tensor([[0.0], [torch.nan], [torch.inf]])
     value, query = Columns(torch.ones(3, 1)), torch.zeros(3, 1)
     running = Running.start(3, 1, 1, query)

@@ -48,7 +48,11 @@ def fetch(
 
 
 def _land(
-    plan: HaloPlan, rows: Sequence[Tensor], rounds: Sequence[Round], keep: bool, flights: deque[_Flight]
+    plan: HaloPlan,
+    rows: Sequence[Tensor],
+    rounds: Sequence[Round],
+    keep: bool,
+    flights: deque[_Flight],
 ) -> Iterator[tuple[Round, Tensor]]:
     for index in range(len(rounds)):
         flight = flights.popleft()

@@ -104,15 +104,17 @@ def _additive(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found |
 
 def _mixed(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
     """sum_d w_d lrelu(k_jd + q_id), the sum kept as an axis of one."""
-    if _is_call(node, "unsqueeze"):
-        inner, keep = node.args[0], _argument(node, 1, "dim") in (-1, len(lead) + 1)
+    last = len(lead) + 1
+    wrapped = _call(node, "unsqueeze")
+    if wrapped is not None and _argument(wrapped, 1, "dim") in (-1, last):
+        total = _call(wrapped.args[0], "sum")
     else:
-        inner, keep = node, _is_call(node, "sum") and _argument(node, 2, "keepdim") is True
-    if not keep or not _is_call(inner, "sum"):
+        total = _call(node, "sum")
+        if total is None or _argument(total, 2, "keepdim") is not True:
+            return None
+    if total is None or _argument(total, 1, "dim") not in (-1, [-1], (-1,), last):
         return None
-    if _argument(inner, 1, "dim") not in (-1, [-1], (-1,), len(lead) + 1):
-        return None
-    factors = _operands(inner.args[0], ("mul", "__mul__", "__rmul__"))
+    factors = _operands(total.args[0], ("mul", "__mul__", "__rmul__"))
     if factors is None:
         return None
     rows, weight = factors if isinstance(factors[0], Node) else factors[::-1]
@@ -179,8 +181,8 @@ def _operands(node: Any, names: tuple[str, ...]) -> tuple[Any, Any] | None:
     return None
 
 
-def _is_call(node: Any, name: str) -> bool:
-    return isinstance(node, Call) and _name(node.function) == name
+def _call(node: Any, name: str) -> Call | None:
+    return node if isinstance(node, Call) and _name(node.function) == name else None
 
 
 def _name(function: Callable) -> str:

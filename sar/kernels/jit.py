@@ -26,11 +26,12 @@ _AHEAD = 8  # edges between the prefetch of a row and its use
 _LINE = 64  # bytes of a cache line
 _EDGES_A_THREAD = 4096  # fewer are not worth one
 
-kernel = numba.njit(nogil=True, cache=True, fastmath=_FAST)
-inlined = numba.njit(inline="always")
+kernel: Any = numba.njit(nogil=True, cache=True, fastmath=_FAST)
+inlined: Any = numba.njit(inline="always")
+_emitted: Any = intrinsic  # the decorated function takes the arguments of the compiled one
 
 
-@intrinsic
+@_emitted
 def _prefetch_byte(typing_context: Any, array: Any, offset: Any) -> Any:
     """Ask for the cache line ``offset`` bytes into an array."""
     signature = types.void(array, offset)
@@ -62,7 +63,7 @@ def prefetch_row(rows: Any, indices: Any, edge: int, low: int, width: int) -> No
         _prefetch_byte(rows, byte)
 
 
-@intrinsic
+@_emitted
 def _float_of_bits(typing_context: Any, bits: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
