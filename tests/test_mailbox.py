@@ -24,7 +24,7 @@ from torch.autograd import Function
 import sar
 from sar.graph.node_count import NodeCount
 from sar.ops import mailbox as mailbox_op
-from sar.partition.arrays import ETYPE_HOMO
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:reduce function")
 WIDTH = 6
@@ -53,6 +53,7 @@ class Net(nn.Module):
         self.lstm = nn.LSTM(WIDTH, 3, batch_first=True)
         self.linear = nn.Linear(WIDTH, 4)
         self.derived: Any = None
+        self.behind: Any = None
 
     def message(self, edges: Any) -> dict[str, Tensor]:
         rows = edges.src["u"] * torch.tanh(edges.dst["v"]) + edges.data["e"]
@@ -83,9 +84,10 @@ def in_order(net: Net, nodes: Any) -> dict[str, Tensor]:
 
 
 def captured(net: Net, nodes: Any) -> dict[str, Tensor]:
-    """Parameters of both functions, a tensor computed from one outside, one that is hidden."""
+    """Parameters of both functions, a tensor computed from one outside, hidden ones."""
     rows = torch.tanh(net.linear(nodes.mailbox["m"]) * net.derived)
-    return {"out": Scaled.apply(rows, net.linear.bias).sum(1) * nodes.data["v"][:, :1]}
+    rows = Scaled.apply(Scaled.apply(rows, net.linear.bias), net.behind)
+    return {"out": rows.sum(1) * nodes.data["v"][:, :1]}
 
 
 FUNCTIONS: dict[str, Reduce] = {
@@ -103,6 +105,7 @@ MESSAGES = {
 def passed(graph: Any, net: Net, message: str, reduce: Reduce, u: Any, e: Any) -> dict:
     """All results, and a sum of them that weighs every element differently."""
     net.derived = net.linear.weight.square().sum(1)
+    net.behind = net.linear.bias.exp()
     with graph.local_scope():
         graph.srcdata["u"], graph.dstdata["v"], graph.edata["e"] = u, u.cos(), e
         if message == "lazy":
@@ -118,6 +121,11 @@ def loss_of(results: dict[str, Tensor]) -> Tensor:
     return torch.stack(scores).sum()
 
 
+def graph_of(name: str) -> GraphArrays:
+    """A sample graph, or one of several blocks of edges: the smallest block has 256."""
+    return mixed(400, 2) if name == "several blocks" else sample(name)
+
+
 def inputs_of(graph: Any) -> tuple[Tensor, Tensor]:
     count = len(graph.edges[ETYPE_HOMO][0])
     return whole(graph.total_nodes, (WIDTH,), 3), whole(count, (WIDTH,), 4)
@@ -131,7 +139,7 @@ def case(
     group: Any, path: str, net: Net, message: str, reduce: str, name: str, policy: sar.Policy
 ) -> dict:
     part, net = Part(group, path, policy), copy.deepcopy(net)
-    nodes, edges = inputs_of(sample(name))
+    nodes, edges = inputs_of(graph_of(name))
     u, e = part.node_rows(nodes), part.edge_rows(edges)
     results = passed(part.graph, net, message, FUNCTIONS[reduce], u, e)
     loss_of(results).backward()
@@ -142,7 +150,7 @@ def case(
 
 
 def check(name: str, ranks: list[dict], net: Net, message: str, reduce: str) -> None:
-    graph = sample(name)
+    graph = graph_of(name)
     nodes, edges = (rows.requires_grad_() for rows in inputs_of(graph))
     net = copy.deepcopy(net)
     want = passed(to_dgl(graph), net, message, FUNCTIONS[reduce], nodes, edges)
@@ -175,16 +183,17 @@ def make_net() -> Net:
     ("size", "policy"),
     [
         (1, {"block_bytes": 1}),
-        (3, {"rounds": 2, "rematerialize": False}),
-        (4, {"block_bytes": 1 << 14}),
+        (3, {"block_bytes": 1, "rounds": 2, "rematerialize": False}),
+        (4, {"block_bytes": 1, "rounds": 1}),
     ],
 )
 def test_reduce_function_equals_dgl(
     message: str, reduce: str, size: int, policy: dict, partitioned: Cutter
 ) -> None:
-    path, net = partitioned(mixed(), size, "random"), make_net()
-    ranks = run_threads(size, case, path, net, message, reduce, "mixed", sar.Policy(**policy))
-    check("mixed", ranks, net, message, reduce)
+    graph, net = "several blocks", make_net()
+    path = partitioned(graph_of(graph), size, "random")
+    ranks = run_threads(size, case, path, net, message, reduce, graph, sar.Policy(**policy))
+    check(graph, ranks, net, message, reduce)
 
 
 # Order, odd graphs, ranks that have nothing.
@@ -279,6 +288,69 @@ def test_nothing_is_kept_where_nobody_asks(partitioned: Cutter) -> None:
         assert torch.equal(part.graph.ndata["n"] > 0, part.graph.in_degrees() > 0)
 
     run_threads(2, case)
+
+
+def test_parameters_have_gradients_where_no_rank_has_an_edge(partitioned: Cutter) -> None:
+    path, net = partitioned(sample("no_edges"), 2, "random"), make_net()
+
+    def case(group: Any) -> None:
+        part, mine = Part(group, path), copy.deepcopy(net)
+        u, e = (rows.requires_grad_(False) for rows in inputs_of(sample("no_edges")))
+        u, e = part.node_rows(u, False), part.edge_rows(e, False)
+        loss_of(passed(part.graph, mine, "copy_u", FUNCTIONS["lstm"], u, e)).backward()
+        assert all(not p.grad.any() for p in mine.lstm.parameters())
+
+    run_threads(2, case)
+
+
+@pytest.mark.parametrize("rematerialize", [True, False])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_traffic(rounds: int, rematerialize: bool, partitioned: Cutter) -> None:
+    """Rows come once in forward, gradients go home once, rows come again or are kept."""
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Any) -> None:
+        part = Part(group, path, sar.Policy(rounds=rounds, rematerialize=rematerialize))
+        x, count = part.node_rows(whole(57, (3,), 0)), group.counters
+        part.graph.ndata["h"] = x
+        halo = sum(part.graph._store.relations[ETYPE_HOMO].plan.recv_counts) * 3 * 8
+        own = sum(part.graph._store.relations[ETYPE_HOMO].plan.send_counts) * 3 * 8
+        marks = [(count.received_bytes, count.sent_bytes)]
+        part.graph.update_all(fn.copy_u("h", "m"), lambda nodes: {"o": nodes.mailbox["m"].amax(1)})
+        marks.append((count.received_bytes, count.sent_bytes))
+        part.graph.ndata["o"].sum().backward()
+        marks.append((count.received_bytes, count.sent_bytes))
+        forward, backward = ([b - a for a, b in zip(*pair)] for pair in zip(marks, marks[1:]))
+        again = 1 if rematerialize else 0
+        assert forward == [halo, own]
+        assert backward == [own + again * halo, halo + again * own]
+
+    run_threads(3, case)
+
+
+def test_typed_messages_get_their_edges_sorted(partitioned: Cutter) -> None:
+    """Layers that were told so multiply rows of a type together."""
+    path, graph = partitioned(sample("typed"), 3, "random"), to_dgl(sample("typed"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        linear = dgl.nn.TypedLinear(WIDTH, 4, 3).double()
+
+    def run(graph: Any, x: Tensor, kinds: Tensor) -> Tensor:
+        graph.ndata["h"], graph.edata["kind"] = x, kinds
+        graph.update_all(
+            lambda edges: {"m": linear(edges.src["h"], edges.data["kind"], sorted_by_type=True)},
+            lambda nodes: {"o": nodes.mailbox["m"].cumsum(1).square().sum(1)},
+        )
+        return graph.ndata["o"]
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        part = Part(group, path)
+        kinds = sample("typed").edge_data[ETYPE_HOMO]["type"][part.edges]
+        return run(part.graph, whole(57, (WIDTH,), 0)[part.nodes], kinds), part.nodes
+
+    want = run(graph, whole(57, (WIDTH,), 0), graph.edata["type"])
+    for out, ids in run_threads(3, case):
+        assert_close(out, want[ids], "rows", torch.float64, want.detach().abs().max().item())
 
 
 def test_a_result_may_be_changed_and_backward_run_twice(partitioned: Cutter) -> None:
