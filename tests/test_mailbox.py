@@ -593,6 +593,25 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type, str]] = {
         ValueError,
         "as for another in-degree",
     ),
+    "a dict for small in-degrees only": (
+        lambda nodes: {"o": nodes.mailbox["m"].sum(1)} if nodes.mailbox["m"].shape[1] < 4 else 0,
+        TypeError,
+        "returned int",
+    ),
+    "rows for small in-degrees only": (
+        lambda nodes: {"o": nodes.mailbox["m"].sum(1)[: 9 - nodes.mailbox["m"].shape[1]]},
+        ValueError,
+        "row for each",
+    ),
+    "a column for large in-degrees only": (
+        lambda nodes: (
+            {"o": nodes.mailbox["m"].sum(1)}
+            if nodes.mailbox["m"].shape[1] < 4
+            else {"o": nodes.data["h"]}
+        ),
+        KeyError,
+        "blank mailboxes",
+    ),
     "names of the in-degree": (
         lambda nodes: {f"o{nodes.mailbox['m'].shape[1]}": nodes.mailbox["m"].sum(1)},
         ValueError,
