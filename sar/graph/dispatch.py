@@ -134,7 +134,10 @@ def _softmax_of_some(graph: Any, logits: Tensor, eids: Tensor, norm_by: str) -> 
 
 
 def gspmm(graph: Any, op: str, reduce_op: str, lhs: Tensor | None, rhs: Tensor | None) -> Tensor:
-    """``reduce_op`` over messages ``op(source row, edge row)``; collective."""
+    """``reduce_op`` over messages ``op(source row, edge row)``; collective.
+
+    As DGL's, unlike ``update_all``: a maximum of no messages is -inf.
+    """
     from sar.graph.passing import reduce_messages
 
     u, e = Operand("u", "lhs"), Operand("e", "rhs")
@@ -142,7 +145,19 @@ def gspmm(graph: Any, op: str, reduce_op: str, lhs: Tensor | None, rhs: Tensor |
     first = e if op == "copy_rhs" else u
     message = BuiltinMessage(name, first, None if name == "copy" else e, "m")
     operands = {o: t for o, t in ((u, lhs), (e, rhs)) if t is not None}
-    return reduce_messages(graph.scope(), message, operands, reduce_op)
+    scope = graph.scope()
+    out = reduce_messages(scope, message, operands, reduce_op)
+    if reduce_op not in ("max", "min"):
+        return out
+    empty = (scope.relation.in_degrees == 0).view(-1, *[1] * (out.dim() - 1))
+    return out.masked_fill(empty, -torch.inf if reduce_op == "max" else torch.inf)
+
+
+def _of_several(*_: Any, **__: Any) -> Any:
+    raise not_supported(
+        "dgl.ops: got a graph of several relations, expected graph[etype]; "
+        "multi_update_all reduces several"
+    )
 
 
 def gsddmm(
@@ -170,6 +185,9 @@ _PATCHES = (
     ),
     Patch("gspmm_internal", ("dgl.ops.spmm",), GraphMarker, _of_marked(gspmm)),
     Patch("gsddmm_internal", ("dgl.ops.sddmm",), GraphMarker, _of_marked(gsddmm)),
+    Patch("edge_softmax_hetero_internal", ("dgl.ops.edge_softmax",), GraphMarker, _of_several),
+    Patch("gspmm_internal_hetero", ("dgl.ops.spmm",), GraphMarker, _of_several),
+    Patch("gsddmm_internal_hetero", ("dgl.ops.sddmm",), GraphMarker, _of_several),
     Patch(
         "reverse",
         ("dgl", "dgl.transforms", "dgl.transforms.functional", "dgl.nn.pytorch.conv.graphconv"),

@@ -1,0 +1,139 @@
+"""Every function of ``dgl.ops`` on a sharded graph gives DGL's rows and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+import pytest
+import torch
+from dgl import ops
+from harness import run_threads
+from harness.compare import assert_gradients_close
+from harness.graphs import hetero, looped, mixed, to_dgl
+from harness.parts import Cutter
+from torch import Tensor
+
+import sar
+from sar.graph.lazy import eager
+from sar.partition.arrays import GraphArrays
+
+GRAPHLESS = {"segment_reduce", "segment_softmax", "segment_mm", "gather_mm", "gather_mm_idx_b"}
+ARITHMETIC = ("add", "sub", "mul", "div")
+
+
+def operators() -> dict[str, Callable[[Any, dict[str, Tensor]], Tensor]]:
+    """A call of each public function, with rows of the sides that its name tells."""
+    calls: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {}
+    for name in sorted(set(ops.__all__ if hasattr(ops, "__all__") else dir(ops))):
+        function = getattr(ops, name)
+        words = name.split("_")
+        if not callable(function) or name.startswith("_") or name in GRAPHLESS:
+            continue
+        if words[0] == "copy" and words[1] in "uve":
+            calls[name] = lambda g, x, f=function, side=words[1]: f(g, x[side])
+        elif words[0] in "uve" and len(words) >= 3:
+            calls[name] = lambda g, x, f=function, w=words: f(g, x[w[0]], x[w[2]])
+    for norm_by in ("dst", "src"):
+        calls[f"edge_softmax-{norm_by}"] = lambda g, x, n=norm_by: ops.edge_softmax(
+            g, x["e"], norm_by=n
+        )
+    calls["gspmm"] = lambda g, x: ops.gspmm(g, "mul", "sum", x["u"], x["scalar"])
+    calls["gsddmm"] = lambda g, x: ops.gsddmm(g, "dot", x["heads"], x["heads2"])
+    calls["gspmm-copy_lhs"] = lambda g, x: ops.gspmm(g, "copy_lhs", "mean", x["u"], None)
+    calls["gsddmm-uv"] = lambda g, x: ops.gsddmm(g, "mul", x["u"], x["scalar"], "u", "e")
+    return calls
+
+
+CALLS = operators()
+
+
+def columns(node: Tensor, edge: Tensor) -> dict[str, Tensor]:
+    """Rows that ask for gradients, none near zero, from [n, 6] and [E]."""
+    u, w = node.double() + 4, edge.double().unsqueeze(1)
+    x = {
+        "u": u,
+        "v": u.flip(1) * 2,
+        "e": w * torch.arange(1, 7),
+        "scalar": w,
+        "heads": u.view(-1, 2, 3),
+        "heads2": u.view(-1, 2, 3) * 0.5 + 1,
+    }
+    return {name: rows.detach().requires_grad_() for name, rows in x.items()}
+
+
+def gradients(rows: Tensor, x: dict[str, Tensor], number: Tensor) -> dict[str, Tensor]:
+    """The gradients by ``x`` of a loss that differs from row to row (``number``: row's id)."""
+    flat = rows.reshape(len(rows), -1)
+    flat = flat.masked_fill(flat.isinf(), 0)
+    scale = 1 + number.unsqueeze(1) % 7 + torch.arange(flat.shape[1])
+    (flat * scale).sum().backward()
+    return {name: t.grad for name, t in x.items() if t.grad is not None}
+
+
+def of_edges(rows: Tensor, graph: Any) -> bool:
+    return len(rows) == graph.num_edges()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_operator_of_dgl(name: str, partitioned: Cutter) -> None:
+    arrays: GraphArrays = mixed() if "softmax" in name or "sum" in name else looped()
+    whole = to_dgl(arrays)
+    x = columns(whole.ndata["feat"], whole.edata["weight"])
+    want = CALLS[name](whole, x)
+    ids = torch.arange(whole.num_edges() if of_edges(want, whole) else whole.num_nodes())
+    grads = gradients(want, x, ids)
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data, sar.Policy(block_bytes=4096))
+        nodes, eids = data.node_features["_N/orig_id"], data.edge_features["_N:_E:_N/orig_eid"]
+        mine = columns(data.node_features["_N/feat"], data.edge_features["_N:_E:_N/weight"])
+        rows = CALLS[name](graph, mine)
+        number = eids if of_edges(want, whole) else nodes
+        got = gradients(eager(rows), mine, number)
+        side = {key: eids if key in ("e", "scalar") else nodes for key in got}
+        expected = {key: grad[side[key]] for key, grad in grads.items()}
+        assert_gradients_close({"rows": eager(rows)}, {"rows": want[number]}, torch.float64, name)
+        assert_gradients_close(got, expected, torch.float64, name)
+
+    path = partitioned(arrays, 3, "random")
+    run_threads(3, case)
+
+
+def test_all_functions_are_called() -> None:
+    public = {name for name in dir(ops) if callable(getattr(ops, name)) and name[0] != "_"}
+    missing = public - GRAPHLESS - {name.split("-")[0] for name in CALLS}
+    assert {name for name in missing if not isinstance(getattr(ops, name), type)} == set()
+    assert len(CALLS) > 60
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_rows_without_edges(reduce: str, partitioned: Cutter) -> None:
+    """DGL's operators give infinity there, its ``update_all`` 0."""
+    whole = to_dgl(mixed())
+    want = getattr(ops, f"copy_u_{reduce}")(whole, whole.ndata["feat"])
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph, x = sar.construct_full_graph(data), data.node_features["_N/feat"]
+        return getattr(ops, f"copy_u_{reduce}")(graph, x), data.node_features["_N/orig_id"]
+
+    path = partitioned(mixed(), 2, "random")
+    for got, ids in run_threads(2, case):
+        torch.testing.assert_close(got, want[ids])
+
+
+def test_operators_on_several_relations_name_the_way(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        x = torch.ones(graph.num_src_nodes("user"), 2)
+        with pytest.raises(NotImplementedError, match=r"graph\[etype\]"):
+            dgl.ops.copy_u_sum(graph, [x, x, x])
+        out = dgl.ops.copy_u_sum(graph["buys"], x)
+        assert torch.equal(out[:, 0], graph["buys"].in_degrees().float())
+
+    path = partitioned(hetero(), 2, "random")
+    run_threads(2, case)
