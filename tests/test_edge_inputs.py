@@ -283,3 +283,20 @@ def test_label_propagation(partitioned: Cutter) -> None:
         for rows, ids in run_threads(size, case, partitioned(arrays, size, "random")):
             for got, want in zip(rows, wanted, strict=True):
                 torch.testing.assert_close(got, want[ids], rtol=1e-5, atol=1e-6)
+
+
+def test_label_propagation_of_classes_that_a_rank_lacks(partitioned: Cutter) -> None:
+    """The layer makes as many columns as the rank has classes: seen before a row is sent."""
+
+    def case(group: Any) -> str:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        labels = torch.zeros(graph.num_nodes(), dtype=torch.int64)
+        labels[0] = group.rank + 1
+        with pytest.raises(ValueError) as caught:
+            dgl.nn.LabelPropagation(2, 0.5)(graph, labels)
+        return str(caught.value)
+
+    path = partitioned(sample("mixed"), 2, "random")
+    first, second = run_threads(2, case)
+    assert first == second and "ranks differ" in first

@@ -10,6 +10,7 @@ from torch import Tensor
 from sar.comm import Group
 from sar.graph.node_count import NodeCount
 from sar.graph.store import EType, GraphStore
+from sar.graph.undistributed import refuse_undistributed
 
 
 class LocalCount(NodeCount):
@@ -69,6 +70,7 @@ class Counts:
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of this rank; on a block, those on either side, counted once."""
+        refuse_undistributed()
         store = self._store
         if not store.is_block:
             return self._num_rows(store.src_rows, self.ntypes, ntype)
@@ -117,6 +119,7 @@ class Counts:
 
         DGL's readouts, which get it instead of the graph, reduce over all ranks.
         """
+        refuse_undistributed()
         store, names = self._store, self.ntypes if ntype is None else [ntype]
         everywhere = sum(store.book.num_nodes(name) for name in names)
         return LocalCount.of_rank(

@@ -59,8 +59,15 @@ class GraphMarker:
         raise not_supported(f"DGL's graph index has no {name!r} on a sharded graph")
 
 
-def install() -> None:
-    """Put the dispatching functions in place, once; a no-op while DGL is not imported."""
+def install(kind: type | None = None) -> None:
+    """Put the dispatching functions in place, once; a no-op while DGL is not imported.
+
+    Args:
+        kind: a class of graphs that ``dgl.nn.Sequential`` shall take beside DGL's.
+    """
+    sequential: Any = sys.modules.get(_SEQUENTIAL)
+    if kind is not None and sequential is not None and isinstance(sequential.DGLGraph, type):
+        sequential.DGLGraph = (sequential.DGLGraph, kind)  # it is there for an isinstance only
     for patch in _PATCHES:
         for module_name in patch.modules:
             module = sys.modules.get(module_name)
@@ -179,6 +186,7 @@ def gsddmm(
     return edge_values(graph.scope(), message, operands)
 
 
+_SEQUENTIAL = "dgl.nn.pytorch.utils"
 _PATCHES = (
     Patch(
         "edge_softmax_internal", ("dgl.ops.edge_softmax",), GraphMarker, _of_marked(edge_softmax)

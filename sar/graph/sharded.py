@@ -21,6 +21,7 @@ from sar.graph.legacy import OriginalMembers
 from sar.graph.mailbox import NodeBatch
 from sar.graph.store import EType, GraphStore
 from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
+from sar.graph.undistributed import refuse_undistributed
 from sar.ops import AnyRelation
 
 ALL = "__ALL__"  # dgl.ALL
@@ -47,6 +48,7 @@ class ShardedGraph(Counts, OriginalMembers):
         self._is_slice = etypes is not None
         self.canonical_etypes = list(store.relations if etypes is None else etypes)
         self._policy = policy
+        install(ShardedGraph)
 
     # -- structure ------------------------------------------------------------------------------
 
@@ -77,6 +79,7 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def to(self, device: torch.device | str, **_: Any) -> ShardedGraph:
         """The graph on ``device``; itself when it is there already. No communication."""
+        refuse_undistributed()
         device = torch.device(device)
         if device == self.device:
             return self
@@ -132,6 +135,7 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def to_canonical_etype(self, etype: str | EType) -> EType:
         """The (source type, relation, destination type) of a relation name."""
+        refuse_undistributed()
         return self._canonical(etype)
 
     def _canonical(self, etype: str | EType | None) -> EType:
@@ -190,6 +194,7 @@ class ShardedGraph(Counts, OriginalMembers):
     def local_scope(self) -> Iterator[None]:
         """Changes of columns inside the ``with`` block are forgotten at its end."""
         install()
+        refuse_undistributed()
         frames = {id(f): f for f in self._all_frames()}
         saved = {key: frame.save() for key, frame in frames.items()}
         try:
@@ -358,6 +363,7 @@ class ShardedGraph(Counts, OriginalMembers):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        refuse_undistributed()
         layer = calling_layer()
         raise UnsupportedMember(
             f"{layer + ': ' if layer else ''}a sharded graph has no member {name!r}"

@@ -31,16 +31,6 @@ def not_supported(problem: str) -> NotSupportedError:
     return NotSupportedError(f"{layer}: {problem}" if layer else problem)
 
 
-def called_from(module: str) -> bool:
-    """True when code of ``module`` is among the callers."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == module:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def check_module_of(etype: tuple[str, str, str], etypes: list[tuple[str, str, str]]) -> None:
     """Name both sides when a ``HeteroGraphConv`` slices a relation that it has no module for.
 
