@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,23 +51,36 @@ def community(options: Options, cuts: Iterable[Cut], nodes: int, edges: int) -> 
 def prepare(
     options: Options, name: str, make: Callable[[], GraphArrays], cuts: Iterable[Cut]
 ) -> Prepared:
-    """Make the graph, cut it and write what the cache does not hold yet."""
-    import sar
+    """Make a homogeneous graph, cut it and write what the cache does not hold yet."""
+    make = cache(make)
+    parts = partitions(options, name, make, cuts)
+    whole = _folder(options, name) / "graph.pt"
+    if not whole.is_file():
+        save_graph(make(), whole)
+    return Prepared(whole, parts)
+
+
+def partitions(
+    options: Options, name: str, make: Callable[[], GraphArrays], cuts: Iterable[Cut]
+) -> dict[Cut, Path]:
+    """The JSON file of each cut of a graph, of one type or several; made where missing."""
     from sar.partition.cut import assign
     from sar.partition.write import write_partitions
 
-    folder = options.cache.resolve() / f"{name}-{sar.__version__}"
+    folder = _folder(options, name)
     parts = {(method, num): folder / f"{method}-{num}" for method, num in cuts}
-    whole = folder / "graph.pt"
-    missing = [cut for cut, path in parts.items() if not list(path.glob("*.json"))]
-    if missing or not whole.is_file():
-        graph = make()
-        folder.mkdir(parents=True, exist_ok=True)
-        for method, num in missing:
-            assigned = assign(graph, num, method, seed=0)
-            write_partitions(graph, assigned, parts[method, num], num_parts=num)
-        save_graph(graph, whole)
-    return Prepared(whole, {cut: next(path.glob("*.json")) for cut, path in parts.items()})
+    for (method, num), path in parts.items():
+        if not list(path.glob("*.json")):
+            graph = make()
+            folder.mkdir(parents=True, exist_ok=True)
+            write_partitions(graph, assign(graph, num, method, seed=0), path, num_parts=num)
+    return {cut: next(path.glob("*.json")) for cut, path in parts.items()}
+
+
+def _folder(options: Options, name: str) -> Path:
+    import sar
+
+    return options.cache.resolve() / f"{name}-{sar.__version__}"
 
 
 def save_graph(graph: GraphArrays, path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Real graphs of several types: the same model on 4 ranks and on one DGL process."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks import graphs
+from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
+from benchmarks.registry import Figure, Options, Report, Table, benchmark
+
+if TYPE_CHECKING:
+    from sar.comm import Group
+
+RANKS, PAPERS = 4, 20_000
+TASKS = "benchmarks.tasks.typed:Whole", "benchmarks.tasks.typed:Part"
+
+
+@benchmark("aifb", "edges")
+def aifb(options: Options) -> Report:
+    """Test accuracy of an R-GCN on AIFB, 4 ranks beside one DGL process, seeds 0 to 9.
+
+    45 relations and their inverses, homogenized; learned rows of width 32; 30 epochs of Adam.
+    """
+    report = _compare(options, "aifb", "entity", "accuracy", range(10), 1 / 36)
+    if report.figures:
+        report.figures.append(Figure("aifb: the recipe", report.figures[0].value, at_least=0.9))
+    return report
+
+
+@benchmark("hgb", "edges")
+def hgb(options: Options) -> Report:
+    """F1 of an R-GCN on HGB-ACM and HGB-IMDB, 4 ranks beside one DGL process, seeds 0 to 4.
+
+    A HeteroGraphConv for each of two layers; learned rows for all types but the labeled one.
+    """
+    report = Report()
+    for name, target in (("hgb_acm", "paper"), ("hgb_imdb", "movie")):
+        one = _compare(options, name, target, "f1-micro", range(5), 0.015)
+        if one.skipped:
+            return one
+        report.figures += one.figures
+        report.tables += one.tables
+    return report
+
+
+@benchmark("relations", "edges")
+def relations(options: Options) -> Report:
+    """Bytes of a mean over five relations: multi_update_all beside one relation after the other.
+
+    A bibliography of 3 types, 4 ranks, width 64, forward and backward pass.
+    """
+    from sar.comm import ThreadGroup
+    from sar.partition.generate import bibliography_graph
+
+    make = partial(bibliography_graph, papers=PAPERS)
+    cuts = [(method, RANKS) for method in ("metis", "random")]
+    parts = graphs.partitions(options, f"bibliography-{PAPERS}", make, cuts)
+    table = Table(f"{PAPERS} papers, MB sent", ["cut", "apart", "together", "share"])
+    report = Report(tables=[table])
+    for cut, path in parts.items():
+        apart, together = (
+            sum(ThreadGroup.run(RANKS, partial(_sent, path, joint))) / 1e6
+            for joint in (False, True)
+        )
+        table.rows.append([cut[0], apart, together, together / apart])
+        share = Figure(f"{cut[0]}: together / apart", together / apart, at_most=1.0)
+        report.figures.append(share)
+    return report
+
+
+def _sent(path: Path, joint: bool, group: Group) -> int:
+    """Bytes that a rank sends in one pass forward and backward, set-up not counted."""
+    import dgl.function as fn
+
+    import sar
+
+    data = sar.load_dgl_partition_data(path, group.rank)
+    graph = sar.construct_full_graph(data)
+    copy = fn.copy_u("h", "m"), fn.mean("m", "out")
+    graph.ndata["h"] = {
+        t: torch.ones(graph.num_nodes(t), 64, requires_grad=True) for t in graph.ntypes
+    }
+    for _ in range(2):
+        before = group.counters.sent_bytes
+        results = []
+        for etypes in [graph.canonical_etypes] if joint else [[e] for e in graph.canonical_etypes]:
+            graph.multi_update_all(dict.fromkeys(etypes, copy), "sum")
+            results += [graph.nodes[t].data["out"].sum() for t in {e[2] for e in etypes}]
+        torch.stack(results).sum().backward()
+    return group.counters.sent_bytes - before
+
+
+def _compare(
+    options: Options, name: str, target: str, metric: str, seeds: range, bound: float
+) -> Report:
+    """Scores of both from the same initial parameters, without dropout; their means' distance."""
+    file = None if options.data is None else options.data / f"{name}.npz"
+    if file is None or not file.is_file():
+        return Report(skipped=f"pass --data or set SAR_DATA: a folder with {name}.npz")
+    cut = ("metis", RANKS)
+    parts = graphs.partitions(options, f"typed-{name}", partial(_read, file), [cut])
+    found: list[list[dict]] = []
+    with Cluster(TASKS[0], environment=ONE_THREAD) as one:
+        one.call("load", source=str(file.resolve()), target=target)
+        found.append([one.call("fit", seed=seed, metric=metric)[0] for seed in seeds])
+    with Cluster(TASKS[1], RANKS, environment=LAUNCH) as many:
+        many.call("load", source=str(parts[cut]), target=target)
+        found.append([many.call("fit", seed=seed, metric=metric)[0] for seed in seeds])
+    scores = [[run["score"] for run in runs] for runs in found]
+    table = Table(f"{name}: {metric} by seed", ["", *(f"seed {s}" for s in seeds), "mean"])
+    for who, row in zip(("DGL", f"{RANKS} ranks"), scores):
+        table.rows.append([who, *row, mean(row)])
+    pairs = [zip(a["losses"], b["losses"]) for a, b in zip(*found)]
+    apart = max(abs(a - b) / a for pair in pairs for a, b in list(pair)[:5])
+    means = [mean(row) for row in scores]
+    return Report(
+        [
+            Figure(f"{name}: mean {metric}, DGL", means[0]),
+            Figure(f"{name}: mean {metric}, {RANKS} ranks", means[1]),
+            Figure(f"{name}: distance of the means", abs(means[0] - means[1]), at_most=bound),
+            Figure(f"{name}: losses of the first 5 epochs, relative", apart, at_most=1e-4),
+        ],
+        [table],
+    )
+
+
+def _read(file: Path) -> object:
+    from benchmarks.tasks.typed import read
+
+    return read(file)
