@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import measure, registry
-from benchmarks.cases import exact
+from benchmarks.cases import exact, typed
 from benchmarks.cluster import Cluster, WorkerError
 from benchmarks.registry import Benchmark, Figure, Options, Report
 
@@ -112,3 +112,18 @@ def test_exact_runs_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ["SAGE", "float32", "random"],
         ["SAGE", "float64", "random"],
     ]
+
+
+@pytest.mark.system
+def test_relations_share_rows_at_a_tiny_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(typed, "PAPERS", 100)
+    monkeypatch.setattr(typed, "RANKS", 2)
+    report = typed.relations(Options(cache=tmp_path))
+    assert report.ok and all(0 < figure.value < 1 for figure in report.figures), report.figures
+
+
+@pytest.mark.parametrize("name", ["aifb", "hgb"])
+def test_graphs_of_several_types_are_skipped_without_their_folder(name: str) -> None:
+    assert f"{name}" in str(getattr(typed, name)(Options()).skipped)

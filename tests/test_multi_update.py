@@ -173,6 +173,39 @@ def test_a_cross_reducer_of_ones_own(partitioned: Cutter) -> None:
     check(parts, reference("messages", cross, False))
 
 
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_all_relations_at_once(op: str, partitioned: Cutter) -> None:
+    """``update_all`` without a relation, as DGL's."""
+
+    def out_of(graph: Any, x: dict[str, Tensor]) -> dict[str, Tensor]:
+        graph.ndata["h"] = x
+        graph.update_all(fn.copy_u("h", "m"), getattr(fn, op)("m", "out"))
+        return graph.ndata["out"]
+
+    def case(group: Any) -> dict:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        ids = {t: data.node_features[f"{t}/orig_id"] for t in data.book.ntypes}
+        x = {t: inputs()[0][t][ids[t]].requires_grad_() for t in ids}
+        out = out_of(graph, x)
+        weighted(out, ids).backward()
+        with pytest.raises(ValueError, match="etype: got None, expected one of.*'buys'"):
+            graph.update_all(fn.copy_u("h", "m"), fn.mean("m", "out"))
+        with pytest.raises(ValueError, match="etype: got None"):
+            graph.update_all(lambda edges: {"m": edges.src["h"]}, fn.sum("m", "out"))
+        assert graph["buys"].nodes["item"].data["out"] is graph.nodes["item"].data["out"]
+        return {"ids": ids, "out": out, "x": {t: grad_of(rows) for t, rows in x.items()}}
+
+    path, x = partitioned(shop(), 3, "random"), inputs()[0]
+    parts = run_threads(3, case)
+    want = out_of(to_dgl(shop()), {t: rows.requires_grad_() for t, rows in x.items()})
+    weighted(want, {t: torch.arange(len(rows)) for t, rows in x.items()}).backward()
+    for ntype, rows in x.items():
+        found = [by_id(parts, key, "ids", ntype, len(rows)) for key in ("out", "x")]
+        assert_close(found[0], want[ntype], f"{op} of {ntype}", torch.float64)
+        assert_close(found[1], grad_of(rows), f"gradient of {ntype}", torch.float64)
+
+
 def halo(path: str, size: int, etypes: list[EType]) -> int:
     """Rows that all ranks together need of others for the relations, each row once a type."""
     total = 0

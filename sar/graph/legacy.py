@@ -71,6 +71,10 @@ class OriginalMembers:
     canonical_etypes: list[EType]
 
     @property
+    def ntypes(self) -> list[str]:
+        raise NotImplementedError
+
+    @property
     def srctypes(self) -> list[str]:
         raise NotImplementedError
 
@@ -91,7 +95,11 @@ class OriginalMembers:
         """int64 rows of the part (inside the type) that the destination rows are, and columns."""
         return NodeSpace(self._store.dst_rows, self._store.dst_frames, self.dsttypes)
 
-    nodes = srcnodes
+    @property
+    def nodes(self) -> NodeSpace:
+        """The nodes of every type that the graph or slice shows; on a block the sources."""
+        types = self.srctypes if self._store.is_block else self.ntypes
+        return NodeSpace(self._store.src_rows, self._store.src_frames, types)
 
     @property
     def edges(self) -> EdgeSpace:

@@ -78,6 +78,17 @@ def read_steps(
     return steps
 
 
+def steps_of_all(etypes: list[EType], message: Any, reduce: Any) -> tuple[dict[EType, Step], str]:
+    """The same functions for every relation, and the cross reducer that makes one reduction."""
+    step = Step(message, reduce)
+    if parse_message(message) is None or step.builtin is None or step.builtin.op == "mean":
+        raise ValueError(
+            f"etype: got None, expected one of {etypes}; over all relations at once, built-in "
+            "functions are summed, or their maximum or minimum is taken"
+        )
+    return dict.fromkeys(etypes, step), step.builtin.op
+
+
 def multi_update_all(
     store: GraphStore,
     steps: dict[EType, Step],

@@ -273,11 +273,17 @@ class ShardedGraph(Counts, OriginalMembers):
                 with a ``mailbox``, called once per in-degree and block. Rows without edges get 0;
                 a tie of max or min gives its gradient to the edge of smallest global id.
             apply_node_func: called with the destination columns, returns columns to store.
+            etype: the relation; without, a graph of several reduces over the edges of all, by
+                built-in functions, sum, max or min.
 
         Raises:
             NotSupportedError: another reduction.
             KeyError: a column or message that does not exist; ValueError: shapes that do not fit.
         """
+        if etype is None and len(self.canonical_etypes) > 1:
+            steps, op = multi.steps_of_all(self.canonical_etypes, message_func, reduce_func)
+            multi.multi_update_all(self._store, steps, op, apply_node_func, self.policy)
+            return
         canonical = self._canonical(etype)
         passing.update_all(self._store, canonical, message_func, reduce_func, self.policy)
         if apply_node_func is not None:
