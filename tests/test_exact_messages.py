@@ -574,9 +574,11 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         lambda g: g.update_all(fn.u_add_v("a", "b", "m"), fn.sum("m", "o")), ValueError, "a"),
     "another message name": (
         lambda g: g.update_all(fn.copy_u("a", "m"), fn.sum("x", "o")), ValueError, "x"),
-    "a reduce function": (
-        lambda g: g.update_all(fn.copy_u("a", "m"), lambda nodes: {"o": nodes.mailbox["m"].sum(1)}),
-        NotImplementedError, "user-defined"),
+    "a reduce function on a reversed graph": (
+        lambda g: g.reverse().update_all(
+            fn.copy_u("a", "m"), lambda nodes: {"o": nodes.mailbox["m"].sum(1)}
+        ),
+        ValueError, "reversed"),
     "rows of another graph": (
         lambda g: g.ndata.__setitem__("c", torch.zeros(g.num_nodes() + 1)), ValueError, "rows"),
     "integer features": (

@@ -11,7 +11,7 @@ import dgl.function as fn
 import pytest
 import torch
 from dgl.nn.functional import edge_softmax
-from harness import run_threads
+from harness import WorkerPool, run_threads
 from harness.compare import assert_gradients_close
 from harness.graphs import sample, to_dgl
 from harness.parts import Cutter
@@ -274,3 +274,36 @@ def test_readouts_of_edges_that_cannot_run_say_so(partitioned: Cutter) -> None:
 
     path = partitioned(sample("mixed"), 2, "random")
     run_threads(2, case)
+
+
+def case_pools(group: Any, path: str, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor]:
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data)
+    x = data.node_features["_N/feat"].to(dtype).requires_grad_()
+    pools = (dgl.nn.SumPooling(), dgl.nn.MaxPooling(), dgl.nn.SortPooling(3))
+    with graph.local_scope():
+        graph.ndata["h"], graph.edata["w"] = x, torch.ones(graph.num_edges(), 1, dtype=dtype)
+        back = dgl.reverse(graph)
+        back.edata["w"] = graph.edata["w"]
+        back.update_all(fn.copy_e("w", "m"), fn.sum("m", "degree"))
+        assert torch.equal(back.dstdata["degree"][:, 0], graph.out_degrees().to(dtype))
+    found = [pool(graph, x) for pool in pools]
+    sar.global_mean(torch.cat(found, 1).double()).backward()
+    return [rows.detach() for rows in found], x.grad, data.node_features["_N/orig_id"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_readouts_over_processes(
+    dtype: torch.dtype, partitioned: Cutter, processes: WorkerPool
+) -> None:
+    path = partitioned(sample("mixed"), 3, "metis")
+    x = to_dgl(sample("mixed")).ndata["feat"].to(dtype).double().requires_grad_()
+    graph = to_dgl(sample("mixed"))
+    want = [dgl.nn.SumPooling()(graph, x), dgl.nn.MaxPooling()(graph, x)]
+    want.append(dgl.nn.SortPooling(3)(graph, x))
+    torch.cat(want, 1).mean().backward()
+    bound = 1e-12 if dtype == torch.float64 else 2e-2
+    for found, grad, ids in processes.run(3, case_pools, path, dtype):
+        for got, expected in zip(found, want, strict=True):
+            torch.testing.assert_close(got.double(), expected, rtol=bound, atol=bound)
+        torch.testing.assert_close(grad.double(), x.grad[ids], rtol=bound, atol=bound)

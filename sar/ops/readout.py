@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sar.comm import Group
+from sar.kernels import wide_dtype
 
 
 def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
@@ -48,7 +49,8 @@ def top_over_ranks(x: Tensor, keys: Tensor, k: int, group: Group) -> tuple[Tenso
         [k, width], 0 where there are fewer rows, and int64 [k] their positions, counted over the
         ranks one after another. Collective, in backward too.
     """
-    own_keys, rows = keys.detach().sort(descending=True, stable=True)
+    keys = keys.detach().to(wide_dtype(keys.dtype))
+    own_keys, rows = keys.sort(descending=True, stable=True)
     padded = keys.new_full((k,), -math.inf)
     padded[: len(rows)] = own_keys[:k]
     candidates = torch.cat(group.all_gather(padded))
@@ -112,16 +114,17 @@ class _LargestOverRanks(Function):
         else:
             own = x.new_full(x.shape[1:], -math.inf)
             row = torch.zeros(x.shape[1:], dtype=torch.int64, device=x.device)
-        out, winner = torch.stack(group.all_gather(own.contiguous())).max(0)
+        wide = own.to(wide_dtype(own.dtype)).contiguous()
+        out, winner = torch.stack(group.all_gather(wide)).max(0)
         ctx.save_for_backward(torch.where(winner == group.rank, row, -1) if len(x) else row - 1)
         ctx.shape, ctx.group = x.shape, group
-        return out
+        return out.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
         (row,) = ctx.saved_tensors
-        total = ctx.group.all_reduce(dout.clone(memory_format=torch.contiguous_format))
+        total = ctx.group.all_reduce(dout.to(torch.float64, copy=True).contiguous()).to(dout.dtype)
         dx = total.new_zeros(ctx.shape)
         if len(dx):
             dx.scatter_(0, row.clamp(min=0).unsqueeze(0), total.where(row >= 0, 0).unsqueeze(0))
