@@ -44,6 +44,8 @@ def reduction_of(func: Callable, args: tuple, kwargs: dict) -> Callable[[], Tens
     if rest or set(kwargs) - {"dim", "axis", "keepdim"} or isinstance(dim, Tensor):
         return None
     dims = range(x.dim()) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    if any(not -x.dim() <= d < x.dim() for d in dims):
+        return None  # torch says what is wrong
     dims = sorted({d % x.dim() for d in dims})
     if dims[0] != 0 or (name in ("max", "min") and dim is not None):
         return None

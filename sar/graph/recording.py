@@ -20,6 +20,7 @@ from sar.graph.program import EDGE_COUNT, Call, Dropout, Item, Node
 from sar.ops import AnyRelation
 
 _META = torch.device("meta")
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 _PROBE_ROWS = 6
 _PROBE_PART = (1, 3)  # start and length: neither from the start nor the middle, as a flip keeps it
 
@@ -93,14 +94,21 @@ def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
 def _infer(
     func: Callable, args: Any, kwargs: dict, first: EdgeTensor
 ) -> tuple[Node, Any, dict[int, int]]:
-    """The node, its value on meta tensors of all local edges, and each tensor's edge axis by id."""
+    """The node, its value on meta tensors of all local edges, and each tensor's edge axis by id.
+
+    Raises ``ValueError`` for a call that no reading can run, before anything is computed.
+    """
     rows = first.num_edges
     problem: Exception | None = None
-    for aligned, count in ((False, False), (True, False), (False, True), (True, True)):
-        reading = _Reading(func, args, kwargs, first.scope.relation, aligned=aligned, count=count)
+    ways = ((False, False), (True, False), (False, True), (True, True))
+    readings = [
+        _Reading(func, args, kwargs, first.scope.relation, aligned=aligned, count=count)
+        for aligned, count in ways
+    ]
+    for reading in readings:
         try:
             small, large = reading.on_meta(rows), reading.on_meta(rows + 1)
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        except _FAILURES as error:
             problem = problem or error
             continue
         if len(_tensors(small)) != len(_tensors(large)):
@@ -113,7 +121,11 @@ def _infer(
             by_id = {id(a): axis or 0 for (a, _), axis in zip(pairs, axes, strict=True)}
             return reading.node(), small, by_id
         problem = problem or CannotRecord("its result has no row per edge")
-    raise CannotRecord(str(problem).split("\n")[0])
+    text = str(problem).split("\n")[0]
+    if not isinstance(problem, CannotRecord) and not any(r.runs() for r in readings):
+        name = getattr(func, "__name__", func)
+        raise ValueError(f"{name} on an edge tensor {tuple(first.shape)}: {text}")
+    raise CannotRecord(text)
 
 
 def _growing(small: Tensor, large: Tensor, rows: int) -> int | None:
@@ -196,6 +208,15 @@ class _Reading:
             middle = long.narrow(axis, *_PROBE_PART)
             if not _alike(middle, short):
                 raise CannotRecord("it mixes edges")
+
+    def runs(self) -> bool:
+        """Whether the call works on a few rows; some functions fail on meta tensors alone."""
+        generator = torch.Generator().manual_seed(0)
+        try:
+            self._run(_PROBE_ROWS, lambda value: _random_rows(value, generator), _harmless)
+        except _FAILURES:
+            return False
+        return True
 
     def node(self) -> Call:
         """The call with nodes in place of edge columns."""
