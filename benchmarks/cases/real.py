@@ -35,7 +35,7 @@ def real(options: Options) -> Report:
     report = Report(tables=[table])
     with Cluster(TASK, environment=LAUNCH) as one, Cluster(TASK, RANKS, environment=LAUNCH) as many:
         for name, floor in FLOORS.items():
-            graph = _prepare(options, folder / f"{name}.npz")
+            graph = prepare_citation(options, folder / f"{name}.npz")
             one.call("load", parts=str(graph.parts["random", 1]))
             many.call("load", parts=str(graph.parts["metis", RANKS]))
             accuracies = [_fit(many, seed, DROPOUT)[0] for seed in SEEDS]
@@ -57,7 +57,8 @@ def _fit(cluster: Cluster, seed: int, dropout: float) -> tuple[float, list[float
     return result["accuracy"], result["losses"]
 
 
-def _prepare(options: Options, file: Path) -> graphs.Prepared:
+def prepare_citation(options: Options, file: Path) -> graphs.Prepared:
+    """A citation graph whole and cut for the ranks."""
     cuts = [("random", 1), ("metis", RANKS)]
     return graphs.prepare(options, f"real-{file.stem}", lambda: _read(file), cuts)
 
