@@ -281,16 +281,16 @@ def test_a_relation_without_edges(partitioned: Cutter) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The largest float tensor that any operation makes, in elements."""
+    """The most elements of a tensor that any operation makes, of floats only or of all dtypes."""
 
-    def __init__(self) -> None:
+    def __init__(self, floats: bool = True) -> None:
         super().__init__()
-        self.elements = 0
+        self.floats, self.elements = floats, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for out in tree_leaves(result):
-            if isinstance(out, Tensor) and out.is_floating_point():
+            if isinstance(out, Tensor) and (out.is_floating_point() or not self.floats):
                 self.elements = max(self.elements, out.untyped_storage().nbytes() // 8)
         return result
 
@@ -309,6 +309,23 @@ def test_no_edge_sized_rows(partitioned: Cutter) -> None:
     """Blocks of 256 edges or 32 KiB of rows bound everything; 5,000 negatives would not fit."""
     (elements,) = run_threads(1, case_largest, partitioned(linked("mixed"), 1))
     assert elements <= 4096
+
+
+def case_set_up(group: Any, path: str) -> tuple[int, int]:
+    part = Part(group, path)
+    sampler = NegativeSampler(part.graph, K, "uniform", seed=SEED)
+    with Largest(floats=False) as watch:
+        negatives = sampler(0)
+    return watch.elements, negatives.num_edges()
+
+
+def test_drawing_does_not_cost_what_the_graph_does(partitioned: Cutter) -> None:
+    """4000 nodes, 40 edges, 4 ranks: owned nodes and edges bound every tensor."""
+    rng = torch.Generator().manual_seed(2)
+    src, dst = torch.randint(4000, (2, 40), generator=rng)
+    path = partitioned(homogeneous("wide", 4000, src, dst), 4, "contiguous")
+    for elements, count in run_threads(4, case_set_up, path):
+        assert 0 < count < 100 and elements <= 1000
 
 
 # ---------------------------------------------------------------- ranks
