@@ -205,6 +205,23 @@ def test_loss_over_processes(processes: WorkerPool, partitioned: Cutter) -> None
         check_loss(parts, expected_loss(arrays, "distmult", "per_source"), arrays, dtype)
 
 
+def case_frozen(group: Any, path: str) -> dict[str, Tensor]:
+    part, scorer = Part(group, path), scorer_of("mlp")
+    h = part.node_rows(rows_of_path(part), grad=False)
+    link_loss(part.graph, NegativeSampler(part.graph, K, seed=SEED)(1), scorer, h).backward()
+    assert all(parameter.grad is not None for parameter in scorer.parameters())
+    sar.gather_grads(scorer)
+    return {name: parameter.grad for name, parameter in scorer.named_parameters()}
+
+
+def test_only_the_scorer_learns(partitioned: Cutter) -> None:
+    """Also on a rank that has no edge to score."""
+    arrays = linked("halves")
+    want = expected_loss(arrays, "mlp", "per_source")
+    for part in run_threads(4, case_frozen, partitioned(arrays, 4, "adversarial")):
+        assert_gradients_close(part, {name: want[name] for name in part}, torch.float64)
+
+
 def case_hetero(group: Any, path: str, etype: tuple) -> dict[str, Any]:
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")
     graph = sar.construct_full_graph(data)[etype]

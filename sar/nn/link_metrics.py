@@ -108,7 +108,7 @@ def ranking_metrics(
 def hits_at(positive: Tensor, negative: Tensor, k: int, *, group: Group | None = None) -> float:
     """Share of true links above the k-th best of negatives that all share; collective.
 
-    OGB's Hits@K (Hu et al., arXiv 2005.00687): 1 with fewer than k negatives.
+    OGB's Hits@K (Hu et al., arXiv 2005.00687): with fewer than k negatives all are above.
 
     Args:
         positive, negative: float [n] and [m] scores of this rank, of one dtype on all.
@@ -121,10 +121,8 @@ def hits_at(positive: Tensor, negative: Tensor, k: int, *, group: Group | None =
     best = best.topk(min(k, len(best))).values
     padded = torch.full((k,), -math.inf, dtype=torch.float64)
     padded[: len(best)] = best
-    counts = group.all_reduce(torch.tensor([len(positive), len(negative)]))
+    count = int(group.all_reduce(torch.tensor(len(positive))))
     bound = torch.cat(group.all_gather(padded)).topk(k).values[-1]
     above = positive.detach().double().cpu() > bound
-    if counts[1] < k:
-        above = torch.ones_like(above)
     right = int(group.all_reduce(above.sum()))
-    return right / int(counts[0]) if counts[0] else math.nan
+    return right / count if count else math.nan
