@@ -25,13 +25,13 @@ class GAT(torch.nn.Module):
 
 def main(parts: str, epochs: int = 10) -> None:
     group = sar.initialize_comms()
-    sar.manual_seed(0)  # the same dropout of attention on any number of ranks
+    sar.manual_seed(0)
     data = sar.load_dgl_partition_data(parts, group.rank, "cpu")
     graph = sar.construct_full_graph(data).add_self_loop()  # GATConv refuses nodes without edges
     features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
     masks = {name: data.node_features[f"_N/{name}_mask"].bool() for name in ("train", "test")}
 
-    model = GAT(features.shape[1], 8, 16)
+    model = sar.convert_dropout(GAT(features.shape[1], 8, 16))  # the same masks on any cut
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for epoch in range(epochs):

@@ -34,5 +34,5 @@ class GatCitation(Citation):
     ) -> dict[str, Any]:
         """Loss of every epoch and test accuracy after the last, both of the whole graph."""
         self.sar.manual_seed(seed)
-        model = Gat(self.features.shape[1], self.classes, out_heads)
+        model = self.sar.convert_dropout(Gat(self.features.shape[1], self.classes, out_heads))
         return self.train_model(model, seed, epochs, rate, decay)
