@@ -22,6 +22,7 @@ def read(file: str | Path) -> Any:
         back = {(d, f"{r}_inv", s): ends[::-1] for (s, r, d), ends in graph.edges.items()}
         graph.edges.update(back)
         graph.edge_data.clear()
+    graph.edges = dict(sorted(graph.edges.items()))  # numbered as DGL numbers them
     return graph
 
 
