@@ -234,15 +234,15 @@ def by_kernels(
     running = Running.start(len(query), HEADS, WIDTH, value)
     half = len(src) // 3
     for part in (slice(half), slice(half, None)):
-        csc = compress(dst[part].int(), src[part].int(), len(query), compact=True, order=True)
+        rest = part.start is not None
+        csc = compress(dst[part].int(), src[part].int(), len(query), compact=rest, order=True)
         own = None if mask is None else Mask(mask.keys[part], mask.seed, mask.probability)
         attend(csc, scores, keys, values, query, weight, running, own)
     out, lse = running.finish()
-    delta = (dout * out).view(-1, HEADS, WIDTH).sum(-1)
-    incoming = Incoming(dout, lse, delta)
+    incoming = Incoming.of(dout, out, lse)
     csc = compress(dst.int(), src.int(), len(query), compact=True, order=True)
     csr = compress(src.int(), dst.int(), len(value), compact=False, order=True)
-    dvalue, dkey = torch.zeros_like(value), torch.zeros_like(key)
+    dvalue, dkey = torch.empty_like(value), torch.empty_like(key)
     common = (scores, Columns(key), Columns(value), query, weight, incoming)
     dquery = attend_grad_of_sources(csr, *common, Columns(dkey), Columns(dvalue), mask)
     dweight = torch.zeros_like(weight)

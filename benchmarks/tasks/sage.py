@@ -48,10 +48,14 @@ class Task:
         """Make the model and note the memory before the first epoch."""
         torch.manual_seed(0)
         self.num_train = self.summed(len(self.train))
-        self.model = Sage(self.features.shape[1])
+        self.model = self.make_model(self.features.shape[1])
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         measure.settle()
         self.baseline = measure.anonymous_bytes()
+
+    def make_model(self, num_features: int) -> nn.Module:
+        """What is trained; called as ``model(graph, features)``."""
+        return Sage(num_features)
 
     def summed(self, number: int) -> int:
         """The sum of a number over all ranks."""
@@ -121,6 +125,8 @@ class Dgl(Task):
 class Sar(Task):
     """One partition, this library."""
 
+    row_numbers = HIDDEN  # numbers in a row on the wire at the widest layer
+
     def __init__(self, rank: int, size: int, port: int, parts: str, rounds: int | None) -> None:
         import sar
 
@@ -150,7 +156,7 @@ class Sar(Task):
     def round_bytes(self) -> int:
         """Most bytes that this rank sends and receives in one round at the widest layer."""
         plan, policy = self.graph._relation(None).plan, self.graph.policy
-        row_bytes = HIDDEN * self.features.element_size()
+        row_bytes = self.row_numbers * self.features.element_size()
         rounds = plan.rounds(plan.num_rounds(policy, row_bytes))
         return max(step.num_send + step.num_recv for step in rounds) * row_bytes
 

@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels import attention_loops as loops
+from sar.kernels.attention_loops import ADDITIVE
 from sar.kernels.csc import Csc
-from sar.kernels.jit import exp, in_parallel, inlined, keep_factor, kernel, num_parts, prefetch_row
-
-ADDITIVE, MIXED, DOT = 0, 1, 2
-_CHUNK = 32  # edges whose scores are taken together
+from sar.kernels.jit import in_parallel, num_parts
 
 
 @dataclass(frozen=True)
@@ -73,17 +72,21 @@ class Columns:
 
 @dataclass
 class Running:
-    """The state of a forward pass: [n, H] largest score and sum of weights, [n, H * D] sums."""
+    """The state of a forward pass: [n, H] largest score and sum of weights, [n, H * D] sums.
+
+    The first shard has to have a segment for every row: it clears the sums before it adds.
+    """
 
     largest: Tensor
     total: Tensor
     sums: Tensor
+    begun: bool = False
 
     @staticmethod
     def start(num_rows: int, heads: int, width: int, like: Tensor) -> Running:
         """Before the first edge; dtype and device of ``like``."""
         largest = like.new_full((num_rows, heads), -torch.inf)
-        sums = like.new_zeros((num_rows, heads * width))
+        sums = like.new_empty((num_rows, heads * width))
         return Running(largest, torch.zeros_like(largest), sums)
 
     def finish(self) -> tuple[Tensor, Tensor]:
@@ -105,6 +108,13 @@ class Incoming:
     lse: Tensor
     delta: Tensor
 
+    @staticmethod
+    def of(dout: Tensor, out: Tensor, lse: Tensor) -> Incoming:
+        """With delta computed from do and o."""
+        delta = torch.empty_like(lse)
+        loops.dots_of_heads(*_numpy(dout, out, delta))
+        return Incoming(dout, lse, delta)
+
 
 def attend(
     csc: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, weight: Tensor,
@@ -118,28 +128,31 @@ def attend(
         query: [n, H] (additive) or [n, H * D] rows of the destinations.
         weight: [H * D] w of mixed scores, else of any shape.
     """
-    run = _attend_additive if scores.kind == ADDITIVE else _attend_wide
+    run = loops.attend_additive if scores.kind == ADDITIVE else loops.attend_wide
     rows, ends, dropped = _rows(csc), (csc.indptr, csc.indices), _dropout(csc, mask, query)
     arrays = _numpy(rows, *ends, key.rows, value.rows, query, weight.view(-1))
     state = _numpy(running.largest, running.total, running.sums)
-    numbers = _numbers(scores, query)
+    numbers, fresh = _numbers(scores, query), not running.begun
+    if fresh and csc.rows is not None:
+        raise ValueError("csc: got some rows, expected all of them in the first shard")
 
     def part(_: int, first: int, last: int) -> None:
-        run(first, last, *arrays, key.offset, value.offset, *numbers, *state, *dropped)
+        run(first, last, *arrays, key.offset, value.offset, *numbers, fresh, *state, *dropped)
 
     in_parallel(part, csc.indptr)
+    running.begun = True
 
 
 def attend_grad_of_sources(
     csr: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, weight: Tensor,
     incoming: Incoming, dkey: Columns, dvalue: Columns, mask: Mask | None,
 ) -> Tensor | None:  # fmt: skip
-    """Add one shard's gradients of keys and values, by source; for additive scores of queries, too.
+    """One shard's gradients of keys and values, by source; for additive scores of queries, too.
 
     Args:
         csr: edges by source, with ``order`` when there is a mask.
-        dkey, dvalue: rows to add to, one per segment of ``csr``; the same columns where keys are
-            values.
+        dkey, dvalue: rows to overwrite, one per segment of ``csr``; the same columns where keys
+            are values.
 
     Returns:
         [n, H] gradient of the queries for additive scores, else ``None``.
@@ -157,9 +170,9 @@ def attend_grad_of_sources(
     def part(index: int, first: int, last: int) -> None:
         if additive:
             own = (*arrays, parts[index])
-            _additive_grads(first, last, *own, *offsets, *numbers, *dropped)
+            loops.additive_grads(first, last, *own, *offsets, *numbers, *dropped)
         else:
-            _wide_grads_of_sources(first, last, *arrays, *offsets, *numbers, *dropped)
+            loops.wide_grads_of_sources(first, last, *arrays, *offsets, *numbers, *dropped)
 
     in_parallel(part, csr.indptr)
     return dquery.sum(0) if additive else None
@@ -187,7 +200,7 @@ def attend_grad_of_queries(
 
     def part(index: int, first: int, last: int) -> None:
         own = (*arrays, parts[index], key.offset, value.offset)
-        _wide_grads_of_queries(first, last, *own, *numbers, *dropped)
+        loops.wide_grads_of_queries(first, last, *own, *numbers, *dropped)
 
     in_parallel(part, csc.indptr)
     return dweight.sum(0)
@@ -219,221 +232,3 @@ def _dropout(csc: Csc, mask: Mask | None, like: Tensor) -> tuple[Any, ...]:
     p = float(mask.probability)
     keep = kind(1 / (1 - p) if p < 1 else 0)
     return *_numpy(csc.order, mask.keys), mask.seed, p, keep
-
-
-@inlined
-def _absorb(p, count, i, largest, total, sums, heads, width):
-    """Turn a chunk's scores [count, H] into exp(score - largest); rescale what came before."""
-    for h in range(heads):
-        top = largest[i, h]
-        for k in range(count):
-            top = max(top, p[k, h])
-        if top != largest[i, h]:
-            shrink = exp(largest[i, h] - top)
-            largest[i, h] = top
-            total[i, h] *= shrink
-            for d in range(width):
-                sums[i, h * width + d] *= shrink
-        for k in range(count):
-            p[k, h] -= top
-    flat = p.reshape(-1)
-    for k in range(count * heads):
-        flat[k] = exp(flat[k])
-
-
-@inlined
-def _add_values(
-    p, start, count, i, indices, value, value_low, total, sums, heads, width,
-    position, keys, seed, probability, keep,
-):  # fmt: skip
-    """Add a chunk's weighted values to the sums of destination i."""
-    for k in range(count):
-        e = start + k
-        prefetch_row(value, indices, e, value_low, heads * width)
-        j = indices[e]
-        for h in range(heads):
-            a = p[k, h]
-            total[i, h] += a
-            if len(keys):
-                a *= keep_factor(keys[position[e]], h, seed, probability, keep)
-            low = h * width
-            for d in range(width):
-                sums[i, low + d] += a * value[j, value_low + low + d]
-
-
-@inlined
-def _lrelu(t, slope):
-    return t if t > 0 else t * slope
-
-
-@kernel
-def _attend_additive(
-    first, last, rows, indptr, indices, key, value, query, weight, key_low, value_low,
-    kind, heads, width, slope, scale, largest, total, sums, position, keys, seed, probability, keep,
-):  # fmt: skip
-    key_low, value_low = np.uint64(key_low), np.uint64(value_low)
-    p = np.empty((_CHUNK, heads), query.dtype)
-    for segment in range(first, last):
-        i = rows[segment] if len(rows) else segment
-        for start in range(indptr[segment], indptr[segment + 1], _CHUNK):
-            count = min(_CHUNK, indptr[segment + 1] - start)
-            for k in range(count):
-                j = indices[start + k]
-                for h in range(heads):
-                    p[k, h] = _lrelu(key[j, key_low + h] + query[i, h], slope)
-            _absorb(p, count, i, largest, total, sums, heads, width)
-            _add_values(
-                p, start, count, i, indices, value, value_low, total, sums, heads, width,
-                position, keys, seed, probability, keep,
-            )  # fmt: skip
-
-
-@inlined
-def _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scale):
-    """z of one edge and head, mixed or dot; ``low`` is the head's first column."""
-    z = query.dtype.type(0)
-    if kind == DOT:
-        for d in range(width):
-            z += key[j, key_low + low + d] * query[i, low + d]
-        return z * scale
-    for d in range(width):
-        t = key[j, key_low + low + d] + query[i, low + d]
-        z += weight[low + d] * _lrelu(t, slope)
-    return z
-
-
-@kernel
-def _attend_wide(
-    first, last, rows, indptr, indices, key, value, query, weight, key_low, value_low,
-    kind, heads, width, slope, scale, largest, total, sums, position, keys, seed, probability, keep,
-):  # fmt: skip
-    key_low, value_low = np.uint64(key_low), np.uint64(value_low)
-    p = np.empty((_CHUNK, heads), query.dtype)
-    for segment in range(first, last):
-        i = rows[segment] if len(rows) else segment
-        for start in range(indptr[segment], indptr[segment + 1], _CHUNK):
-            count = min(_CHUNK, indptr[segment + 1] - start)
-            for k in range(count):
-                prefetch_row(key, indices, start + k, key_low, heads * width)
-                j = indices[start + k]
-                for h in range(heads):
-                    p[k, h] = _wide_score(
-                        kind, key, j, key_low, query, i, weight, h * width, width, slope, scale
-                    )
-            _absorb(p, count, i, largest, total, sums, heads, width)
-            _add_values(
-                p, start, count, i, indices, value, value_low, total, sums, heads, width,
-                position, keys, seed, probability, keep,
-            )  # fmt: skip
-
-
-@kernel
-def _additive_grads(
-    first, last, indptr, indices, key, value, query, weight, dout, lse, delta, dkey, dvalue, dquery,
-    key_low, value_low, dkey_low, dvalue_low, kind, heads, width, slope, scale,
-    position, keys, seed, probability, keep,
-):  # fmt: skip
-    key_low, value_low = np.uint64(key_low), np.uint64(value_low)
-    dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
-    p = np.empty((_CHUNK, heads), query.dtype)
-    steep = np.empty((_CHUNK, heads), query.dtype)
-    flat, one = p.reshape(-1), query.dtype.type(1)
-    for j in range(first, last):
-        for start in range(indptr[j], indptr[j + 1], _CHUNK):
-            count = min(_CHUNK, indptr[j + 1] - start)
-            for k in range(count):
-                i = indices[start + k]
-                for h in range(heads):
-                    t = key[j, key_low + h] + query[i, h]
-                    steep[k, h] = one if t > 0 else slope
-                    p[k, h] = t * steep[k, h] - lse[i, h]
-            for k in range(count * heads):
-                flat[k] = exp(flat[k])
-            for k in range(count):
-                e = start + k
-                prefetch_row(dout, indices, e, 0, heads * width)
-                i = indices[e]
-                for h in range(heads):
-                    a, low, r = p[k, h], h * width, one
-                    if len(keys):
-                        r = keep_factor(keys[position[e]], h, seed, probability, keep)
-                    b, product = a * r, query.dtype.type(0)
-                    for d in range(width):
-                        product += dout[i, low + d] * value[j, value_low + low + d]
-                    for d in range(width):
-                        dvalue[j, dvalue_low + low + d] += b * dout[i, low + d]
-                    dz = a * (r * product - delta[i, h]) * steep[k, h]
-                    dkey[j, dkey_low + h] += dz
-                    dquery[i, h] += dz
-
-
-@kernel
-def _wide_grads_of_sources(
-    first, last, indptr, indices, key, value, query, weight, dout, lse, delta, dkey, dvalue,
-    key_low, value_low, dkey_low, dvalue_low, kind, heads, width, slope, scale,
-    position, keys, seed, probability, keep,
-):  # fmt: skip
-    key_low, value_low = np.uint64(key_low), np.uint64(value_low)
-    dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
-    one = query.dtype.type(1)
-    for j in range(first, last):
-        for e in range(indptr[j], indptr[j + 1]):
-            prefetch_row(dout, indices, e, 0, heads * width)
-            prefetch_row(query, indices, e, 0, heads * width)
-            i = indices[e]
-            for h in range(heads):
-                low, r = h * width, one
-                z = _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scale)
-                a = exp(z - lse[i, h])
-                if len(keys):
-                    r = keep_factor(keys[position[e]], h, seed, probability, keep)
-                b, product = a * r, query.dtype.type(0)
-                for d in range(width):
-                    product += dout[i, low + d] * value[j, value_low + low + d]
-                for d in range(width):
-                    dvalue[j, dvalue_low + low + d] += b * dout[i, low + d]
-                dz = a * (r * product - delta[i, h])
-                if kind == DOT:
-                    dz *= scale
-                    for d in range(width):
-                        dkey[j, dkey_low + low + d] += dz * query[i, low + d]
-                else:
-                    for d in range(width):
-                        t = key[j, key_low + low + d] + query[i, low + d]
-                        dt = dz * weight[low + d]
-                        dkey[j, dkey_low + low + d] += dt if t > 0 else dt * slope
-
-
-@kernel
-def _wide_grads_of_queries(
-    first, last, rows, indptr, indices, key, value, query, weight, dout, lse, delta, dquery,
-    dweight, key_low, value_low, kind, heads, width, slope, scale,
-    position, keys, seed, probability, keep,
-):  # fmt: skip
-    key_low, value_low = np.uint64(key_low), np.uint64(value_low)
-    one = query.dtype.type(1)
-    for segment in range(first, last):
-        i = rows[segment] if len(rows) else segment
-        for e in range(indptr[segment], indptr[segment + 1]):
-            prefetch_row(key, indices, e, key_low, heads * width)
-            j = indices[e]
-            for h in range(heads):
-                low, r = h * width, one
-                z = _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scale)
-                a = exp(z - lse[i, h])
-                if len(keys):
-                    r = keep_factor(keys[position[e]], h, seed, probability, keep)
-                product = query.dtype.type(0)
-                for d in range(width):
-                    product += dout[i, low + d] * value[j, value_low + low + d]
-                dz = a * (r * product - delta[i, h])
-                if kind == DOT:
-                    dz *= scale
-                    for d in range(width):
-                        dquery[i, low + d] += dz * key[j, key_low + low + d]
-                else:
-                    for d in range(width):
-                        t = key[j, key_low + low + d] + query[i, low + d]
-                        u, dt = _lrelu(t, slope), dz * weight[low + d]
-                        dweight[low + d] += dz * u
-                        dquery[i, low + d] += dt if t > 0 else dt * slope

@@ -137,12 +137,9 @@ class _Backward:
     ) -> None:  # fmt: skip
         self.spec, self.sources = spec, sources
         self.query, self.weight = _wide(query), _wide(weight)
-        heads = (len(lse), spec.scores.heads, spec.scores.width)
-        dout = _wide(dout)
-        delta = torch.linalg.vecdot(dout.view(heads), _wide(out).view(heads))
-        self.incoming = Incoming(dout, lse, delta)
+        self.incoming = Incoming.of(_wide(dout), _wide(out), lse)
         wide = wide_dtype(sources[0].dtype)
-        self.homes = [torch.zeros_like(part, dtype=wide) for part in sources]
+        self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
         self.dquery = torch.zeros_like(self.query)
         self.dweight = torch.zeros_like(self.weight, dtype=torch.float64)
 
@@ -157,7 +154,7 @@ class _Backward:
         home = GradientReturn(plan, width, own.dtype, lambda: own, self._add_home)
         stream = _stream(spec, self.sources, kept)
         for (step, rows), csr, csc in zip(stream, by_src, by_dst, strict=True):
-            grads = self.homes if step is None else [home.buffer(step).zero_()]
+            grads = self.homes if step is None else [home.buffer(step)]
             self._shard(rows, csr, csc, grads)
             if step is not None:
                 home.send(step, grads[0])
