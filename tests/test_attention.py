@@ -19,9 +19,6 @@ import sar
 from sar.graph import passing
 from sar.kernels import compress
 from sar.kernels.attention import (
-    ADDITIVE,
-    DOT,
-    MIXED,
     Columns,
     Incoming,
     Mask,
@@ -31,6 +28,7 @@ from sar.kernels.attention import (
     attend_grad_of_queries,
     attend_grad_of_sources,
 )
+from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.keyed import keyed_dropout
 
 HEADS, WIDTH = 3, 5

@@ -17,7 +17,8 @@ from torch import Tensor
 from sar.graph.builtin import apply_binary
 from sar.graph.lazy import EdgeTensor
 from sar.graph.program import Call, Dropout, Leaf, Node, Softmax
-from sar.kernels.attention import ADDITIVE, DOT, MIXED, Scores
+from sar.kernels.attention import Scores
+from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops import Relation
 from sar.ops.attention import Attention, attention
 

@@ -15,7 +15,6 @@ from sar.comm import GradientReturn, Round, fetch
 from sar.config import Policy
 from sar.kernels import Csc, wide_dtype
 from sar.kernels.attention import (
-    ADDITIVE,
     Columns,
     Incoming,
     Mask,
@@ -25,6 +24,7 @@ from sar.kernels.attention import (
     attend_grad_of_queries,
     attend_grad_of_sources,
 )
+from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.relation import Relation
 
 
@@ -234,6 +234,3 @@ class _Attention(Function):
         dkey = dsources[1] if key is not None else None
         dused = dweight.to(weight.dtype) if weight is not None else None
         return None, dsources[0], dkey, dquery.to(query.dtype), dused
-
-
-__all__ = ["ADDITIVE", "Attention", "Scores", "attention"]
