@@ -27,23 +27,23 @@ def attention(options: Options) -> Report:
     return _race(options, prepared, "operation", {"one rank": (1, 5.0)}, compare_loss=False)
 
 
-@benchmark("gat", "edges")
-def gat(options: Options) -> Report:
+@benchmark("gat-speed", "edges")
+def gat_speed(options: Options) -> Report:
     """A training step of a 3-layer GAT on 1 rank (DGL / 3) and 4 ranks (DGL / 2.8); two threads."""
     prepared = graphs.rmat(options, [OWN_CUT, ("metis", RANKS)])
     bounds = {"one rank": (1, 3.0), f"{RANKS} ranks": (RANKS, 2.8)}
     return _race(options, prepared, "gat", bounds, two_threads=True)
 
 
-@benchmark("gatv2", "edges")
-def gatv2(options: Options) -> Report:
+@benchmark("gatv2-speed", "edges")
+def gatv2_speed(options: Options) -> Report:
     """A training step of a 3-layer GATv2 on 1 rank: at most DGL / 2.5; a quarter of the graph."""
     prepared = graphs.rmat(options, [OWN_CUT], SMALL)
     return _race(options, prepared, "gatv2", {"one rank": (1, 2.5)})
 
 
-@benchmark("weighted", "edges")
-def weighted(options: Options) -> Report:
+@benchmark("weighted-speed", "edges")
+def weighted_speed(options: Options) -> Report:
     """A training step of a 3-layer GraphConv with edge weights on 1 rank: at most DGL / 2.5."""
     prepared = graphs.rmat(options, [OWN_CUT])
     return _race(options, prepared, "weighted", {"one rank": (1, 2.5)})

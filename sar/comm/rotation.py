@@ -102,6 +102,7 @@ class GradientReturn:
         local: computes the owned rows' own gradient, [num_rows, width] in the dtype to accumulate
             in; called once, when rounds are in flight already.
         combine: what is done with rows that come home instead of adding them.
+        window: rounds in flight; fewer where a fetch is in flight beside them.
     """
 
     def __init__(
@@ -111,18 +112,19 @@ class GradientReturn:
         dtype: torch.dtype,
         local: Callable[[], Tensor],
         combine: Callable[[Tensor, Tensor, Tensor], None] = add_rows,
+        window: int = WINDOW,
     ) -> None:
         self.plan, self.width, self.dtype, self._local = plan, width, dtype, local
-        self._combine = combine
+        self._combine, self._window = combine, window
         self._home: Tensor | None = None
         self._flights: deque[_Flight] = deque()
 
     def buffer(self, step: Round) -> Tensor:
         """[step.num_recv, width] uninitialised; fill every row, then :meth:`send` it.
 
-        When two rounds are in flight already, first adds the older one home.
+        When the window is full, first adds the oldest round home.
         """
-        while len(self._flights) >= WINDOW:
+        while len(self._flights) >= self._window:
             self._add_home()
         return self._take(step.num_recv)
 

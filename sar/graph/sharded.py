@@ -334,6 +334,19 @@ class ShardedGraph(Counts, OriginalMembers):
         eids = None if isinstance(edges, str) and edges == ALL else torch.as_tensor(edges)
         passing.apply_edges(self._store, self._canonical(etype), func, eids, self.policy)
 
+    def create_formats_(self) -> None:
+        """Compress the edges now, by destination and by source, instead of in the first epoch.
+
+        For the rounds of this graph's policy; under a memory budget they depend on the width of
+        rows, and only the edges among owned rows are compressed.
+        """
+        for etype in self.canonical_etypes:
+            relation = self._store.relations[etype]
+            for reverse in (False, True):
+                relation.local(reverse=reverse)
+                if self.policy.memory_budget is None:
+                    relation.shards(relation.plan.num_rounds(self.policy, 1), reverse=reverse)
+
     def aggregate(
         self,
         x: Tensor,

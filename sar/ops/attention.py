@@ -96,6 +96,7 @@ def attention_forward(
         attend(shard, scores, key, value, query, weight, running, mask)
         if step is not None and not spec.policy.rematerialize:
             kept.append(rows[0])
+    spec.relation.group.pool.clear()  # wide rows: not to be held while dense layers run
     return *running.finish(), kept
 
 
@@ -151,7 +152,7 @@ class _Backward:
         additive = spec.scores.kind == ADDITIVE
         by_dst = [None] * len(by_src) if additive else spec.shards(num_rounds, reverse=False)
         own, plan = self.homes[0], spec.relation.plan
-        home = GradientReturn(plan, width, own.dtype, lambda: own, self._add_home)
+        home = GradientReturn(plan, width, own.dtype, lambda: own, self._add_home, window=1)
         stream = _stream(spec, self.sources, kept)
         for (step, rows), csr, csc in zip(stream, by_src, by_dst, strict=True):
             grads = self.homes if step is None else [home.buffer(step)]
@@ -159,6 +160,7 @@ class _Backward:
             if step is not None:
                 home.send(step, grads[0])
         home.finish()
+        plan.group.pool.clear()
         return self.homes, self.dquery, self.dweight.to(self.weight.dtype)
 
     def _shard(
