@@ -260,3 +260,22 @@ def test_scores_that_are_not_numbers_stay_visible() -> None:
     attend(csc, Scores(ADDITIVE, 1, 1), Columns(key), value, query, query[:0], running, None)
     out, _ = running.finish()
     assert out.isnan().view(-1).tolist() == [True, True, False]
+
+
+def test_create_formats_leaves_nothing_to_compress(partitioned: Cutter) -> None:
+    """The same results, and the arrays that an epoch reads are there before it."""
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        x = data.node_features["_N/feat"].double()[:, :6].requires_grad_()
+        graphs = [sar.construct_full_graph(data, sar.Policy(rounds=2)) for _ in range(2)]
+        graphs[0].create_formats_()
+        shards = graphs[0].scope().relation._shards
+        before = {key: [id(shard) for shard in value] for key, value in shards.items()}
+        outs = [gat(graph, x) for graph in graphs]
+        outs[0].sum().backward()
+        assert torch.equal(*outs)
+        assert before == {key: [id(shard) for shard in value] for key, value in shards.items()}
+
+    run_threads(3, case)

@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from dgl.nn.functional import edge_softmax
 from torch import Tensor, nn
 
+from benchmarks.tasks import sage
+from benchmarks.tasks.sage import CLASSES, HIDDEN, LAYERS
 from sar import Policy
 from sar.comm import LocalGroup
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, MIXED
 from sar.ops.attention import Attention, attention
 from sar.ops.relation import build_relation
-
-from benchmarks.tasks import sage
-from benchmarks.tasks.sage import CLASSES, HIDDEN, LAYERS
 
 HEADS = 4
 

@@ -63,6 +63,8 @@ class EdgeTensor(Tensor):
             cls, shape, dtype=like.dtype, device=scope.device
         )
         made.node, made.scope, made.axis = node, scope, axis
+        row = math.prod(shape[:axis] + shape[axis + 1 :]) * like.element_size()
+        node.row_bytes = max(node.row_bytes, row)
         made._eager, made._with_grad = None, False
         return made
 

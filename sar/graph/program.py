@@ -8,6 +8,7 @@ so that an edge tensor exists for one block at a time; :mod:`sar.ops.messages` s
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,13 @@ Values = dict[int, Any]
 
 @dataclass(eq=False)
 class Node:
-    """A step of a program; evaluated once per block."""
+    """A step of a program; evaluated once per block.
+
+    Attributes:
+        row_bytes: of its value for one edge, where that is known.
+    """
+
+    row_bytes = 0  # no annotation: not an argument of the steps below
 
     def parents(self) -> Iterable[Node]:
         """The nodes whose values this one needs."""
@@ -99,6 +106,10 @@ class Udf(Node):
     edge: list[Node]
     relation: AnyRelation
     dropouts: list[Drawn]
+
+    def __post_init__(self) -> None:
+        rows = [math.prod(t.shape[1:]) * t.element_size() for t in self.seen.outputs.values()]
+        self.row_bytes = max(rows, default=0)
 
     def parents(self) -> Iterable[Node]:
         return [*self.src, *self.dst, *self.edge]
@@ -199,6 +210,7 @@ class Program:
             sort_by=self._type_column(udfs),
             captures=tuple({**captures, **self._captured()}.values()),
             hidden=tuple(hidden.values()),
+            widest=max((node.row_bytes for node in self.order), default=0),
         )
 
     def _captured(self) -> dict[int, Tensor]:

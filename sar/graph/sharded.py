@@ -22,7 +22,7 @@ from sar.graph.mailbox import NodeBatch
 from sar.graph.store import EType, GraphStore
 from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
 from sar.graph.undistributed import refuse_undistributed
-from sar.ops import AnyRelation
+from sar.ops import AnyRelation, Relation
 
 ALL = "__ALL__"  # dgl.ALL
 
@@ -341,7 +341,8 @@ class ShardedGraph(Counts, OriginalMembers):
         rows, and only the edges among owned rows are compressed.
         """
         for etype in self.canonical_etypes:
-            relation = self._store.relations[etype]
+            stored = self._store.relations[etype]
+            relation = stored if isinstance(stored, Relation) else stored.forward
             for reverse in (False, True):
                 relation.local(reverse=reverse)
                 if self.policy.memory_budget is None:

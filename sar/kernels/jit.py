@@ -104,13 +104,14 @@ def _exp32(x: Any) -> Any:
     return y if x == x else x
 
 
-_STEP, _MIX_1, _MIX_2 = (
+STEP, _MIX_1, _MIX_2 = (
     np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 
 
 @inlined
-def _mix(x: Any) -> Any:
+def mix(x: Any) -> Any:
+    """The finalizer of splitmix64, of unsigned 64-bit integers."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
@@ -122,8 +123,8 @@ def keep_factor(key: int, column: int, seed: int, probability: float, keep: Any)
 
     The same numbers as ``sar.ops.keyed.keyed_uniform``.
     """
-    row = _mix(np.uint64(key) * _STEP + np.uint64(seed))
-    bits = _mix(row + (np.uint64(column) + np.uint64(1)) * _STEP)
+    row = mix(np.uint64(key) * STEP + np.uint64(seed))
+    bits = mix(row + (np.uint64(column) + np.uint64(1)) * STEP)
     dropped = np.float64(bits >> np.uint64(11)) * 2.0**-53 < probability
     return keep - keep if dropped else keep
 

@@ -11,27 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_STEP, _MIX_1, _MIX_2 = (
-    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+from sar.kernels.jit import STEP, mix
+
 _A_THREAD = 1 << 17  # elements; fewer are not worth a thread
 _BLOCK = 1 << 15  # elements of a 16-bit tensor that are widened at a time
-
-
-@numba.njit(inline="always")
-def _mix(x: Any) -> Any:
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
 
 
 @numba.njit(nogil=True, cache=True)
 def _drop(out: Any, x: Any, keys: Any, seed: Any, limit: Any, scale: Any, zero: Any) -> None:
     """out[i, c] = x[i, c] times ``scale``, or ``zero`` where the 64 random bits are below limit."""
     for i in range(x.shape[0]):
-        row = _mix(np.uint64(keys[i]) * _STEP + seed)
+        row = mix(np.uint64(keys[i]) * STEP + seed)
         for c in range(x.shape[1]):
-            bits = _mix(row + np.uint64(c + 1) * _STEP)
+            bits = mix(row + np.uint64(c + 1) * STEP)
             out[i, c] = x[i, c] * (zero if bits < limit else scale)
 
 

@@ -52,6 +52,7 @@ class Messages:
         eids: int64 positions of the only edges that get a message; ``None`` is all.
         captures: tensors that the function is known to use, on every rank alike.
         hidden: leaf parameters that the function uses where no torch function shows them.
+        widest: bytes of the widest value that the function computes for an edge.
     """
 
     function: Callable[[Rows, Rows, Rows, Tensor], Rows]
@@ -62,6 +63,7 @@ class Messages:
     eids: Tensor | None = None
     captures: tuple[Tensor, ...] = ()
     hidden: tuple[Tensor, ...] = ()
+    widest: int = 0
 
 
 @contextmanager
@@ -219,7 +221,8 @@ def _chosen(spec: MessagePass) -> Tensor | None:
 
 
 def block_size(spec: MessagePass, layout: RowLayout | None, others: Sequence[Tensor]) -> int:
-    """Edges a block, so that inputs and outputs of its edges stay below the policy's bytes."""
+    """Edges a block: inputs and outputs, and any value between, stay below the policy's bytes."""
     row_bytes = sum(RowLayout([t]).row_bytes for t in others)
     row_bytes += layout.row_bytes if layout is not None else 0
-    return max(_MIN_BLOCK_EDGES, spec.policy.block_bytes // max(1, row_bytes))
+    row_bytes = max(1, row_bytes, spec.messages.widest)
+    return max(_MIN_BLOCK_EDGES, spec.policy.block_bytes // row_bytes)
