@@ -716,3 +716,20 @@ def test_blocks_draw_random_numbers_of_their_own(
 ) -> None:
     """In processes, because threads share torch's random state."""
     assert max(processes.run(3, case_random, partitioned(mixed(), 3, "random"))) <= 1
+
+
+def test_random_state_is_borrowed_by_one_thread_at_a_time() -> None:
+    """Ranks that are threads would otherwise wait in torch for each other, now and then."""
+    from sar.ops.randomness import seeded, unchanged
+
+    def case(group: Any) -> list[float]:
+        drawn = []
+        for turn in range(300):
+            with unchanged():
+                torch.rand(10)
+            with seeded(turn, torch.device("cpu")):
+                drawn.append(float(torch.rand(1000).sum()))
+        return drawn
+
+    first, *others = run_threads(4, case)
+    assert all(other == first for other in others)

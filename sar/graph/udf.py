@@ -14,6 +14,7 @@ from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
 from sar.graph.message_dropout import FindDropout, inside_function
 from sar.ops.capture import RecordCaptures, ReplaceCaptures, detached_leaf, leaves_of
+from sar.ops.randomness import unchanged
 
 _PROBE_ROWS = 2
 
@@ -124,7 +125,7 @@ def trace(
     Random numbers go on afterwards as if it had not run. See Note [Captured tensors].
     """
     recorded = RecordCaptures()
-    with torch.random.fork_rng(devices=[]):
+    with unchanged():
         with torch.no_grad(), recorded:
             outputs = run()
         captures = recorded.tensors()

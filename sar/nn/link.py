@@ -18,6 +18,7 @@ from sar.nn.loss import global_mean
 from sar.nn.scorers import LinkScorer
 from sar.ops import Inputs, Messages, as_stored, run_messages
 from sar.ops.message_blocks import Rows
+from sar.ops.randomness import unchanged
 from sar.ops.reduce import wide_dtype
 
 Ends = Tensor | tuple[Tensor, Tensor]
@@ -180,7 +181,7 @@ def _probe(scorer: LinkScorer, inputs: Inputs) -> None:
                 f"expected 0 to {num_types - 1}"
             )
     blank = [[rows.new_zeros((2, *rows.shape[1:])) for rows in side] for side in inputs]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), unchanged():
         scores = _scored(scorer, *blank)
     if not isinstance(scores, Tensor) or scores.shape != (2,):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from sar.comm import Round, fetch
 from sar.config import Policy
 from sar.kernels import Csc
 from sar.ops.packing import RowLayout
+from sar.ops.randomness import seeded
 from sar.ops.relation import Relation
 
 Rows = list[Tensor]
@@ -64,23 +65,6 @@ class Messages:
     captures: tuple[Tensor, ...] = ()
     hidden: tuple[Tensor, ...] = ()
     widest: int = 0
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of ``device`` come from ``seed`` inside and go on as before outside."""
-    if device.type != "cpu":
-        with torch.random.fork_rng(devices=[device], device_type=device.type):
-            torch.manual_seed(seed)
-            yield
-        return
-    generator = torch.default_generator  # torch.manual_seed would visit every device type
-    state = generator.get_state()
-    generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        generator.set_state(state)
 
 
 def _autocast_state() -> tuple[str, bool, torch.dtype]:

@@ -1,0 +1,50 @@
+"""Borrowing torch's random generator: its state is put back as it was.
+
+Note [One generator, several threads]
+Ranks may be threads of one process, which has one CPU generator. Reading its state, torch waits
+for the interpreter while it holds the generator; writing it, for the generator while it holds the
+interpreter. Two threads would stop each other for ever, so they take turns here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_turn = threading.RLock()
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers of ``device`` come from ``seed`` inside and go on as before outside.
+
+    Nothing inside may wait for another rank.
+    """
+    if device.type != "cpu":
+        with torch.random.fork_rng(devices=[device], device_type=device.type):
+            torch.manual_seed(seed)
+            yield
+        return
+    generator = torch.default_generator  # torch.manual_seed would visit every device type
+    with _turn:
+        state = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(state)
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Random numbers of the CPU drawn inside leave no trace outside."""
+    with _turn:
+        state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        with _turn:
+            torch.default_generator.set_state(state)
