@@ -1,6 +1,6 @@
 """Batch norm over the nodes of all ranks, for a model that was written with nn.BatchNorm1d.
 
-    torchrun --nproc-per-node 4 examples/batch_norm.py parts/synthetic.json
+torchrun --nproc-per-node 4 examples/batch_norm.py parts/synthetic.json
 """
 
 import sys

@@ -127,9 +127,7 @@ def single_machine(args: argparse.Namespace) -> None:
     graph = dgl.graph(edges, num_nodes=args.nodes).formats("csc")
     feat, label, mask = data["feat"], data["label"], data["train_mask"]
     widths = [feat.shape[1]] + [HIDDEN] * (LAYERS - 1) + [int(label.max()) + 1]
-    layers = torch.nn.ModuleList(
-        SAGEConv(a, b, "mean") for a, b in zip(widths[:-1], widths[1:])
-    )
+    layers = torch.nn.ModuleList(SAGEConv(a, b, "mean") for a, b in zip(widths[:-1], widths[1:]))
     optimizer = torch.optim.Adam(layers.parameters(), lr=LR)
     del arrays, edges
     forget_peak()

@@ -1,6 +1,6 @@
 """Message flow graphs: when few nodes have labels, compute only what leads to them.
 
-    torchrun --nproc-per-node 4 examples/mfg_training.py parts/synthetic.json
+torchrun --nproc-per-node 4 examples/mfg_training.py parts/synthetic.json
 """
 
 import sys

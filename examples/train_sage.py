@@ -1,6 +1,6 @@
 """GraphSAGE with a training loop of one's own: the lines that differ from one machine are marked.
 
-    torchrun --nproc-per-node 4 examples/train_sage.py parts/synthetic.json
+torchrun --nproc-per-node 4 examples/train_sage.py parts/synthetic.json
 """
 
 import argparse

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import dgl
 import dgl.function as fn
 import pytest
 import torch
@@ -279,3 +280,132 @@ def test_create_formats_leaves_nothing_to_compress(partitioned: Cutter) -> None:
         assert before == {key: [id(shard) for shard in value] for key, value in shards.items()}
 
     run_threads(3, case)
+
+
+def scored(score: Callable, op: Any = fn.u_add_v, **columns: Callable) -> Step:
+    """Attention over 3 heads of width 2 with scores made of the edges' column."""
+
+    def step(graph: Any, x: Tensor) -> Tensor:
+        rows = x[:, :6].reshape(len(x), 3, 2)
+        made = {"ft": rows, "el": rows.flip(-1), "er": rows}
+        made.update({name: make(rows) for name, make in columns.items()})
+        graph.srcdata.update({"ft": made["ft"], "el": made["el"]})
+        graph.dstdata["er"] = made["er"]
+        graph.apply_edges(op("el", "er", "e"))
+        graph.edata["a"] = edge_softmax(graph, score(graph.edata["e"]))
+        graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
+        return graph.dstdata["out"]
+
+    return step
+
+
+ATTN = torch.linspace(-1, 1, 6, dtype=torch.float64).view(1, 3, 2)
+
+
+def dot_scores(score: Callable) -> Step:
+    return scored(score, fn.u_dot_v)
+
+
+def total(rows: Tensor) -> Tensor:
+    return rows.sum(-1, keepdim=True)
+
+
+def minus_infinity(rows: Tensor) -> Tensor:
+    return rows.sum(-1, keepdim=True).masked_fill(rows[..., :1] > 0, -torch.inf)
+
+
+def written(change: Callable) -> Step:
+    def step(graph: Any, x: Tensor) -> Tensor:
+        out = gat(graph, x)
+        return change(out)
+
+    return step
+
+
+LIKE_DGL: dict[str, tuple[Step, bool]] = {
+    "floor": (dot_scores(lambda e: torch.div(e, 2, rounding_mode="floor")), False),
+    "by zero": (dot_scores(lambda e: e / 0), False),
+    "an axis more": (scored(lambda e: total(e * ATTN).unsqueeze(-1)), False),
+    "by name": (scored(lambda e: torch.sum(input=e * ATTN, dim=-1, keepdim=True)), True),
+    "axis by name": (
+        scored(lambda e: torch.unsqueeze(input=(e * ATTN).sum(-1), dim=-1)),
+        True,
+    ),
+    "flat values": (
+        scored(lambda e: e, ft=lambda r: r.sum((1, 2)), el=lambda r: r[:, 0, :1],
+               er=lambda r: r[:, 1, :1]),
+        False,
+    ),
+    "all but a few scores -inf": (scored(lambda e: e, el=minus_infinity, er=total), True),
+    "written into": (written(F.relu_), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIKE_DGL)
+def test_what_looks_like_attention_equals_dgl(
+    name: str, partitioned: Cutter, matches: list
+) -> None:
+    """Other arguments than a kernel knows, scores of -inf, a result that is written into."""
+    step, matched = LIKE_DGL[name]
+    graph = mixed()
+    path = partitioned(graph, 3, "random")
+
+    def case(group: Any) -> tuple[Tensor, ...]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        x = data.node_features["_N/feat"].double().requires_grad_()
+        ids = orig_ids(data)
+        out = step(sar.construct_full_graph(data), x)
+        (out * (ids + 1).view(-1, *[1] * (out.dim() - 1))).sum().backward()
+        return out.detach(), x.grad, ids
+
+    ranks = run_threads(3, case)
+    ids = torch.cat([rank[2] for rank in ranks])
+    whole, x = twin(graph)
+    want = step(whole, x)
+    (want * torch.arange(1, len(x) + 1).view(-1, *[1] * (want.dim() - 1))).sum().backward()
+    assert matches == [matched] * 3
+    for index, expected in enumerate((want.detach(), x.grad)):
+        got = torch.cat([rank[index] for rank in ranks])
+        torch.testing.assert_close(got, expected[ids], rtol=1e-11, atol=1e-11, equal_nan=True)
+
+
+def orig_ids(data: Any) -> Tensor:
+    return next(rows for name, rows in data.node_features.items() if "orig" in name)
+
+
+def twin(graph: Any) -> tuple[Any, Tensor]:
+    """The whole graph in DGL and its features."""
+    (src, dst) = next(iter(graph.edges.values()))
+    whole = dgl.graph((src, dst), num_nodes=next(iter(graph.num_nodes.values())))
+    return whole, next(iter(graph.node_data.values()))["feat"].double().requires_grad_()
+
+
+@pytest.mark.parametrize("reduce", [fn.sum, fn.max], ids=["sum", "max"])
+def test_a_softmax_read_without_gradients_keeps_its_gradient(
+    reduce: Callable, partitioned: Cutter, matches: list
+) -> None:
+    matches.append("off")
+
+    def step(graph: Any, x: Tensor, look: bool) -> Tensor:
+        graph.srcdata.update({"ft": x, "el": x[:, :1]})
+        graph.apply_edges(fn.u_add_v("el", "el", "e"))
+        graph.edata["a"] = edge_softmax(graph, graph.edata["e"])
+        if look:
+            with torch.no_grad():
+                graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.max("m", "seen"))
+        graph.update_all(fn.u_mul_e("ft", "a", "m"), reduce("m", "out"))
+        return graph.dstdata["out"]
+
+    path = partitioned(mixed(), 2, "random")
+    grads = [
+        on_ranks(path, lambda graph, x, look=look: step(graph, x, look), 2, torch.float64, {})
+        for look in (False, True)
+    ]
+    for (_, want), (_, got) in zip(*grads, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_softmax_of_too_few_rows_is_an_error(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 1, "random")
+    with pytest.raises(ValueError, match="logits: got 3 rows"):
+        on_ranks(path, lambda g, x: edge_softmax(g, torch.zeros(3, 1)), 1, torch.float64, {})

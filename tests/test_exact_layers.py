@@ -145,9 +145,7 @@ def test_layer_equals_dgl_over_processes(
     ["SAGEConv-mean", "SAGEConv-pool", "GINConv-max", "RelGraphConv-basis", "GatedGraphConv-3",
      "EdgeConv-norm", "HeteroGraphConv-sum", "mailbox-weighted"],
 )  # fmt: skip
-def test_no_buffer_is_used_too_early(
-    model: str, rematerialize: bool, partitioned: Cutter
-) -> None:
+def test_no_buffer_is_used_too_early(model: str, rematerialize: bool, partitioned: Cutter) -> None:
     for rounds, mfgs in ((None, False), (2, models.runs_on_blocks(model))):
         setting = Setting(model, rounds, mfgs, rematerialize)
         path = partitioned(setting.sample, 4, "random")

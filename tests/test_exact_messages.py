@@ -165,9 +165,7 @@ def test_messages_keep_their_dtype(name: str, dtype: torch.dtype, partitioned: C
 
 
 @pytest.mark.parametrize("name", ["copy_u", "u_mul_e", "u_sub_v", "v_dot_u"])
-def test_messages_over_processes(
-    name: str, partitioned: Cutter, processes: WorkerPool
-) -> None:
+def test_messages_over_processes(name: str, partitioned: Cutter, processes: WorkerPool) -> None:
     path = partitioned(mixed(), 4, "random")
     reduces, shapes, policy = [*REDUCES, "edges"], shapes_for(name), sar.Policy()
     parts = processes.run(
@@ -703,6 +701,8 @@ def case_autocast(group: Any, path: str) -> tuple[set, set]:
 def test_backward_computes_under_the_autocast_of_the_forward(partitioned: Cutter) -> None:
     kinds = {torch.bfloat16}
     assert run_threads(2, case_autocast, partitioned(mixed(), 2, "random")) == [(kinds, kinds)] * 2
+
+
 def case_random(group: Any, path: str) -> int:
     part = Part(group, path)
     graph = part.graph

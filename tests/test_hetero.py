@@ -197,9 +197,7 @@ def case_user_message(group: Any, path: str, state: dict) -> dict:
     }  # fmt: skip
 
 
-def test_user_message_over_a_bipartite_relation(
-    partitioned: Cutter, processes: WorkerPool
-) -> None:
+def test_user_message_over_a_bipartite_relation(partitioned: Cutter, processes: WorkerPool) -> None:
     graph, model = hetero(), attributed()
     one, x = to_dgl(graph), {t: r.requires_grad_() for t, r in inputs(graph).items()}
     rel = one["buys"]
@@ -294,9 +292,7 @@ def test_a_model_of_other_relations_is_named(partitioned: Cutter) -> None:
     run_threads(2, case)
 
 
-def test_blocks_of_several_types_over_processes(
-    partitioned: Cutter, processes: WorkerPool
-) -> None:
+def test_blocks_of_several_types_over_processes(partitioned: Cutter, processes: WorkerPool) -> None:
     setting = Setting("HeteroGraphConv-mean", 1, mfgs=True, graph="sparse_hetero")
     path = partitioned(sample("sparse_hetero"), 3, "random")
     check(setting, processes.run(3, case_train, path, setting, start_state(setting)))

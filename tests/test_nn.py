@@ -68,9 +68,7 @@ def test_global_mean_takes_one_mask_value_per_element() -> None:
     keep = values > -0.3
 
     def case(group: Group) -> Tensor:
-        return global_mean(
-            rows_of(values, splits, group.rank), rows_of(keep, splits, group.rank)
-        )
+        return global_mean(rows_of(values, splits, group.rank), rows_of(keep, splits, group.rank))
 
     close(run(splits, case)[1], values[keep].mean())
 

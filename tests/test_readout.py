@@ -160,7 +160,7 @@ EDGES: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda e: e.amax(0),
     "max of all": lambda e: e.max().view(1),
     "min": lambda e: torch.amin(e, (0, 1)).view(1),
-    "standardized": lambda e: ((e - e.mean(0)) / (e - e.mean(0)).square().mean(0).sqrt()),
+    "standardized": lambda e: (e - e.mean(0)) / (e - e.mean(0)).square().mean(0).sqrt(),
     "softmax": lambda e: torch.softmax(e, 0),
 }
 

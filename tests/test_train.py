@@ -68,9 +68,7 @@ def with_fields(tmp_path: Path, **fields: Tensor) -> str:
 
 
 def load(json_path: str, **options: object) -> list[NodeData]:
-    return on_ranks(
-        json_path, 2, lambda group, part: load_node_data(part, DataOptions(**options))
-    )
+    return on_ranks(json_path, 2, lambda group, part: load_node_data(part, DataOptions(**options)))
 
 
 def original_rows(json_path: str) -> Tensor:
@@ -267,9 +265,7 @@ def train(
 
     def case(group: Group, part: PartitionData) -> list[dict]:
         data = load_node_data(part, DataOptions())
-        trainer = Trainer(
-            copy.deepcopy(first), sar.construct_full_graph(part), data, options
-        )
+        trainer = Trainer(copy.deepcopy(first), sar.construct_full_graph(part), data, options)
         return trainer.fit()
 
     path = cut(graph(), ranks, folder, empty)

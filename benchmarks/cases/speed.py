@@ -110,4 +110,3 @@ def _ratio(turns: dict[str, Epochs], name: str, base: str = DGL) -> float:
 def _loss_error(turns: dict[str, Epochs], name: str) -> float:
     pairs = zip(turns[name], turns[DGL])
     return max(abs(mine["loss"] / theirs["loss"] - 1) for mine, theirs in pairs)
-

@@ -66,9 +66,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     """What one rank does."""
     content = load_checkpoint(args.checkpoint, group)
     config = content["config"]
-    config |= {
-        name: getattr(args, name) for name in ("features", "labels") if getattr(args, name)
-    }
+    config |= {name: getattr(args, name) for name in ("features", "labels") if getattr(args, name)}
     model_options = ModelOptions(**_chosen(config, ModelOptions))
     data_options = DataOptions(**_chosen(config, DataOptions))
     partition, graph, data = load_rank(args, data_options, group, device, need_labels=False)

@@ -45,9 +45,7 @@ def _read_book(theirs: Any, name: str) -> PartitionBook:
     edges = [[len(theirs.partid2eids(part, t)) for t in etypes] for part in parts]
     node_ranges = dict(zip(theirs.ntypes, _ranges(nodes)))
     edge_ranges = dict(zip(etypes, _ranges(edges)))
-    return PartitionBook(
-        name, len(parts), list(theirs.ntypes), etypes, node_ranges, edge_ranges
-    )
+    return PartitionBook(name, len(parts), list(theirs.ntypes), etypes, node_ranges, edge_ranges)
 
 
 def _ranges(counts: list[list[int]]) -> list[np.ndarray]:

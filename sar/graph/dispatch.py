@@ -112,6 +112,10 @@ def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str
     if not (isinstance(eids, str) and eids == "__ALL__"):
         return _softmax_of_some(graph, logits, torch.as_tensor(eids).long(), norm_by)
     scope = graph.scope()
+    if len(logits) != scope.relation.num_edges:
+        raise ValueError(
+            f"logits: got {len(logits)} rows, expected {scope.relation.num_edges}, one per edge"
+        )
     node = node_of(logits, scope.relation)
     like = torch.empty((0, *tuple(logits.shape)[1:]), dtype=logits.dtype, device=scope.device)
     side = "v" if norm_by == "dst" else "u"

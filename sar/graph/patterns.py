@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sar.graph.builtin import apply_binary
@@ -47,6 +46,8 @@ def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
     if parts is None or not isinstance(relation, Relation):
         return None
     value, softmax, dropout = parts
+    if value.dim() < 2 or softmax.dtype != value.dtype:
+        return None
     heads, width = math.prod(value.shape[1:-1]), value.shape[-1]
     found = _scores(softmax.scores, value, heads, width)
     if found is None or not _fits(found, value, relation):
@@ -106,16 +107,18 @@ def _additive(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found |
 def _mixed(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
     """sum_d w_d lrelu(k_jd + q_id), the sum kept as an axis of one."""
     last = len(lead) + 1
-    wrapped = _call(node, "unsqueeze")
-    if wrapped is not None and _argument(wrapped, 1, "dim") in (-1, last):
-        total = _call(wrapped.args[0], "sum")
-    else:
-        total = _call(node, "sum")
-        if total is None or _argument(total, 2, "keepdim") is not True:
+    wrapped = _call(node, "unsqueeze", ("input", "dim"))
+    kept = wrapped is None
+    if wrapped is not None:
+        if wrapped["dim"] not in (-1, last):
             return None
-    if total is None or _argument(total, 1, "dim") not in (-1, [-1], (-1,), last):
+        node = wrapped["input"]
+    total = _call(node, "sum", ("input", "dim", "keepdim"))
+    if total is None or total["dim"] not in (-1, [-1], (-1,), last):
         return None
-    factors = _operands(total.args[0], ("mul", "__mul__", "__rmul__"))
+    if (total["keepdim"] is True) is not kept:
+        return None
+    factors = _operands(total["input"], ("mul", "__mul__", "__rmul__"))
     if factors is None:
         return None
     rows, weight = factors if isinstance(factors[0], Node) else factors[::-1]
@@ -134,7 +137,9 @@ def _dot(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None
     scale = 1.0
     for names, inverse in ((("div", "true_divide", "__truediv__"), True), (("mul",), False)):
         pair = _operands(node, names)
-        if pair is not None and isinstance(pair[0], Node) and isinstance(pair[1], (int, float)):
+        if pair is not None and isinstance(pair[0], Node) and _is_number(pair[1]):
+            if inverse and pair[1] == 0:
+                return None
             node, scale = pair[0], 1 / pair[1] if inverse else pair[1]
             break
     ends = _ends(node, "dot")
@@ -146,9 +151,10 @@ def _dot(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None
 def _activated_sum(node: Node) -> tuple[Tensor, Tensor, float] | None:
     """(k, q, slope) of lrelu(k_j + q_i), or of k_j + q_i with slope 1."""
     slope = 1.0
-    if isinstance(node, Call) and node.function is F.leaky_relu:
-        given = _argument(node, 1, "negative_slope")
-        slope, node = 0.01 if given is None else float(given), node.args[0]
+    call = _call(node, "leaky_relu", ("input", "negative_slope", "inplace"))
+    if call is not None:
+        given = call["negative_slope"]
+        slope, node = 0.01 if given is None else float(given), call["input"]
     ends = _ends(node, "add")
     return None if ends is None else (*ends, slope)
 
@@ -177,13 +183,26 @@ def _binary(node: Any, op: str) -> tuple[Any, Any] | None:
 
 def _operands(node: Any, names: tuple[str, ...]) -> tuple[Any, Any] | None:
     """The operands of a torch function of two."""
-    if isinstance(node, Call) and _name(node.function) in names and len(node.args) == 2:
+    if (
+        isinstance(node, Call)
+        and _name(node.function) in names
+        and not node.kwargs
+        and len(node.args) == 2
+    ):
         return node.args[0], node.args[1]
     return None
 
 
-def _call(node: Any, name: str) -> Call | None:
-    return node if isinstance(node, Call) and _name(node.function) == name else None
+def _call(node: Any, name: str, known: tuple[str, ...]) -> dict[str, Any] | None:
+    """The arguments of a torch function by name, ``None`` for one that was not given.
+
+    No match for a function that is given any but the ``known`` arguments, here in their order.
+    """
+    if not isinstance(node, Call) or _name(node.function) != name:
+        return None
+    if len(node.args) > len(known) or not set(node.kwargs) <= set(known):
+        return None
+    return {**dict.fromkeys(known), **dict(zip(known, node.args, strict=False)), **node.kwargs}
 
 
 def _name(function: Callable) -> str:
@@ -194,6 +213,5 @@ def _is_leaf(node: Any, side: str) -> bool:
     return isinstance(node, Leaf) and node.side == side
 
 
-def _argument(node: Call, index: int, name: str) -> Any:
-    """An argument given by position or by name; ``None`` when it was not given."""
-    return node.args[index] if len(node.args) > index else node.kwargs.get(name)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))

@@ -159,11 +159,16 @@ class Softmax(Node):
     side: str
     dtype: torch.dtype
     _lse: Leaf | None = None
+    _with_grad: bool = False
 
     @property
     def lse(self) -> Leaf:
-        """Computed when a program that is evaluated reaches this node; collective."""
-        if self._lse is None:
+        """Computed when a program that is evaluated reaches this node; collective.
+
+        Again where a gradient is wanted of what was computed without one.
+        """
+        if self._lse is None or torch.is_grad_enabled() > self._with_grad:
+            self._with_grad = torch.is_grad_enabled()
             self._lse = self.normalizer()
         return self._lse
 

@@ -90,8 +90,12 @@ class Running:
         return Running(largest, torch.zeros_like(largest), sums)
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        """(out [n, H * D], lse [n, H]) in the memory of the state; 0 in rows without edges."""
+        """(out [n, H * D], lse [n, H]) in the memory of the state; 0 in rows without edges.
+
+        NaN where every score is -inf.
+        """
         empty = self.total == 0
+        self.total.masked_fill_((self.largest == -torch.inf) & ~empty, torch.nan)
         self.total.masked_fill_(empty, 1)
         rows, heads = self.total.shape
         by_head = self.sums.view(rows, heads, self.sums.shape[1] // heads)

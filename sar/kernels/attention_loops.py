@@ -37,8 +37,12 @@ def _absorb(p, count, i, largest, total, sums, heads, width):
             total[i, h] *= shrink
             for d in range(width):
                 sums[i, h * width + d] *= shrink
-        for k in range(count):
-            p[k, h] -= top
+        if top == -np.inf:  # no difference of infinities while all scores are -inf; NaN stays
+            for k in range(count):
+                p[k, h] = 0 if p[k, h] == top else p[k, h]
+        else:
+            for k in range(count):
+                p[k, h] -= top
     flat = p.reshape(-1)
     for k in range(count * heads):
         flat[k] = exp(flat[k])

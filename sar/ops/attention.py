@@ -196,7 +196,8 @@ class _Attention(Function):
     w           [H * D]                    every rank; saved (an input); mixed scores only
     halo        [<= round, H * D + K]      peers; fetched per round in forward and again in
                                            backward (kept when policy.rematerialize is off)
-    lse, out    [num_dst, H], [.., H * D]  this rank; saved
+    lse, out    [num_dst, H], [.., H * D]  this rank; saved; out is computed again in backward
+                                           where the caller wrote into it (on every rank)
     z, a, r     one chunk of edges         recomputed where they are used, never stored
     ==========  =========================  ===================================================
 
@@ -221,15 +222,21 @@ class _Attention(Function):
         wide, lse, kept = attention_forward(spec, sources, query, used)
         out = wide.to(value.dtype)
         ctx.spec, ctx.kept = spec, kept
-        ctx.save_for_backward(value, key, query, weight, out, lse)
+        ctx.save_for_backward(value, key, query, weight, lse)
+        if not torch.is_inference_mode_enabled():
+            ctx.out = out.detach()  # shares the memory and the count of writes
+            ctx.version = ctx.out._version
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        value, key, query, weight, out, lse = ctx.saved_tensors
+        value, key, query, weight, lse = ctx.saved_tensors
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
+        out = ctx.out
+        if out._version != ctx.version:  # as a sum's result, it may be written into
+            out = attention_forward(ctx.spec, sources, query, used)[0].to(value.dtype)
         passed = _Backward(ctx.spec, sources, query, used, out, lse, dout)
         homes, dquery, dweight = passed.run(ctx.kept)
         dsources = [home.to(part.dtype) for home, part in zip(homes, sources, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -69,7 +70,9 @@ class MessageGrads:
         self.dst_grads = [_RowGrads(*p) for p in zip(self.dst, self.needs_dst, strict=True)]
         self.edge_grads = [_RowGrads(*p) for p in zip(self.edge, self.needs_edge, strict=True)]
         self.captured_grads = [torch.zeros_like(t, dtype=torch.float64) for t in self.captured]
-        wanted = [t[:0].to(wide_dtype(t.dtype)) for t in self._needed(self.src)]
+        needed = self._needed(self.src)
+        wide = reduce(torch.promote_types, [wide_dtype(t.dtype) for t in needed], torch.bfloat16)
+        wanted = [t[:0].to(wide) for t in needed]  # one dtype, to be added up in place
         self.layout = RowLayout(wanted) if wanted else None
 
     def run(self, grads: list[Tensor]) -> list[Tensor | None]:

@@ -88,7 +88,7 @@ class ExtremeOfEdges(Reducer):
 
 
 class LogSumExp(Reducer):
-    """log sum exp per destination, with a running maximum; 0 where a row has no edge.
+    """log sum exp per destination, with a running maximum; -inf without edges or finite values.
 
     A destination without edges in a block keeps its state: its maximum stays -inf and its sum 0,
     and no difference of infinities is formed.
@@ -116,7 +116,7 @@ class LogSumExp(Reducer):
         self._sum.index_copy_(0, rows, total)
 
     def result(self) -> Tensor:
-        lse = self._max.add_(self._sum.log_()).masked_fill_(self._max == -math.inf, 0)
+        lse = self._max.add_(self._sum.log_())
         self._result = lse.view(self.num_rows, *self.shape)
         return self._result
 

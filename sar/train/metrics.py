@@ -11,9 +11,7 @@ from sar.comm import Group, current_group
 from sar.train.options import METRICS
 
 
-def score(
-    metric: str, logits: Tensor, labels: Tensor, *, group: Group | None = None
-) -> float:
+def score(metric: str, logits: Tensor, labels: Tensor, *, group: Group | None = None) -> float:
     """One number over the rows of all ranks; collective.
 
     Args:

@@ -91,7 +91,6 @@ def _initial(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor)
     return layer(graph, x, first)
 
 
-
 def _layers() -> dict[str, Layer]:
     from dgl import nn as dglnn
 
@@ -186,13 +185,9 @@ def _edge_layers(dglnn: Any) -> dict[str, Layer]:
         "GATConv-weighted": Layer(heads(dglnn.GATConv, residual=True), weights),
         "GATConv-attention": Layer(heads(dglnn.GATConv), with_attention, blocks=False),
         "GATv2Conv": Layer(heads(dglnn.GATv2Conv), flat),
-        "AGNNConv": Layer(
-            lambda i, o: dglnn.AGNNConv(**zero), project=True, narrow=False
-        ),
+        "AGNNConv": Layer(lambda i, o: dglnn.AGNNConv(**zero), project=True, narrow=False),
         "DotGatConv": Layer(heads(dglnn.DotGatConv), flat),
-        "EdgeGATConv": Layer(
-            lambda i, o: dglnn.EdgeGATConv(i, 3, o, 2, **zero), heads_with_edges
-        ),
+        "EdgeGATConv": Layer(lambda i, o: dglnn.EdgeGATConv(i, 3, o, 2, **zero), heads_with_edges),
         "NNConv": Layer(lambda i, o: dglnn.NNConv(i, o, nn.Linear(3, i * o)), with_edges),
         "CFConv": Layer(lambda i, o: dglnn.CFConv(i, 3, 4, o), with_edges),
         "GMMConv": Layer(lambda i, o: dglnn.GMMConv(i, o, 3, 2, "mean", **zero), with_edges),
@@ -311,9 +306,7 @@ class Jump(nn.Module):
         from dgl import nn as dglnn
 
         super().__init__()
-        self.convs = nn.ModuleList(
-            dglnn.SAGEConv(width, o, "mean") for width in (i, o, o)
-        )
+        self.convs = nn.ModuleList(dglnn.SAGEConv(width, o, "mean") for width in (i, o, o))
         self.jump = dglnn.JumpingKnowledge(mode, o, 3)
         self.last = nn.Linear(o, o)
 
@@ -522,8 +515,11 @@ def layers() -> dict[str, Layer]:
 _known: dict[str, Layer] = {}
 SHOP = ("Shop-GraphConv-sum", "Shop-SAGEConv-stack", "Shop-GATConv-mean", "Shop-GATv2Conv-max")
 HETERO = (
-    "HeteroGraphConv-sum", "HeteroGraphConv-mean", "HeteroGraphConv-max",
-    "HeteroLinear", *SHOP,
+    "HeteroGraphConv-sum",
+    "HeteroGraphConv-mean",
+    "HeteroGraphConv-max",
+    "HeteroLinear",
+    *SHOP,
 )
 
 

@@ -156,9 +156,7 @@ class WorkerPool:
 
     def _late(self, name: str, ranks: list[int], deadline: float) -> str:
         text = f"{name}: ranks {ranks} still ran after {deadline} s\n"
-        return text + "".join(
-            f"--- rank {rank}\n{self._workers[rank].stacks()}" for rank in ranks
-        )
+        return text + "".join(f"--- rank {rank}\n{self._workers[rank].stacks()}" for rank in ranks)
 
 
 def _results(name: str, answers: dict[int, tuple], may_die: set[int]) -> list[Any]:

@@ -84,9 +84,7 @@ def train(
     def loss_of(net: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
         logits = net(inputs.graphs, inputs.x, inputs.edges)
         parts = [
-            mean(
-                F.cross_entropy(logits[t], inputs.labels[t], reduction="none"), inputs.masks[t]
-            )
+            mean(F.cross_entropy(logits[t], inputs.labels[t], reduction="none"), inputs.masks[t])
             for t in sorted(logits)
         ]
         return torch.stack(parts).sum(), logits
@@ -356,5 +354,3 @@ def gathered(rows: list[Tensor], ids: list[Tensor]) -> Tensor:
     order = torch.cat(ids).sort()
     assert len(order.values.unique()) == len(order.values), "a node came twice"
     return torch.cat(rows)[order.indices]
-
-
