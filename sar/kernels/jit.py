@@ -23,7 +23,7 @@ from torch import Tensor
 # Sums may be reordered, so that they use vector units; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
 _AHEAD = 8  # edges between the prefetch of a row and its use
-_LINE, _LINES = 64, 4  # bytes of a cache line; lines asked for, the processor guesses the rest
+_LINE = 64  # bytes of a cache line
 _EDGES_A_THREAD = 4096  # fewer are not worth one
 
 kernel: Any = numba.njit(nogil=True, cache=True, fastmath=_FAST)
@@ -59,7 +59,7 @@ def prefetch_row(rows: Any, indices: Any, edge: int, low: int, width: int) -> No
         return
     size = rows.itemsize
     start = (np.int64(indices[edge + _AHEAD]) * rows.shape[1] + low) * size
-    for byte in range(start, start + min(width * size, _LINES * _LINE), _LINE):
+    for byte in range(start, start + width * size, _LINE):
         _prefetch_byte(rows, byte)
 
 
