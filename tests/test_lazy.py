@@ -463,3 +463,13 @@ def test_running_statistics_do_not_see_trial_runs(partitioned: Cutter) -> None:
 
     path = partitioned(mixed(), 1, "random")
     run_threads(1, case)
+
+
+def test_what_is_recorded_without_gradients_gets_none(partitioned: Cutter) -> None:
+    def run(graph: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            weights = edge_softmax(graph, of_edges(graph, x).tanh())
+        return reduced(graph, weights * of_edges(graph, x))
+
+    ranks = on_ranks(partitioned(mixed(), 3, "random"), 3, run)
+    assert_same(ranks, reference(run))

@@ -100,7 +100,7 @@ def _in_degrees(relation: Any) -> Tensor:
 
 def _at_destinations(x: EdgeTensor, kind: str) -> Tensor:
     """[num_dst, ...] over the edges that end in each row, before they were turned if they were."""
-    program, scope = Program([x.node]), x.scope
+    program, scope = Program([x.read()]), x.scope
     messages, inputs, relation = program.messages(), program.inputs(), scope.relation
     if isinstance(relation, ReversedRelation):
         messages, inputs = swap_sides(messages, inputs)

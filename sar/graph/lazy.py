@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.edge_reduce import reduction_of
-from sar.graph.program import Leaf, Node, Program
+from sar.graph.program import Call, Leaf, Node, Program
 from sar.graph.support import not_supported
 from sar.ops import AnyRelation, run_messages
 
@@ -53,6 +53,7 @@ class EdgeTensor(Tensor):
     axis: int
     _eager: Tensor | None
     _with_grad: bool
+    _recorded_with_grad: bool
 
     @staticmethod
     def __new__(cls, node: Node, like: Tensor, scope: Scope, axis: int = 0) -> EdgeTensor:
@@ -66,12 +67,25 @@ class EdgeTensor(Tensor):
         row = math.prod(shape[:axis] + shape[axis + 1 :]) * like.element_size()
         node.row_bytes = max(node.row_bytes, row)
         made._eager, made._with_grad = None, False
+        made._recorded_with_grad = torch.is_grad_enabled()
         return made
 
     @property
     def num_edges(self) -> int:
         """Local edges of the relation."""
         return self.scope.relation.num_edges
+
+    def read(self) -> Node:
+        """The program; a constant to gradients where it was recorded without them."""
+        constant = torch.is_grad_enabled() and not self._recorded_with_grad
+        if constant and not isinstance(self.node, Leaf):
+            return Call(Tensor.detach, (self.node,), {})
+        return self.node
+
+    def rebind(self, node: Node) -> None:
+        """What was written in place is the program from now on."""
+        self.node, self._eager = node, None
+        self._recorded_with_grad = torch.is_grad_enabled()
 
     def materialize(self) -> Tensor:
         """[num_edges, ...] eager values; collective unless stored, computed once."""
@@ -81,7 +95,7 @@ class EdgeTensor(Tensor):
             return self.movedim(self.axis, 0).materialize().movedim(0, self.axis)  # type: ignore
         if self._eager is None or torch.is_grad_enabled() > self._with_grad:
             self._with_grad = torch.is_grad_enabled()
-            program = Program([self.node])
+            program = Program([self.read()])
             like = [torch.empty((0, *tuple(self.shape)[1:]), dtype=self.dtype)]
             results = run_messages(
                 self.scope.relation,
@@ -128,7 +142,7 @@ class EdgeTensor(Tensor):
         eager_args, kwargs = tree_map(_made_eager, (args, kwargs))
         result = func(*eager_args, **kwargs)
         if func is Tensor.__setitem__ and isinstance(args[0], EdgeTensor):
-            args[0].node = Leaf("e", eager_args[0])  # later functions see what was written
+            args[0].rebind(Leaf("e", eager_args[0]))  # later functions see what was written
         return result
 
     @classmethod
@@ -240,7 +254,7 @@ def node_of(tensor: Tensor, relation: AnyRelation) -> Node:
     A program over other edges, or over the same ones turned round, does not fit: it is computed.
     """
     if isinstance(tensor, EdgeTensor) and tensor.scope.relation is relation and tensor.axis == 0:
-        return tensor.node
+        return tensor.read()
     return Leaf("e", eager(tensor))
 
 

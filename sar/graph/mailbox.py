@@ -93,7 +93,7 @@ def reduce_udf(
     if seen is None:
         raise TypeError("reduce function: not probed")
     columns = [messages[name] for name in seen.mailbox]
-    program = Program([column.node for column in columns])
+    program = Program([column.read() for column in columns])
     reduce = Messages(
         _Reduce(func, seen, ntype), is_udf=True, captures=seen.captures, hidden=seen.hidden
     )

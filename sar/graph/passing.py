@@ -207,7 +207,7 @@ def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:
     out = attend_if_matched(messages) if op in ("sum", "mean") else None
     if out is not None:
         return mean_of_sum(out, scope.relation) if op == "mean" else out
-    program = Program([messages.node])
+    program = Program([messages.read()])
     like = torch.empty(
         (0, *tuple(messages.shape)[1:]), dtype=messages.dtype, device=messages.device
     )

@@ -42,7 +42,7 @@ def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
     ranks.
     """
     relation = messages.scope.relation
-    parts = _weighted_rows(messages.node)
+    parts = _weighted_rows(messages.read())
     if parts is None or not isinstance(relation, Relation):
         return None
     value, softmax, dropout = parts

@@ -49,7 +49,7 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor)
         return result
     if result.shape != first.shape or result.dtype != first.dtype:
         raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place")
-    first.node, first._eager = result.node, None
+    first.rebind(result.node)
     return first
 
 
@@ -84,10 +84,10 @@ def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
     like = torch.empty(tuple(x.shape), dtype=x.dtype, device=_META)
     relation = x.scope.relation
     seed = relation.group.seeds.draw(relation.group)
-    node = Dropout(x.node, p, relation, seed)
+    node = Dropout(x.read(), p, relation, seed)
     if not inplace:
         return EdgeTensor(node, like, x.scope)
-    x.node, x._eager = node, None
+    x.rebind(node)
     return x
 
 
@@ -223,7 +223,7 @@ class _Reading:
 
         def noted(value: Any) -> Any:
             if isinstance(value, EdgeTensor) and value.scope.relation is self.relation:
-                return value.node
+                return value.read()
             if isinstance(value, EdgeTensor) or self._is_column(value):
                 return node_of(value, self.relation)
             return EDGE_COUNT if self._is_count(value) else value
