@@ -90,10 +90,8 @@ def _race(
         if two_threads:
             cluster = _ranks(prepared, kind, 1, TWO_THREADS)
             clusters["two threads"] = stack.enter_context(cluster)
-        for cluster in clusters.values():
-            cluster.call("epoch")
         turns = [
-            {name: _merged(cluster.call("epoch")) for name, cluster in clusters.items()}
+            {name: _turn(cluster) for name, cluster in clusters.items()}
             for _ in range(options.repeats)
         ]
     return _report(kind, turns, bounds, two_threads, compare_loss)
@@ -105,7 +103,10 @@ def _ranks(prepared: graphs.Prepared, kind: str, ranks: int, environment: dict) 
     return Cluster(f"{TASKS}:Sar", ranks, environment=environment, **arguments)
 
 
-def _merged(ranks: list[dict[str, float]]) -> dict[str, float]:
+def _turn(cluster: Cluster) -> dict[str, float]:
+    """One epoch of all ranks, after another: some systems take pages from those that sleep."""
+    cluster.call("epoch")
+    ranks = cluster.call("epoch")
     total = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     return {**total, "wall": max(rank["wall"] for rank in ranks)}
 
