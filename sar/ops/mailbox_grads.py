@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sar.kernels import wide_dtype
 from sar.ops.arrivals import MailBlock
-from sar.ops.capture import ReplaceCaptures, detached_leaf
+from sar.ops.capture import ReplaceCaptures, block_gradients, detached_leaf
 from sar.ops.mailbox_blocks import MailboxPass, fetch_table, grad_layout, return_table
 from sar.ops.message_blocks import pack_rows, unpack_rows
 
@@ -94,22 +94,14 @@ class MailboxGrads:
         inputs = [t for t in rows if t.requires_grad]
         if not pairs or not (inputs or self.captured):
             return
-        found = torch.autograd.grad(
-            [value for value, _ in pairs],
-            [*inputs, *self.captured],
-            [dvalue for _, dvalue in pairs],
-            allow_unused=True,
-            retain_graph=bool(self.hidden),  # their history is shared by all blocks
+        by_leaf = block_gradients(
+            pairs, inputs, self.captured, self.captured_grads, shared=bool(self.hidden)
         )
-        by_leaf = {id(t): g for t, g in zip(inputs, found, strict=False)}
         wanted = [t for t, needed in zip(src_rows, self.needs_src, strict=True) if needed]
         self._add_src(target, block.src, [by_leaf.get(id(t)) for t in wanted])
         _add(self.dst_grads, dst_rows, block.ends, by_leaf)
         _add(self.edge_grads, edge_rows, block.position, by_leaf)
         _add(self.node_grads, node_rows, block.dst, by_leaf)
-        for total, grad in zip(self.captured_grads, found[len(inputs) :], strict=True):
-            if grad is not None:
-                total.add_(grad)
 
     def _add_src(self, target: Tensor | None, idx: Tensor, grads: list[Tensor | None]) -> None:
         if target is None or self.layout is None:
@@ -141,7 +133,7 @@ def _leaves(tensors: list[Tensor], needs: list[bool], idx: Tensor) -> list[Tenso
 
 
 def _add(
-    totals: list[Tensor | None], rows: list[Tensor], idx: Tensor, by_leaf: dict[int, Tensor]
+    totals: list[Tensor | None], rows: list[Tensor], idx: Tensor, by_leaf: dict[int, Tensor | None]
 ) -> None:
     for total, leaf in zip(totals, rows, strict=True):
         grad = by_leaf.get(id(leaf))

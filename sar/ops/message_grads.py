@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sar.comm import GradientReturn, Round
 from sar.kernels import Csc, wide_dtype
-from sar.ops.capture import ReplaceCaptures, detached_leaf
+from sar.ops.capture import ReplaceCaptures, block_gradients, detached_leaf
 from sar.ops.message_blocks import (
     Block,
     MessagePass,
@@ -149,26 +149,14 @@ class MessageGrads:
         inputs = [t for t in (*src_rows, *dst_rows, *edge_rows) if t.requires_grad]
         if not pairs or not (inputs or self.captured):
             return
-        found = torch.autograd.grad(
-            [value for value, _ in pairs],
-            [*inputs, *self.captured],
-            [dvalue for _, dvalue in pairs],
-            allow_unused=True,
-            retain_graph=bool(self.hidden),  # their history is shared by all blocks
+        by_leaf = block_gradients(
+            pairs, inputs, self.captured, self.captured_grads, shared=bool(self.hidden)
         )
-        by_leaf = {id(t): g for t, g in zip(inputs, found, strict=False)}
         self._add_src(target, block.src, [by_leaf.get(id(t)) for t in self._needed(src_rows)])
         for rows, total in zip(dst_rows, self.dst_grads, strict=True):
             total.add(block.dst, by_leaf.get(id(rows)))
         for rows, total in zip(edge_rows, self.edge_grads, strict=True):
             total.add(block.position, by_leaf.get(id(rows)))
-        for captured, grad in zip(self.captured_grads, found[len(inputs) :], strict=True):
-            if grad is not None:
-                captured.add_(grad)
-
-    @staticmethod
-    def _message_grad(reducer: Reducer, block: Block, grad: Tensor, value: Tensor) -> Tensor:
-        return reducer.edge_grad(block.dst, block.position, grad, value.detach()).to(value.dtype)
 
     @staticmethod
     def _leaves(tensors: list[Tensor], needs: list[bool], idx: Tensor) -> list[Tensor]:
