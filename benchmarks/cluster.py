@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from benchmarks.hosts import Hosts
+
 ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # What docs/launching tells users to set for the ranks; see there for why.
@@ -37,6 +39,7 @@ class Cluster:
         size: number of processes.
         environment: variables set for them; the ones of :data:`LAUNCH` are removed otherwise.
         first: folder that comes first on their import path.
+        hosts: where each of them runs; on this machine's own network otherwise.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Cluster:
         *,
         environment: dict[str, str] | None = None,
         first: Path | None = None,
+        hosts: Hosts | None = None,
         **arguments: Any,
     ) -> None:
         self.size = size
@@ -54,10 +58,11 @@ class Cluster:
         inherited.update(ONE_THREAD if environment is None else environment)
         if first is not None:
             inherited["BENCH_FIRST"] = str(first)
+        inherited.update({"MASTER_ADDR": "127.0.0.1"} if hosts is None else hosts.environment())
         command = [sys.executable, "-m", "benchmarks.worker", task]
         self._processes = [
             subprocess.Popen(
-                command,
+                [*(hosts.command(rank) if hosts else []), *command],
                 cwd=ROOT,
                 env=inherited,
                 stdin=subprocess.PIPE,
@@ -65,7 +70,7 @@ class Cluster:
                 stderr=self._log,
                 text=True,
             )
-            for _ in range(size)
+            for rank in range(size)
         ]
         port = free_port()
         try:

@@ -6,6 +6,7 @@ same layers, loss, initial parameters and optimizer.
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ class Sar(Task):
         import sar
 
         self.sar = sar
-        self.group = sar.initialize_comms(rank, size, "127.0.0.1", "gloo", master_port_number=port)
+        self.group = sar.initialize_comms(rank, size, None, "gloo", master_port_number=port)
         data = sar.load_dgl_partition_data(parts, rank, "cpu")
         self.graph = sar.construct_full_graph(data, policy=sar.Policy(rounds=rounds))
         self.features = data.node_features["_N/feat"]
@@ -173,7 +174,12 @@ class Original(Task):
         self.sent = 0
         self.count_sends()
         sar.initialize_comms(
-            rank, size, "127.0.0.1", "gloo", torch.device("cpu"), master_port_number=port
+            rank,
+            size,
+            os.environ["MASTER_ADDR"],
+            "gloo",
+            torch.device("cpu"),
+            master_port_number=port,
         )
         data = sar.load_dgl_partition_data(parts, rank, torch.device("cpu"))
         self.graph = sar.construct_full_graph(data)
