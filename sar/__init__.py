@@ -27,7 +27,7 @@ from sar.compat.core import (
 from sar.compat.data_loading import suffix_key_lookup
 from sar.compat.logging_setup import logger, logging_setup
 from sar.compat.patch_dgl import patch_dgl
-from sar.config import Config, Policy
+from sar.config import Config, Lossy, Policy
 from sar.errors import (
     CommError,
     MissingDependencyError,
@@ -62,6 +62,7 @@ __all__ = [
     "DistributedBlock",
     "GraphShardManager",
     "HeteroGraphShardManager",
+    "Lossy",
     "MissingDependencyError",
     "NotSupportedError",
     "PartitionError",

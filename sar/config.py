@@ -29,9 +29,53 @@ def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
     return size
 
 
+WIRE_DTYPES = ("bfloat16", "int8")
+
+
+@dataclass(frozen=True)
+class Lossy:
+    """What may be lost to send fewer bytes. Nothing by default: training is exact.
+
+    Args:
+        wire_dtype: what feature rows travel as: ``None`` (as they are), ``"bfloat16"``, or
+            ``"int8"`` with one scale a row and stochastic rounding. Rows that are no wider than
+            that, and integers, travel as they are.
+        gradient_wire_dtype: the same for gradients of rows on their way home.
+        boundary_rate: share of the remote rows that a sum or mean reads while gradients are
+            recorded, drawn anew for every reduction and scaled by its inverse (boundary-node
+            sampling, arXiv 2203.10983); in (0, 1]. Evaluation reads all.
+    """
+
+    wire_dtype: str | None = None
+    gradient_wire_dtype: str | None = None
+    boundary_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("wire_dtype", "gradient_wire_dtype"):
+            value = getattr(self, name)
+            if value is not None and value not in WIRE_DTYPES:
+                expected = ", ".join(map(repr, WIRE_DTYPES))
+                raise ValueError(f"{name}: got {value!r}, expected None or one of {expected}")
+        rate = self.boundary_rate
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+            raise TypeError(f"boundary_rate: got {type(rate).__name__}, expected a float")
+        if not 0 < rate <= 1:
+            raise ValueError(f"boundary_rate: got {rate}, expected 0 < rate <= 1")
+
+    @property
+    def code(self) -> int:
+        """A number that is equal where the options are: ranks compare it."""
+        known = (None, *WIRE_DTYPES)
+        kinds = known.index(self.wire_dtype) * len(known) + known.index(self.gradient_wire_dtype)
+        return kinds * 10**9 + round(self.boundary_rate * 10**8)
+
+
+EXACT = Lossy()
+
+
 @dataclass(frozen=True)
 class Policy:
-    """How a layer's halo is streamed; results do not depend on it beyond rounding.
+    """How a layer's halo is streamed; without ``lossy``, results depend on it by rounding only.
 
     Args:
         rounds: number of rounds a layer's halo is fetched in. 1 holds the whole halo at once
@@ -41,12 +85,14 @@ class Policy:
             fewest rounds that fit are chosen per row width. Excludes ``rounds``.
         rematerialize: fetch remote rows again in backward (True) or keep the forward's (False).
         block_bytes: bytes of edge values computed at once on the generic path.
+        lossy: what may be lost for fewer bytes on the wire.
     """
 
     rounds: int | None = None
     memory_budget: int | str | None = None
     rematerialize: bool = True
     block_bytes: int = 8 << 20
+    lossy: Lossy = EXACT
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
@@ -65,6 +111,8 @@ class Policy:
                 f"rematerialize: got {type(self.rematerialize).__name__}, expected a bool"
             )
         object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
+        if not isinstance(self.lossy, Lossy):
+            raise TypeError(f"lossy: got {type(self.lossy).__name__}, expected a sar.Lossy")
 
 
 class Config:

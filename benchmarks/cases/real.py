@@ -59,7 +59,7 @@ def _fit(cluster: Cluster, seed: int, dropout: float) -> tuple[float, list[float
 
 def prepare_citation(options: Options, file: Path) -> graphs.Prepared:
     """A citation graph whole and cut for the ranks."""
-    cuts = [("random", 1), ("metis", RANKS)]
+    cuts = [("random", 1), ("metis", RANKS), ("random", RANKS)]
     return graphs.prepare(options, f"real-{file.stem}", lambda: _read(file), cuts)
 
 

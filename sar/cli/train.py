@@ -206,6 +206,7 @@ def _config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     names = ("input", "epochs", "eval_every", "device", "rounds", "memory_budget")
     return {name: getattr(args, name) for name in names} | {
         "rematerialize": not args.no_rematerialize,
+        "lossy": asdict(policy_of(args).lossy),
         "num_ranks": group.size,
         "backend": backend_of(args),
         "threads": torch.get_num_threads(),

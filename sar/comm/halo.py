@@ -57,7 +57,7 @@ class HaloPlan:
         self.send_counts = [num_rows if idx is None else len(idx) for idx in send_idx]
         self.send_counts[group.rank] = self.recv_counts[group.rank] = 0
         self.rows_in_flight = self._agree_rows_in_flight()
-        self._agreed: set[tuple[int, int]] = set()
+        self._agreed: set[tuple[int, int, int]] = set()
         self.rounds = cache(self._rounds)
         self.device = torch.device("cpu")
 
@@ -76,20 +76,20 @@ class HaloPlan:
         policy's memory budget.
         """
         rounds = self._fitting_rounds(policy, row_bytes)
-        if (row_bytes, rounds) not in self._agreed:
-            self._agree_width(row_bytes, rounds)
+        if (row_bytes, rounds, policy.lossy.code) not in self._agreed:
+            self._agree_width(row_bytes, rounds, policy.lossy.code)
         return rounds
 
-    def _agree_width(self, row_bytes: int, rounds: int) -> None:
+    def _agree_width(self, row_bytes: int, rounds: int, lossy: int) -> None:
         """Rows of unequal widths would be cut at the wrong places, or end the process."""
-        mine = torch.tensor([row_bytes, rounds])
-        found = [tuple(pair.tolist()) for pair in self.group.all_gather(mine)]
+        mine = torch.tensor([row_bytes, rounds, lossy])
+        found = [tuple(row.tolist()) for row in self.group.all_gather(mine)]
         if len(set(found)) > 1:
             raise ValueError(
-                "features or policy: ranks differ; (bytes per row, rounds) of ranks 0, 1, .. are "
-                f"{found[:16]}, expected one shape, dtype and policy on all"
+                "features or policy: ranks differ; (bytes per row, rounds, code of what is lossy) "
+                f"of ranks 0, 1, .. are {found[:16]}, expected one shape, dtype and policy on all"
             )
-        self._agreed.add((row_bytes, rounds))
+        self._agreed.add((row_bytes, rounds, lossy))
 
     def _fitting_rounds(self, policy: Policy, row_bytes: int) -> int:
         strict = max(1, self.group.size - 1)
@@ -112,6 +112,19 @@ class HaloPlan:
         moved.rounds = cache(moved._rounds)
         moved.device = device
         return moved
+
+    def thinned(self, send_idx: list[Tensor], recv_counts: list[int]) -> HaloPlan:
+        """A plan of some of the rows, chosen on both ends alike; no communication.
+
+        Args:
+            send_idx, recv_counts: as in :class:`HaloPlan`.
+        """
+        thin = object.__new__(HaloPlan)
+        thin.__dict__.update(self.__dict__)
+        thin.send_idx, thin.recv_counts = list(send_idx), recv_counts
+        thin.send_counts = [len(idx) for idx in send_idx]
+        thin.rounds = cache(thin._rounds)
+        return thin
 
     def _rounds(self, num_rounds: int) -> tuple[Round, ...]:
         """Peers at distance 1 .. P-1, cut into ``num_rounds`` runs of distances."""

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from sar.comm.group import Work
 from sar.comm.halo import HaloPlan, Round
+from sar.comm.wire import Codec, block_rows, codec_of
+from sar.config import EXACT, Lossy
 
 WINDOW = 2  # rounds in flight
 
@@ -26,7 +28,11 @@ class _Flight:
 
 
 def fetch(
-    plan: HaloPlan, rows: Tensor | Sequence[Tensor], rounds: Sequence[Round], keep: bool = False
+    plan: HaloPlan,
+    rows: Tensor | Sequence[Tensor],
+    rounds: Sequence[Round],
+    keep: bool = False,
+    lossy: Lossy = EXACT,
 ) -> Iterator[tuple[Round, Tensor]]:
     """Stream the halo of ``rows``; the first rounds are on the wire when this returns.
 
@@ -35,49 +41,96 @@ def fetch(
             side by side as one row of the sum of their widths.
         rounds: the plan's rounds; every rank passes as many.
         keep: yield buffers that stay valid after the step.
+        lossy: says what rows travel as.
 
     Yields:
         (round, [round.num_recv, width]): the halo rows of the round, ordered by source rank and by
         the order they were asked for. Overwritten when the next round is taken, unless ``keep``.
     """
-    flights: deque[_Flight] = deque()
     columns = [rows] if isinstance(rows, Tensor) else rows
+    codec = _codec(plan, lossy.wire_dtype, columns[0].dtype)
+    stream = _Stream(plan, columns, rounds, keep, codec)
     for step in rounds[:WINDOW]:
-        flights.append(_post_fetch(plan, columns, step, keep))
-    return _land(plan, columns, rounds, keep, flights)
+        stream.post(step)
+    return stream.land()
 
 
-def _land(
-    plan: HaloPlan,
-    rows: Sequence[Tensor],
-    rounds: Sequence[Round],
-    keep: bool,
-    flights: deque[_Flight],
-) -> Iterator[tuple[Round, Tensor]]:
-    for index in range(len(rounds)):
-        flight = flights.popleft()
-        flight.work.wait()
-        plan.group.pool.give(flight.send)
-        yield flight.round, flight.recv
-        if not keep:
-            plan.group.pool.give(flight.recv)
-        del flight
-        if index + WINDOW < len(rounds):
-            flights.append(_post_fetch(plan, rows, rounds[index + WINDOW], keep))
+def _codec(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None:
+    group = plan.group
+    return None if name is None else codec_of(name, dtype, group.seeds.noise(group.rank))
 
 
-def _post_fetch(plan: HaloPlan, rows: Sequence[Tensor], step: Round, keep: bool) -> _Flight:
-    group, like, width = plan.group, rows[0], sum(part.shape[1] for part in rows)
-    send = group.pool.take((step.num_send, width), like.dtype, like.device)
-    start = 0
-    for peer in step.targets:
-        stop = start + step.send_counts[peer]
-        _gather(rows, plan.send_idx[peer], send[start:stop])
-        start = stop
-    shape = (step.num_recv, width)
-    recv = like.new_empty(shape) if keep else group.pool.take(shape, like.dtype, like.device)
-    work = group.exchange(recv, send, step.recv_counts, step.send_counts)
-    return _Flight(step, work, send, recv)
+class _Stream:
+    """The rounds of one fetch: what is on the wire, and what landed."""
+
+    def __init__(
+        self,
+        plan: HaloPlan,
+        rows: Sequence[Tensor],
+        rounds: Sequence[Round],
+        keep: bool,
+        codec: Codec | None,
+    ) -> None:
+        self.plan, self.rows, self.rounds, self.keep, self.codec = plan, rows, rounds, keep, codec
+        self.width = sum(part.shape[1] for part in rows)
+        self._flights: deque[_Flight] = deque()
+
+    def post(self, step: Round) -> None:
+        """Put one round on the wire."""
+        group, targets = self.plan.group, self.plan.send_idx
+        send = self._take(step.num_send, self.codec, keep=False)
+        start = 0
+        for peer in step.targets:
+            stop = start + step.send_counts[peer]
+            self._fill(send[start:stop], targets[peer])
+            start = stop
+        recv = self._take(step.num_recv, self.codec, keep=self.keep and self.codec is None)
+        work = group.exchange(recv, send, step.recv_counts, step.send_counts)
+        self._flights.append(_Flight(step, work, send, recv))
+
+    def land(self) -> Iterator[tuple[Round, Tensor]]:
+        """Each round's rows as they land; the next but one is posted then."""
+        pool = self.plan.group.pool
+        for index in range(len(self.rounds)):
+            flight = self._flights.popleft()
+            flight.work.wait()
+            pool.give(flight.send)
+            halo = self._decoded(flight.recv)
+            yield flight.round, halo
+            if not self.keep:
+                pool.give(halo)
+            del flight, halo
+            if index + WINDOW < len(self.rounds):
+                self.post(self.rounds[index + WINDOW])
+
+    def _fill(self, out: Tensor, idx: Tensor | None) -> None:
+        """What one peer gets: rows ``idx`` of each tensor side by side, coded."""
+        if self.codec is None:
+            _gather(self.rows, idx, out)
+            return
+        for low in range(0, len(out), block_rows(self.width)):
+            part = out[low : low + block_rows(self.width)]
+            span = slice(low, low + len(part))
+            rows = self.rows[0].new_empty((len(part), self.width))
+            sources = [r[span] for r in self.rows] if idx is None else self.rows
+            _gather(sources, None if idx is None else idx[span], rows)
+            self.codec.encode(rows, part)
+
+    def _decoded(self, recv: Tensor) -> Tensor:
+        if self.codec is None:
+            return recv
+        rows = self._take(len(recv), None, keep=self.keep)
+        self.codec.decode_all(recv, rows)
+        self.plan.group.pool.give(recv)
+        return rows
+
+    def _take(self, num_rows: int, codec: Codec | None, keep: bool) -> Tensor:
+        like = self.rows[0]
+        dtype = like.dtype if codec is None else codec.dtype
+        width = self.width if codec is None else codec.width(self.width)
+        if keep:
+            return like.new_empty((num_rows, width), dtype=dtype)
+        return self.plan.group.pool.take((num_rows, width), dtype, like.device)
 
 
 def _gather(rows: Sequence[Tensor], idx: Tensor | None, out: Tensor) -> None:
@@ -103,6 +156,7 @@ class GradientReturn:
             in; called once, when rounds are in flight already.
         combine: what is done with rows that come home instead of adding them.
         window: rounds in flight; fewer where a fetch is in flight beside them.
+        lossy: says what rows travel as.
     """
 
     def __init__(
@@ -113,8 +167,10 @@ class GradientReturn:
         local: Callable[[], Tensor],
         combine: Callable[[Tensor, Tensor, Tensor], None] = add_rows,
         window: int = WINDOW,
+        lossy: Lossy = EXACT,
     ) -> None:
         self.plan, self.width, self.dtype, self._local = plan, width, dtype, local
+        self._codec = _codec(plan, lossy.gradient_wire_dtype, dtype)
         self._combine, self._window = combine, window
         self._home: Tensor | None = None
         self._flights: deque[_Flight] = deque()
@@ -130,7 +186,11 @@ class GradientReturn:
 
     def send(self, step: Round, grads: Tensor) -> None:
         """Post one round."""
-        recv = self._take(step.num_send)
+        if self._codec is not None:
+            rows, grads = grads, self._take(step.num_recv, self._codec)
+            self._codec.encode_all(rows, grads)
+            self.plan.group.pool.give(rows)
+        recv = self._take(step.num_send, self._codec)
         work = self.plan.group.exchange(recv, grads, step.send_counts, step.recv_counts)
         self._flights.append(_Flight(step, work, grads, recv))
 
@@ -146,20 +206,22 @@ class GradientReturn:
             self._home = self._local()
         return self._home
 
-    def _take(self, num_rows: int) -> Tensor:
+    def _take(self, num_rows: int, codec: Codec | None = None) -> Tensor:
         pool, device = self.plan.group.pool, self.plan.device
-        return pool.take((num_rows, self.width), self.dtype, device)
+        width = self.width if codec is None else codec.width(self.width)
+        return pool.take((num_rows, width), self.dtype if codec is None else codec.dtype, device)
 
     def _add_home(self) -> None:
         home, flight = self._own(), self._flights.popleft()
         flight.work.wait()
         pool = self.plan.group.pool
         pool.give(flight.send)
+        landed = self._decoded(flight.recv)
         start = 0
         for peer in flight.round.targets:
             stop = start + flight.round.send_counts[peer]
             idx = self.plan.send_idx[peer]
-            grads = flight.recv[start:stop].to(home.dtype)
+            grads = landed[start:stop].to(home.dtype)
             if idx is not None:
                 self._combine(home, idx, grads)
             elif self._combine is add_rows:
@@ -167,4 +229,12 @@ class GradientReturn:
             else:
                 self._combine(home, torch.arange(len(home), device=home.device), grads)
             start = stop
-        pool.give(flight.recv)
+        pool.give(landed)
+
+    def _decoded(self, recv: Tensor) -> Tensor:
+        if self._codec is None:
+            return recv
+        rows = self._take(len(recv))
+        self._codec.decode_all(recv, rows)
+        self.plan.group.pool.give(recv)
+        return rows

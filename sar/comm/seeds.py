@@ -32,10 +32,20 @@ class SeedStream:
         self.base: int | None = None
         self.count = 0
         self.replays = False
+        self._noise: torch.Generator | None = None
 
     def restart(self, base: int, count: int = 0) -> None:
         """Begin anew, or where ``state`` says another stream was."""
-        self.base, self.count = base, count
+        self.base, self.count, self._noise = base, count, None
+
+    def noise(self, rank: int) -> torch.Generator:
+        """Random numbers of a rank alone, for rounding what it sends; begin anew with the seed."""
+        if self._noise is None:
+            base = torch.initial_seed() if self.base is None else self.base
+            digest = hashlib.sha256(f"noise {base} {rank}".encode()).digest()
+            seed = int.from_bytes(digest[:8], "big") >> 1
+            self._noise = torch.Generator().manual_seed(seed)
+        return self._noise
 
     def state(self) -> tuple[int, int] | None:
         """The arguments of :meth:`restart` that lead here; ``None`` before there is a base."""

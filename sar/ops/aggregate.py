@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -12,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from sar.comm import GradientReturn, fetch
 from sar.config import Policy
 from sar.kernels import Factors, spmm, spmm_add, spmm_into, wide_dtype
+from sar.ops.boundary import sampled_aggregate
 from sar.ops.relation import Relation
 
 
@@ -22,7 +24,7 @@ def aggregate_forward(
     plan, factors, order = relation.plan, Factors(edge=weight, row=scale), weight is not None
     num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
     rounds = plan.rounds(num_rounds)
-    stream = fetch(plan, x, rounds)
+    stream = fetch(plan, x, rounds, lossy=policy.lossy)
     out = spmm(relation.local(order=order), x, factors)  # while the first rounds are on the wire
     shards = relation.shards(num_rounds, order=order)
     for (_, halo), shard in zip(stream, shards, strict=True):
@@ -43,7 +45,7 @@ def aggregate_backward(
     def local() -> Tensor:
         return spmm(relation.local(reverse=True, order=order), dout, factors)
 
-    home = GradientReturn(plan, dout.shape[1], dout.dtype, local)
+    home = GradientReturn(plan, dout.shape[1], dout.dtype, local, lossy=policy.lossy)
     for step, shard in zip(plan.rounds(num_rounds), shards, strict=True):
         grads = home.buffer(step)
         spmm_into(grads, shard, dout, factors)
@@ -109,5 +111,8 @@ def aggregate(
     if op == "mean":
         degrees = relation.in_degrees.clamp(min=1)
         scale = degrees.to(wide_dtype(x.dtype)).reciprocal_()
-    out = _Aggregate.apply(flat, weight, scale, relation, policy)
+    if policy.lossy.boundary_rate < 1 and torch.is_grad_enabled():
+        out = sampled_aggregate(relation, flat, weight, scale, policy)
+    else:
+        out = _Aggregate.apply(flat, weight, scale, relation, policy)
     return out.view(relation.num_dst, *x.shape[1:])

@@ -25,6 +25,7 @@ from sar.kernels.attention import (
     attend_grad_of_sources,
 )
 from sar.kernels.attention_loops import ADDITIVE
+from sar.ops.boundary import refuse_sampling
 from sar.ops.relation import Relation
 
 
@@ -79,6 +80,7 @@ def attention(
     Returns:
         [num_dst, H * D] in the dtype of ``value``; 0 where no edge ends.
     """
+    refuse_sampling(spec.policy, "attention")
     return _Attention.apply(spec, value, key, query, weight)
 
 
@@ -109,7 +111,8 @@ def _stream(
     if kept:
         halos: Iterator[tuple[Round, Tensor]] = zip(rounds, kept, strict=True)
     else:
-        halos = fetch(plan, sources, rounds, keep=not spec.policy.rematerialize)
+        policy = spec.policy
+        halos = fetch(plan, sources, rounds, not policy.rematerialize, policy.lossy)
     yield None, sources
     for step, halo in halos:
         yield step, [halo]
@@ -152,7 +155,9 @@ class _Backward:
         additive = spec.scores.kind == ADDITIVE
         by_dst = [None] * len(by_src) if additive else spec.shards(num_rounds, reverse=False)
         own, plan = self.homes[0], spec.relation.plan
-        home = GradientReturn(plan, width, own.dtype, lambda: own, self._add_home, window=1)
+        home = GradientReturn(
+            plan, width, own.dtype, lambda: own, self._add_home, 1, spec.policy.lossy
+        )
         stream = _stream(spec, self.sources, kept)
         for (step, rows), csr, csc in zip(stream, by_src, by_dst, strict=True):
             grads = self.homes if step is None else [home.buffer(step)]

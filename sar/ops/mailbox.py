@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sar.config import Policy
+from sar.ops.boundary import refuse_sampling
 from sar.ops.capture import RecordCaptures
 from sar.ops.mailbox_blocks import MailboxPass, fetch_table
 from sar.ops.mailbox_grads import MailboxGrads
@@ -56,6 +57,7 @@ def run_mailbox(
         The error of a function on any rank, on every rank; ``ValueError`` when ranks differ in
         the number of source columns.
     """
+    refuse_sampling(policy, "a function of mailboxes")
     edges = _pass(relation, messages, policy, inputs)
     nodes = _pass(relation, reduce, policy, Inputs(list(mail), list(columns), []))
     layout = RowLayout(inputs.src) if inputs.src else None

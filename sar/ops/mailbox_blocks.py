@@ -108,7 +108,9 @@ def fetch_table(spec: MailboxPass, layout: RowLayout, packed: Tensor) -> Tensor:
     num_rounds = rounds_of(spec.messages, layout)
     table = packed.new_empty((len(packed) + sum(plan.recv_counts), packed.shape[1]))
     table[: len(packed)] = packed
-    for step, halo in fetch(plan, table[: len(packed)], plan.rounds(num_rounds)):
+    for step, halo in fetch(
+        plan, table[: len(packed)], plan.rounds(num_rounds), lossy=spec.messages.policy.lossy
+    ):
         parts = halo.split([step.recv_counts[peer] for peer in step.sources])
         for peer, rows in zip(step.sources, parts, strict=True):
             table[starts[peer] : starts[peer] + len(rows)] = rows
@@ -120,7 +122,9 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
     relation = spec.messages.relation
     plan, starts = relation.plan, relation.halo_starts
     own = table[: relation.num_src]
-    home = GradientReturn(plan, table.shape[1], table.dtype, lambda: own)
+    home = GradientReturn(
+        plan, table.shape[1], table.dtype, lambda: own, lossy=spec.messages.policy.lossy
+    )
     for step in plan.rounds(rounds_of(spec.messages, layout)):
         buffer = home.buffer(step)
         parts = buffer.split([step.recv_counts[peer] for peer in step.sources])

@@ -166,7 +166,8 @@ def stream(
     rounds = relation.plan.rounds(num_rounds)
     halos: Iterator[Tensor | None] = iter([None] * len(rounds))
     if packed is not None:
-        halos = (halo for _, halo in fetch(relation.plan, packed, rounds, keep))
+        fetched = fetch(relation.plan, packed, rounds, keep, spec.policy.lossy)
+        halos = (halo for _, halo in fetched)
     yield None, packed, relation.local(order=True)
     shards = relation.shards(num_rounds, order=True)
     yield from zip(rounds, halos, shards, strict=True)

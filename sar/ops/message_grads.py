@@ -116,7 +116,7 @@ class MessageGrads:
 
     def _open_return(self, own: Tensor) -> GradientReturn:
         plan, width = self.spec.relation.plan, own.shape[1]
-        return GradientReturn(plan, width, own.dtype, lambda: own)
+        return GradientReturn(plan, width, own.dtype, lambda: own, lossy=self.spec.policy.lossy)
 
     def _target(self, home: GradientReturn | None, step: Round | None) -> Tensor | None:
         """Zeroed rows that collect the gradients of a shard's sources."""

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from sar.config import Policy
 from sar.errors import NotSupportedError
+from sar.ops.boundary import refuse_sampling
 from sar.ops.capture import RecordCaptures
 from sar.ops.message_blocks import (
     Inputs,
@@ -62,6 +63,7 @@ def run_messages(
         return _run_reversed(relation.forward, messages, reduce, policy, inputs, like)
     if reduce == "logsumexp":  # its gradient is a function of the messages
         messages = replace(messages, linear_in_src=False)
+    refuse_sampling(policy, "a function of edges")
     seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
     counts = [len(side) for side in inputs]
     spec = MessagePass(relation, messages, reduce, policy, counts[0], counts[1], counts[2], seed)
