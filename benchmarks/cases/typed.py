@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
@@ -16,7 +18,7 @@ from benchmarks.registry import Figure, Options, Report, Table, benchmark
 if TYPE_CHECKING:
     from sar.comm import Group
 
-RANKS, PAPERS = 4, 20_000
+RANKS, PAPERS, WIDTH = 4, 20_000, 64
 TASKS = "benchmarks.tasks.typed:Whole", "benchmarks.tasks.typed:Part"
 
 
@@ -50,7 +52,7 @@ def hgb(options: Options) -> Report:
 
 @benchmark("relations", "edges")
 def relations(options: Options) -> Report:
-    """Bytes of a mean over five relations: multi_update_all beside one relation after the other.
+    """Bytes of a mean over five relations: one after the other, together, in a HeteroGraphConv.
 
     A bibliography of 3 types, 4 ranks, width 64, forward and backward pass.
     """
@@ -60,38 +62,65 @@ def relations(options: Options) -> Report:
     make = partial(bibliography_graph, papers=PAPERS)
     cuts = [(method, RANKS) for method in ("metis", "random")]
     parts = graphs.partitions(options, f"bibliography-{PAPERS}", make, cuts)
-    table = Table(f"{PAPERS} papers, MB sent", ["cut", "apart", "together", "share"])
+    table = Table(f"{PAPERS} papers, MB sent", ["cut", *PASSES, "share"])
     report = Report(tables=[table])
     for cut, path in parts.items():
-        apart, together = (
-            sum(ThreadGroup.run(RANKS, partial(_sent, path, joint))) / 1e6
-            for joint in (False, True)
-        )
-        table.rows.append([cut[0], apart, together, together / apart])
-        share = Figure(f"{cut[0]}: together / apart", together / apart, at_most=1.0)
-        report.figures.append(share)
+        sent = [
+            sum(ThreadGroup.run(RANKS, partial(_sent, path, run))) / 1e6 for run in PASSES.values()
+        ]
+        table.rows.append([cut[0], *sent, sent[-1] / sent[0]])
+        for name, together in zip(list(PASSES)[1:], sent[1:]):
+            share = Figure(f"{cut[0]}: {name} / apart", together / sent[0], at_most=1.0)
+            report.figures.append(share)
     return report
 
 
-def _sent(path: Path, joint: bool, group: Group) -> int:
-    """Bytes that a rank sends in one pass forward and backward, set-up not counted."""
+def _apart(graph: Any) -> Callable[[dict[str, Tensor]], list[Tensor]]:
+    return lambda x: [
+        out for e in graph.canonical_etypes for out in _multi_update_all(graph, [e])(x)
+    ]
+
+
+def _multi_update_all(graph: Any, etypes: list | None = None) -> Callable:
     import dgl.function as fn
 
+    copy = fn.copy_u("h", "m"), fn.mean("m", "out")
+
+    def run(x: dict[str, Tensor]) -> list[Tensor]:
+        with graph.local_scope():
+            graph.ndata["h"] = x
+            graph.multi_update_all(dict.fromkeys(etypes or graph.canonical_etypes, copy), "sum")
+            return list(graph.ndata["out"].values())
+
+    return run
+
+
+def _hetero_graph_conv(graph: Any) -> Callable[[dict[str, Tensor]], list[Tensor]]:
+    import dgl.nn
+
+    convs = {etype: dgl.nn.SAGEConv(WIDTH, WIDTH, "mean") for etype in graph.etypes}
+    layer = dgl.nn.HeteroGraphConv(convs, "sum")
+    return lambda x: list(layer(graph, x).values())
+
+
+PASSES = {
+    "apart": _apart,
+    "multi_update_all": _multi_update_all,
+    "HeteroGraphConv": _hetero_graph_conv,
+}
+
+
+def _sent(path: Path, make: Callable, group: Group) -> int:
+    """Bytes that a rank sends in one pass forward and backward, set-up not counted."""
     import sar
 
     data = sar.load_dgl_partition_data(path, group.rank)
     graph = sar.construct_full_graph(data)
-    copy = fn.copy_u("h", "m"), fn.mean("m", "out")
-    graph.ndata["h"] = {
-        t: torch.ones(graph.num_nodes(t), 64, requires_grad=True) for t in graph.ntypes
-    }
-    for _ in range(2):
+    x = {t: torch.ones(graph.num_nodes(t), WIDTH, requires_grad=True) for t in graph.ntypes}
+    run, before = make(graph), 0
+    for _ in range(3):  # a layer shares rows from its second call on
         before = group.counters.sent_bytes
-        results = []
-        for etypes in [graph.canonical_etypes] if joint else [[e] for e in graph.canonical_etypes]:
-            graph.multi_update_all(dict.fromkeys(etypes, copy), "sum")
-            results += [graph.nodes[t].data["out"].sum() for t in {e[2] for e in etypes}]
-        torch.stack(results).sum().backward()
+        torch.stack([rows.sum() for rows in run(x)]).sum().backward()
     return group.counters.sent_bytes - before
 
 

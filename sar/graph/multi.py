@@ -5,26 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.config import Policy
-from sar.graph.builtin import (
-    BuiltinMessage,
-    BuiltinReduce,
-    Operand,
-    parse_message,
-    parse_reduce,
-)
-from sar.graph.lazy import Scope
+from sar.graph.builtin import BuiltinReduce, parse_message, parse_reduce
+from sar.graph.joint import reduce_jointly, stream_of
 from sar.graph.mailbox import NodeBatch
-from sar.graph.passing import mean_of_sum, reduce_messages, reduced
+from sar.graph.passing import reduced
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import copy_frame
-from sar.ops import AnyRelation, Relation, ReversedRelation, join_relations
+from sar.ops import ReversedRelation
 
 Columns = dict[str, Tensor]
 CrossReducer = Callable[[list[Tensor]], Tensor]
@@ -121,49 +114,23 @@ def _reduced_together(
 
     Sums and means share one stream, maxima another, minima a third.
     """
-    shared: dict[tuple[str, str, str], list[EType]] = {}
-    reduces: dict[EType, BuiltinReduce] = {}
+    shared: dict[tuple[str, str, str], dict[EType, BuiltinReduce]] = {}
     for etype, step in steps.items():
         message, reduce = parse_message(step.message), step.builtin
         if message is None or reduce is None or reduce.message != message.out:
             continue
         turned = isinstance(store.relations[etype], ReversedRelation)
         if message.op == "copy" and message.lhs.side == "u" and not turned:
-            kind = "sum" if reduce.op == "mean" else reduce.op
-            shared.setdefault((etype[0], message.lhs.name, kind), []).append(etype)
-            reduces[etype] = reduce
+            stream = etype[0], message.lhs.name, stream_of(reduce.op)
+            shared.setdefault(stream, {})[etype] = reduce
     found: dict[EType, Columns] = {}
-    for (ntype, column, kind), etypes in shared.items():
+    for (ntype, column, _), reduces in shared.items():
         x = store.src_frames[ntype][column]
-        if len(etypes) > 1 and x.is_floating_point():
-            rows = _reduced_jointly(store, etypes, x, kind, policy)
-            for etype, part in zip(etypes, rows, strict=True):
-                found[etype] = _named(store.relations[etype], reduces[etype], part)
+        if len(reduces) > 1 and x.is_floating_point():
+            ops = {etype: reduce.op for etype, reduce in reduces.items()}
+            for etype, part in reduce_jointly(store, ops, x, policy).items():
+                found[etype] = {reduces[etype].out: part}
     return found
-
-
-def _reduced_jointly(
-    store: GraphStore, etypes: list[EType], x: Tensor, kind: str, policy: Policy
-) -> list[Tensor]:
-    """[num_dst, ...] of each relation; slices, so that each may be written into."""
-    joint = _joined(store, tuple(etypes))
-    ends = [0, *accumulate(store.relations[etype].num_dst for etype in etypes)]
-    u = Operand("u", "x")
-    copy = BuiltinMessage("copy", u, None, "m")
-    rows = reduce_messages(Scope(joint, policy, store.device), copy, {u: x}, kind)
-    return [rows[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
-
-
-def _joined(store: GraphStore, etypes: tuple[EType, ...]) -> Relation:
-    """The relations as one; collective on first use."""
-    if etypes not in store.joined:
-        relations = [store.relations[etype] for etype in etypes]
-        store.joined[etypes] = join_relations([r for r in relations if isinstance(r, Relation)])
-    return store.joined[etypes]
-
-
-def _named(relation: AnyRelation, reduce: BuiltinReduce, rows: Tensor) -> Columns:
-    return {reduce.out: mean_of_sum(rows, relation) if reduce.op == "mean" else rows}
 
 
 def _fill(step: Step) -> float | None:

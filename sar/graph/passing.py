@@ -172,6 +172,10 @@ def _reduce_builtin(
             out = pending.reduce(store, etype, column, _summed(op), policy)
             return mean_of_sum(out, store.relations[etype]) if op == "mean" else out
     operands = _operands(store, etype, message)
+    if store.sharing is not None and message.op == "copy" and message.lhs.side == "u":
+        rows = store.sharing.reduce(etype, operands[message.lhs], op, policy)
+        if rows is not None:
+            return rows
     return reduce_messages(scope_of(store, etype, policy), message, operands, op)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ class GraphStore:
         is_block: True for a block (MFG).
         keep_seeds: on blocks, whether source rows begin with the destination rows.
         joined: relations out of the same source rows as one relation, made on first need.
+        sharing: the layer's call in progress whose modules share rows; no copy has it.
+        asked: what the modules of a layer asked for the last time; no copy has it.
     """
 
     group: Group
@@ -56,6 +59,10 @@ class GraphStore:
     added_loops: int = 0
     joined: dict[tuple[EType, ...], Relation] = field(default_factory=dict)
     keyed_rows: Any = field(default=None, init=False, repr=False, compare=False)
+    sharing: Any = field(default=None, init=False, repr=False, compare=False)
+    asked: WeakKeyDictionary[Any, dict] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
 
     def first_nid(self, ntype: str) -> int:
         """Global id of this part's first node of a type."""

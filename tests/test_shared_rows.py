@@ -1,0 +1,327 @@
+"""Modules of a ``HeteroGraphConv`` that read the same rows: equal to DGL, and rows travel once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from dgl import function as fn
+from dgl import nn as dglnn
+from harness import assert_close, assert_gradients_close, run_threads
+from harness.graphs import shop, to_dgl
+from harness.parts import Cutter, load_all
+from harness.rows import whole
+from harness.training import local_train_nodes, train_nodes, whole_blocks
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import sar
+
+WIDTH, OUT = 3, 4
+USERS = ("buys", "follows")  # both out of users
+ITEMS = ("bought_by", "carries")  # both out of items
+NAMES = (*USERS, *ITEMS, "marks")
+
+
+class Heads(nn.Module):
+    """Attention, which computes on edges, and the mean of its heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = dglnn.GATConv(WIDTH, OUT, 2, allow_zero_in_degree=True)
+
+    def forward(self, graph: Any, x: Any) -> Tensor:
+        return self.conv(graph, x).mean(1)
+
+
+class Twice(nn.Module):
+    """Reads its rows by several reductions, once without gradients, and writes into a result."""
+
+    def __init__(self, first: str = "sum") -> None:
+        super().__init__()
+        self.linear, self.first = nn.Linear(WIDTH, OUT), first
+
+    def forward(self, graph: Any, x: tuple[Tensor, Tensor]) -> Tensor:
+        def reduced(op: str) -> Tensor:
+            with graph.local_scope():
+                graph.srcdata["h"] = x[0]
+                graph.update_all(fn.copy_u("h", "m"), getattr(fn, op)("m", "out"))
+                return graph.dstdata["out"]
+
+        rows = reduced(self.first)
+        rows += 1
+        with torch.no_grad():
+            constant = reduced("mean")
+        return self.linear(rows + reduced("mean") * constant + reduced("max"))
+
+
+def graph_conv(norm: str, out: int = OUT) -> nn.Module:
+    return dglnn.GraphConv(WIDTH, out, norm=norm)
+
+
+def sage(kind: str = "mean", **options: Any) -> nn.Module:
+    return dglnn.SAGEConv(WIDTH, OUT, kind, **options)
+
+
+def gin(kind: str) -> nn.Module:
+    return dglnn.GINConv(nn.Linear(WIDTH, OUT), kind, learn_eps=True)
+
+
+# Modules in the order of NAMES, and whose rows travel together.
+LAYERS: dict[str, tuple[Callable[[], list[nn.Module]], tuple[tuple[str, ...], ...]]] = {
+    "means": (lambda: [sage() for _ in NAMES], (USERS, ITEMS)),
+    "sums and means": (
+        lambda: [graph_conv("right"), sage(), gin("sum"), graph_conv("none"), Heads()],
+        (USERS, ITEMS),
+    ),
+    "maxima": (lambda: [gin("max"), gin("max"), gin("max"), gin("mean"), gin("sum")], (USERS,)),
+    "several": (lambda: [Twice(), Twice("mean"), Twice(), sage(), graph_conv("both")], ()),
+    "nothing": (
+        lambda: [graph_conv("both"), sage("pool"), graph_conv("left"), graph_conv("both"), Heads()],
+        (),
+    ),
+}
+
+
+def build(name: str, aggregate: str, state: dict | None = None) -> nn.Module:
+    modules = dict(zip(NAMES, LAYERS[name][0](), strict=True))
+    conv = dglnn.HeteroGraphConv({**modules, "unknown": sage()}, aggregate).double()
+    if state is not None:
+        conv.load_state_dict(state)
+    return conv
+
+
+def rows_of(graph: Any, ids: dict[str, Tensor]) -> dict[str, Tensor]:
+    counts = shop().num_nodes
+    return {
+        t: whole(counts[t], (WIDTH,), seed)[ids[t]].requires_grad_()
+        for seed, t in enumerate(sorted(counts))
+    }
+
+
+def outcome(conv: nn.Module, graph: Any, x: Any, ids: dict, src: dict[str, Tensor]) -> dict:
+    """Results of a call, and the gradients of a sum of all of them."""
+    out = conv(graph, x)
+    parts = [(r * (1 + ids[t]).view(-1, *[1] * (r.dim() - 1))).sum() for t, r in out.items()]
+    torch.stack(parts).sum().backward()
+    return {
+        "dst": ids, "out": {t: r.detach() for t, r in out.items()},
+        "x": {t: torch.zeros_like(r) if r.grad is None else r.grad for t, r in src.items()},
+    }  # fmt: skip
+
+
+def case(group: Any, path: str, conv_of: Callable, policy: sar.Policy, block: bool) -> list[dict]:
+    """Three calls; from the second on rows are shared."""
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    if block:
+        graph = sar.construct_mfgs(data, local_train_nodes(data), 1)[0].with_policy(policy)
+    else:
+        graph = sar.construct_full_graph(data, policy)
+    ids = {t: data.node_features[f"{t}/orig_id"] for t in data.book.ntypes}
+    src = {t: ids[t][graph.srcnodes(t)] for t in graph.srctypes}
+    dst = {t: ids[t][graph.dstnodes(t)] for t in graph.dsttypes}
+    conv, found = conv_of(), []
+    for _ in range(3):
+        x = rows_of(graph, src)
+        conv.zero_grad()
+        found.append(outcome(conv, graph, x, dst, x) | {"src": src})
+        sar.gather_grads(conv)
+        found[-1]["params"] = {n: p.grad for n, p in conv.named_parameters() if p.grad is not None}
+    return found
+
+
+def check(conv: nn.Module, ranks: list[list[dict]], block: bool) -> None:
+    graph = to_dgl(shop())
+    if block:
+        graph = whole_blocks(graph, train_nodes(graph), 1)[0]
+    src = {t: graph.srcnodes[t].data["orig_id"] for t in graph.srctypes}
+    dst = {t: graph.dstnodes[t].data["orig_id"] for t in graph.dsttypes}
+    x = rows_of(graph, src)
+    want = outcome(conv, graph, x, dst, x) | {"src": src}
+    params = {n: p.grad for n, p in conv.named_parameters() if p.grad is not None}
+    for parts in zip(*ranks, strict=True):
+        for key, ids in (("out", "dst"), ("x", "src")):
+            for ntype in want[key]:
+                got, rows = (by_id(list(p), key, ids, ntype) for p in (parts, [want]))
+                assert_close(got, rows, f"{key} of {ntype}", torch.float64)
+        assert_gradients_close(parts[0]["params"], params, torch.float64)
+
+
+def by_id(parts: list[dict], key: str, ids: str, ntype: str) -> Tensor:
+    """Rows of all ranks in the order of the original ids; 0 where a block has no row."""
+    found = torch.cat([p[key][ntype] for p in parts])
+    every = found.new_zeros((shop().num_nodes[ntype], *found.shape[1:]))
+    return every.index_copy(0, torch.cat([p[ids][ntype] for p in parts]), found)
+
+
+SETTINGS = [
+    (1, "metis", None, False), (2, "random", 1, True), (3, "metis", 2, False),
+    (4, "random", None, True), (4, "adversarial", 1, False),
+]  # fmt: skip
+AGGREGATES = ["sum", "mean", "stack", "max", "min"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_equals_dgl(name: str, number: int, partitioned: Cutter) -> None:
+    """Each set of modules with each aggregation; ranks, cuts, rounds and blocks go round."""
+    aggregate = AGGREGATES[number]
+    size, method, rounds, block = SETTINGS[(number + list(LAYERS).index(name)) % len(SETTINGS)]
+    conv = build(name, aggregate)
+    path, make = partitioned(shop(), size, method), partial(build, name, aggregate)
+    make = partial(make, state=conv.state_dict())
+    check(conv, run_threads(size, case, path, make, sar.Policy(rounds=rounds), block), block)
+
+
+def halo(path: str, size: int, etypes: Sequence[str]) -> int:
+    """Rows that all ranks together need of others for the relations, each row once."""
+    total = 0
+    for data in load_all(path, size):
+        shards = [data.edges[e] for e in data.book.canonical_etypes if e[1] in etypes]
+        for peer in range(size):
+            ends = [s.src[s.offsets[peer] : s.offsets[peer + 1]] for s in shards]
+            total += len(torch.cat(ends).unique()) if peer != data.part_id else 0
+    return total
+
+
+class Sent:
+    """Bytes that a rank sends meanwhile."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.start = group, group.counters.sent_bytes
+
+    def __call__(self) -> int:
+        start, self.start = self.start, self.group.counters.sent_bytes
+        return self.start - start
+
+
+def full_graph(group: Any, path: str) -> tuple[Any, dict[str, Tensor]]:
+    graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
+    return graph, {t: torch.randn(graph.num_nodes(t), WIDTH).double() for t in graph.ntypes}
+
+
+def case_bytes(group: Any, path: str, name: str) -> list[list[int]]:
+    """Bytes of the forward and of the backward pass of four calls."""
+    graph, x = full_graph(group, path)
+    conv, found, sent = build(name, "stack"), [], Sent(group)
+    for _ in range(4):
+        out = conv(graph, {t: rows.requires_grad_() for t, rows in x.items()})
+        found.append([sent()])
+        torch.stack([rows.sum() for rows in out.values()]).sum().backward()
+        found[-1].append(sent())
+    return found
+
+
+@pytest.mark.parametrize("name", ["means", "sums and means", "maxima", "nothing"])
+def test_rows_travel_once(name: str, partitioned: Cutter) -> None:
+    """From the third call on (the second agrees on the joint halo) by as much as is shared."""
+    path, groups = partitioned(shop(), 4, "random"), LAYERS[name][1]
+    calls = torch.tensor(run_threads(4, case_bytes, path, name)).sum(0).tolist()
+    saved = sum(
+        sum(halo(path, 4, [etype]) for etype in group) - halo(path, 4, group) for group in groups
+    )
+    row = 8 * WIDTH
+    first_backward = calls[0][1]
+    assert (saved > 0) == bool(groups)
+    assert calls[2] == calls[3]
+    assert calls[2][1] == first_backward - saved * row
+    apart = run_threads(4, case_apart, path, name)
+    assert calls[2][0] == sum(apart) - saved * row
+
+
+def case_apart(group: Any, path: str, name: str) -> int:
+    """Bytes of the forward pass of the same modules, each called by itself."""
+    graph, x = full_graph(group, path)
+    conv, sent = build(name, "stack"), Sent(group)
+    for _ in range(2):
+        sent()
+        for src, etype, dst in graph.canonical_etypes:
+            conv.mods[etype](graph[etype], (x[src].requires_grad_(), x[dst].requires_grad_()))
+    return sent()
+
+
+def means(**options: Any) -> nn.Module:
+    return dglnn.HeteroGraphConv({name: sage(**options) for name in NAMES}).double()
+
+
+def case_dropout(group: Any, path: str) -> None:
+    """Dropout gives every module rows of its own, in training only."""
+    graph, x = full_graph(group, path)
+    conv, sent = means(feat_drop=0.5), Sent(group)
+    for _ in range(3):
+        conv.train()(graph, x)
+        trained = sent()
+        with torch.no_grad():
+            conv.eval()(graph, x)
+        evaluated = sent()
+    total = group.all_reduce(torch.tensor([trained, evaluated]), "sum")
+    assert total[1] < 0.9 * total[0]
+
+
+class Fickle(nn.Module):
+    """Reads its rows as it is told."""
+
+    def __init__(self, words: list[str]) -> None:
+        super().__init__()
+        self.words = words
+
+    def forward(self, graph: Any, x: tuple[Tensor, Tensor], scale: float = 1.0) -> Tensor:
+        word, rows = self.words[0], x[0]
+        if word == "other":
+            rows = rows * 1
+        if word == "written":
+            rows.add_(1)
+        if word == "fails":
+            raise KeyError("no such thing")
+        with graph.local_scope():
+            graph.srcdata["h"] = rows
+            op = word if word in ("max", "sum") else "mean"
+            graph.update_all(fn.copy_u("h", "m"), getattr(fn, op)("m", "out"))
+            return graph.dstdata["out"] * scale
+
+
+def case_fickle(group: Any, path: str, words: str) -> None:
+    """Whatever the second module does from the third call on, it gets what it asks for."""
+    graph, x = full_graph(group, path)
+    first, second = Fickle(["mean"]), Fickle(["mean"])
+    conv = dglnn.HeteroGraphConv({"buys": first, "follows": second, "marks": first}, "sum")
+    rows = {t: r for t, r in x.items() if t != "item"}
+    for call in range(5):
+        second.words[0] = words if call in (2, 3) else "mean"
+        given = {t: r.clone() for t, r in rows.items()}, x
+        if second.words[0] == "fails":
+            with pytest.raises(KeyError, match="no such thing"):
+                conv(graph, given)
+            continue
+        out = conv(graph, given, mod_kwargs={"buys": {"scale": 2.0}})
+        sources = rows["user"] + (second.words[0] == "written")
+        op = words if second.words[0] in ("max", "sum") else "mean"
+        want = graph.aggregate(sources, op, etype="follows")
+        torch.testing.assert_close(out["user"], want)
+        want = 2 * graph.aggregate(rows["user"], "mean", etype="buys")
+        want = want + graph.aggregate(rows["tag"], "mean", etype="marks")
+        torch.testing.assert_close(out["item"], want)
+
+
+def case_checkpoint(group: Any, path: str) -> None:
+    """Layers that torch runs again in backward save the same tensors both times."""
+    graph, x = full_graph(group, path)
+    conv, grads = means(), []
+    for again in (True, False, True):
+        rows = {t: r.clone().requires_grad_() for t, r in x.items()}
+        out = checkpoint(conv, graph, rows, use_reentrant=False) if again else conv(graph, rows)
+        torch.stack([part.sum() for part in out.values()]).sum().backward()
+        grads.append([r.grad for r in rows.values()])
+    for found in grads[1:]:
+        torch.testing.assert_close(found, grads[0])
+
+
+def test_modules_that_do_otherwise(partitioned: Cutter) -> None:
+    path = partitioned(shop(), 3, "random")
+    run_threads(3, case_dropout, path)
+    for words in ("other", "written", "max", "sum", "fails"):
+        run_threads(3, case_fickle, path, words)
+    run_threads(3, case_checkpoint, path)
