@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+CONSTANT_INPUTS = ("memory", "mapped", "off")
 _UNITS = {"": 1, "B": 1}
 _UNITS.update({f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)})
 _UNITS.update({f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)})
@@ -63,6 +64,11 @@ class Lossy:
             raise ValueError(f"boundary_rate: got {rate}, expected 0 < rate <= 1")
 
     @property
+    def draws(self) -> bool:
+        """Whether what is lost of features is drawn at random, anew each time."""
+        return self.wire_dtype == "int8" or self.boundary_rate < 1
+
+    @property
     def code(self) -> int:
         """A number that is equal where the options are: ranks compare it."""
         known = (None, *WIRE_DTYPES)
@@ -86,6 +92,10 @@ class Policy:
         rematerialize: fetch remote rows again in backward (True) or keep the forward's (False).
         block_bytes: bytes of edge values computed at once on the generic path.
         lossy: what may be lost for fewer bytes on the wire.
+        constant_inputs: where sums and means of rows that ask for no gradient are kept when the
+            same rows come a second time, so that they are not sent again: in ``"memory"``, in a
+            ``"mapped"`` temporary file, or not at all (``"off"``). Takes one row of the input's
+            width for each owned row. What ``lossy`` draws at random is drawn anew instead.
     """
 
     rounds: int | None = None
@@ -93,6 +103,7 @@ class Policy:
     rematerialize: bool = True
     block_bytes: int = 8 << 20
     lossy: Lossy = EXACT
+    constant_inputs: str = "memory"
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
@@ -113,6 +124,11 @@ class Policy:
         object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
         if not isinstance(self.lossy, Lossy):
             raise TypeError(f"lossy: got {type(self.lossy).__name__}, expected a sar.Lossy")
+        if self.constant_inputs not in CONSTANT_INPUTS:
+            raise ValueError(
+                f"constant_inputs: got {self.constant_inputs!r}, "
+                f"expected one of {', '.join(CONSTANT_INPUTS)}"
+            )
 
 
 class Config:

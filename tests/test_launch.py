@@ -82,7 +82,14 @@ def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
     assert set(result) == {"epochs", "ranks", "config", "versions"}
     names = {"epoch", "loss", "train_acc", "val_acc", "test_acc", "seconds"}
     assert [set(epoch) for epoch in result["epochs"]] == [names] * 5
-    names = {"rank", "peak_rss_mb", "baseline_rss_mb", "sent_bytes", "received_bytes"}
+    names = {
+        "rank",
+        "peak_rss_mb",
+        "baseline_rss_mb",
+        "sent_bytes",
+        "received_bytes",
+        "avoided_bytes",
+    }
     assert [set(rank) for rank in result["ranks"]] == [names] * 2
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
     assert all(rank["peak_rss_mb"] >= rank["baseline_rss_mb"] > 50 for rank in result["ranks"])

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sar.comm import Group, ProcessGroup, initialize_comms, shutdown
-from sar.config import WIRE_DTYPES, Lossy, Policy
+from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy
 from sar.errors import SarError
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
@@ -55,6 +55,12 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-rematerialize", action="store_true", help="keep fetched rows for the backward pass"
     )
+    group.add_argument(
+        "--constant-inputs",
+        choices=CONSTANT_INPUTS,
+        default="memory",
+        help="where sums of rows that stay the same are kept instead of sent again, default memory",
+    )
     lossy = parser.add_argument_group("lossy", "Fewer bytes on the wire for a result that differs.")
     lossy.add_argument("--lossy-wire", choices=WIRE_DTYPES, help="what feature rows travel as")
     lossy.add_argument("--lossy-gradient-wire", choices=WIRE_DTYPES, help="the same for gradients")
@@ -85,7 +91,13 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
 def policy_of(args: argparse.Namespace) -> Policy:
     """How halos are streamed."""
     lossy = Lossy(args.lossy_wire, args.lossy_gradient_wire, args.lossy_boundary_rate)
-    return Policy(args.rounds, args.memory_budget, not args.no_rematerialize, lossy=lossy)
+    return Policy(
+        args.rounds,
+        args.memory_budget,
+        not args.no_rematerialize,
+        lossy=lossy,
+        constant_inputs=args.constant_inputs,
+    )
 
 
 def backend_of(args: argparse.Namespace) -> str:

@@ -21,7 +21,7 @@ from sar.train.trainer import Record
 def gather_ranks(baseline: float, group: Group) -> list[dict[str, Any]]:
     """A row of numbers for each rank; collective."""
     counters = group.counters
-    traffic = [counters.sent_bytes, counters.received_bytes]
+    traffic = [counters.sent_bytes, counters.received_bytes, counters.avoided_bytes]
     mine = torch.tensor([memory.peak_mb(), baseline, *traffic], dtype=torch.float64)
     rows = [row.tolist() for row in group.all_gather(mine)]
     return [
@@ -31,8 +31,9 @@ def gather_ranks(baseline: float, group: Group) -> list[dict[str, Any]]:
             "baseline_rss_mb": base,
             "sent_bytes": int(sent),
             "received_bytes": int(received),
+            "avoided_bytes": int(avoided),
         }
-        for rank, (peak, base, sent, received) in enumerate(rows)
+        for rank, (peak, base, sent, received, avoided) in enumerate(rows)
     ]
 
 
@@ -67,3 +68,5 @@ def report(
         above = row["peak_rss_mb"] - row["baseline_rss_mb"]
         sent = row["sent_bytes"] / 2**20
         print(f"{row['rank']:>4} {row['peak_rss_mb']:>8.0f} {above:>15.0f} {sent:>9.1f}")
+    avoided = sum(row["avoided_bytes"] for row in ranks) / 2**20
+    print(f"constant inputs: {config['constant_inputs']}; {avoided:.1f} MB not sent again")

@@ -203,7 +203,15 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 
 def _config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
-    names = ("input", "epochs", "eval_every", "device", "rounds", "memory_budget")
+    names = (
+        "input",
+        "epochs",
+        "eval_every",
+        "device",
+        "rounds",
+        "memory_budget",
+        "constant_inputs",
+    )
     return {name: getattr(args, name) for name in names} | {
         "rematerialize": not args.no_rematerialize,
         "lossy": asdict(policy_of(args).lossy),

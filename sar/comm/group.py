@@ -18,11 +18,16 @@ from sar.comm.seeds import SeedStream
 
 @dataclass
 class Counters:
-    """Bytes of rows sent to and received from other ranks, and collectives begun."""
+    """Bytes of rows sent to and received from other ranks, and collectives begun.
+
+    Attributes:
+        avoided_bytes: of rows that were not sent again because the result was kept.
+    """
 
     sent_bytes: int = 0
     received_bytes: int = 0
     collectives: int = 0
+    avoided_bytes: int = 0
 
 
 class Work(Protocol):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
-from sar.config import Policy
+from sar.config import Policy, current_policy
 from sar.errors import PartitionError
 from sar.graph.sharded import ShardedGraph
 from sar.graph.store import EType, GraphStore, edge_frame, node_frames
@@ -152,3 +153,16 @@ def agree_data(partition_data: PartitionData, group: Group, policy: Policy | Non
         except PartitionError as caught:
             error = caught
     group.agree(error, "graph")
+    _check_same_policy(group, policy)
+
+
+def _check_same_policy(group: Group, policy: Policy | None) -> None:
+    """What ranks send and wait for follows from the policy."""
+    mine = torch.tensor([zlib.crc32(repr(current_policy(policy)).encode())])
+    found = torch.cat(group.all_gather(mine))
+    different = (found != found[0]).nonzero().view(-1).tolist()
+    if different:
+        raise ValueError(
+            f"policy: ranks {different[:16]} have another one than rank 0, expected one on all; "
+            f"here it is {current_policy(policy)}"
+        )

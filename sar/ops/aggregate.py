@@ -104,8 +104,22 @@ def aggregate(
         weight: [num_edges] per local edge, without gradient; same dtype as ``x``.
 
     Returns:
-        [num_dst, ...] in the dtype of ``x``.
+        [num_dst, ...] in the dtype of ``x``. Of a constant ``x`` by the policy what an earlier call
+        gave, see Note [Constant rows]; all ranks agree on whether ``x`` asks for a gradient.
     """
+
+    def compute() -> Tensor:
+        return _aggregate(relation, x, op, policy, weight)
+
+    if x.requires_grad or policy.constant_inputs == "off" or policy.lossy.draws:
+        return compute()
+    tensors = [x] if weight is None else [x, weight]
+    return relation.constants.reduce(tensors, (op, policy), policy.constant_inputs, compute)
+
+
+def _aggregate(
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None
+) -> Tensor:
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     scale = None
     if op == "mean":

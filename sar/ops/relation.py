@@ -12,6 +12,7 @@ from torch import Tensor
 from sar.comm import Group, HaloPlan, build_halo_plan, join_plans
 from sar.kernels import Csc, compress
 from sar.ops.arrivals import Arrivals, arrange
+from sar.ops.constant import Constants
 
 
 class Relation:
@@ -45,6 +46,7 @@ class Relation:
         self.src, self.dst, self.eid, self.offsets = src, dst, eid, list(offsets)
         self.make_keys = make_keys
         self._shards: dict[tuple[int, bool, bool], list[Csc]] = {}
+        self.constants = Constants(self.group)
         self.num_edges_global = int(self.group.all_reduce(torch.tensor(len(src)), "sum"))
         self.out_degrees = self._count_out_degrees()
 
@@ -93,6 +95,7 @@ class Relation:
         for name in ("src", "dst", "eid", "out_degrees"):
             setattr(moved, name, getattr(self, name).to(device))
         moved._shards = {}
+        moved.constants = Constants(self.group)
         return moved
 
     def _cached(self, num_rounds: int, reverse: bool, order: bool) -> list[Csc]:

@@ -1,0 +1,395 @@
+"""Sums of rows that stay the same are kept, on all ranks or on none, and never a stale one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from dgl import function as fn
+from dgl.nn import SAGEConv
+from harness import run_threads
+from harness.graphs import hetero, mixed
+from harness.parts import Cutter
+from harness.rows import Part, whole
+from torch import Tensor
+
+import sar
+from sar.ops.constant import to_temporary_file
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+
+WIDTH = 5
+SIZE = 3
+
+
+def dense(graph: GraphArrays, x: Tensor, op: str, weight: Tensor | None = None) -> Tensor:
+    """The reference: [N, ...] sums or means over the edges, in one place."""
+    src, dst = graph.edges[ETYPE_HOMO]
+    rows = x[src] if weight is None else x[src] * weight.view(-1, 1)
+    total = torch.zeros_like(x).index_add_(0, dst, rows)
+    if op == "sum":
+        return total
+    count = torch.bincount(dst, minlength=len(x)).clamp(min=1)
+    return total / count.view(-1, 1).to(x.dtype)
+
+
+def sent(group: Any, body: Callable[[], Any]) -> tuple[Any, int]:
+    """What ``body`` returns, and whether rows were sent for it (0 or 1, any rank)."""
+    before = group.counters.sent_bytes
+    result = body()
+    moved = torch.tensor([int(group.counters.sent_bytes > before)])
+    return result, int(group.all_reduce(moved, "max"))
+
+
+class Checked:
+    """A rank's part that compares each aggregate with the reference and notes who sent."""
+
+    def __init__(self, group: Any, path: str, policy: sar.Policy | None = None) -> None:
+        self.group, self.part = group, Part(group, path, policy)
+        self.nodes, self.graph = self.part.nodes, self.part.graph
+        self.sends: list[int] = []
+
+    def rows(self, seed: int) -> Tensor:
+        return whole(mixed().total_nodes, (WIDTH,), seed)[self.nodes]
+
+    def everywhere(self, x: Tensor) -> Tensor:
+        """The rows of all ranks by original id."""
+        table = torch.zeros(mixed().total_nodes, WIDTH, dtype=x.dtype)
+        table[self.nodes] = x.detach()
+        return self.group.all_reduce(table)
+
+    def __call__(self, x: Tensor, op: str = "sum", graph: Any = None, **options: Any) -> Tensor:
+        graph = graph or self.graph
+        out, moved = sent(self.group, lambda: graph.aggregate(x, op, **options))
+        weight = options.get("edge_weight")
+        if weight is not None:
+            table = torch.zeros(len(mixed().edges[ETYPE_HOMO][0]), dtype=x.dtype)
+            table[self.part.edges] = weight.detach().view(-1)
+            weight = self.group.all_reduce(table)
+        found = dense(mixed(), self.everywhere(x), op, weight)[self.nodes]
+        torch.testing.assert_close(out.detach(), found, rtol=1e-12, atol=1e-12)
+        self.sends.append(moved)
+        return out
+
+
+def case_kept(group: Any, path: str, mode: str, op: str, weighted: bool) -> list[int]:
+    check = Checked(group, path, sar.Policy(constant_inputs=mode))
+    x = check.rows(0)
+    e = check.part.edge_rows(whole(len(mixed().edges[ETYPE_HOMO][0]), (), 1), False)
+    options = {"edge_weight": e} if weighted else {}
+    outs = [check(x, op, **options) for _ in range(4)]
+    assert all(torch.equal(out, outs[0]) for out in outs), "bit-identical"
+    return check.sends
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("mode", ["memory", "mapped", "off"])
+def test_from_the_third_use_on_nothing_is_sent(
+    mode: str, op: str, weighted: bool, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), SIZE, "random")
+    expected = [1, 1, 1, 1] if mode == "off" else [1, 1, 0, 0]
+    for sends in run_threads(SIZE, case_kept, path, mode, op, weighted):
+        assert sends == expected
+
+
+def case_drawn(group: Any, path: str) -> list[list[int]]:
+    sends = []
+    for lossy in (sar.Lossy("bfloat16"), sar.Lossy("int8"), sar.Lossy(boundary_rate=0.5)):
+        part = Part(group, path, sar.Policy(lossy=lossy))
+        x = part.node_rows(whole(mixed().total_nodes, (WIDTH,), 0), False)
+        sends.append([sent(group, lambda: part.graph.aggregate(x))[1] for _ in range(3)])  # noqa: B023
+    return sends
+
+
+def test_what_is_drawn_at_random_is_drawn_anew(partitioned: Cutter) -> None:
+    for sends in run_threads(SIZE, case_drawn, partitioned(mixed(), SIZE, "random")):
+        assert sends == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
+
+
+def case_counted(group: Any, path: str) -> tuple[int, int]:
+    part = Part(group, path)
+    x = part.node_rows(whole(mixed().total_nodes, (WIDTH,), 0), False)
+    before = group.counters.sent_bytes
+    part.graph.aggregate(x)
+    once = group.counters.sent_bytes - before
+    for _ in range(3):
+        part.graph.aggregate(x)
+    return once, group.counters.avoided_bytes
+
+
+def test_what_was_not_sent_is_counted(partitioned: Cutter) -> None:
+    for once, avoided in run_threads(SIZE, case_counted, partitioned(mixed(), SIZE, "random")):
+        assert avoided == 2 * once > 0
+
+
+# Each change is made after the result was kept, on rank 1 alone; everybody has to send again, and
+# every result is compared with the reference.
+
+
+def in_place(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+def one_row(x: Tensor) -> Tensor:
+    x[0] = 7
+    return x
+
+
+def other_tensor(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def swapped_memory(x: Tensor) -> Tensor:
+    x.data = x.detach() * 2
+    return x
+
+
+def swapped_twice(x: Tensor) -> Tensor:
+    x.data = x.detach() * 2
+    x.data = x.detach() * 2
+    return x
+
+
+def through_a_view(x: Tensor) -> Tensor:
+    x.view(-1)[3:5].zero_()
+    return x
+
+
+CHANGES = [in_place, one_row, other_tensor, swapped_memory, swapped_twice, through_a_view]
+
+
+def case_changed(group: Any, path: str, change: Callable, ranks: list[int]) -> list[int]:
+    check = Checked(group, path)
+    x = check.rows(0)
+    for _ in range(3):
+        check(x)
+    if group.rank in ranks:
+        x = change(x)
+    for _ in range(4):
+        check(x)
+    return check.sends
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("ranks", [[1], [0, 1, 2]])
+def test_a_change_on_any_rank_makes_all_send_again(
+    change: Callable, ranks: list[int], partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), SIZE, "random")
+    for sends in run_threads(SIZE, case_changed, path, change, ranks):
+        assert sends == [1, 1, 0, 1, 1, 0, 0]
+
+
+def case_astray(group: Any, path: str) -> list[int]:
+    """Rank 1 passes another tensor for a while, in which rank 2 changes its own."""
+    check = Checked(group, path)
+    x, y = check.rows(0), check.rows(1)
+    for _ in range(3):
+        check(x)
+    if group.rank == 2:
+        x.add_(1)
+    for _ in range(3):
+        check(y if group.rank == 1 else x)
+    for _ in range(3):
+        check(x)
+    return check.sends
+
+
+def test_results_of_different_calls_are_never_mixed(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), SIZE, "random")
+    for sends in run_threads(SIZE, case_astray, path):
+        assert sends == [1, 1, 0, 1, 1, 0, 1, 0, 0]
+
+
+def case_recycled(group: Any, path: str) -> list[int]:
+    """New tensors in memory and with ids that dead ones had."""
+    check = Checked(group, path)
+    for seed in range(6):
+        x = check.rows(seed)
+        check(x)
+        del x
+    assert not check.graph._relation(None).constants._entries, "the dead are forgotten"
+    return check.sends
+
+
+def test_a_dead_tensor_is_never_taken_for_a_new_one(partitioned: Cutter) -> None:
+    for sends in run_threads(SIZE, case_recycled, partitioned(mixed(), SIZE, "random")):
+        assert sends == [1] * 6
+
+
+def case_views(group: Any, path: str) -> tuple[list[int], list[int], list[int]]:
+    check = Checked(group, path)
+    base = torch.cat([check.rows(0), check.rows(1)], 1)
+    for _ in range(3):  # a new view each time
+        check(base[:, :WIDTH])
+        check(base[:, WIDTH:])
+    same, check.sends = check.sends, []
+    base[:, WIDTH:] += 1
+    check(base[:, :WIDTH])
+    written, check.sends = check.sends, []
+    x = check.rows(3)
+    for dtype in (torch.float64, torch.float32):
+        x = x.to(dtype)
+        group.counters.avoided_bytes = 0
+        out = check.graph.aggregate(x)
+        assert out.dtype == dtype
+        assert not group.counters.avoided_bytes
+    return same, written, check.sends
+
+
+def test_views_are_told_apart_and_share_writes(partitioned: Cutter) -> None:
+    for same, written, _ in run_threads(SIZE, case_views, partitioned(mixed(), SIZE, "random")):
+        assert same == [1, 1, 1, 1, 0, 0]
+        assert written == [1]
+
+
+def case_receivers(group: Any, path: str) -> list[int]:
+    """Results are the caller's own: writes into one never show in another."""
+    check = Checked(group, path)
+    x = check.rows(0)
+    first, second, third = check(x), check(x), check(x)
+    before = first.clone()
+    third.add_(1)
+    assert torch.equal(first, before)
+    assert torch.equal(second, before)
+    check(x)  # still kept: third was a copy, because second was alive
+    second.mul_(2)  # the kept memory itself
+    check(x)
+    del first, second, third
+    check(x)
+    alone = check(x)
+    pointer = alone.data_ptr()
+    del alone
+    assert check(x).data_ptr() == pointer, "no copy when nobody else holds it"
+    return check.sends
+
+
+def test_writing_into_a_result_changes_no_other(partitioned: Cutter) -> None:
+    for sends in run_threads(SIZE, case_receivers, partitioned(mixed(), SIZE, "random")):
+        assert sends == [1, 1, 0, 0, 1, 0, 0, 0]
+
+
+def case_modes(group: Any, path: str) -> list[int]:
+    """With and without grad, in inference mode, learnable, another graph, weight and policy."""
+    check = Checked(group, path)
+    x = check.rows(0)
+    check(x)
+    with torch.no_grad():
+        check(x)
+    with torch.inference_mode():
+        check(x)
+        y = x.clone()
+        for _ in range(3):
+            check(y)
+    learnable = x.clone().requires_grad_()
+    for _ in range(3):
+        out = check(learnable)
+    out.sum().backward()
+    again = sar.construct_full_graph(check.part.data)
+    check(x, graph=again)
+    check(x, graph=check.graph.with_policy(sar.Policy(rounds=1)))
+    check(x, "mean")
+    e = check.part.edge_rows(whole(len(mixed().edges[ETYPE_HOMO][0]), (), 1), False)
+    for _ in range(3):
+        check(x, edge_weight=e)
+    e.mul_(2)
+    check(x, edge_weight=e)
+    check(x)
+    return check.sends
+
+
+def test_each_use_is_told_apart(partitioned: Cutter) -> None:
+    for sends in run_threads(SIZE, case_modes, partitioned(mixed(), SIZE, "random")):
+        assert sends == [1, 1, 0] + [1] * 3 + [1] * 3 + [1, 1, 1] + [1, 1, 0] + [1, 0]
+
+
+def case_sage(group: Any, path: str, mode: str, mfgs: bool) -> tuple[list[Tensor], list[int]]:
+    """Logits of a few steps of an unmodified model, and the bytes sent in each."""
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    policy = sar.Policy(constant_inputs=mode)
+    x = data.node_features["_N/feat"].double()
+    graphs = [sar.construct_full_graph(data, policy)] * 2
+    if mfgs:
+        start = int(data.book.part_ranges[data.part_id][0])
+        seeds = start + torch.arange(0, len(x), 2)
+        graphs = sar.construct_mfgs(data, seeds, 2, policy=policy)
+        x = x[graphs[0]._store.src_rows["_N"]]
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList([SAGEConv(6, 8, "mean"), SAGEConv(8, 4, "gcn")]).double()
+    sar.sync_params(layers)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    logits, bytes_sent = [], []
+    for _ in range(5):
+        before = group.counters.sent_bytes
+        out = layers[1](graphs[1], torch.relu(layers[0](graphs[0], x)))
+        optimizer.zero_grad()
+        out.square().sum().backward()
+        sar.gather_grads(layers)
+        optimizer.step()
+        logits.append(out.detach())
+        bytes_sent.append(group.counters.sent_bytes - before)
+    return logits, bytes_sent
+
+
+@pytest.mark.parametrize("mfgs", [False, True])
+def test_training_is_bit_identical_to_off(mfgs: bool, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), SIZE, "metis")
+    runs = {
+        mode: run_threads(SIZE, case_sage, path, mode, mfgs) for mode in ("off", "memory", "mapped")
+    }
+    for mode in ("memory", "mapped"):
+        for (mine, fewer), (reference, bytes_sent) in zip(runs[mode], runs["off"]):
+            assert all(torch.equal(a, b) for a, b in zip(mine, reference))
+            assert fewer[:2] == bytes_sent[:2]
+            assert all(a < b for a, b in zip(fewer[2:], bytes_sent[2:]))
+
+
+def case_hetero(group: Any, path: str) -> list[int]:
+    """Relations that share a source type and are fetched together; means made of kept sums."""
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data)
+    x = {t: data.node_features[f"{t}/feat"].double() for t in graph.ntypes}
+    functions = {
+        etype: (fn.copy_u("x", "m"), fn.mean("m", "y")) for etype in graph.canonical_etypes
+    }
+    results, moved = [], []
+    for _ in range(4):
+        with graph.local_scope():
+            graph.srcdata["x"] = x
+            _, one = sent(group, lambda: graph.multi_update_all(functions, "sum"))
+            results.append({t: rows.clone() for t, rows in graph.dstdata["y"].items()})
+            moved.append(one)
+    for other in results[1:]:
+        assert all(torch.equal(other[t], results[0][t]) for t in other)
+    return moved
+
+
+def test_relations_that_are_fetched_together(partitioned: Cutter) -> None:
+    for moved in run_threads(SIZE, case_hetero, partitioned(hetero(), SIZE, "random")):
+        assert moved == [1, 1, 0, 0]
+
+
+def case_policies(group: Any, path: str) -> None:
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    mode = "off" if group.rank == 1 else "memory"
+    with pytest.raises(ValueError, match=r"policy: ranks \[1\] have another one"):
+        sar.construct_full_graph(data, sar.Policy(constant_inputs=mode))
+
+
+def test_ranks_with_different_policies_are_refused(partitioned: Cutter) -> None:
+    run_threads(SIZE, case_policies, partitioned(mixed(), SIZE, "random"))
+
+
+def test_a_typo_is_refused() -> None:
+    with pytest.raises(ValueError, match="constant_inputs: got 'disk', expected one of memory"):
+        sar.Policy(constant_inputs="disk")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_temporary_file_holds_any_tensor(dtype: torch.dtype) -> None:
+    for shape in ((0, 3), (4,), (3, 2, 5)):
+        tensor = torch.randn(shape).to(dtype)
+        assert torch.equal(to_temporary_file(tensor), tensor)
