@@ -317,9 +317,10 @@ def case_sage(group: Any, path: str, mode: str, mfgs: bool) -> tuple[list[Tensor
         seeds = start + torch.arange(0, len(x), 2)
         graphs = sar.construct_mfgs(data, seeds, 2, policy=policy)
         x = x[graphs[0]._store.src_rows["_N"]]
-    torch.manual_seed(0)
     layers = torch.nn.ModuleList([SAGEConv(6, 8, "mean"), SAGEConv(8, 4, "gcn")]).double()
-    sar.sync_params(layers)
+    rng = torch.Generator().manual_seed(0)  # torch's own is one for all threads
+    for param in layers.parameters():
+        param.data = torch.randn(param.shape, generator=rng, dtype=param.dtype)
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
     logits, bytes_sent = [], []
     for _ in range(5):
