@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zlib
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
-from sar.config import Policy, current_policy
+from sar.config import CONSTANT_INPUTS, Policy, current_policy
 from sar.errors import PartitionError
 from sar.graph.sharded import ShardedGraph
 from sar.graph.store import EType, GraphStore, edge_frame, node_frames
@@ -153,16 +152,15 @@ def agree_data(partition_data: PartitionData, group: Group, policy: Policy | Non
         except PartitionError as caught:
             error = caught
     group.agree(error, "graph")
-    _check_same_policy(group, policy)
+    _check_same_mode(group, current_policy(policy).constant_inputs)
 
 
-def _check_same_policy(group: Group, policy: Policy | None) -> None:
-    """What ranks send and wait for follows from the policy."""
-    mine = torch.tensor([zlib.crc32(repr(current_policy(policy)).encode())])
-    found = torch.cat(group.all_gather(mine))
-    different = (found != found[0]).nonzero().view(-1).tolist()
-    if different:
+def _check_same_mode(group: Group, mode: str) -> None:
+    """Ranks that keep constant rows wait for each other where others would not come."""
+    numbers = group.all_gather(torch.tensor([CONSTANT_INPUTS.index(mode)]))
+    modes = [CONSTANT_INPUTS[int(number)] for number in numbers]
+    if len(set(modes)) > 1:
         raise ValueError(
-            f"policy: ranks {different[:16]} have another one than rank 0, expected one on all; "
-            f"here it is {current_policy(policy)}"
+            f"policy: ranks differ; constant_inputs of ranks 0, 1, .. are {modes[:16]}, "
+            "expected one on all"
         )

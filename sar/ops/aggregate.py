@@ -111,10 +111,10 @@ def aggregate(
     def compute() -> Tensor:
         return _aggregate(relation, x, op, policy, weight)
 
-    if x.requires_grad or policy.constant_inputs == "off" or policy.lossy.draws:
+    if x.requires_grad or policy.constant_inputs == "off":
         return compute()
     tensors = [x] if weight is None else [x, weight]
-    return relation.constants.reduce(tensors, (op, policy), policy.constant_inputs, compute)
+    return relation.constants.reduce(tensors, op, policy, compute)
 
 
 def _aggregate(

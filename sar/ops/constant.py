@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
+from sar.config import Policy
 
 
 class _Seen:
@@ -93,22 +94,18 @@ class Constants:
         self._calls = 0
 
     def reduce(
-        self,
-        tensors: list[Tensor],
-        what: Any,
-        mode: str,
-        compute: Callable[[], Tensor],
+        self, tensors: list[Tensor], op: str, policy: Policy, compute: Callable[[], Tensor]
     ) -> Tensor:
         """``compute()``, or what it gave for the same tensors; collective.
 
         Args:
             tensors: all that ``compute`` reads; none asks for a gradient.
-            what: hashable, says what is computed of them; equal on all ranks.
-            mode: where to keep it: ``"memory"`` or ``"mapped"``.
+            op: what is computed of them.
         """
         counters = self.group.counters
         self._calls += 1
-        key = None if any(t.is_inference() for t in tensors) else (what, *map(_name, tensors))
+        never = policy.lossy.draws or any(t.is_inference() for t in tensors)
+        key = None if never else (op, policy, *map(_name, tensors))
         entry = None if key is None else self._entries.get(key)
         again = entry is not None and all(
             seen.unchanged(t) for seen, t in zip(entry.seen, tensors, strict=True)
@@ -123,7 +120,7 @@ class Constants:
         if key is not None and not again:
             self._entries[key] = self._watched(key, tensors)
         elif entry is not None and not out.is_inference():
-            entry.kept, entry.call = _keep(out, mode), self._calls
+            entry.kept, entry.call = _keep(out, policy.constant_inputs), self._calls
             entry.sent_bytes = counters.sent_bytes - before
         return out
 
