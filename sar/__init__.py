@@ -48,6 +48,7 @@ from sar.nn import (
     gather_grads,
     global_mean,
     sync_params,
+    trace,
 )
 from sar.partition.homogeneous import to_homogeneous
 
@@ -92,6 +93,7 @@ __all__ = [
     "suffix_key_lookup",
     "sync_params",
     "to_homogeneous",
+    "trace",
     "world_size",
 ]
 

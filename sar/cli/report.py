@@ -14,6 +14,7 @@ import torch
 import sar
 from sar.cli.outputs import write_whole
 from sar.comm import Group
+from sar.comm.gather import gather_json
 from sar.train import memory
 from sar.train.trainer import Record
 
@@ -37,6 +38,28 @@ def gather_ranks(baseline: float, group: Group) -> list[dict[str, Any]]:
     ]
 
 
+def gather_layers(rows: list[dict[str, Any]], group: Group) -> list[dict[str, Any]]:
+    """Rows of :meth:`sar.nn.tracing.Trace.summary` over all ranks, on rank 0; collective.
+
+    Seconds are means over ranks, with the longest ``compute`` and ``wait`` beside them; bytes and
+    exchanges are sums.
+    """
+    layers: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in [row for rows in gather_json(rows, group) for row in rows]:
+        layers.setdefault((row["layer"], row["pass"]), []).append(row)
+    merged = []
+    for (layer, work), same in layers.items():
+        total: dict[str, Any] = {"layer": layer, "pass": work}
+        for name in ("compute", "wait"):
+            seconds = [row[name] for row in same]
+            total[name] = sum(seconds) / group.size
+            total[f"longest_{name}"] = max(seconds)
+        for name in ("sent", "received", "exchanges"):
+            total[name] = sum(row[name] for row in same)
+        merged.append(total)
+    return merged
+
+
 def _versions() -> dict[str, str]:
     found = {"sar": sar.__version__, "python": platform.python_version()}
     for package in ("torch", "dgl", "numpy"):
@@ -48,11 +71,16 @@ def _versions() -> dict[str, str]:
 
 
 def report(
-    path: str | None, epochs: list[Record], ranks: list[dict[str, Any]], config: dict[str, Any]
+    path: str | None,
+    epochs: list[Record],
+    ranks: list[dict[str, Any]],
+    config: dict[str, Any],
+    layers: list[dict[str, Any]],
 ) -> None:
-    """Print the last epoch and the ranks' numbers; write everything to ``path`` as JSON."""
+    """Print the last epoch, the layers' and the ranks' numbers; write all to ``path`` as JSON."""
     if path is not None:
-        content = {"epochs": epochs, "ranks": ranks, "config": config, "versions": _versions()}
+        content: dict[str, Any] = {"epochs": epochs, "ranks": ranks, "layers": layers}
+        content |= {"config": config, "versions": _versions()}
         text = json.dumps(content, indent=1, allow_nan=False)
         write_whole(Path(path), lambda file: file.write(text.encode()))
     last = epochs[-1]
@@ -63,6 +91,12 @@ def report(
     )
     print(f"epoch {last['epoch']}: loss {last['loss']:.4f}; {config['metric']}: {scores}")
     print(f"seconds per epoch: {statistics.median(epoch['seconds'] for epoch in epochs):.3f}")
+    print(f"{'layer':<16} {'pass':<8}  compute s    wait s   sent MB, per epoch and rank")
+    for row in layers:
+        share = 2**20 * len(epochs) * len(ranks)
+        seconds = [row[name] / len(epochs) for name in ("compute", "wait")]
+        times = " ".join(f"{value:>9.4f}" for value in seconds)
+        print(f"{row['layer']:<16} {row['pass']:<8}  {times} {row['sent'] / share:>9.2f}")
     print("rank  peak MB  above start MB   sent MB")
     for row in ranks:
         above = row["peak_rss_mb"] - row["baseline_rss_mb"]

@@ -23,7 +23,7 @@ from sar.cli.launch import (
     run_rank,
 )
 from sar.cli.outputs import check_writable
-from sar.cli.report import gather_ranks, report
+from sar.cli.report import gather_layers, gather_ranks, report
 from sar.comm import Group
 from sar.partition.load import PartitionData
 from sar.train import memory
@@ -60,6 +60,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     results.add_argument("--resume", action="store_true", help="continue from --checkpoint")
     results.add_argument("--json", metavar="OUT.json", help="write epochs, ranks, configuration")
+    results.add_argument(
+        "--trace", metavar="OUT.json", help="write what every rank did when, in Chrome's format"
+    )
     results.add_argument("--no-progress", action="store_true", help="show no progress bar")
     return parser
 
@@ -131,10 +134,12 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     )
     if args.resume:
         trainer.resume()
-    trainer.fit()
+    with sar.trace(args.trace, group=group) as recorded:
+        trainer.fit()
     ranks = gather_ranks(baseline, group)
+    layers = gather_layers(recorded.summary(), group)
     if group.rank == 0:
-        report(args.json, trainer.history, ranks, {**_config(args, group), **config})
+        report(args.json, trainer.history, ranks, {**_config(args, group), **config}, layers)
 
 
 def load_rank(
@@ -189,10 +194,11 @@ def _check_outputs(args: argparse.Namespace) -> None:
         raise ValueError("--resume: got no --checkpoint, expected the folder to continue from")
     if os.environ.get("RANK", "0") != "0":  # only the first rank writes
         return
-    if args.json is not None:
-        check_writable(Path(args.json).absolute().parent, "--json")
-        if Path(args.json).is_dir():
-            raise ValueError(f"--json: {args.json!r} is a folder, expected a file name")
+    for name, path in (("--json", args.json), ("--trace", args.trace)):
+        if path is not None:
+            check_writable(Path(path).absolute().parent, name)
+            if Path(path).is_dir():
+                raise ValueError(f"{name}: {path!r} is a folder, expected a file name")
     if args.checkpoint is not None:
         check_writable(Path(args.checkpoint), "--checkpoint")
         if (Path(args.checkpoint) / FILE_NAME).exists() and not args.resume:

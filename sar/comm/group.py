@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.buffers import BufferPool
+from sar.comm.meter import Meter
 from sar.comm.seeds import SeedStream
 
 
@@ -52,11 +53,13 @@ class Group(ABC):
         backend: name of the transport.
         device: where a tensor has to lie to be sent; other tensors are staged there and back.
         seeds: of dropout; see :func:`sar.manual_seed`.
+        meter: what each layer computes, waits for and moves.
     """
 
     def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
         self.counters = Counters()
+        self.meter = Meter()
         self.pool = BufferPool()
         self.seeds = SeedStream()
 
@@ -81,7 +84,8 @@ class Group(ABC):
         self.counters.collectives += 1
         if self.size > 1:
             staged = self._staged(tensor)
-            self._all_reduce(staged, op)
+            with self.meter.wait("all_reduce"):
+                self._all_reduce(staged, op)
             if staged.data_ptr() != tensor.data_ptr():
                 tensor.copy_(staged)
         return tensor
@@ -91,14 +95,17 @@ class Group(ABC):
         self.counters.collectives += 1
         if self.size == 1:
             return [tensor.clone()]
-        return [part.to(tensor.device) for part in self._all_gather(self._staged(tensor))]
+        with self.meter.wait("all_gather"):
+            parts = self._all_gather(self._staged(tensor))
+        return [part.to(tensor.device) for part in parts]
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Overwrite ``tensor`` with the one of rank ``src``, in place."""
         self.counters.collectives += 1
         if self.size > 1:
             staged = self._staged(tensor)
-            self._broadcast(staged, src)
+            with self.meter.wait("broadcast"):
+                self._broadcast(staged, src)
             if staged.data_ptr() != tensor.data_ptr():
                 tensor.copy_(staged)
         return tensor
@@ -113,16 +120,19 @@ class Group(ABC):
             send: [sum(send_counts), ...] rows grouped by the rank they go to.
         """
         self.counters.collectives += 1
-        self.counters.sent_bytes += _bytes_to_others(send, send_counts, self.rank)
-        self.counters.received_bytes += _bytes_to_others(recv, recv_counts, self.rank)
+        sent = _bytes_to_others(send, send_counts, self.rank)
+        received = _bytes_to_others(recv, recv_counts, self.rank)
+        self.counters.sent_bytes += sent
+        self.counters.received_bytes += received
         if self.size == 1:
             recv.copy_(send)
             return Done()
         if recv.device.type == self.device.type and send.device.type == self.device.type:
-            return self._exchange(recv, send, list(recv_counts), list(send_counts))
+            work = self._exchange(recv, send, list(recv_counts), list(send_counts))
+            return self.meter.exchange(work, sent, received)
         landing = torch.empty_like(recv, device=self.device)
         work = self._exchange(landing, self._staged(send), list(recv_counts), list(send_counts))
-        return _StagedWork(work, landing, recv)
+        return self.meter.exchange(_StagedWork(work, landing, recv), sent, received)
 
     def all_to_all(self, rows: Tensor, send_counts: list[int], recv_counts: list[int]) -> Tensor:
         """Rows grouped by destination rank in, rows grouped by source rank out."""

@@ -132,3 +132,11 @@ class _Watched:
 
     def wait(self) -> None:
         self._call(self._work.wait)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call back when the last byte has moved, where the transport tells."""
+        try:
+            future = self._work.get_future()
+        except RuntimeError:  # of this backend's works
+            return
+        future.add_done_callback(lambda _: callback())

@@ -10,6 +10,7 @@ from sar.nn.negative import NegativeSampler
 from sar.nn.params import ShardedParameter, clip_grad_norm_, gather_grads, sync_params
 from sar.nn.ranking import rank_links
 from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
+from sar.nn.tracing import mark_layers, trace
 
 __all__ = [
     "DistMultScorer",
@@ -29,10 +30,12 @@ __all__ = [
     "global_mean",
     "hits_at",
     "link_loss",
+    "mark_layers",
     "negative_ranks",
     "rank_links",
     "ranking_metrics",
     "same_dropout",
     "score_edges",
     "sync_params",
+    "trace",
 ]

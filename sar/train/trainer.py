@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from sar.comm import Group, current_group
 from sar.errors import NotSupportedError, SarError
-from sar.nn import ShardedParameter, clip_grad_norm_, gather_grads, global_mean, sync_params
+from sar.nn import (
+    ShardedParameter,
+    clip_grad_norm_,
+    gather_grads,
+    global_mean,
+    mark_layers,
+    sync_params,
+)
 from sar.train.checkpoint import (
     FORMAT,
     load_checkpoint,
@@ -91,7 +98,10 @@ class Trainer:
 
         Raises ``SarError`` on every rank when the loss is not finite, naming the epoch.
         """
-        with _Progress(self.epoch, self.options, self.group) as bar:
+        with (
+            _Progress(self.epoch, self.options, self.group) as bar,
+            mark_layers(self.model, self.group),
+        ):
             while self.epoch < self.options.epochs:
                 begin = time.perf_counter()
                 loss = self.train_epoch()

@@ -1,0 +1,178 @@
+"""Where the time of a rank goes: what each layer computes, waits for and moves; spans for a trace.
+
+Every group has a :class:`Meter`. It always sums up by layer and pass, which costs a few clock
+readings an exchange; spans are kept only between :meth:`Meter.record` and :meth:`Meter.stop`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sar.comm.group import Work
+
+OTHER = ("", "other")  # what belongs to no layer: the loss, the optimizer, reading data
+COMPUTE = 0  # lane of stretches and waits; lanes of the wire follow
+
+
+@dataclass
+class Stretch:
+    """What one pass of one layer took so far.
+
+    Attributes:
+        seconds: of wall, waiting included; the time of a layer inside another counts for itself.
+        wait_seconds: blocked on other ranks.
+        sent_bytes, received_bytes: of rows, as the group counts them.
+        exchanges: of rows, begun.
+    """
+
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    exchanges: int = 0
+
+
+@dataclass
+class Span:
+    """Something that took time, ``begin`` to ``end`` on the clock of :func:`time.perf_counter`.
+
+    Attributes:
+        lane: 0 for what the rank does, from 1 for what its wire does; spans of one lane nest.
+        sent, received: bytes of rows of an exchange.
+    """
+
+    name: str
+    begin: float
+    end: float
+    lane: int = COMPUTE
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass
+class Meter:
+    """The account of one rank.
+
+    Attributes:
+        stretches: by (layer, pass).
+        spans: since :meth:`record`; ``None`` when nothing is recorded.
+        since: when the present stretch began.
+    """
+
+    stretches: dict[tuple[str, str], Stretch] = field(default_factory=dict)
+    spans: list[Span] | None = None
+    since: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self._lanes: list[float] = []  # when each lane of the wire is free again
+        self._key = OTHER
+        self._here = self.stretches.setdefault(OTHER, Stretch())
+
+    def switch(self, layer: str, work: str) -> tuple[str, str]:
+        """From now on everything belongs to this layer and pass; returns what it did before."""
+        now, before = time.perf_counter(), self._key
+        self._here.seconds += now - self.since
+        if self.spans is not None:
+            self.spans.append(Span(" ".join(before).strip(), self.since, now))
+        self._key, self.since = (layer, work), now
+        here = self.stretches.get(self._key)
+        if here is None:
+            here = self.stretches[self._key] = Stretch()
+        self._here = here
+        return before
+
+    def wait(self, name: str) -> _Wait:
+        """Context manager around a call that blocks on other ranks."""
+        return _Wait(self, name)
+
+    def exchange(self, work: Work, sent: int, received: int) -> Work:
+        """Account for an exchange of rows that was just begun; what to wait for instead of it."""
+        here = self._here
+        here.exchanges += 1
+        here.sent_bytes += sent
+        here.received_bytes += received
+        return _Metered(self, work, self._flight(work, "rows", sent, received))
+
+    def reduction(self, work: Work) -> Work:
+        """The same for a reduction that goes on while the rank computes."""
+        return _Metered(self, work, self._flight(work, "gradients", 0, 0))
+
+    def record(self) -> None:
+        """Start to keep spans."""
+        self.switch(*self._key)
+        self.spans, self._lanes = [], []
+
+    def stop(self) -> list[Span]:
+        """The spans kept since :meth:`record`, those of the wire in lanes."""
+        self.switch(*self._key)
+        spans, self.spans = self.spans or [], None
+        for span in sorted((s for s in spans if s.lane != COMPUTE), key=lambda s: s.begin):
+            span.lane = self._free_lane(span)
+        return spans
+
+    def _flight(self, work: Work, what: str, sent: int, received: int) -> Span | None:
+        """The span of an exchange; the transport ends it if it can tell, else the wait does."""
+        if self.spans is None:
+            return None
+        now = time.perf_counter()
+        span = Span(f"{' '.join(self._key).strip()} {what}", now, 0.0, 1, sent, received)
+        self.spans.append(span)
+        when_done = getattr(work, "when_done", None)
+        if when_done is not None:
+            when_done(lambda: setattr(span, "end", time.perf_counter()))
+        return span
+
+    def _free_lane(self, span: Span) -> int:
+        for lane, free in enumerate(self._lanes):
+            if free <= span.begin:
+                self._lanes[lane] = span.end
+                return lane + 1
+        self._lanes.append(span.end)
+        return len(self._lanes)
+
+    def waited(self, name: str, begin: float) -> None:
+        """Account for a wait from ``begin`` to now."""
+        now = time.perf_counter()
+        self._here.wait_seconds += now - begin
+        if self.spans is not None:
+            self.spans.append(Span(name, max(begin, self.since), now))
+
+
+class _Wait:
+    """See :meth:`Meter.wait`."""
+
+    __slots__ = ("begin", "meter", "name")
+
+    def __init__(self, meter: Meter, name: str) -> None:
+        self.meter, self.name = meter, name
+
+    def __enter__(self) -> None:
+        self.begin = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.meter.waited(self.name, self.begin)
+
+
+class _Metered:
+    """An exchange in flight whose waiting is accounted for."""
+
+    __slots__ = ("meter", "span", "work")
+
+    def __init__(self, meter: Meter, work: Work, span: Span | None) -> None:
+        self.meter, self.work, self.span = meter, work, span
+
+    def wait(self) -> None:
+        begin = time.perf_counter()
+        self.work.wait()
+        self.meter.waited("wait", begin)
+        if self.span is not None and not self.span.end:
+            self.span.end = time.perf_counter()

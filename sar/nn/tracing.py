@@ -1,0 +1,224 @@
+"""Which layer the time went into: marks around a model's layers, and traces of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sar.comm import Group, current_group
+from sar.comm.gather import gather_json
+from sar.comm.meter import COMPUTE, OTHER, Meter, Span
+
+Row = dict[str, Any]
+_MARKED = "sar.layer"  # key in an autograd node's own dictionary
+
+
+@contextmanager
+def mark_layers(model: nn.Module, group: Group | None = None) -> Iterator[None]:
+    """Inside, the group's meter knows which layer of ``model`` is at work, in both passes.
+
+    A layer is a module that is called with a graph. What it does outside of inner layers counts
+    for itself; backward belongs to a layer from its output to the output of the next.
+    """
+    meter = (group or current_group()).meter
+    marks = [_Marks(name or type(module).__name__, meter) for name, module in model.named_modules()]
+    handles = []
+    for mark, module in zip(marks, model.modules(), strict=True):
+        handles.append(module.register_forward_pre_hook(mark.enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(mark.leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        meter.switch(*OTHER)
+
+
+class _Marks:
+    """Hooks of one module."""
+
+    def __init__(self, name: str, meter: Meter) -> None:
+        self.name, self.meter = name, meter
+        self._before: list[tuple[str, str] | None] = []
+
+    def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(_is_graph(value) for value in (*args, *kwargs.values())):
+            self._before.append(self.meter.switch(self.name, "forward"))
+        else:
+            self._before.append(None)
+
+    def leave(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        before = self._before.pop()
+        if before is None:
+            return
+        self.meter.switch(*before)
+        for tensor in _tensors(output):
+            node = tensor.grad_fn
+            # What an inner layer made, or what came in, is not this layer's to mark.
+            if node is None or _MARKED in node.metadata or any(tensor is arg for arg in args):
+                continue
+            node.metadata[_MARKED] = self.name
+            node.register_prehook(self._backward)
+
+    def _backward(self, _grads: Any) -> None:
+        before = self.meter.switch(self.name, "backward")
+        if before[1] != "backward":  # the first layer that this backward meets
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: self.meter.switch(*before))
+
+
+def _is_graph(value: Any) -> bool:
+    return not isinstance(value, Tensor) and hasattr(value, "update_all")
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, dict):
+        output = list(output.values())
+    parts = output if isinstance(output, (tuple, list)) else [output]
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+class Trace:
+    """What :func:`trace` yields."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._start = _account(group.meter)
+
+    def summary(self) -> list[Row]:
+        """A row for each layer and pass of this rank, since the trace began.
+
+        Keys: ``layer``, ``pass``, ``compute`` and ``wait`` (seconds), ``sent`` and ``received``
+        (bytes of rows), ``exchanges``. The last row, ``other``, is what belongs to no layer.
+        """
+        return layer_rows(self._group.meter, self._start)
+
+
+def layer_rows(meter: Meter, start: list[Row] | None = None) -> list[Row]:
+    """The meter's account as rows, those of no layer in the last; less an earlier account."""
+    before = {(row["layer"], row["pass"]): row for row in start or ()}
+    rows = [_less(row, before.get((row["layer"], row["pass"]))) for row in _account(meter)]
+    return [row for row in rows[1:] if row["compute"] or row["wait"]] + rows[:1]
+
+
+def _account(meter: Meter) -> list[Row]:
+    meter.switch(*OTHER)
+    return [
+        {
+            "layer": layer,
+            "pass": work,
+            "compute": taken.seconds - taken.wait_seconds,
+            "wait": taken.wait_seconds,
+            "sent": taken.sent_bytes,
+            "received": taken.received_bytes,
+            "exchanges": taken.exchanges,
+        }
+        for (layer, work), taken in meter.stretches.items()
+    ]
+
+
+def _less(row: Row, before: Row | None) -> Row:
+    if before is None:
+        return row
+    return {k: v if isinstance(v, str) else v - before[k] for k, v in row.items()}
+
+
+@contextmanager
+def trace(
+    file: str | os.PathLike | None = None,
+    model: nn.Module | None = None,
+    *,
+    group: Group | None = None,
+) -> Iterator[Trace]:
+    """Record what every rank computes, waits for and moves; collective at both ends.
+
+    Args:
+        file: where rank 0 writes the spans of all ranks, in the Chrome trace format (open it in
+            ``ui.perfetto.dev`` or ``chrome://tracing``): a process for each rank, one track for
+            what it does and others for its exchanges. ``None`` writes nothing.
+        model: whose layers are named, unless a :class:`sar.train.Trainer` trains it.
+
+    Yields:
+        A :class:`Trace`, which sums up by layer.
+
+    Raises:
+        FileNotFoundError: on every rank, where the file's folder does not exist.
+    """
+    group = group or current_group()
+    group.agree(_folder_error(file, group))
+    recorded = Trace(group)
+    if file is not None:
+        group.meter.record()
+        group.all_gather(torch.zeros(1))  # ranks leave this together: their clocks' common zero
+    origin = _now(group.meter)
+    try:
+        if model is None:
+            yield recorded
+        else:
+            with mark_layers(model, group):
+                yield recorded
+    except BaseException:  # the other ranks may not come: nothing is gathered
+        group.meter.stop()
+        raise
+    if file is not None:
+        events = chrome_events(group.rank, group.meter.stop(), origin)
+        write_events(file, events, group)
+
+
+def _now(meter: Meter) -> float:
+    meter.switch(*OTHER)
+    return meter.since
+
+
+def _folder_error(file: str | os.PathLike | None, group: Group) -> Exception | None:
+    if file is None or group.rank != 0 or Path(file).absolute().parent.is_dir():
+        return None
+    return FileNotFoundError(f"file: got {str(file)!r}, expected one in a folder that exists")
+
+
+def chrome_events(rank: int, spans: list[Span], origin: float) -> list[Row]:
+    """Events of the Chrome trace format, in microseconds since ``origin``."""
+    lanes = sorted({span.lane for span in spans})
+    events: list[Row] = [_name("process_name", rank, 0, f"rank {rank}")]
+    for lane in lanes:
+        name = "compute and wait" if lane == COMPUTE else f"wire {lane}"
+        events.append(_name("thread_name", rank, lane, name))
+    for span in spans:
+        if span.begin < origin:
+            continue
+        event: Row = {
+            "name": span.name or "other",
+            "ph": "X",
+            "pid": rank,
+            "tid": span.lane,
+            "ts": (span.begin - origin) * 1e6,
+            "dur": (span.end - span.begin) * 1e6,
+        }
+        if span.lane != COMPUTE:
+            event["args"] = {"sent": span.sent, "received": span.received}
+        events.append(event)
+    return events
+
+
+def _name(kind: str, rank: int, lane: int, name: str) -> Row:
+    return {"name": kind, "ph": "M", "pid": rank, "tid": lane, "args": {"name": name}}
+
+
+def write_events(file: str | os.PathLike, events: list[Row], group: Group) -> None:
+    """Write the events of all ranks into one file on rank 0; collective."""
+    everybody = gather_json(events, group)
+    error = None
+    if everybody:
+        merged = [event for events in everybody for event in events]
+        try:
+            Path(file).write_text(json.dumps({"traceEvents": merged, "displayTimeUnit": "ms"}))
+        except OSError as failure:
+            error = failure
+    group.agree(error)
