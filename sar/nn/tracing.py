@@ -60,7 +60,7 @@ class _Marks:
             return
         self.meter.switch(*before)
         for tensor in _tensors(output):
-            node = tensor.grad_fn
+            node: Any = tensor.grad_fn
             # What an inner layer made, or what came in, is not this layer's to mark.
             if node is None or _MARKED in node.metadata or any(tensor is arg for arg in args):
                 continue
