@@ -1,22 +1,24 @@
 """Softmax-weighted sums over edges, scores and weights never stored: o_i = sum_e a_e v_j.
 
-Per head h, with e = (j -> i): a_e = exp(z_e - lse_i), lse_i = log sum_e exp(z_e), and one of
+Per head h, with e = (j -> i): a_e = exp(z_e - m_i) / s_i, m_i = max_e z_e,
+s_i = sum_e exp(z_e - m_i), and one of
 
 * additive (arXiv 1710.10903): z_e = lrelu(k_j + q_i), k and q one number per head;
 * mixed (arXiv 2105.14491): z_e = sum_d w_d lrelu(k_jd + q_id);
 * dot (arXiv 1706.03762): z_e = c sum_d k_jd q_id.
 
 Forward runs by destination and shard after shard: the largest score so far rescales what was
-summed before. Backward of a shard is told lse and delta_i = <do_i, o_i>, which is
+summed before. Backward of a shard is told m, 1 / s and delta_i = <do_i, o_i>, which is
 sum_e a_e <do_i, v_j>, so that it needs no second pass over the edges:
 dz_e = a_e (<do_i, v_j> - delta_i), dv_j = sum_e a_e do_i. Dropout multiplies a_e by a factor r_e
-wherever v_j does, which delta contains already.
+wherever v_j does, which delta contains already. m and s are kept apart, because m + log s would
+round to the digits of m: a relative error of a_e of 1e-7 |m| in float32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -70,6 +72,13 @@ class Columns:
     offset: int = 0
 
 
+class Normalizer(NamedTuple):
+    """What makes weights of scores: a = exp(z - largest) * inverse, [n, H] each."""
+
+    largest: Tensor
+    inverse: Tensor
+
+
 @dataclass
 class Running:
     """The state of a forward pass: [n, H] largest score and sum of weights, [n, H * D] sums.
@@ -89,10 +98,10 @@ class Running:
         sums = like.new_empty((num_rows, heads * width))
         return Running(largest, torch.zeros_like(largest), sums)
 
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """(out [n, H * D], lse [n, H]) in the memory of the state; 0 in rows without edges.
+    def finish(self) -> tuple[Tensor, Normalizer]:
+        """out [n, H * D] and what normalizes weights, in the memory of the state.
 
-        NaN where every score is -inf.
+        out is 0 in rows without edges, NaN where every score is -inf.
         """
         empty = self.total == 0
         self.total.masked_fill_((self.largest == -torch.inf) & ~empty, torch.nan)
@@ -100,24 +109,26 @@ class Running:
         rows, heads = self.total.shape
         by_head = self.sums.view(rows, heads, self.sums.shape[1] // heads)
         by_head.div_(self.total.unsqueeze(2))
-        lse = self.largest.masked_fill_(empty, 0).add_(self.total.log_())
-        return self.sums, lse
+        self.largest.masked_fill_(empty, 0)
+        return self.sums, Normalizer(self.largest, self.total.reciprocal_())
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """What backward knows of each destination: [n, H * D] do, [n, H] lse and delta."""
+    """What backward knows of each destination: [n, H * D] do, [n, 3 H] m, 1 / s and delta.
+
+    Side by side, because an edge reads all three.
+    """
 
     dout: Tensor
-    lse: Tensor
-    delta: Tensor
+    known: Tensor
 
     @staticmethod
-    def of(dout: Tensor, out: Tensor, lse: Tensor) -> Incoming:
+    def of(dout: Tensor, out: Tensor, normalizer: Normalizer) -> Incoming:
         """With delta computed from do and o."""
-        delta = torch.empty_like(lse)
+        delta = torch.empty_like(normalizer.largest)
         loops.dots_of_heads(*_numpy(dout, out, delta))
-        return Incoming(dout, lse, delta)
+        return Incoming(dout, torch.cat([*normalizer, delta], 1))
 
 
 def attend(
@@ -164,7 +175,7 @@ def attend_grad_of_sources(
     additive = scores.kind == ADDITIVE
     arrays = _numpy(
         csr.indptr, csr.indices, key.rows, value.rows, query, weight.view(-1),
-        incoming.dout, incoming.lse, incoming.delta, dkey.rows, dvalue.rows,
+        incoming.dout, incoming.known, dkey.rows, dvalue.rows,
     )  # fmt: skip
     offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
     numbers, dropped = _numbers(scores, query), _dropout(csr, mask, query)
@@ -196,7 +207,7 @@ def attend_grad_of_queries(
     """
     arrays = _numpy(
         _rows(csc), csc.indptr, csc.indices, key.rows, value.rows, query, weight.view(-1),
-        incoming.dout, incoming.lse, incoming.delta, dquery,
+        incoming.dout, incoming.known, dquery,
     )  # fmt: skip
     dweight = query.new_zeros((num_parts(csc.indptr), scores.heads * scores.width))
     parts = dweight.numpy()

@@ -154,9 +154,9 @@ def attend_wide(
 
 @kernel
 def additive_grads(
-    first, last, indptr, indices, key, value, query, weight, dout, lse, delta, dkey, dvalue, dquery,
-    key_low, value_low, dkey_low, dvalue_low, kind, heads, width, slope, scale,
-    position, keys, seed, probability, keep,
+    first, last, indptr, indices, key, value, query, weight, dout, known,
+    dkey, dvalue, dquery, key_low, value_low, dkey_low, dvalue_low,
+    kind, heads, width, slope, scale, position, keys, seed, probability, keep,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
@@ -173,7 +173,7 @@ def additive_grads(
                 for h in range(heads):
                     t = key[j, key_low + h] + query[i, h]
                     steep[k, h] = one if t > 0 else slope
-                    p[k, h] = t * steep[k, h] - lse[i, h]
+                    p[k, h] = _lrelu(t, slope) - known[i, h]
             for k in range(count * heads):
                 flat[k] = exp(flat[k])
             for k in range(count):
@@ -181,7 +181,7 @@ def additive_grads(
                 prefetch_row(dout, indices, e, 0, heads * width)
                 i = indices[e]
                 for h in range(heads):
-                    a, low, r = p[k, h], h * width, one
+                    a, low, r = p[k, h] * known[i, heads + h], h * width, one
                     if len(keys):
                         r = keep_factor(keys[position[e]], h, seed, probability, keep)
                     b, product = a * r, query.dtype.type(0)
@@ -189,15 +189,15 @@ def additive_grads(
                         product += dout[i, low + d] * value[j, value_low + low + d]
                     for d in range(width):
                         dvalue[j, dvalue_low + low + d] += b * dout[i, low + d]
-                    dz = a * (r * product - delta[i, h]) * steep[k, h]
+                    dz = a * (r * product - known[i, heads + heads + h]) * steep[k, h]
                     dkey[j, dkey_low + h] += dz
                     dquery[i, h] += dz
 
 
 @kernel
 def wide_grads_of_sources(
-    first, last, indptr, indices, key, value, query, weight, dout, lse, delta, dkey, dvalue,
-    key_low, value_low, dkey_low, dvalue_low, kind, heads, width, slope, scale,
+    first, last, indptr, indices, key, value, query, weight, dout, known,
+    dkey, dvalue, key_low, value_low, dkey_low, dvalue_low, kind, heads, width, slope, scale,
     position, keys, seed, probability, keep,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
@@ -213,7 +213,7 @@ def wide_grads_of_sources(
             for h in range(heads):
                 low, r = h * width, one
                 z = _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scale)
-                a = exp(z - lse[i, h])
+                a = exp(z - known[i, h]) * known[i, heads + h]
                 if len(keys):
                     r = keep_factor(keys[position[e]], h, seed, probability, keep)
                 b, product = a * r, query.dtype.type(0)
@@ -221,7 +221,7 @@ def wide_grads_of_sources(
                     product += dout[i, low + d] * value[j, value_low + low + d]
                 for d in range(width):
                     dvalue[j, dvalue_low + low + d] += b * dout[i, low + d]
-                dz = a * (r * product - delta[i, h])
+                dz = a * (r * product - known[i, heads + heads + h])
                 if kind == DOT:
                     dz *= scale
                     for d in range(width):
@@ -235,8 +235,8 @@ def wide_grads_of_sources(
 
 @kernel
 def wide_grads_of_queries(
-    first, last, rows, indptr, indices, key, value, query, weight, dout, lse, delta, dquery,
-    dweight, key_low, value_low, kind, heads, width, slope, scale,
+    first, last, rows, indptr, indices, key, value, query, weight, dout, known,
+    dquery, dweight, key_low, value_low, kind, heads, width, slope, scale,
     position, keys, seed, probability, keep,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
@@ -249,13 +249,13 @@ def wide_grads_of_queries(
             for h in range(heads):
                 low, r = h * width, one
                 z = _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scale)
-                a = exp(z - lse[i, h])
+                a = exp(z - known[i, h]) * known[i, heads + h]
                 if len(keys):
                     r = keep_factor(keys[position[e]], h, seed, probability, keep)
                 product = query.dtype.type(0)
                 for d in range(width):
                     product += dout[i, low + d] * value[j, value_low + low + d]
-                dz = a * (r * product - delta[i, h])
+                dz = a * (r * product - known[i, heads + heads + h])
                 if kind == DOT:
                     dz *= scale
                     for d in range(width):

@@ -18,6 +18,7 @@ from sar.kernels.attention import (
     Columns,
     Incoming,
     Mask,
+    Normalizer,
     Running,
     Scores,
     attend,
@@ -86,8 +87,8 @@ def attention(
 
 def attention_forward(
     spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(out [num_dst, H * D], lse [num_dst, H], the halo of each round if it is kept)."""
+) -> tuple[Tensor, Normalizer, list[Tensor]]:
+    """(out [num_dst, H * D], what normalizes weights, the halo of each round if it is kept)."""
     scores, mask = spec.scores, spec.mask
     query, weight = _wide(query), _wide(weight)
     running = Running.start(len(query), scores.heads, scores.width, query)
@@ -137,11 +138,11 @@ class _Backward:
 
     def __init__(
         self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
-        out: Tensor, lse: Tensor, dout: Tensor,
+        out: Tensor, normalizer: Normalizer, dout: Tensor,
     ) -> None:  # fmt: skip
         self.spec, self.sources = spec, sources
         self.query, self.weight = _wide(query), _wide(weight)
-        self.incoming = Incoming.of(_wide(dout), _wide(out), lse)
+        self.incoming = Incoming.of(_wide(dout), _wide(out), normalizer)
         wide = wide_dtype(sources[0].dtype)
         self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
         self.dquery = torch.zeros_like(self.query)
@@ -191,7 +192,7 @@ class _Backward:
 
 
 class _Attention(Function):
-    """out_i = sum over edges e = (j -> i) of r_e a_e v_j, a_e = exp(z_e - lse_i).
+    """out_i = sum over edges e = (j -> i) of r_e a_e v_j, a_e = exp(z_e - m_i) / s_i.
 
     ==========  =========================  ===================================================
     tensor      shape                      owner and lifetime
@@ -201,14 +202,15 @@ class _Attention(Function):
     w           [H * D]                    every rank; saved (an input); mixed scores only
     halo        [<= round, H * D + K]      peers; fetched per round in forward and again in
                                            backward (kept when policy.rematerialize is off)
-    lse, out    [num_dst, H], [.., H * D]  this rank; saved; out is computed again in backward
-                                           where the caller wrote into it (on every rank)
+    m, 1 / s    [num_dst, H] each          this rank; saved
+    out         [num_dst, H * D]           this rank; saved; computed again in backward where the
+                                           caller wrote into it (on every rank)
     z, a, r     one chunk of edges         recomputed where they are used, never stored
     ==========  =========================  ===================================================
 
     K is H for additive scores, else H * D; z_e = s(k_j, q_i; w) as :mod:`sar.kernels.attention`
-    lists, lse_i = log sum_e exp(z_e), r_e is 1 or the dropout's factor. Backward, with
-    delta_i = <dout_i, out_i> per head: dz_e = a_e (r_e <dout_i, v_j> - delta_i),
+    lists, m_i = max_e z_e, s_i = sum_e exp(z_e - m_i), r_e is 1 or the dropout's factor. Backward,
+    with delta_i = <dout_i, out_i> per head: dz_e = a_e (r_e <dout_i, v_j> - delta_i),
     dv_j = sum_e r_e a_e dout_i, (dk_j, dq_i, dw) = sum_e (ds/d(k_j, q_i, w))^T dz_e;
     dv and dk of halo rows go home round by round.
     """
@@ -224,10 +226,10 @@ class _Attention(Function):
     ) -> Tensor:
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
-        wide, lse, kept = attention_forward(spec, sources, query, used)
+        wide, normalizer, kept = attention_forward(spec, sources, query, used)
         out = wide.to(value.dtype)
         ctx.spec, ctx.kept = spec, kept
-        ctx.save_for_backward(value, key, query, weight, lse)
+        ctx.save_for_backward(value, key, query, weight, *normalizer)
         if not torch.is_inference_mode_enabled():
             ctx.out = out.detach()  # shares the memory and the count of writes
             ctx.version = ctx.out._version
@@ -236,13 +238,13 @@ class _Attention(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        value, key, query, weight, lse = ctx.saved_tensors
+        value, key, query, weight, *saved = ctx.saved_tensors
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
         out = ctx.out
         if out._version != ctx.version:  # as a sum's result, it may be written into
             out = attention_forward(ctx.spec, sources, query, used)[0].to(value.dtype)
-        passed = _Backward(ctx.spec, sources, query, used, out, lse, dout)
+        passed = _Backward(ctx.spec, sources, query, used, out, Normalizer(*saved), dout)
         homes, dquery, dweight = passed.run(ctx.kept)
         dsources = [home.to(part.dtype) for home, part in zip(homes, sources, strict=True)]
         dkey = dsources[1] if key is not None else None
