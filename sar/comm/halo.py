@@ -47,6 +47,9 @@ class HaloPlan:
         send_idx: per peer the local rows it needs, int32, ascending by the peer's own order;
             ``None`` when it needs every row in order (an identity is not stored).
         recv_counts: rows that come from each peer.
+
+    Attributes:
+        wanted: what the ranks have agreed about gradients, see :mod:`sar.ops.wanted`.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class HaloPlan:
         self.send_counts[group.rank] = self.recv_counts[group.rank] = 0
         self.rows_in_flight = self._agree_rows_in_flight()
         self._agreed: set[tuple[int, int, int]] = set()
+        self.wanted: set[tuple] = set()
         self.rounds = cache(self._rounds)
         self.device = torch.device("cpu")
 

@@ -186,6 +186,7 @@ def scalar_weight(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> T
         return None
     u, e = by_side["u"], by_side["e"]
     scales_rows = e.dim() <= u.dim() and all(size == 1 for size in e.shape[1:])
-    if not scales_rows or e.requires_grad or e.dtype != u.dtype or not torch.is_floating_point(u):
+    asks = e.requires_grad and torch.is_grad_enabled()
+    if not scales_rows or asks or e.dtype != u.dtype or not torch.is_floating_point(u):
         return None
     return e.reshape(-1)

@@ -248,14 +248,14 @@ _ESCAPES = {
 }
 
 
-def node_of(tensor: Tensor, relation: AnyRelation) -> Node:
+def node_of(tensor: Tensor, relation: AnyRelation, name: str = "") -> Node:
     """The program of an edge column of ``relation``, lazy or eager.
 
     A program over other edges, or over the same ones turned round, does not fit: it is computed.
     """
     if isinstance(tensor, EdgeTensor) and tensor.scope.relation is relation and tensor.axis == 0:
         return tensor.read()
-    return Leaf("e", eager(tensor))
+    return Leaf("e", eager(tensor), name)
 
 
 def stored(tensor: Tensor) -> Tensor:

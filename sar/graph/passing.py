@@ -29,7 +29,7 @@ from sar.graph.patterns import attend_if_matched
 from sar.graph.program import Call, Item, Leaf, Node, Program, Udf
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import frozen, probe
-from sar.ops import AnyRelation, Relation, aggregate, run_messages
+from sar.ops import AnyRelation, Relation, aggregate, agree_wanted, run_messages
 
 
 def update_all(
@@ -89,6 +89,7 @@ def apply_edges(
         frame[message.out] = edge_values(scope, message, operands)
         return
     operands = {operand: eager(tensor) for operand, tensor in operands.items()}
+    _agree_operands(scope, operands)
     messages, inputs, like = builtin_messages(message, operands, eids)
     (result,) = run_messages(scope.relation, messages, "edges", policy, inputs, [like])
     frame[message.out] = _merged(frame, message.out, result, eids)
@@ -110,7 +111,9 @@ def edge_values(
 
 def _node(message: BuiltinMessage, operands: dict[Operand, Tensor], relation: AnyRelation) -> Node:
     nodes = {
-        operand: node_of(tensor, relation) if operand.side == "e" else Leaf(operand.side, tensor)
+        operand: node_of(tensor, relation, operand.name)
+        if operand.side == "e"
+        else Leaf(operand.side, tensor, operand.name)
         for operand, tensor in operands.items()
     }
     rhs = None if message.rhs is None else nodes[message.rhs]
@@ -129,9 +132,9 @@ def _udf_columns(
     udf = Udf(
         frozen(func),
         seen,
-        [Leaf("u", src[name]) for name in seen.src],
-        [Leaf("v", dst[name]) for name in seen.dst],
-        [node_of(edge[name], scope.relation) for name in seen.edge],
+        [Leaf("u", src[name], name) for name in seen.src],
+        [Leaf("v", dst[name], name) for name in seen.dst],
+        [node_of(edge[name], scope.relation, name) for name in seen.edge],
         scope.relation,
         [
             Drawn(p, group.seeds.draw(group) if on_edges and p > 0 else None)
@@ -187,6 +190,7 @@ def reduce_messages(
     operands = {operand: stored(tensor) for operand, tensor in operands.items()}
     if any(isinstance(tensor, EdgeTensor) for tensor in operands.values()):
         return _reduce_lazy(edge_values(scope, message, operands), op)
+    _agree_operands(scope, operands)
     if op in ("sum", "mean") and isinstance(relation, Relation):
         x = operands.get(message.lhs)
         if (
@@ -203,6 +207,12 @@ def reduce_messages(
     messages, inputs, like = builtin_messages(message, operands)
     (out,) = run_messages(relation, messages, _summed(op), policy, inputs, [like])
     return mean_of_sum(out, relation) if op == "mean" else out
+
+
+def _agree_operands(scope: Scope, operands: dict[Operand, Tensor]) -> None:
+    """Raise on every rank where ranks differ in a gradient, on which the path depends."""
+    named = [(f"column {operand.name!r}", tensor) for operand, tensor in operands.items()]
+    agree_wanted(scope.relation.plan, named, len(named))
 
 
 def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:

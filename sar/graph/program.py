@@ -55,6 +55,7 @@ class Leaf(Node):
 
     side: str
     tensor: Tensor
+    name: str = ""  # of the column, if it is one
 
 
 @dataclass(eq=False)
@@ -216,6 +217,12 @@ class Program:
             captures=tuple({**captures, **self._captured()}.values()),
             hidden=tuple(hidden.values()),
             widest=max((node.row_bytes for node in self.order), default=0),
+            names={
+                id(leaf.tensor): f"column {leaf.name!r}"
+                for leaves in self.leaves.values()
+                for leaf in leaves
+                if leaf.name
+            },
         )
 
     def _captured(self) -> dict[int, Tensor]:

@@ -13,6 +13,7 @@ from sar.ops.relation import (
     join_relations,
     reverse_relation,
 )
+from sar.ops.wanted import agree_wanted
 
 __all__ = [
     "AnyRelation",
@@ -21,6 +22,7 @@ __all__ = [
     "Relation",
     "ReversedRelation",
     "aggregate",
+    "agree_wanted",
     "as_stored",
     "build_relation",
     "join_relations",

@@ -28,6 +28,7 @@ from sar.kernels.attention import (
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.boundary import refuse_sampling
 from sar.ops.relation import Relation
+from sar.ops.wanted import agree_wanted
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def attention(
         [num_dst, H * D] in the dtype of ``value``; 0 where no edge ends.
     """
     refuse_sampling(spec.policy, "attention")
+    named = {"values": value, "keys": key, "queries": query, "weight": weight}
+    agree_wanted(spec.relation.plan, [(n, t) for n, t in named.items() if t is not None], 0)
     return _Attention.apply(spec, value, key, query, weight)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -54,6 +54,7 @@ class Messages:
         captures: tensors that the function is known to use, on every rank alike.
         hidden: leaf parameters that the function uses where no torch function shows them.
         widest: bytes of the widest value that the function computes for an edge.
+        names: of the inputs, for errors, by the ``id`` of the tensor.
     """
 
     function: Callable[[Rows, Rows, Rows, Tensor], Rows]
@@ -65,6 +66,7 @@ class Messages:
     captures: tuple[Tensor, ...] = ()
     hidden: tuple[Tensor, ...] = ()
     widest: int = 0
+    names: Mapping[int, str] = field(default_factory=dict)
 
 
 def _autocast_state() -> tuple[str, bool, torch.dtype]:

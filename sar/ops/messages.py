@@ -34,6 +34,7 @@ from sar.ops.message_grads import MessageGrads
 from sar.ops.push import push_logsumexp, push_sum
 from sar.ops.reducers import Reducer, make_reducer
 from sar.ops.relation import AnyRelation, Relation, ReversedRelation
+from sar.ops.wanted import agree_wanted
 
 
 def run_messages(
@@ -58,9 +59,11 @@ def run_messages(
     Raises:
         NotSupportedError: an unknown reduction.
         TypeError: messages to be reduced are not floating point.
+        ValueError: on every rank, an input requires a gradient on some ranks only.
     """
     if isinstance(relation, ReversedRelation):
         return _run_reversed(relation.forward, messages, reduce, policy, inputs, like)
+    _agree_inputs(relation, messages, inputs)
     if reduce == "logsumexp":  # its gradient is a function of the messages
         messages = replace(messages, linear_in_src=False)
     refuse_sampling(policy, "a function of edges")
@@ -75,6 +78,17 @@ def run_messages(
     captures = recorded.tensors()
     every = [*tensors, *captures, *messages.hidden]
     return list(_MessagePass.apply(spec, reducers, kept, captures, results, *every))
+
+
+def _agree_inputs(relation: Relation, messages: Messages, inputs: Inputs) -> None:
+    """Raise on every rank where ranks differ in the gradients that this pass would compute."""
+    named = [
+        (messages.names.get(id(tensor), f"{side} tensor {number}"), tensor)
+        for side, tensors in zip(("source", "destination", "edge"), inputs, strict=True)
+        for number, tensor in enumerate(tensors)
+    ]
+    used = [("a tensor that the function uses", t) for t in (*messages.captures, *messages.hidden)]
+    agree_wanted(relation.plan, [*named, *used[:1]], len(inputs.src))
 
 
 def swap_sides(messages: Messages, inputs: Inputs) -> tuple[Messages, Inputs]:
