@@ -47,6 +47,7 @@ from sar.nn import (
     convert_dropout,
     gather_grads,
     global_mean,
+    overlap_gradients,
     sync_params,
     trace,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "manual_seed",
     "message_has_parameters",
     "nfs_ip_init",
+    "overlap_gradients",
     "patch_dgl",
     "rank",
     "shutdown",

@@ -90,6 +90,24 @@ class Group(ABC):
                 tensor.copy_(staged)
         return tensor
 
+    def prepare_sums(self) -> None:
+        """Make ready for :meth:`begin_sum`; collective, for the first time at least."""
+
+    def begin_sum(self, tensor: Tensor) -> Work:
+        """Begin to sum ``tensor`` over all ranks in place; it stays untouched until ``wait``.
+
+        All ranks begin, and wait for, the same sums in the same order, but not necessarily between
+        the same other collectives.
+        """
+        self.counters.collectives += 1
+        if self.size == 1:
+            return Done()
+        return self.meter.reduction(self._begin_sum(tensor))
+
+    def _begin_sum(self, tensor: Tensor) -> Work:
+        """Transports that cannot do it beside the stream of rows sum when it is waited for."""
+        return _LateSum(self, tensor)
+
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks in rank order; shapes and dtypes must be equal."""
         self.counters.collectives += 1
@@ -148,6 +166,19 @@ class Group(ABC):
 
     def _staged(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.device).contiguous()
+
+
+class _LateSum:
+    """A sum that happens when it is waited for."""
+
+    def __init__(self, group: Group, tensor: Tensor) -> None:
+        self.group, self.tensor = group, tensor
+
+    def wait(self) -> None:
+        staged = self.group._staged(self.tensor)
+        self.group._all_reduce(staged, "sum")
+        if staged.data_ptr() != self.tensor.data_ptr():
+            self.tensor.copy_(staged)
 
 
 class _StagedWork:

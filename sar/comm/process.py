@@ -23,7 +23,7 @@ class ProcessGroup(Group):
     """A rank of a ``torch.distributed`` process group.
 
     Rows travel on a group of their own, so that a user's collectives (for example
-    ``DistributedDataParallel``'s) never interleave with the stream.
+    ``DistributedDataParallel``'s) never interleave with the stream; so do sums of gradients.
 
     Args:
         store: where a failing rank leaves its error for the others; ``None`` when there is none.
@@ -36,6 +36,8 @@ class ProcessGroup(Group):
         self.store = store
         self._small = dist.new_group(timeout=timeout)
         self._rows = dist.new_group(timeout=timeout)
+        self._sums: Any = None
+        self._timeout = timeout
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         self._call(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
@@ -62,6 +64,16 @@ class ProcessGroup(Group):
         )
         return _Watched(work, self._call)
 
+    def prepare_sums(self) -> None:
+        if self._sums is None and self.size > 1:
+            self._sums = dist.new_group(timeout=self._timeout)
+
+    def _begin_sum(self, tensor: Tensor) -> Work:
+        if self._sums is None or tensor.device.type != self.device.type:
+            return super()._begin_sum(tensor)
+        work = self._call(dist.all_reduce, tensor, op=_OPS["sum"], group=self._sums, async_op=True)
+        return _Watched(work, self._call)
+
     def _call(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a collective; a transport failure becomes a :class:`CommError` with its cause."""
         try:
@@ -84,7 +96,7 @@ class ProcessGroup(Group):
         gloo's threads end with their group. One that outlives the interpreter and frees a tensor
         then aborts the process.
         """
-        del self._small, self._rows
+        del self._small, self._rows, self._sums
 
     def report(self, error: BaseException) -> None:
         """Leave ``error`` for the other ranks to name, unless it only follows from theirs."""

@@ -7,6 +7,7 @@ from sar.nn.link import link_loss, score_edges
 from sar.nn.link_metrics import hits_at, negative_ranks, ranking_metrics
 from sar.nn.loss import global_mean
 from sar.nn.negative import NegativeSampler
+from sar.nn.overlap import overlap_gradients
 from sar.nn.params import ShardedParameter, clip_grad_norm_, gather_grads, sync_params
 from sar.nn.ranking import rank_links
 from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
@@ -32,6 +33,7 @@ __all__ = [
     "link_loss",
     "mark_layers",
     "negative_ranks",
+    "overlap_gradients",
     "rank_links",
     "ranking_metrics",
     "same_dropout",

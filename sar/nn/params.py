@@ -26,8 +26,8 @@ def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
     the model's tensors, or when a lazy parameter has no shape yet.
     """
     group = group or current_group()
-    tensors: dict[str, Tensor] = {**_replicated(model), **dict(model.named_buffers())}
-    _agree_on_layout(tensors, group)
+    tensors: dict[str, Tensor] = {**replicated(model), **dict(model.named_buffers())}
+    agree_on_layout(tensors, group)
     with torch.no_grad():
         for tensor in tensors.values():
             group.broadcast(tensor)
@@ -46,13 +46,13 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
     dtype, and ``TypeError`` for a sparse gradient.
     """
     group = group or current_group()
-    named = {name: param for name, param in _replicated(model).items() if param.requires_grad}
+    named = {name: param for name, param in replicated(model).items() if param.requires_grad}
     sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
     error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else None
-    _agree_on_layout(named, group, error)
+    agree_on_layout(named, group, error)
     params = _with_gradient_somewhere(list(named.values()), group)
     for dtype in dict.fromkeys(param.dtype for param in params):
-        _sum_bucket([param for param in params if param.dtype == dtype], dtype, group)
+        sum_bucket([param for param in params if param.dtype == dtype], dtype, group)
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = None) -> Tensor:
@@ -89,7 +89,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = 
     return norm
 
 
-def _replicated(model: nn.Module) -> dict[str, nn.Parameter]:
+def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that every rank holds whole, by name."""
     return {n: p for n, p in model.named_parameters() if not isinstance(p, ShardedParameter)}
 
 
@@ -101,7 +102,8 @@ def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[n
     return [param for param, has_grad in zip(params, present.tolist()) if has_grad]
 
 
-def _sum_bucket(params: list[nn.Parameter], dtype: torch.dtype, group: Group) -> None:
+def sum_bucket(params: list[nn.Parameter], dtype: torch.dtype, group: Group) -> None:
+    """Sum the gradients of parameters of one dtype over all ranks, ``None`` counting as 0."""
     bucket = torch.zeros(
         sum(param.numel() for param in params), dtype=wide_dtype(dtype), device=params[0].device
     )
@@ -116,7 +118,7 @@ def _sum_bucket(params: list[nn.Parameter], dtype: torch.dtype, group: Group) ->
         param.grad.copy_(part.view_as(param))
 
 
-def _agree_on_layout(
+def agree_on_layout(
     tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None
 ) -> None:
     """Raise on every rank unless all ranks hold equally named and shaped tensors."""

@@ -19,9 +19,9 @@ from sar.errors import NotSupportedError, SarError
 from sar.nn import (
     ShardedParameter,
     clip_grad_norm_,
-    gather_grads,
     global_mean,
     mark_layers,
+    overlap_gradients,
     sync_params,
 )
 from sar.train.checkpoint import (
@@ -83,6 +83,7 @@ class Trainer:
         if self.checkpoint is not None:
             _refuse_sharded(model)
         sync_params(model, group=self.group)
+        self._overlapped = overlap_gradients(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay
         )
@@ -124,8 +125,8 @@ class Trainer:
         if not math.isfinite(value):  # equal on every rank, so every rank raises
             raise SarError(f"epoch {self.epoch + 1}: the loss is {value}; training stopped")
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        gather_grads(self.model, group=self.group)
+        with self._overlapped:
+            loss.backward()
         if self.options.clip_norm is not None:
             clip_grad_norm_(self.model, self.options.clip_norm, group=self.group)
         self.optimizer.step()

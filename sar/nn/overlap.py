@@ -1,0 +1,166 @@
+"""Gradients of late layers are summed over ranks while those of early layers are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sar.comm import Group, current_group
+from sar.comm.group import Work
+from sar.nn.params import agree_on_layout, replicated, sum_bucket
+from sar.ops.reduce import wide_dtype
+
+BUCKET_BYTES = 1 << 20
+
+
+class OverlappedGradients:
+    """Context manager around ``loss.backward()``; see :func:`overlap_gradients`.
+
+    Parameters are packed into buckets, last first. A bucket is copied and sent when backward has
+    finished its last gradient, and never before the bucket in front of it: ranks on which another
+    parameter gets no gradient still send in one order. ``param.grad`` stays this rank's own until
+    the end, so what changes after it was sent (another backward, a hook) is noticed and sent again.
+    """
+
+    def __init__(self, model: nn.Module, group: Group | None = None) -> None:
+        self._group, self._model = group or current_group(), model
+        self._params: list[nn.Parameter] = []
+        self._handles: list[Any] = []
+        self._works: list[tuple[Tensor, Work]] = []
+        self._sent: dict[nn.Parameter, tuple[Tensor | None, int]] = {}
+        self._group.prepare_sums()
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Agree with the other ranks on the buckets, unless the parameters are those of before."""
+        named = _trained(self._model)
+        params = list(reversed(named.values()))
+        if [id(p) for p in params] != [id(p) for p in self._params]:
+            agree_on_layout(named, self._group)
+            self._params, self._buckets = params, _pack(params)
+
+    def __enter__(self) -> None:
+        if self._handles:
+            raise RuntimeError("overlap_gradients: entered inside itself")
+        self._arrange()
+        self._ready: set[nn.Parameter] = set()
+        for param in self._params:
+            hook = param.register_post_accumulate_grad_hook(self._accumulated)
+            self._handles.append(hook)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._works.clear()
+            self._sent.clear()
+
+    def _accumulated(self, param: Any) -> None:
+        self._ready.add(param)
+        while len(self._works) < len(self._buckets):
+            if not self._ready.issuperset(self._buckets[len(self._works)]):
+                return
+            self._send(self._buckets[len(self._works)])
+
+    def _send(self, bucket: Sequence[nn.Parameter]) -> None:
+        like = bucket[0]
+        flat = torch.zeros(
+            sum(p.numel() for p in bucket), dtype=wide_dtype(like.dtype), device=like.device
+        )
+        for param, part in zip(bucket, _split(flat, bucket), strict=True):
+            grad = param.grad
+            if grad is not None and grad.layout == torch.strided:
+                part.copy_(grad.detach().reshape(-1))
+            self._sent[param] = (grad, -1 if grad is None else grad._version)
+        self._works.append((flat, self._group.begin_sum(flat)))
+
+    def _finish(self) -> None:
+        for bucket in self._buckets[len(self._works) :]:
+            self._send(bucket)
+        anywhere, stale = self._compare()
+        for bucket, (flat, work) in zip(self._buckets, self._works, strict=True):
+            work.wait()
+            for param, part in zip(bucket, _split(flat, bucket), strict=True):
+                if param in anywhere and param not in stale:
+                    if param.grad is None:
+                        param.grad = torch.empty_like(param)
+                    param.grad.copy_(part.view_as(param))
+        for dtype in dict.fromkeys(param.dtype for param in stale):
+            sum_bucket([param for param in stale if param.dtype == dtype], dtype, self._group)
+
+    def _compare(self) -> tuple[set[nn.Parameter], dict[nn.Parameter, None]]:
+        """Parameters with a gradient on any rank, and those that changed after they were sent."""
+        flags = torch.zeros((len(self._params) + 1, 2), dtype=torch.int32)
+        sparse = []
+        for row, param in zip(flags, self._params):
+            grad, (sent, version) = param.grad, self._sent[param]
+            if grad is not None:
+                if grad.layout != torch.strided:
+                    sparse.append(param)
+                row[0] = 1
+            row[1] = grad is not sent or (grad is not None and grad._version != version)
+        flags[-1] = len(sparse)
+        if self._group.all_reduce(flags, "max")[-1, 0]:
+            error = TypeError("model: got a sparse gradient, expected dense") if sparse else None
+            self._group.agree(error)
+        present, changed = flags[:-1].T.tolist()
+        anywhere = {param for param, here in zip(self._params, present) if here}
+        return anywhere, dict.fromkeys(p for p, was in zip(self._params, changed) if was)
+
+
+def overlap_gradients(model: nn.Module, *, group: Group | None = None) -> OverlappedGradients:
+    """Sum gradients over ranks as :func:`gather_grads` does, while backward still runs; collective.
+
+    Returns a context manager to be used around the last backward of every step::
+
+        overlapped = sar.overlap_gradients(model)
+        ...
+        with overlapped:
+            loss.backward()
+
+    Afterwards the gradients are those of :func:`gather_grads`, which is not called. Backward calls
+    before it only accumulate on their rank. Sharded parameters are left alone.
+
+    Raises:
+        ValueError: on every rank when the ranks' parameters differ in number, name, shape or dtype.
+        RuntimeError: the context manager is entered inside itself.
+        TypeError: on leaving, on every rank, for a sparse gradient.
+    """
+    return OverlappedGradients(model, group)
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: param for name, param in replicated(model).items() if param.requires_grad}
+
+
+def _pack(params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Neighbours of one dtype and device, up to BUCKET_BYTES unless one alone is larger."""
+    buckets: list[list[nn.Parameter]] = []
+    room = 0
+    for param in params:
+        size = param.numel() * wide_dtype(param.dtype).itemsize
+        last = buckets[-1][0] if buckets else None
+        alike = last is not None and (last.dtype, last.device) == (param.dtype, param.device)
+        if not alike or size > room:
+            buckets.append([])
+            room = BUCKET_BYTES
+        buckets[-1].append(param)
+        room -= size
+    return buckets
+
+
+def _split(flat: Tensor, bucket: Sequence[nn.Parameter]) -> Sequence[Tensor]:
+    return flat.split([param.numel() for param in bucket])
