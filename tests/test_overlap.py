@@ -131,8 +131,8 @@ def beside_the_stream(group: Group, parts: str) -> None:
         h = x
         for number, layer in enumerate(layers):
             h = graph.aggregate(layer(h).tanh(), "mean")
-            if h.requires_grad:
-                h.register_hook(lambda _: time.sleep(0.02 * ((group.rank + number) % 2)))
+            pause = 0.02 * ((group.rank + number) % 2)
+            h.register_hook(lambda _, pause=pause: time.sleep(pause))
         return h.square().sum()
 
     forward().backward()

@@ -92,6 +92,7 @@ class Group(ABC):
 
     def prepare_sums(self) -> None:
         """Make ready for :meth:`begin_sum`; collective, for the first time at least."""
+        return None
 
     def begin_sum(self, tensor: Tensor) -> Work:
         """Begin to sum ``tensor`` over all ranks in place; it stays untouched until ``wait``.
