@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.edge_reduce import reduction_of
-from sar.graph.program import Call, Leaf, Node, Program
+from sar.graph.program import BLANK_ROWS, Call, Leaf, Node, Program
 from sar.graph.support import not_supported
 from sar.ops import AnyRelation, run_messages
 
@@ -66,6 +66,8 @@ class EdgeTensor(Tensor):
         made.node, made.scope, made.axis = node, scope, axis
         row = math.prod(shape[:axis] + shape[axis + 1 :]) * like.element_size()
         node.row_bytes = max(node.row_bytes, row)
+        shape[axis] = BLANK_ROWS
+        node.like = torch.empty(shape, dtype=like.dtype, device="meta")
         made._eager, made._with_grad = None, False
         made._recorded_with_grad = torch.is_grad_enabled()
         return made
@@ -77,13 +79,16 @@ class EdgeTensor(Tensor):
 
     def read(self) -> Node:
         """The program; a constant to gradients where it was recorded without them."""
-        constant = torch.is_grad_enabled() and not self._recorded_with_grad
-        if constant and not isinstance(self.node, Leaf):
-            return Call(Tensor.detach, (self.node,), {})
+        given = torch.is_grad_enabled() and not self._recorded_with_grad
+        if given and not isinstance(self.node, Leaf):
+            constant = Call(Tensor.detach, (self.node,), {})
+            constant.like = self.node.like
+            return constant
         return self.node
 
     def rebind(self, node: Node) -> None:
         """What was written in place is the program from now on."""
+        node.like = self.node.like
         self.node, self._eager = node, None
         self._recorded_with_grad = torch.is_grad_enabled()
 
@@ -123,7 +128,7 @@ class EdgeTensor(Tensor):
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA or getattr(func, "__name__", "") == "__get__":
+        if func in METADATA or getattr(func, "__name__", "") == "__get__":
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         from sar.graph.recording import record
@@ -211,7 +216,7 @@ def eager(tensor: Tensor) -> Tensor:
     return tensor.materialize() if isinstance(tensor, EdgeTensor) else tensor
 
 
-_METADATA = {
+METADATA = {
     Tensor.dim,
     Tensor.size,
     Tensor.numel,

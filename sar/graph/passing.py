@@ -23,6 +23,7 @@ from sar.graph.builtin import (
 )
 from sar.graph.frame import Frame
 from sar.graph.lazy import EdgeTensor, Scope, eager, node_of, stored
+from sar.graph.linear import weighted_by
 from sar.graph.mailbox import reduce_udf
 from sar.graph.message_dropout import Drawn
 from sar.graph.patterns import attend_if_matched
@@ -221,13 +222,14 @@ def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:
     out = attend_if_matched(messages) if op in ("sum", "mean") else None
     if out is not None:
         return mean_of_sum(out, scope.relation) if op == "mean" else out
-    program = Program([messages.read()])
+    by_sum = op in ("sum", "mean") and isinstance(scope.relation, Relation)
+    softmax, weighting = (weighted_by(messages) if by_sum else None) or (None, None)
+    program = Program([messages.read()], softmax)
     like = torch.empty(
         (0, *tuple(messages.shape)[1:]), dtype=messages.dtype, device=messages.device
     )
-    (out,) = run_messages(
-        scope.relation, program.messages(), _summed(op), scope.policy, program.inputs(), [like]
-    )
+    function, inputs = program.messages(weighting), program.inputs()
+    (out,) = run_messages(scope.relation, function, _summed(op), scope.policy, inputs, [like])
     return mean_of_sum(out, scope.relation) if op == "mean" else out
 
 

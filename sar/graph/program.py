@@ -20,10 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sar.graph.builtin import apply_binary
 from sar.graph.message_dropout import Drawn, KeyedDropout
 from sar.graph.udf import Probe, call_udf
-from sar.ops import AnyRelation, Inputs, Messages
+from sar.ops import AnyRelation, Inputs, Messages, Weighting
 from sar.ops.keyed import keyed_dropout
 
 Values = dict[int, Any]
+Weigh = Callable[[Tensor], Tensor]
+BLANK_ROWS = 2
 
 
 @dataclass(eq=False)
@@ -32,9 +34,11 @@ class Node:
 
     Attributes:
         row_bytes: of its value for one edge, where that is known.
+        like: its value for ``BLANK_ROWS`` edges on the meta device, where that is known.
     """
 
     row_bytes = 0  # no annotation: not an argument of the steps below
+    like = None  # type: Tensor | None
 
     def parents(self) -> Iterable[Node]:
         """The nodes whose values this one needs."""
@@ -191,10 +195,16 @@ EDGE_COUNT = _EdgeCount()
 
 
 class Program:
-    """The nodes that some outputs need, in an order in which they can be evaluated."""
+    """The nodes that some outputs need, in an order in which they can be evaluated.
 
-    def __init__(self, outputs: list[Node]) -> None:
-        self.outputs, self.order = outputs, _topological(outputs)
+    Args:
+        streamed: a softmax whose weights are given by whoever runs the program, who sees the
+            scores; it needs no normalizer.
+    """
+
+    def __init__(self, outputs: list[Node], streamed: Softmax | None = None) -> None:
+        self.streamed = streamed
+        self.outputs, self.order = outputs, _topological(outputs, streamed)
         leaves = [node for node in self.order if isinstance(node, Leaf)]
         self.leaves = {side: _distinct(leaves, side) for side in "uve"}
 
@@ -203,8 +213,12 @@ class Program:
         src, dst, edge = ([leaf.tensor for leaf in self.leaves[side]] for side in "uve")
         return Inputs(src, dst, edge)
 
-    def messages(self) -> Messages:
-        """The message function that evaluates the program on a block."""
+    def messages(self, weighting: Weighting | None = None) -> Messages:
+        """The message function that evaluates the program on a block.
+
+        Args:
+            weighting: how the messages depend on the weights of the streamed softmax.
+        """
         udfs = [node for node in self.order if isinstance(node, Udf)]
         captures = {id(t): t for udf in udfs for t in udf.seen.captures}
         hidden = {id(t): t for udf in udfs for t in udf.seen.hidden}
@@ -223,6 +237,7 @@ class Program:
                 for leaf in leaves
                 if leaf.name
             },
+            weighting=weighting,
         )
 
     def _captured(self) -> dict[int, Tensor]:
@@ -246,7 +261,12 @@ class Program:
         return None
 
     def _evaluate(
-        self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], position: Tensor
+        self,
+        src: list[Tensor],
+        dst: list[Tensor],
+        edge: list[Tensor],
+        position: Tensor,
+        weigh: Weigh | None = None,
     ) -> list[Tensor]:
         sides = dict(zip("uve", (src, dst, edge), strict=True))
         values: Values = {}
@@ -257,6 +277,8 @@ class Program:
         for node in self.order:
             if isinstance(node, Leaf):
                 values[id(node)] = by_tensor[node.side, id(node.tensor)]
+            elif isinstance(node, Softmax) and node is self.streamed and weigh is not None:
+                values[id(node)] = weigh(values[id(node.scores)]).to(node.dtype)
             else:
                 values[id(node)] = node.compute(values, position)
         return [values[id(node)] for node in self.outputs]
@@ -269,7 +291,7 @@ def _is_sum(node: Node) -> bool:
     return isinstance(node, Leaf)
 
 
-def _topological(outputs: list[Node]) -> list[Node]:
+def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:
     order: list[Node] = []
     done: set[int] = set()
     stack = [(node, False) for node in reversed(outputs)]
@@ -282,7 +304,8 @@ def _topological(outputs: list[Node]) -> list[Node]:
             order.append(node)
         else:
             stack.append((node, True))
-            stack.extend((parent, False) for parent in node.parents())
+            parents = [streamed.scores] if streamed is node else node.parents()
+            stack.extend((parent, False) for parent in parents)
     return order
 
 

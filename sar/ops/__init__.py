@@ -2,7 +2,7 @@
 
 from sar.ops.aggregate import aggregate
 from sar.ops.mailbox import run_mailbox
-from sar.ops.message_blocks import Inputs, Messages
+from sar.ops.message_blocks import Inputs, Messages, Weighting
 from sar.ops.messages import run_messages, swap_sides
 from sar.ops.relation import (
     AnyRelation,
@@ -21,6 +21,7 @@ __all__ = [
     "Messages",
     "Relation",
     "ReversedRelation",
+    "Weighting",
     "aggregate",
     "agree_wanted",
     "as_stored",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from sar.ops.randomness import seeded
 from sar.ops.relation import Relation
 
 Rows = list[Tensor]
+Weigh = Callable[[Tensor], Tensor]
 
 
 class Inputs(NamedTuple):
@@ -32,6 +34,18 @@ class Inputs(NamedTuple):
     src: list[Tensor]
     dst: list[Tensor]
     edge: list[Tensor]
+
+
+class Weighting(NamedTuple):
+    """How messages depend on the softmax of scores: each element on the weight of one.
+
+    Attributes:
+        num_scores: H, of an edge.
+        label: int64 [width] which of them weighs each element of a message.
+    """
+
+    num_scores: int
+    label: Tensor
 
 
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads block numbers over the seeds
@@ -55,9 +69,11 @@ class Messages:
         hidden: leaf parameters that the function uses where no torch function shows them.
         widest: bytes of the widest value that the function computes for an edge.
         names: of the inputs, for errors, by the ``id`` of the tensor.
+        weighting: the function also takes what makes weights of scores (:class:`Weigh`), and its
+            one output is linear in them; see :mod:`sar.ops.softmax_sum`.
     """
 
-    function: Callable[[Rows, Rows, Rows, Tensor], Rows]
+    function: Callable[..., Rows]
     is_udf: bool = False
     ordered: bool = False
     linear_in_src: bool = False
@@ -67,6 +83,7 @@ class Messages:
     hidden: tuple[Tensor, ...] = ()
     widest: int = 0
     names: Mapping[int, str] = field(default_factory=dict)
+    weighting: Weighting | None = None
 
 
 def _autocast_state() -> tuple[str, bool, torch.dtype]:
@@ -109,10 +126,16 @@ class MessagePass:
         dst_rows: Rows,
         edge_rows: Rows,
         mode: AbstractContextManager | None = None,
+        weigh: Weigh | None = None,
     ) -> Rows:
         """The function with the random numbers and the autocast state that belong to the block."""
+        function = (
+            self.messages.function
+            if weigh is None
+            else partial(self.messages.function, weigh=weigh)
+        )
         if not self.messages.is_udf:
-            return self.messages.function(src_rows, dst_rows, edge_rows, block.position)
+            return function(src_rows, dst_rows, edge_rows, block.position)
         kind, enabled, dtype = self.autocast
         seed = (self.seed + block.number * _GOLDEN) % 2**63
         seed ^= seed >> 32  # torch's CPU generator takes the low half only
@@ -121,7 +144,7 @@ class MessagePass:
             torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False),
             mode or nullcontext(),
         ):
-            return self.messages.function(src_rows, dst_rows, edge_rows, block.position)
+            return function(src_rows, dst_rows, edge_rows, block.position)
 
 
 @dataclass(frozen=True)

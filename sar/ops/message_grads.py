@@ -23,6 +23,7 @@ from sar.ops.message_blocks import (
 )
 from sar.ops.packing import RowLayout
 from sar.ops.reducers import Reducer
+from sar.ops.softmax_sum import Weights, softmax_sum
 
 
 class _RowGrads:
@@ -65,6 +66,7 @@ class MessageGrads:
         self.src, self.dst, self.edge = spec.split([t.detach() for t in tensors])
         self.needs_src, self.needs_dst, self.needs_edge = spec.split(needs)
         self.hidden = spec.messages.hidden
+        self.weights: Weights | None = None
         aliases = [detached_leaf(t, True) for t in captures]
         self.aliases, self.captured = aliases, [*aliases, *self.hidden]
         self.dst_grads = [_RowGrads(*p) for p in zip(self.dst, self.needs_dst, strict=True)]
@@ -77,6 +79,9 @@ class MessageGrads:
 
     def run(self, grads: list[Tensor]) -> list[Tensor | None]:
         """Gradients of all inputs and captured tensors, ``None`` where nobody asked."""
+        softmax = softmax_sum(self.reducers)
+        if softmax is not None:
+            self.weights = softmax.weights(grads[0])
         home = self._stream_blocks([grad.contiguous() for grad in grads])
         captured = [
             total.to(t.dtype) for total, t in zip(self.captured_grads, self.captured, strict=True)
@@ -136,8 +141,9 @@ class MessageGrads:
         dst_rows = self._leaves(self.dst, self.needs_dst, block.dst)
         edge_rows = self._leaves(self.edge, self.needs_edge, block.position)
         mode = ReplaceCaptures(self.originals, self.aliases)
+        weigh = None if self.weights is None else self.weights.of(block.dst)
         with torch.enable_grad():
-            values = self.spec.call(block, src_rows, dst_rows, edge_rows, mode)
+            values = self.spec.call(block, src_rows, dst_rows, edge_rows, mode, weigh)
         pairs = [
             (
                 value,
@@ -146,6 +152,7 @@ class MessageGrads:
             for value, reducer, grad in zip(values, self.reducers, grads, strict=True)
             if value.requires_grad
         ]
+        pairs += [] if weigh is None else weigh.pairs()
         inputs = [t for t in (*src_rows, *dst_rows, *edge_rows) if t.requires_grad]
         if not pairs or not (inputs or self.captured):
             return

@@ -35,6 +35,7 @@ from sar.ops.push import push_logsumexp, push_sum
 from sar.ops.reducers import Reducer, make_reducer
 from sar.ops.relation import AnyRelation, Relation, ReversedRelation
 from sar.ops.wanted import agree_wanted
+from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
 
 
 def run_messages(
@@ -129,7 +130,8 @@ def _forward(
     relation = spec.relation
     src, dst, edge = spec.split(inputs)
     num_rows = relation.num_edges if spec.reduce == "edges" else relation.num_dst
-    reducers = [make_reducer(spec.reduce, num_rows, out) for out in like]
+    reducers = [_reducer(spec, num_rows, out) for out in like]
+    softmax = softmax_sum(reducers)
     keep = not spec.policy.rematerialize and not spec.messages.linear_in_src
     kept: list[Tensor] = []
     layout, packed = pack_rows(src)
@@ -141,10 +143,18 @@ def _forward(
             src_rows = unpack_rows(layout, halo, block.src)
             dst_rows = [t.index_select(0, block.dst) for t in dst]
             edge_rows = [t.index_select(0, block.position) for t in edge]
-            values = spec.call(block, src_rows, dst_rows, edge_rows, recorded)
+            weigh = None if softmax is None else softmax.weigher(block.dst)
+            values = spec.call(block, src_rows, dst_rows, edge_rows, recorded, weigh)
             for reducer, value in zip(reducers, values, strict=True):
                 reducer.add(block.dst, block.position, value)
     return reducers, kept
+
+
+def _reducer(spec: MessagePass, num_rows: int, like: Tensor) -> Reducer:
+    weighting = spec.messages.weighting
+    if weighting is None:
+        return make_reducer(spec.reduce, num_rows, like)
+    return SoftmaxSum(weighting, spec.relation.in_degrees, like)
 
 
 class _MessagePass(Function):
@@ -162,7 +172,8 @@ class _MessagePass(Function):
                                        policy does not rematerialize)
     message     [<= block, ...]        this rank; recomputed per block in backward
     winner      [num_dst, ...] int32   this rank; saved for max and min: the winning edge
-    out         [num_dst, ...]         this rank; not saved
+    out         [num_dst, ...]         this rank; not saved, but for a softmax-weighted sum
+    m, 1 / t    [num_dst, H]           this rank; of :class:`sar.ops.softmax_sum.SoftmaxSum`
     ==========  =====================  ====================================================
 
     Forward passes the results on: the blocks have run already, so that the tensors which the
@@ -187,16 +198,32 @@ class _MessagePass(Function):
         ctx.set_materialize_grads(True)
         whole = tuple(_alias(result) for result in results)
         ctx.mark_non_differentiable(*[t for t in whole if not t.is_floating_point()])
+        softmax = softmax_sum(reducers)
+        if softmax is not None:
+            softmax.keep(whole[0])
         return whole
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[5:]
-        collect = MessageGrads(
-            ctx.spec, ctx.reducers, ctx.kept, ctx.captures, ctx.saved_tensors, needs
-        )
+        spec, needs, tensors = ctx.spec, ctx.needs_input_grad[5:], ctx.saved_tensors
+        reducers, softmax = ctx.reducers, softmax_sum(ctx.reducers)
+        if softmax is not None and softmax.is_written:
+            reducers = _reduced_again(spec, tensors, grads)
+        collect = MessageGrads(spec, reducers, ctx.kept, ctx.captures, tensors, needs)
         return (None, None, None, None, None, *collect.run(list(grads)))
+
+
+def _reduced_again(
+    spec: MessagePass, tensors: Sequence[Tensor], like: Sequence[Tensor]
+) -> list[Reducer]:
+    """The reducers of another forward pass over the saved ``tensors``; collective."""
+    inputs = [t.detach() for side in spec.split(tensors) for t in side]
+    reducers, _ = _forward(spec, inputs, like, RecordCaptures())
+    softmax = softmax_sum(reducers)
+    if softmax is not None:
+        softmax.keep(softmax.result())
+    return reducers
 
 
 def _alias(tensor: Tensor) -> Tensor:
