@@ -223,6 +223,6 @@ def _labels(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     def label(w: Tensor, s: Tensor, q: Tensor) -> Tensor:
         if not bool(((w * q - s * s).abs() < 1e-10 * s * s).all()):
             raise NotLinear("an element depends on several weights, or on none")
-        return (s / w).round()
+        return (s / w).round().contiguous()
 
     return tree_map(label, run(0), run(1), run(2))

@@ -1,0 +1,302 @@
+"""Sums weighted by a softmax: one stream of rows where the message is linear in it, DGL's numbers
+everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import dgl
+import dgl.function as fn
+import pytest
+import torch
+from dgl.nn.functional import edge_softmax
+from harness import run_threads
+from harness.compare import assert_gradients_close
+from harness.graphs import looped, mixed, to_dgl
+from harness.parts import Cutter
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sar
+from sar.graph import passing
+from sar.graph.lazy import EdgeTensor
+from sar.partition.arrays import GraphArrays
+
+HEADS, WIDTH = 3, 2
+Step = Callable[[Any, Tensor, Tensor], Tensor]  # (graph, x, edge weights) -> rows
+
+
+def prepare(graph: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(attention weights [E, 3, 1], what they weigh [E, 3, 2], scores [E, 3, 1])."""
+    rows = x.reshape(len(x), HEADS, WIDTH)
+    graph.srcdata.update({"v": rows, "k": rows.flip(-1)})
+    graph.dstdata["q"] = rows * rows
+    graph.edata["w"] = w
+    graph.apply_edges(fn.u_dot_v("k", "q", "z"))
+    graph.apply_edges(fn.copy_u("v", "c"))
+    z = graph.edata["z"] * 2 + graph.edata["w"].view(-1, 1, 1)
+    return edge_softmax(graph, z), graph.edata["c"], z
+
+
+def summed(message: Callable, reduce: Callable = fn.sum) -> Step:
+    """Messages made of the weights a, values v, scores z, edge weights w, and other weights b."""
+
+    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        a, v, z = prepare(graph, x, w)
+        names = message.__code__.co_varnames[: message.__code__.co_argcount]
+        given = {"a": a, "v": v, "z": z, "w": graph.edata["w"].view(-1, 1, 1)}
+        if "b" in names:
+            given["b"] = edge_softmax(graph, a if "nested" in names else -z)
+        given["nested"] = None
+        graph.edata["m"] = message(*[given[name] for name in names])
+        graph.update_all(fn.copy_e("m", "m"), reduce("m", "out"))
+        return graph.dstdata["out"]
+
+    return step
+
+
+def by_function(message: Callable) -> Step:
+    """The same in a function of the user's own."""
+
+    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        graph.edata["a"] = prepare(graph, x, w)[0]
+
+        def of_edges(edges: Any) -> dict[str, Tensor]:
+            return {"m": message(edges.data["a"], edges.src["v"])}
+
+        graph.update_all(of_edges, fn.sum("m", "out"))
+        return graph.dstdata["out"]
+
+    return step
+
+
+def of_ops(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+    return dgl.ops.u_mul_e_sum(graph, x.reshape(len(x), HEADS, WIDTH), prepare(graph, x, w)[0])
+
+
+MIX = torch.linspace(-1, 2, 8, dtype=torch.float64).view(4, 2)
+STREAMED: dict[str, Step] = {
+    "values": summed(lambda a, v: v * a),
+    "mean": summed(lambda a, v: v * a, fn.mean),
+    "weighted": summed(lambda a, v, w: (a * w) * v / (1 + w * w)),
+    "scores, too": summed(lambda a, v, z: v * a * z.tanh()),
+    "alone": summed(lambda a: a.squeeze(-1)),
+    "views": summed(lambda a, v: (v.transpose(1, 2) * a.view(len(a), 1, HEADS)).flatten(1)),
+    "one head": summed(lambda a, v: a[:, 1] * v[:, 2]),
+    "inner product": summed(lambda a, v, w: ((v * a) * w).sum(-1)),
+    "inner mean": summed(lambda a, v: -(a * v).mean(dim=2, keepdim=True)),
+    "projected": summed(lambda a, v: F.linear(a * v, MIX.to(v.dtype)) @ MIX.to(v.dtype)),
+    "einsum": summed(lambda a, v: torch.einsum("eh,ehd->edh", a.squeeze(-1), v)),
+    "parts": summed(lambda a, v: torch.cat([h * v[:, 0] for h in a.unbind(1)], 1)),
+    "added": summed(lambda a, v, w: a * v + w * a),
+    "of two": summed(lambda a, v, b: a * v * b),
+    "softmax of softmax": summed(lambda a, v, b, nested: a * b * v),
+    "function": by_function(lambda a, v: {"m": a * v}["m"]),
+    "function with views": by_function(lambda a, v: (a.squeeze(-1) * v.sum(-1)).unsqueeze(1) * 2),
+    "dgl.ops": of_ops,
+}
+SLOW: dict[str, Step] = {
+    "squared": summed(lambda a, v: a * a * v),
+    "exponential": summed(lambda a, v: a.exp() * v),
+    "shifted": summed(lambda a, v: a + v),
+    "a number added": summed(lambda a, v: (a + 1) * v),
+    "divisor": summed(lambda a, v: v / (1 + a) + 1 / a.clamp(min=0.1)),
+    "sum of two": summed(lambda a, v, b: a * v + b),
+    "maximum": summed(lambda a, v: a * v, fn.max),
+    "over heads": summed(lambda a, v: (a * v).sum(1)),
+    "clamped": summed(lambda a, v: (a * v).clamp(max=0.2)),
+    "floor": summed(lambda a, v: torch.div(a, 0.3, rounding_mode="floor") * v),
+    "constant": summed(lambda a, v, w: a.detach() * v * w),
+    "of its softmax": summed(lambda a, v, b, nested: a * b.exp() * v),
+    "function of a square": by_function(lambda a, v: a * v * a.detach()),
+    "function with a test": by_function(lambda a, v: a * v if a.max() > 2 else a * v + a),
+}
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether each sum of an edge program, which no kernel took, was done in one stream."""
+    seen: list[bool] = []
+    original = passing.weighted_by
+
+    def spy(messages: EdgeTensor) -> Any:
+        found = original(messages)
+        seen.append(found is not None)
+        return found
+
+    monkeypatch.setattr(passing, "weighted_by", spy)
+    monkeypatch.setattr(passing, "attend_if_matched", lambda messages: None)
+    yield seen
+
+
+def gradients(step: Step, graph: Any, x: Tensor, w: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    out = step(graph, x, w)
+    wave = torch.sin(ids.to(x.dtype) + 1).view(-1, *[1] * (out.dim() - 1))
+    ((out + out.detach() ** 2) * wave).sum().backward()
+    dw = torch.zeros_like(w) if w.grad is None else w.grad  # not every layer reads it
+    return {"out": out.detach(), "x": x.grad, "w": dw}
+
+
+def columns(data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, edge weights, original ids of nodes and of edges."""
+    prefix = next(iter(data.edge_features)).rsplit("/", 1)[0]
+    nodes, edges = data.node_features, data.edge_features
+    x, w = nodes["_N/feat"].to(dtype), edges[f"{prefix}/weight"].to(dtype)
+    return x, w, nodes["_N/orig_id"], edges[f"{prefix}/orig_eid"]
+
+
+def on_ranks(
+    path: str, size: int, step: Step | Sequence[Step], prepared: Callable = lambda group: None,
+    *, dtype: torch.dtype = torch.float64, **policy: Any,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Results and gradients in original order; ``step`` may be one for each rank."""
+
+    def case(group: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        x, w, ids, eids = columns(data, dtype)
+        graph = sar.construct_full_graph(data, sar.Policy(block_bytes=2048, **policy))
+        prepared(group)
+        own = step if callable(step) else step[group.rank]
+        return gradients(own, graph, x, w, ids), ids, eids
+
+    ranks = run_threads(size, case)
+    joined = {}
+    for key in ("out", "x", "w"):
+        values = torch.cat([rank[0][key] for rank in ranks])
+        order = torch.cat([rank[2 if key == "w" else 1] for rank in ranks])
+        joined[key] = torch.empty_like(values).index_copy_(0, order, values)
+    return joined
+
+
+def reference(
+    step: Step, arrays: GraphArrays | None = None, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
+    graph = to_dgl(arrays or mixed())
+    x, w = graph.ndata["feat"].to(dtype), graph.edata["weight"].to(dtype)
+    return gradients(step, graph, x, w, torch.arange(len(x)))
+
+
+@pytest.mark.parametrize("name", [*STREAMED, *SLOW])
+def test_linear_messages_are_streamed_once_and_all_equal_dgl(
+    name: str, partitioned: Cutter, streamed: list
+) -> None:
+    linear = name in STREAMED
+    step = (STREAMED | SLOW)[name]
+    got = on_ranks(partitioned(mixed(), 3, "random"), 3, step)
+    assert streamed == ([] if name == "maximum" else [linear] * 3)
+    assert_gradients_close(got, reference(step), torch.float64, name)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "policy", [{"rounds": 1}, {"rounds": 2}, {"rematerialize": False}, {}], ids=str
+)
+def test_any_ranks_rounds_and_cut(size: int, policy: dict, partitioned: Cutter) -> None:
+    if policy.get("rounds", 1) >= max(2, size):
+        pytest.skip("fewer ranks than rounds")
+    step = STREAMED["weighted"]
+    for cut in ("random", "metis"):
+        got = on_ranks(partitioned(mixed(), size, cut), size, step, **policy)
+        assert_gradients_close(got, reference(step), torch.float64, cut)
+
+
+class OfUser(nn.Module):
+    """Attention by functions of the user's own, over both ends of an edge and its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.value = nn.Linear(13, HEADS), nn.Linear(12, HEADS * WIDTH)
+
+    def forward(self, graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        def scores(edges: Any) -> dict[str, Tensor]:
+            ends = torch.cat([edges.src["x"], edges.dst["x"], edges.data["w"]], 1)
+            return {"z": self.score(ends).tanh() * 5}
+
+        def messages(edges: Any) -> dict[str, Tensor]:
+            ends = torch.cat([edges.src["x"], edges.dst["x"]], 1)
+            return {"m": edges.data["a"].unsqueeze(-1) * self.value(ends).view(-1, HEADS, WIDTH)}
+
+        with graph.local_scope():
+            graph.ndata["x"], graph.edata["w"] = x, w.view(-1, 1)
+            graph.apply_edges(scores)
+            graph.edata["a"] = edge_softmax(graph, graph.edata["z"])
+            graph.update_all(messages, fn.sum("m", "out"))
+            return graph.ndata["out"]
+
+
+class HGT(nn.Module):
+    """HGTConv with types that every rank can compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = dgl.nn.HGTConv(6, WIDTH, HEADS, 2, 3, dropout=0.0)
+
+    def forward(self, graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        return self.conv(graph, x, (x[:, 0] > 0).long(), (w * 7).long() % 3)
+
+
+class OfEdges(nn.Module):
+    """A layer that takes edge features."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        if isinstance(self.conv, dgl.nn.GATConv):
+            return self.conv(graph, x, edge_weight=w)
+        rows = self.conv(graph, x, w.view(-1, 1))
+        return rows[0] if isinstance(self.conv, dgl.nn.EGATConv) else rows
+
+
+class AGNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = dgl.nn.AGNNConv(1.5, allow_zero_in_degree=True)
+
+    def forward(self, graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        return self.conv(graph, x)
+
+
+ZERO = {"allow_zero_in_degree": True}
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "AGNNConv": AGNN,
+    "GATConv": lambda: OfEdges(dgl.nn.GATConv(6, WIDTH, HEADS, residual=True, **ZERO)),
+    "EdgeGATConv": lambda: OfEdges(dgl.nn.EdgeGATConv(6, 1, WIDTH, HEADS, **ZERO)),
+    "EGATConv": lambda: OfEdges(dgl.nn.EGATConv(6, 1, WIDTH, 4, HEADS)),
+    "HGTConv": HGT,
+    "user's": OfUser,
+}
+
+
+def built(name: str) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LAYERS[name]().double()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_stream_their_rows_three_times(name: str, partitioned: Cutter) -> None:
+    """Once in forward; in backward rows again and gradients home. Equal to DGL, too."""
+    modules, sent = [built(name) for _ in range(2)], [[], []]
+
+    def count(group: Any) -> None:
+        exchange = group.exchange
+
+        def counting(recv: Tensor, send: Tensor, *counts: Any) -> Any:
+            sent[group.rank].append(send.numel())
+            return exchange(recv, send, *counts)
+
+        group.exchange = counting
+
+    arrays, whole = looped() if name == "EGATConv" else mixed(), built(name)
+    got = on_ranks(partitioned(arrays, 2, "random"), 2, modules, count, rounds=1)
+    want = reference(whole, arrays)
+    for key, parameter in whole.named_parameters():
+        got[key] = sum(dict(module.named_parameters())[key].grad for module in modules)
+        want[key] = parameter.grad
+    assert_gradients_close(got, want, torch.float64)
+    rows, again, home = torch.tensor(sent).sum(0).tolist()  # three of each rank
+    assert rows == again == home
