@@ -300,3 +300,62 @@ def test_layers_stream_their_rows_three_times(name: str, partitioned: Cutter) ->
     assert_gradients_close(got, want, torch.float64)
     rows, again, home = torch.tensor(sent).sum(0).tolist()  # three of each rank
     assert rows == again == home
+
+
+def masked(threshold: float, change: Callable = lambda out: out) -> Step:
+    """Scores of -inf where an edge weighs less than ``threshold``; weights are 0.5 to 1.5."""
+
+    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        _, v, z = prepare(graph, x, w)
+        low = graph.edata["w"].view(-1, 1, 1) < threshold
+        graph.edata["m"] = v * edge_softmax(graph, z.masked_fill(low, -torch.inf))
+        graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+        return change(graph.dstdata["out"])
+
+    return step
+
+
+@pytest.mark.parametrize("threshold", [0.6, 1.2])
+def test_scores_of_minus_infinity(threshold: float, partitioned: Cutter, streamed: list) -> None:
+    """Also in all edges of a row, which is NaN then as in DGL; 0 in rows without edges."""
+    got = on_ranks(partitioned(mixed(), 3, "random"), 3, masked(threshold))
+    want = reference(masked(threshold))
+    assert all(streamed)
+    assert bool(want["out"].isnan().any()) is (threshold > 1)
+    assert (want["out"] == 0).all(-1).all(-1).any(), "every row has an edge"
+    assert_gradients_close(got, want, torch.float64)
+
+
+def test_a_result_that_is_written_into(partitioned: Cutter, streamed: list) -> None:
+    step = masked(0.6, F.relu_)
+    got = on_ranks(partitioned(mixed(), 3, "random"), 3, step)
+    assert all(streamed)
+    assert_gradients_close(got, reference(step), torch.float64)
+
+
+def sharp(reduce: Callable) -> Step:
+    """Scores in the hundreds, equal to the last digit in any order of summation."""
+
+    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        rows = x.reshape(len(x), HEADS, WIDTH)
+        graph.srcdata.update({"v": rows, "k": rows[..., :1] * 100})
+        graph.dstdata["q"] = rows[..., 1:] * 100
+        graph.apply_edges(fn.u_add_v("k", "q", "z"))
+        graph.edata["w"] = w.view(-1, 1, 1)
+        graph.edata["a"] = edge_softmax(graph, graph.edata["z"]) * graph.edata["w"]
+        graph.update_all(fn.u_mul_e("v", "a", "m"), reduce("m", "out"))
+        return graph.dstdata["out"]
+
+    return step
+
+
+@pytest.mark.parametrize("reduce", [fn.sum, fn.max], ids=["sum", "max"])
+def test_large_scores_keep_their_digits(
+    reduce: Callable, partitioned: Cutter, streamed: list
+) -> None:
+    """In float32: m + log t would round to 3e-5, which is the error of a weight."""
+    path = partitioned(mixed(), 3, "random")
+    got = on_ranks(path, 3, sharp(reduce), dtype=torch.float32)
+    want = reference(sharp(reduce), dtype=torch.float32)
+    assert streamed == ([True] * 3 if reduce is fn.sum else [])
+    assert_gradients_close(got, want, torch.float32)

@@ -126,14 +126,14 @@ def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str
 
 
 def _normalizer(scope: Scope, scores: Node, like: Tensor, side: str) -> Leaf:
-    """log sum exp of the scores of each destination's, or each source's, edges; collective."""
+    """(m, l) of the edges of each destination, or of each source; collective."""
     program = Program([scores])
     relation, messages, inputs = scope.relation, program.messages(), program.inputs()
     if side == "u":
         relation = reverse_relation(relation)
         messages, inputs = swap_sides(messages, inputs)
-    (lse,) = run_messages(relation, messages, "logsumexp", scope.policy, inputs, [like])
-    return Leaf(side, lse)
+    (norm,) = run_messages(relation, messages, "logsumexp", scope.policy, inputs, [like])
+    return Leaf(side, norm)
 
 
 def _softmax_of_some(graph: Any, logits: Tensor, eids: Tensor, norm_by: str) -> Tensor:

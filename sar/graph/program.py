@@ -150,11 +150,14 @@ class Dropout(Node):
 
 @dataclass(eq=False)
 class Softmax(Node):
-    """a_e = exp(z_e - lse_i), lse_i = log sum over the edges e' into i of exp(z_e').
+    """a_e = exp((z_e - m_i) - l_i), l_i = log sum over the edges e' into i of exp(z_e' - m_i).
+
+    m_i is the largest z_e'. In m_i + l_i large scores would leave no digits for l_i.
 
     Attributes:
         scores: z.
-        normalizer: computes the leaf of lse, one row per destination, at first need; collective.
+        normalizer: computes the leaf of (m, l), one row [..., 2] per destination, at first need;
+            collective. m is a constant to gradients: no weight depends on it.
         side: ``"v"``, or ``"u"`` where the edges out of a source are normalized.
         dtype: of the weights.
     """
@@ -163,25 +166,26 @@ class Softmax(Node):
     normalizer: Callable[[], Leaf]
     side: str
     dtype: torch.dtype
-    _lse: Leaf | None = None
+    _norm: Leaf | None = None
     _with_grad: bool = False
 
     @property
-    def lse(self) -> Leaf:
+    def norm(self) -> Leaf:
         """Computed when a program that is evaluated reaches this node; collective.
 
         Again where a gradient is wanted of what was computed without one.
         """
-        if self._lse is None or torch.is_grad_enabled() > self._with_grad:
+        if self._norm is None or torch.is_grad_enabled() > self._with_grad:
             self._with_grad = torch.is_grad_enabled()
-            self._lse = self.normalizer()
-        return self._lse
+            self._norm = self.normalizer()
+        return self._norm
 
     def parents(self) -> Iterable[Node]:
-        return [self.scores, self.lse]
+        return [self.scores, self.norm]
 
     def compute(self, values: Values, position: Tensor) -> Any:
-        return (values[id(self.scores)] - values[id(self.lse)]).exp().to(self.dtype)
+        largest, log_sum = values[id(self.norm)].unbind(-1)
+        return (values[id(self.scores)] - largest - log_sum).exp().to(self.dtype)
 
 
 class _EdgeCount:

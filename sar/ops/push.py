@@ -60,10 +60,10 @@ def push_sum(
 def push_logsumexp(
     relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
 ) -> Tensor:
-    """log sum exp of the messages per source row, [num_src, ...]; 0 for a row without edges.
+    """(m_j, l_j) per source row, wide, [num_src, ..., 2]; 0 for a row without edges. Collective.
 
-    lse_j = m_j + log sum over the edges e out of j of exp(z_e - m_j), with m_j their largest
-    message, which is a constant to the gradient. Collective.
+    l_j = log sum over the edges e out of j of exp(z_e - m_j), with m_j their largest message, which
+    is a constant to the gradient.
     """
     spec, tensors = _spec(relation, messages, policy, inputs, like)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def push_logsumexp(
     wide = like.to(wide_dtype(like.dtype))
     total = push_sum(relation, moved, policy, inputs._replace(src=[largest, *inputs.src]), wide)
     total = total.masked_fill(empty.view_as(total), 1)
-    return (largest + total.log()).to(like.dtype)
+    return torch.stack([largest, total.log()], -1)
 
 
 def _spec(

@@ -29,7 +29,7 @@ class Reducer(ABC):
 
     @abstractmethod
     def result(self) -> Tensor:
-        """[num_rows, ...] in the messages' dtype; called once."""
+        """[num_rows, ...], sums and extremes in the messages' dtype; called once."""
 
     @abstractmethod
     def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
@@ -88,10 +88,11 @@ class ExtremeOfEdges(Reducer):
 
 
 class LogSumExp(Reducer):
-    """log sum exp per destination, with a running maximum; -inf without edges or finite values.
+    """(m, l) per destination, with a running maximum m, l = log sum exp(values - m).
 
-    A destination without edges in a block keeps its state: its maximum stays -inf and its sum 0,
-    and no difference of infinities is formed.
+    Apart, as digits of l are lost in m + l. m is a constant to gradients. A destination without
+    edges in a block keeps its state: its maximum stays -inf and its sum 0, and no difference of
+    infinities is formed. The result is (0, -inf) without edges or finite values.
     """
 
     def __init__(self, num_rows: int, like: Tensor) -> None:
@@ -116,14 +117,16 @@ class LogSumExp(Reducer):
         self._sum.index_copy_(0, rows, total)
 
     def result(self) -> Tensor:
-        lse = self._max.add_(self._sum.log_())
-        self._result = lse.view(self.num_rows, *self.shape)
+        largest = self._max.masked_fill_(self._max == -math.inf, 0)
+        self._result = torch.stack([largest, self._sum.log_()], -1)
+        self._result = self._result.view(self.num_rows, *self.shape, 2)
         return self._result
 
     def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
         if self._result is None:
             raise RuntimeError("backward of a reduction that has no result yet")
-        return grad.index_select(0, row) * (values - self._result.index_select(0, row)).exp()
+        largest, log_sum = self._result.index_select(0, row).unbind(-1)
+        return grad[..., 1].index_select(0, row) * (values - largest - log_sum).exp()
 
 
 class KeepEdges(Reducer):
