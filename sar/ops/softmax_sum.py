@@ -77,7 +77,7 @@ class SoftmaxSum(SumReducer):
         """Scale what was summed by ``factor`` [n, H]; a row may come again with the same."""
         if len(row) and self._sum is not None:
             self._total.index_copy_(0, row.long(), self._total.index_select(0, row) * factor)
-            sums = self._sum.view(self.num_rows, -1)
+            sums = self._sum.view(self.num_rows, len(self.label))
             scaled = sums.index_select(0, row) * factor.index_select(1, self.label)
             sums.index_copy_(0, row.long(), scaled)
 
@@ -86,7 +86,7 @@ class SoftmaxSum(SumReducer):
         self._total = self._total.masked_fill_(empty, 1).reciprocal_()
         self._largest = _finite(self._largest)
         if self._sum is not None:
-            flat = self._sum.view(self.num_rows, -1)
+            flat = self._sum.view(self.num_rows, len(self.label))
             flat.mul_(self._total.index_select(1, self.label))
         return super().result()
 
@@ -103,7 +103,7 @@ class SoftmaxSum(SumReducer):
     def weights(self, dout: Tensor) -> Weights:
         """What backward knows of each destination, with the gradient of the result."""
         products = dout.to(self._total.dtype) * self._out
-        products = products.view(self.num_rows, -1)
+        products = products.view(self.num_rows, len(self.label))
         delta = torch.zeros_like(self._total)
         delta.scatter_add_(1, self.label.expand_as(products), products)
         return Weights(self._largest, self._total, delta)
