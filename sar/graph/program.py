@@ -24,7 +24,6 @@ from sar.ops import AnyRelation, Inputs, Messages, Weighting
 from sar.ops.keyed import keyed_dropout
 
 Values = dict[int, Any]
-Weigh = Callable[[Tensor], Tensor]
 BLANK_ROWS = 2
 
 
@@ -270,7 +269,7 @@ class Program:
         dst: list[Tensor],
         edge: list[Tensor],
         position: Tensor,
-        weigh: Weigh | None = None,
+        weigh: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
         sides = dict(zip("uve", (src, dst, edge), strict=True))
         values: Values = {}

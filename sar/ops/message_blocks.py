@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -69,8 +68,8 @@ class Messages:
         hidden: leaf parameters that the function uses where no torch function shows them.
         widest: bytes of the widest value that the function computes for an edge.
         names: of the inputs, for errors, by the ``id`` of the tensor.
-        weighting: the function also takes what makes weights of scores (:class:`Weigh`), and its
-            one output is linear in them; see :mod:`sar.ops.softmax_sum`.
+        weighting: the function also takes what makes weights of scores, a function that it calls
+            once, and its one output is linear in them; see :mod:`sar.ops.softmax_sum`.
     """
 
     function: Callable[..., Rows]
@@ -129,13 +128,9 @@ class MessagePass:
         weigh: Weigh | None = None,
     ) -> Rows:
         """The function with the random numbers and the autocast state that belong to the block."""
-        function = (
-            self.messages.function
-            if weigh is None
-            else partial(self.messages.function, weigh=weigh)
-        )
+        given = [src_rows, dst_rows, edge_rows, block.position, *([] if weigh is None else [weigh])]
         if not self.messages.is_udf:
-            return function(src_rows, dst_rows, edge_rows, block.position)
+            return self.messages.function(*given)
         kind, enabled, dtype = self.autocast
         seed = (self.seed + block.number * _GOLDEN) % 2**63
         seed ^= seed >> 32  # torch's CPU generator takes the low half only
@@ -144,7 +139,7 @@ class MessagePass:
             torch.autocast(kind, enabled=enabled, dtype=dtype, cache_enabled=False),
             mode or nullcontext(),
         ):
-            return function(src_rows, dst_rows, edge_rows, block.position)
+            return self.messages.function(*given)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from sar.ops.message_grads import MessageGrads
 from sar.ops.push import push_logsumexp, push_sum
 from sar.ops.reducers import Reducer, make_reducer
 from sar.ops.relation import AnyRelation, Relation, ReversedRelation
-from sar.ops.wanted import agree_wanted
 from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
+from sar.ops.wanted import agree_wanted
 
 
 def run_messages(
