@@ -96,6 +96,8 @@ class Policy:
             same rows come a second time, so that they are not sent again: in ``"memory"``, in a
             ``"mapped"`` temporary file, or not at all (``"off"``). Takes one row of the input's
             width for each owned row. What ``lossy`` draws at random is drawn anew instead.
+        structure: which orientations of the edges stay in memory: ``"both"`` (12 bytes an edge), or
+            ``"one"`` (8 bytes), where backward sorts each shard anew when its turn comes.
     """
 
     rounds: int | None = None
@@ -104,6 +106,7 @@ class Policy:
     block_bytes: int = 8 << 20
     lossy: Lossy = EXACT
     constant_inputs: str = "memory"
+    structure: str = "both"
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
@@ -129,6 +132,8 @@ class Policy:
                 f"constant_inputs: got {self.constant_inputs!r}, "
                 f"expected one of {', '.join(CONSTANT_INPUTS)}"
             )
+        if self.structure not in ("both", "one"):
+            raise ValueError(f"structure: got {self.structure!r}, expected 'both' or 'one'")
 
 
 class Config:

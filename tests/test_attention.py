@@ -272,12 +272,17 @@ def test_create_formats_leaves_nothing_to_compress(partitioned: Cutter) -> None:
         x = data.node_features["_N/feat"].double()[:, :6].requires_grad_()
         graphs = [sar.construct_full_graph(data, sar.Policy(rounds=2)) for _ in range(2)]
         graphs[0].create_formats_()
-        shards = graphs[0].scope().relation._shards
-        before = {key: [id(shard) for shard in value] for key, value in shards.items()}
+        store = graphs[0].scope().relation.store
+
+        def kept() -> list[list[int]]:
+            every = [*store._forward.values(), *store._reverse.values()]
+            return [[id(shard) for shard in shards] for shards in every]
+
+        before = kept()
         outs = [gat(graph, x) for graph in graphs]
         outs[0].sum().backward()
         assert torch.equal(*outs)
-        assert before == {key: [id(shard) for shard in value] for key, value in shards.items()}
+        assert before == kept()
 
     run_threads(3, case)
 

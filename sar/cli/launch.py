@@ -61,6 +61,12 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         default="memory",
         help="where sums of rows that stay the same are kept instead of sent again, default memory",
     )
+    group.add_argument(
+        "--structure",
+        metavar="both|one",
+        default="both",
+        help="orientations of the edges kept: both, 12 bytes an edge (default), or one, 8 bytes",
+    )
     lossy = parser.add_argument_group("lossy", "Fewer bytes on the wire for a result that differs.")
     lossy.add_argument("--lossy-wire", choices=WIRE_DTYPES, help="what feature rows travel as")
     lossy.add_argument("--lossy-gradient-wire", choices=WIRE_DTYPES, help="the same for gradients")
@@ -97,6 +103,7 @@ def policy_of(args: argparse.Namespace) -> Policy:
         not args.no_rematerialize,
         lossy=lossy,
         constant_inputs=args.constant_inputs,
+        structure=args.structure,
     )
 
 

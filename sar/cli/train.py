@@ -115,7 +115,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     baseline = memory.resident_mb()
     memory.reset_peak()
     model_options, data_options, options = _options(args)
-    _, graph, data = load_rank(args, data_options, group, device)
+    graph, data = load_rank(args, data_options, group, device)[1:]  # lets the partition go
     num_edges = graph.num_edges_global()
     graph = prepare_graph(graph, model_options)
     torch.manual_seed(options.seed)  # the same first parameters whatever the number of ranks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,23 +20,45 @@ from sar.errors import CommError
 class Round:
     """One step of the stream: the peers whose halo is resident together.
 
+    All rounds of a plan together hold a few numbers per rank; what is as long as the group is made
+    when an exchange needs it.
+
     Attributes:
         sources, targets: peers this rank receives from and sends to, ascending.
-        recv_counts, send_counts: rows per rank, zero for peers outside the round.
+        recv_rows, send_rows: rows that come from each source and go to each target.
+        num_ranks: ranks of the group.
     """
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
-    recv_counts: list[int]
-    send_counts: list[int]
+    recv_rows: tuple[int, ...]
+    send_rows: tuple[int, ...]
+    num_ranks: int
 
     @property
+    def recv_counts(self) -> list[int]:
+        """Rows per rank of the group, zero for ranks outside the round; a new list."""
+        return _spread(self.sources, self.recv_rows, self.num_ranks)
+
+    @property
+    def send_counts(self) -> list[int]:
+        """Like :attr:`recv_counts`."""
+        return _spread(self.targets, self.send_rows, self.num_ranks)
+
+    @cached_property
     def num_recv(self) -> int:
-        return sum(self.recv_counts)
+        return sum(self.recv_rows)
 
-    @property
+    @cached_property
     def num_send(self) -> int:
-        return sum(self.send_counts)
+        return sum(self.send_rows)
+
+
+def _spread(peers: Sequence[int], rows: Sequence[int], size: int) -> list[int]:
+    counts = [0] * size
+    for peer, count in zip(peers, rows, strict=True):
+        counts[peer] = count
+    return counts
 
 
 class HaloPlan:
@@ -134,15 +157,12 @@ class HaloPlan:
         """Peers at distance 1 .. P-1, cut into ``num_rounds`` runs of distances."""
         rank, size = self.group.rank, self.group.size
         rounds = []
-        for start, stop in _round_bounds(size, num_rounds):
+        for start, stop in pairwise(_round_starts(size, num_rounds).tolist()):
             sources = tuple(sorted((rank + step) % size for step in range(start, stop)))
             targets = tuple(sorted((rank - step) % size for step in range(start, stop)))
-            recv_counts, send_counts = [0] * size, [0] * size
-            for peer in sources:
-                recv_counts[peer] = self.recv_counts[peer]
-            for peer in targets:
-                send_counts[peer] = self.send_counts[peer]
-            rounds.append(Round(sources, targets, recv_counts, send_counts))
+            recv_rows = tuple(self.recv_counts[peer] for peer in sources)
+            send_rows = tuple(self.send_counts[peer] for peer in targets)
+            rounds.append(Round(sources, targets, recv_rows, send_rows, size))
         return tuple(rounds)
 
     def _agree_rows_in_flight(self) -> np.ndarray:
@@ -154,17 +174,17 @@ class HaloPlan:
         upto = np.concatenate([[0], np.cumsum(received + sent)])
         table = np.zeros(max(1, size - 1), dtype=np.int64)
         for num_rounds in range(1, size):
-            bounds = np.asarray(_round_bounds(size, num_rounds)) - 1
-            rows = upto[bounds[:, 1]] - upto[bounds[:, 0]]
+            rows = np.diff(upto[_round_starts(size, num_rounds) - 1])
             pairs = rows[:-1] + rows[1:] if num_rounds > 1 else rows
             table[num_rounds - 1] = pairs.max()
         return self.group.all_reduce(torch.from_numpy(table), "max").numpy()
 
 
-def _round_bounds(size: int, num_rounds: int) -> list[tuple[int, int]]:
-    """Ranges of distances 1 .. size-1, one per round, of nearly equal length."""
-    cuts = [1 + (size - 1) * i // num_rounds for i in range(num_rounds + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True)) if size > 1 else []
+def _round_starts(size: int, num_rounds: int) -> np.ndarray:
+    """Bounds of runs of the distances 1 .. size-1, one per round, of nearly equal length."""
+    if size == 1:
+        return np.ones(1, dtype=np.int64)
+    return 1 + (size - 1) * np.arange(num_rounds + 1) // num_rounds
 
 
 def build_halo_plan(

@@ -80,8 +80,8 @@ class _Stream:
         group, targets = self.plan.group, self.plan.send_idx
         send = self._take(step.num_send, self.codec, keep=False)
         start = 0
-        for peer in step.targets:
-            stop = start + step.send_counts[peer]
+        for peer, num in zip(step.targets, step.send_rows, strict=True):
+            stop = start + num
             self._fill(send[start:stop], targets[peer])
             start = stop
         recv = self._take(step.num_recv, self.codec, keep=self.keep and self.codec is None)
@@ -218,8 +218,8 @@ class GradientReturn:
         pool.give(flight.send)
         landed = self._decoded(flight.recv)
         start = 0
-        for peer in flight.round.targets:
-            stop = start + flight.round.send_counts[peer]
+        for peer, num in zip(flight.round.targets, flight.round.send_rows, strict=True):
+            stop = start + num
             idx = self.plan.send_idx[peer]
             grads = landed[start:stop].to(home.dtype)
             if idx is not None:

@@ -16,6 +16,7 @@ from sar.graph.sharded import ShardedGraph
 from sar.graph.store import EType, GraphStore, edge_frame, node_frames
 from sar.ops import AnyRelation, build_relation
 from sar.partition.book import PartitionBook
+from sar.partition.keys import Keys
 from sar.partition.load import PartitionData
 
 
@@ -83,7 +84,7 @@ class _BlockEdges:
     dst: Tensor
     eid: Tensor
     offsets: list[int]
-    positions: Tensor  # int64, of the edges among the part's, ascending
+    positions: Tensor  # int32, of the edges among the part's, ascending
 
 
 def _edges_into(data: PartitionData, etype: EType, dst_rows: Tensor) -> _BlockEdges:
@@ -94,9 +95,9 @@ def _edges_into(data: PartitionData, etype: EType, dst_rows: Tensor) -> _BlockEd
     keep = dst >= 0
     ends = torch.cumsum(keep, 0)
     offsets = [0 if end == 0 else int(ends[end - 1]) for end in shards.offsets]
-    eid = shards.eid[keep].long()
+    eid = shards.eid[keep]
     positions = torch.sort(eid)[0]
-    local = torch.searchsorted(positions, eid).int()
+    local = torch.searchsorted(positions, eid, out_int32=True)
     return _BlockEdges(shards.src[keep], dst[keep], local, offsets, positions)
 
 
@@ -126,11 +127,11 @@ def _build_block(
             part.offsets,
             len(rows),
             len(dst_rows[etype[2]]),
-            partial(_edge_keys, data, etype, part.positions),
+            partial(_edge_keys, data.keys, etype, part.positions),
             position,
         )
         first = int(book.edge_ranges[etype][data.part_id, 0])
-        eids = partial(torch.add, part.positions, first)
+        eids = partial(_edge_ids, part.positions, first)
         edge_frames[etype] = edge_frame(etype, type_id, eids, len(part.positions))
     return GraphStore(
         group,
@@ -148,8 +149,12 @@ def _build_block(
     )
 
 
-def _edge_keys(data: PartitionData, etype: EType, positions: Tensor) -> Tensor:
-    return data.keys.edges(etype).index_select(0, positions)
+def _edge_keys(keys: Keys, etype: EType, positions: Tensor) -> Tensor:
+    return keys.edges(etype).index_select(0, positions)
+
+
+def _edge_ids(positions: Tensor, first: int) -> Tensor:
+    return positions.long() + first
 
 
 def _source_rows(

@@ -337,13 +337,13 @@ class ShardedGraph(Counts, OriginalMembers):
     def create_formats_(self) -> None:
         """Compress the edges now, by destination and by source, instead of in the first epoch.
 
-        For the rounds of this graph's policy; under a memory budget they depend on the width of
-        rows, and only the edges among owned rows are compressed.
+        For the rounds and the orientations of this graph's policy; under a memory budget rounds
+        depend on the width of rows, and only the edges among owned rows are compressed.
         """
         for etype in self.canonical_etypes:
             stored = self._store.relations[etype]
             relation = stored if isinstance(stored, Relation) else stored.forward
-            for reverse in (False, True):
+            for reverse in (False, True) if self.policy.structure == "both" else (False,):
                 relation.local(reverse=reverse)
                 if self.policy.memory_budget is None:
                     relation.shards(relation.plan.num_rounds(self.policy, 1), reverse=reverse)

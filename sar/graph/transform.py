@@ -80,16 +80,12 @@ def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
     """
     relation, frame = _whole_relation(store, etype, "add_self_loop"), store.edge_frames[etype]
     rank, loops = store.group.rank, torch.arange(relation.num_dst, dtype=torch.int32)
-    loops = loops.to(relation.src.device)
-    end = relation.offsets[rank + 1]
-    parts = {"src": loops, "dst": loops, "eid": loops + relation.num_edges}
-    arrays = {
-        name: torch.cat([getattr(relation, name)[:end], new, getattr(relation, name)[end:]])
-        for name, new in parts.items()
-    }
-    offsets = [
-        offset + (len(loops) if p > rank else 0) for p, offset in enumerate(relation.offsets)
-    ]
+    src, dst, eid, offsets = relation.arrays()
+    loops = loops.to(src.device)
+    end = offsets[rank + 1]
+    parts = {"src": (src, loops), "dst": (dst, loops), "eid": (eid, loops + relation.num_edges)}
+    arrays = {name: torch.cat([old[:end], new, old[end:]]) for name, (old, new) in parts.items()}
+    offsets = [offset + (len(loops) if p > rank else 0) for p, offset in enumerate(offsets)]
     times = store.added_loops
 
     def keys() -> Tensor:
@@ -118,9 +114,10 @@ def remove_self_loop(store: GraphStore, etype: EType) -> GraphStore:
     """Without the edges from a node to itself; collective."""
     relation = _whole_relation(store, etype, "remove_self_loop")
     rank = store.group.rank
-    own = slice(relation.offsets[rank], relation.offsets[rank + 1])
-    keep = torch.ones(relation.num_edges, dtype=torch.bool, device=relation.src.device)
-    keep[relation.eid[own].long()] = relation.src[own] != relation.dst[own]
+    src, dst, eid, offsets = relation.arrays()
+    own = slice(offsets[rank], offsets[rank + 1])
+    keep = torch.ones(relation.num_edges, dtype=torch.bool, device=src.device)
+    keep[eid[own].long()] = src[own] != dst[own]
     return edge_subgraph(store, etype, keep)
 
 

@@ -1,6 +1,6 @@
 """Pure functions on compressed edges; no autograd, no network."""
 
-from sar.kernels.csc import Csc, compress
+from sar.kernels.csc import Csc, compress, transpose
 from sar.kernels.segment import ExtremeReducer
 from sar.kernels.spmm import Factors, spmm, spmm_add, spmm_into, wide_dtype
 
@@ -12,5 +12,6 @@ __all__ = [
     "spmm",
     "spmm_add",
     "spmm_into",
+    "transpose",
     "wide_dtype",
 ]

@@ -45,6 +45,13 @@ class Csc:
         order = None if self.order is None else self.order.to(device)
         return Csc(rows, self.indptr.to(device), self.indices.to(device), order, self.num_rows)
 
+    def row_of_edges(self) -> Tensor:
+        """int32 [E] the node row that each edge is grouped under."""
+        rows = self.rows
+        if rows is None:
+            rows = torch.arange(self.num_segments, dtype=torch.int32, device=self.indptr.device)
+        return torch.repeat_interleave(rows, self.indptr.diff(), output_size=self.num_edges)
+
     def edge_blocks(self, block_edges: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Runs of at most ``block_edges`` edges: (other end, row, position), int32 [e] each."""
         for low in range(0, self.num_edges, block_edges):
@@ -71,12 +78,33 @@ def compress(keys: Tensor, others: Tensor, num_rows: int, *, compact: bool, orde
     if len(keys) > INT32_EDGES:
         raise ValueError(f"edges: got {len(keys)} in one shard, expected at most {INT32_EDGES}")
     permutation = torch.argsort(keys, stable=True)
-    counts = torch.bincount(keys, minlength=num_rows)
     rows = None
-    if compact and bool((counts == 0).any()):
-        rows = counts.nonzero().view(-1)
-        counts, rows = counts[rows], rows.int()
-    indptr = torch.zeros(len(counts) + 1, dtype=torch.int32, device=keys.device)
-    torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
+    if compact and len(keys) < num_rows:  # few edges: their cost, not that of all rows
+        rows, counts = torch.unique_consecutive(keys[permutation], return_counts=True)
+    else:
+        counts = torch.bincount(keys, minlength=num_rows)
+        if compact and bool((counts == 0).any()):
+            rows = counts.nonzero().view(-1).int()
+            counts = counts[rows]
     indices = others.index_select(0, permutation)
-    return Csc(rows, indptr, indices, permutation.int() if order else None, num_rows)
+    return Csc(rows, _bounds(counts), indices, permutation.int() if order else None, num_rows)
+
+
+def transpose(csc: Csc, num_rows: int, *, order: bool) -> Csc:
+    """The same edges grouped by their other end; inside a group in the order of ``csc``.
+
+    Args:
+        num_rows: rows that ``csc.indices`` address; each is a segment of the result.
+        order: keep ``csc.order``.
+    """
+    permutation = torch.argsort(csc.indices, stable=True)
+    indptr = _bounds(torch.bincount(csc.indices, minlength=num_rows))
+    eids = csc.order.index_select(0, permutation) if order and csc.order is not None else None
+    return Csc(None, indptr, csc.row_of_edges().index_select(0, permutation), eids, num_rows)
+
+
+def _bounds(counts: Tensor) -> Tensor:
+    """int32 [R + 1] where each of R segments begins and the last ends."""
+    indptr = torch.zeros(len(counts) + 1, dtype=torch.int32, device=counts.device)
+    torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
+    return indptr

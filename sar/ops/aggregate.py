@@ -15,6 +15,7 @@ from sar.config import Policy
 from sar.kernels import Factors, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import sampled_aggregate
 from sar.ops.relation import Relation
+from sar.ops.shard_store import LOCAL
 
 
 def aggregate_forward(
@@ -40,10 +41,10 @@ def aggregate_backward(
         dout, scale = dout * scale.unsqueeze(1).to(dout.dtype), None
     plan, factors, order = relation.plan, Factors(edge=weight, gathered=scale), weight is not None
     num_rounds = plan.num_rounds(policy, dout.shape[1] * dout.element_size())
-    shards = relation.shards(num_rounds, reverse=True, order=order)
+    shards = relation.transposed(num_rounds, policy, order=order)
 
     def local() -> Tensor:
-        return spmm(relation.local(reverse=True, order=order), dout, factors)
+        return spmm(next(relation.transposed(LOCAL, policy, order=order)), dout, factors)
 
     home = GradientReturn(plan, dout.shape[1], dout.dtype, local, lossy=policy.lossy)
     for step, shard in zip(plan.rounds(num_rounds), shards, strict=True):

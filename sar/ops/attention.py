@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from sar.kernels.attention import (
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.boundary import refuse_sampling
 from sar.ops.relation import Relation
+from sar.ops.shard_store import LOCAL
 from sar.ops.wanted import agree_wanted
 
 
@@ -58,11 +60,16 @@ class Attention:
         row_bytes = sum(part.shape[1] * size for part, size in sizes)
         return self.relation.plan.num_rounds(self.policy, row_bytes)
 
-    def shards(self, num_rounds: int, *, reverse: bool) -> list[Csc]:
+    def shards(self, num_rounds: int) -> list[Csc]:
         """The own edges, then those of each round."""
         relation, order = self.relation, self.dropout is not None
-        rounds = relation.shards(num_rounds, reverse=reverse, order=order)
-        return [relation.local(reverse=reverse, order=order), *rounds]
+        return [relation.local(order=order), *relation.shards(num_rounds, order=order)]
+
+    def transposed(self, num_rounds: int) -> Iterator[Csc]:
+        """Like :meth:`shards`, by source."""
+        for number in (LOCAL, num_rounds):
+            order = self.dropout is not None
+            yield from self.relation.transposed(number, self.policy, order=order)
 
 
 def attention(
@@ -95,7 +102,7 @@ def attention_forward(
     scores, mask = spec.scores, spec.mask
     query, weight = _wide(query), _wide(weight)
     running = Running.start(len(query), scores.heads, scores.width, query)
-    shards = spec.shards(spec.num_rounds(sources), reverse=False)
+    shards = spec.shards(spec.num_rounds(sources))
     kept = []
     for (step, rows), shard in zip(_stream(spec, sources), shards, strict=True):
         value, key = _columns(scores, rows)
@@ -155,15 +162,15 @@ class _Backward:
         """Gradients of the sources, of the queries and of the weight, in the wide dtype."""
         spec, width = self.spec, sum(part.shape[1] for part in self.sources)
         num_rounds = spec.num_rounds(self.sources)
-        by_src = spec.shards(num_rounds, reverse=True)
         additive = spec.scores.kind == ADDITIVE
-        by_dst = [None] * len(by_src) if additive else spec.shards(num_rounds, reverse=False)
+        by_dst = repeat(None) if additive else iter(spec.shards(num_rounds))
         own, plan = self.homes[0], spec.relation.plan
         home = GradientReturn(
             plan, width, own.dtype, lambda: own, self._add_home, 1, spec.policy.lossy
         )
         stream = _stream(spec, self.sources, kept)
-        for (step, rows), csr, csc in zip(stream, by_src, by_dst, strict=True):
+        for (step, rows), csr in zip(stream, spec.transposed(num_rounds), strict=True):
+            csc = next(by_dst)
             grads = self.homes if step is None else [home.buffer(step)]
             self._shard(rows, csr, csc, grads)
             if step is not None:

@@ -15,6 +15,7 @@ from sar.errors import NotSupportedError
 from sar.kernels import Factors, spmm, spmm_add, spmm_into
 from sar.ops.keyed import keyed_uniform
 from sar.ops.relation import Relation
+from sar.ops.shard_store import LOCAL
 
 _PAIR = 0x9E3779B97F4A7C15  # spreads pairs of ranks over the seeds
 
@@ -39,9 +40,9 @@ class Sample:
     def places(self, step: Round) -> Tensor:
         """int64 [chosen] where the rows that come lie among those of a round of the whole plan."""
         found, start = [], 0
-        for peer in step.sources:
+        for peer, num in zip(step.sources, step.recv_rows, strict=True):
             found.append(self._heard[peer] + start)
-            start += step.recv_counts[peer]
+            start += num
         return torch.cat(found).to(self.plan.device)
 
 
@@ -74,10 +75,10 @@ def sampled_backward(
     """[num_src, width] gradient of the owned rows: the chosen rows' come home, over rate."""
     plan, order, rate = relation.plan, factors.edge is not None, policy.lossy.boundary_rate
     num_rounds = plan.num_rounds(policy, dout.shape[1] * dout.element_size())
-    shards = relation.shards(num_rounds, reverse=True, order=order)
+    shards = relation.transposed(num_rounds, policy, order=order)
 
     def local() -> Tensor:
-        return spmm(relation.local(reverse=True, order=order), dout, factors)
+        return spmm(next(relation.transposed(LOCAL, policy, order=order)), dout, factors)
 
     shape = (dout.shape[1], dout.dtype)
     home = GradientReturn(sample.plan, *shape, local, lossy=policy.lossy)

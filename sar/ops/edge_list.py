@@ -39,14 +39,15 @@ def edge_ends(relation: Relation) -> EdgeEnds:
     ]
     halo = group.all_to_all(torch.cat(asked), plan.send_counts, plan.recv_counts)
     halo_rows = halo.split(plan.recv_counts)
-    src, owner = relation.src.cpu().long(), torch.empty(relation.num_edges, dtype=torch.int64)
+    rows, dst, eid, offsets = relation.arrays()
+    src, owner = rows.cpu().long(), torch.empty(relation.num_edges, dtype=torch.int64)
     for peer in range(group.size):
-        span = slice(relation.offsets[peer], relation.offsets[peer + 1])
+        span = slice(offsets[peer], offsets[peer + 1])
         owner[span] = peer
         if peer != group.rank:
             src[span] = halo_rows[peer].index_select(0, src[span]).long()
-    position = torch.argsort(relation.eid.cpu())
-    return EdgeEnds(owner[position], src[position], relation.dst.cpu().long()[position])
+    position = torch.argsort(eid.cpu())
+    return EdgeEnds(owner[position], src[position], dst.cpu().long()[position])
 
 
 def relation_of_edges(

@@ -111,7 +111,7 @@ def fetch_table(spec: MailboxPass, layout: RowLayout, packed: Tensor) -> Tensor:
     for step, halo in fetch(
         plan, table[: len(packed)], plan.rounds(num_rounds), lossy=spec.messages.policy.lossy
     ):
-        parts = halo.split([step.recv_counts[peer] for peer in step.sources])
+        parts = halo.split(step.recv_rows)
         for peer, rows in zip(step.sources, parts, strict=True):
             table[starts[peer] : starts[peer] + len(rows)] = rows
     return table
@@ -127,7 +127,7 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
     )
     for step in plan.rounds(rounds_of(spec.messages, layout)):
         buffer = home.buffer(step)
-        parts = buffer.split([step.recv_counts[peer] for peer in step.sources])
+        parts = buffer.split(step.recv_rows)
         for peer, rows in zip(step.sources, parts, strict=True):
             rows.copy_(table[starts[peer] : starts[peer] + len(rows)])
         home.send(step, buffer)

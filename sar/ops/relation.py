@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -10,24 +10,28 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, HaloPlan, build_halo_plan, join_plans
-from sar.kernels import Csc, compress
+from sar.config import Policy
+from sar.kernels import Csc
 from sar.ops.arrivals import Arrivals, arrange
 from sar.ops.constant import Constants
+from sar.ops.shard_store import LOCAL, EdgeArrays, ShardStore
 
 
 class Relation:
     """Edges of one canonical edge type, grouped by the partition that owns their source.
 
-    Shards are compressed for the rounds in use on first need; both orientations are kept.
+    Shards are compressed for the rounds in use on first need; see Note [Structure] in
+    :mod:`sar.ops.shard_store`.
 
     Args:
         plan: the halo plan of the source rows.
         num_src, num_dst: rows this rank owns on either side.
-        src, dst, eid: int32 [E]; ``src`` is a row of the owned source tensor for the own partition
-            and an index into that peer's halo rows for others; ``eid`` is the position among the
-            local edges in ascending global edge id.
-        offsets: edges of source partition p are [offsets[p], offsets[p + 1]), ascending ``eid``.
+        src, dst, eid, offsets: as in :class:`sar.ops.shard_store.EdgeArrays`; not kept.
         make_keys: makes ``keys``.
+
+    Attributes:
+        in_degrees: int64 [num_dst] edges that end in each owned row; all of them are local.
+        out_degrees: int64 [num_src] edges on all ranks that start in each owned row.
     """
 
     def __init__(
@@ -43,17 +47,18 @@ class Relation:
     ) -> None:
         self.plan, self.group = plan, plan.group
         self.num_src, self.num_dst, self.num_edges = num_src, num_dst, len(src)
-        self.src, self.dst, self.eid, self.offsets = src, dst, eid, list(offsets)
         self.make_keys = make_keys
-        self._shards: dict[tuple[int, bool, bool], list[Csc]] = {}
         self.constants = Constants(self.group)
+        edges = EdgeArrays(src, dst, eid, list(offsets))
+        self.store = ShardStore(plan, num_src, num_dst, edges)
         self.num_edges_global = int(self.group.all_reduce(torch.tensor(len(src)), "sum"))
-        self.out_degrees = self._count_out_degrees()
+        self.in_degrees = torch.bincount(dst, minlength=num_dst)
+        self.out_degrees = self._count_out_degrees(edges)
 
-    @cached_property
-    def in_degrees(self) -> Tensor:
-        """int64 [num_dst] edges that end in each owned row; all of them are local."""
-        return torch.bincount(self.dst, minlength=self.num_dst)
+    @property
+    def offsets(self) -> list[int]:
+        """Bounds of each source partition's edges in :meth:`arrays`."""
+        return self.store.offsets
 
     @cached_property
     def keys(self) -> Tensor:
@@ -61,83 +66,65 @@ class Relation:
 
         Those of :class:`sar.partition.keys.Keys`, which no cut changes; made at first need.
         """
-        return self.make_keys().to(self.src.device)
+        return self.make_keys().to(self.plan.device)
 
     @cached_property
     def halo_starts(self) -> list[int]:
         """Where each peer's halo begins behind the owned rows when all of it is held at once."""
-        counts = self.plan.recv_counts
-        return [self.num_src + sum(counts[:peer]) for peer in range(self.group.size)]
+        return [*accumulate(self.plan.recv_counts, initial=self.num_src)][:-1]
 
     @cached_property
     def arrivals(self) -> Arrivals:
         """All edges by destination; sources are owned rows or rows behind ``halo_starts``."""
-        src = self.src.clone()
-        for peer, (low, high) in enumerate(pairwise(self.offsets)):
+        src, dst, eid, offsets = self.arrays()
+        src = src.clone()
+        for peer, (low, high) in enumerate(pairwise(offsets)):
             src[low:high] += 0 if peer == self.group.rank else self.halo_starts[peer]
-        return arrange(src, self.dst, self.eid, self.in_degrees)
+        return arrange(src, dst, eid, self.in_degrees)
+
+    def arrays(self) -> EdgeArrays:
+        """The end points of all edges; made anew, and 12 bytes an edge, once they are compressed.
+
+        Not to be written into, nor to be held.
+        """
+        return self.store.arrays()
 
     def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
         """The shard whose sources are owned, by destination or (``reverse``) by source."""
-        return self._cached(0, reverse, order)[0]
+        return self.store.shards(LOCAL, reverse=reverse, order=order)[0]
 
     def shards(self, num_rounds: int, *, reverse: bool = False, order: bool = False) -> list[Csc]:
-        """One shard a round; sources index the round's halo rows. ``order`` keeps ``eid``."""
-        return self._cached(num_rounds, reverse, order)
+        """One shard a round; sources index the round's halo rows. ``order`` gives positions."""
+        return self.store.shards(num_rounds, reverse=reverse, order=order)
+
+    def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
+        """The shards by source as ``policy.structure`` wants: kept, or each made for its turn.
+
+        Args:
+            num_rounds: ``LOCAL`` for the shard whose sources are owned.
+        """
+        return self.store.transposed(num_rounds, order=order, keep=policy.structure == "both")
 
     def to(self, device: torch.device) -> Relation:
         """The same relation with its arrays on ``device``; no communication."""
         moved = object.__new__(Relation)
         moved.__dict__.update(self.__dict__)
-        for name in ("in_degrees", "keys", "arrivals"):
+        for name in ("keys", "arrivals"):
             moved.__dict__.pop(name, None)
         moved.plan = self.plan.to(device)
-        for name in ("src", "dst", "eid", "out_degrees"):
+        moved.store = self.store.to(moved.plan)
+        for name in ("in_degrees", "out_degrees"):
             setattr(moved, name, getattr(self, name).to(device))
-        moved._shards = {}
         moved.constants = Constants(self.group)
         return moved
 
-    def _cached(self, num_rounds: int, reverse: bool, order: bool) -> list[Csc]:
-        """num_rounds 0 stands for the local shard. A shard with order serves without, too."""
-        for known in ((num_rounds, reverse, True), (num_rounds, reverse, order)):
-            if known in self._shards:
-                return self._shards[known]
-        if num_rounds == 0:
-            shards = [self._build([self.group.rank], reverse, order)]
-        else:
-            rounds = self.plan.rounds(num_rounds) if self.group.size > 1 else ()
-            shards = [self._build(step.sources, reverse, order) for step in rounds]
-        self._shards[num_rounds, reverse, order] = shards
-        self._shards.pop((num_rounds, reverse, False), None) if order else None
-        return shards
-
-    def _build(self, peers: Sequence[int], reverse: bool, order: bool) -> Csc:
-        """Compress the edges of some source partitions; halo rows follow each other by peer."""
-        own = list(peers) == [self.group.rank]
-        spans = [slice(self.offsets[p], self.offsets[p + 1]) for p in peers]
-        counts = [self.num_src if own else self.plan.recv_counts[p] for p in peers]
-        starts = [sum(counts[:i]) for i in range(len(peers))]
-        parts = [self.src[span] + start for span, start in zip(spans, starts, strict=True)]
-        src = torch.cat(parts) if len(parts) > 1 else parts[0]
-        dst = torch.cat([self.dst[span] for span in spans])
-        eid = torch.cat([self.eid[span] for span in spans]) if order else None
-        if reverse:
-            csc = compress(src, dst, sum(counts), compact=False, order=order)
-        else:
-            csc = compress(dst, src, self.num_dst, compact=not own, order=order)
-        if eid is None or csc.order is None:
-            return csc
-        eids = eid.index_select(0, csc.order)
-        return Csc(csc.rows, csc.indptr, csc.indices, eids, csc.num_rows)
-
-    def _count_out_degrees(self) -> Tensor:
+    def _count_out_degrees(self, edges: EdgeArrays) -> Tensor:
         """int64 [num_src]: edges out of owned rows on all ranks; collective."""
-        plan, rank = self.plan, self.group.rank
-        local = slice(self.offsets[rank], self.offsets[rank + 1])
-        degrees = torch.bincount(self.src[local], minlength=self.num_src)
+        plan, rank, offsets = self.plan, self.group.rank, edges.offsets
+        local = slice(offsets[rank], offsets[rank + 1])
+        degrees = torch.bincount(edges.src[local], minlength=self.num_src)
         counts = [
-            torch.bincount(self.src[self.offsets[p] : self.offsets[p + 1]], minlength=rows)
+            torch.bincount(edges.src[offsets[p] : offsets[p + 1]], minlength=rows)
             for p, rows in enumerate(plan.recv_counts)
             if p != rank
         ]
@@ -239,14 +226,15 @@ def join_relations(relations: Sequence[Relation]) -> Relation:
     dst_starts = [0, *accumulate(relation.num_dst for relation in relations)]
     eid_starts = [0, *accumulate(relation.num_edges for relation in relations)]
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    arrays = [relation.arrays() for relation in relations]
     offsets = [0]
     for peer in range(group.size):
-        for number, relation in enumerate(relations):
-            span = slice(relation.offsets[peer], relation.offsets[peer + 1])
-            src = relation.src[span]
+        for number, edges in enumerate(arrays):
+            span = slice(edges.offsets[peer], edges.offsets[peer + 1])
+            src = edges.src[span]
             if peer != group.rank:
                 src = places[number][peer].index_select(0, src)
-            dst, eid = relation.dst[span], relation.eid[span]
+            dst, eid = edges.dst[span], edges.eid[span]
             parts.append((src, dst + dst_starts[number], eid + eid_starts[number]))
         offsets.append(sum(len(part[0]) for part in parts))
     src, dst, eid = (torch.cat(column) for column in zip(*parts, strict=True))
