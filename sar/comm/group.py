@@ -194,9 +194,7 @@ class _StagedWork:
 
 
 def _bytes_to_others(buffer: Tensor, counts: Sequence[int], rank: int) -> int:
-    rows = sum(counts) - counts[rank]
-    width = buffer[0].numel() if len(buffer) else 0
-    return rows * width * buffer.element_size()
+    return (sum(counts) - counts[rank]) * (buffer.nbytes // max(1, buffer.shape[0]))
 
 
 class LocalGroup(Group):

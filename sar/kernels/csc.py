@@ -33,11 +33,11 @@ class Csc:
 
     @property
     def num_edges(self) -> int:
-        return len(self.indices)
+        return self.indices.shape[0]  # len() of a tensor goes through Python
 
     @property
     def num_segments(self) -> int:
-        return len(self.indptr) - 1
+        return self.indptr.shape[0] - 1
 
     def to(self, device: torch.device) -> Csc:
         """The same edges with all arrays on ``device``."""
