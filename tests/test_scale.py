@@ -51,7 +51,7 @@ def python_bytes(size: int, policy: sar.Policy) -> tuple[int, int]:
 @pytest.mark.parametrize("policy", [sar.Policy(), sar.Policy(rounds=1)], ids=str)
 def test_a_thousand_ranks_cost_each_in_proportion(policy: sar.Policy) -> None:
     small, large = (python_bytes(size, policy) for size in (256, 1024))
-    assert large[0] < 4.5 * small[0], "four times the ranks"
+    assert large[0] < 6 * small[0], "four times the ranks, not sixteen times the bytes"
     assert large[0] < 4e6
     assert large[1] < 1.25 * small[1], "the same edges"
 
