@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -36,12 +37,20 @@ def reduce_jointly(
     op = stream_of(next(iter(ops.values()))) if len(set(ops.values())) > 1 else [*ops.values()][0]
     rows = reduce_messages(Scope(joint, policy, store.device), _COPY, {_COPY.lhs: x}, op)
     sizes = [store.relations[etype].num_dst for etype in ops]
-    # Pieces that are no views to autograd: backward concatenates their gradients once.
-    pieces = dict(zip(ops, torch.unsafe_split_with_sizes(rows, sizes), strict=True))
+    pieces = dict(zip(ops, _split(rows, sizes), strict=True))
     for etype, piece in pieces.items():
         if ops[etype] != op:
             pieces[etype] = mean_of_sum(piece, store.relations[etype])
     return pieces
+
+
+def _split(rows: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """Consecutive pieces that may be written into."""
+    if rows.requires_grad:  # no views to autograd: backward concatenates their gradients once
+        return torch.unsafe_split_with_sizes(rows, sizes)
+    # Writes count as writes into the rows, which somebody may keep, but not into other pieces.
+    ends = accumulate(sizes)
+    return [rows.detach()[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def _joined(store: GraphStore, etypes: tuple[EType, ...]) -> Relation:

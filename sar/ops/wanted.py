@@ -13,7 +13,8 @@ from sar.comm import HaloPlan
 def agree_wanted(plan: HaloPlan, tensors: Sequence[tuple[str, Tensor]], num_sent: int) -> None:
     """Raise where only some ranks want a gradient that takes all of them.
 
-    A rank that wants none has no backward pass, and the others would wait for it. Collective when
+    A rank that wants none has no backward pass, and the others would wait for it; and rows that
+    nobody trains take another way (:mod:`sar.ops.constant`). Collective when
     a combination of shapes and wishes comes for the first time, so that later calls cost nothing;
     a rank that changes its wishes alone to what has been seen before is not noticed.
 
@@ -26,10 +27,9 @@ def agree_wanted(plan: HaloPlan, tensors: Sequence[tuple[str, Tensor]], num_sent
     """
     if plan.group.size == 1:
         return
-    enabled = torch.is_grad_enabled()
-    wants = [enabled and tensor.requires_grad for _, tensor in tensors]
+    wants = [tensor.requires_grad for _, tensor in tensors]
     vital = (any(wants), *wants[:num_sent])
-    key = (enabled, vital, *(tuple(tensor.shape[1:]) for _, tensor in tensors))
+    key = (torch.is_grad_enabled(), vital, *(tuple(tensor.shape[1:]) for _, tensor in tensors))
     if key in plan.wanted:
         return
     numbers = torch.tensor([_number(vital), _number(wants)])
