@@ -48,6 +48,7 @@ from sar.nn import (
     gather_grads,
     global_mean,
     overlap_gradients,
+    set_activations,
     sync_params,
     trace,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "overlap_gradients",
     "patch_dgl",
     "rank",
+    "set_activations",
     "shutdown",
     "suffix_key_lookup",
     "sync_params",

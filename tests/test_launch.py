@@ -246,6 +246,7 @@ def variable(pid: int, name: str) -> str:
         (["--memory-budget", "lots"], "memory_budget: got 'lots'"),
         (["--lossy-boundary-rate", "1.5"], "boundary_rate: got 1.5, expected 0 < rate <= 1"),
         (["--structure", "forward"], "structure: got 'forward'"),
+        (["--activations-directory", "."], "expected --activations offload with it"),
         (["--epochs", "0"], "epochs: got 0"),
         (["--dropout", "1.5"], "dropout: got 1.5"),
         (["--resume"], "--resume: got no --checkpoint"),

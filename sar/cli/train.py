@@ -25,6 +25,7 @@ from sar.cli.launch import (
 from sar.cli.outputs import check_writable
 from sar.cli.report import gather_layers, gather_ranks, report
 from sar.comm import Group
+from sar.nn.activations import ACTIVATIONS
 from sar.partition.load import PartitionData
 from sar.train import memory
 from sar.train.checkpoint import FILE_NAME
@@ -82,6 +83,15 @@ def _add_loop_arguments(group: Any) -> None:
     group.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of --lr")
     group.add_argument("--clip-norm", type=float, metavar="X", help="largest gradient norm")
     group.add_argument("--seed", type=int, default=0, help="default 0")
+    group.add_argument(
+        "--activations",
+        choices=ACTIVATIONS,
+        default="keep",
+        help="what layers do with what backward needs, default: keep",
+    )
+    group.add_argument(
+        "--activations-directory", metavar="DIR", help="folder on a disk, for --activations offload"
+    )
     group.add_argument("--metric", choices=METRICS, help="default: accuracy; multilabel: f1-micro")
     group.add_argument(
         "--eval-every", type=int, default=1, metavar="N", help="epochs between evaluations"
@@ -120,6 +130,9 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     graph = prepare_graph(graph, model_options)
     torch.manual_seed(options.seed)  # the same first parameters whatever the number of ranks
     model = build_model(model_options, data.features.shape[1], data.num_classes).to(device)
+    if args.activations_directory is not None:
+        Path(args.activations_directory).mkdir(parents=True, exist_ok=True)
+    sar.set_activations(model, args.activations, directory=args.activations_directory)
     config = {
         **asdict(model_options),
         **asdict(data_options),
@@ -190,6 +203,10 @@ def _optimization(options: TrainOptions, multilabel: bool) -> dict[str, Any]:
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
+    if args.activations_directory is not None:
+        if args.activations != "offload":
+            raise ValueError("--activations-directory: expected --activations offload with it")
+        check_writable(Path(args.activations_directory), "--activations-directory")
     if args.resume and args.checkpoint is None:
         raise ValueError("--resume: got no --checkpoint, expected the folder to continue from")
     if os.environ.get("RANK", "0") != "0":  # only the first rank writes
@@ -217,6 +234,7 @@ def _config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "rounds",
         "memory_budget",
         "constant_inputs",
+        "activations",
     )
     return {name: getattr(args, name) for name in names} | {
         "rematerialize": not args.no_rematerialize,

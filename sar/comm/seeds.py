@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,15 +76,28 @@ class SeedStream:
         Collective where there is no base yet.
         """
         self._begin(group)
-        return nullcontext(), self._replay(self.count)
+        return nullcontext(), self.again()
 
-    @contextmanager
-    def _replay(self, count: int) -> Iterator[None]:
-        later, self.count, self.replays = self.count, count, True
-        try:
-            yield
-        finally:
-            self.count, self.replays = later, False
+    def again(self) -> AbstractContextManager:
+        """A context, to be entered any number of times, that draws the seeds from here on again."""
+        return _Again(self)
+
+
+class _Again:
+    """Inside, a stream draws what it drew from the time this was made."""
+
+    def __init__(self, seeds: SeedStream) -> None:
+        self.seeds, self.state = seeds, (seeds.base, seeds.count)
+        self.kept: list[tuple[int | None, int, bool]] = []
+
+    def __enter__(self) -> None:
+        seeds, (base, count) = self.seeds, self.state
+        self.kept.append((seeds.base, seeds.count, seeds.replays))
+        seeds.base = seeds.base if base is None else base  # it was found after this was made
+        seeds.count, seeds.replays = count, True
+
+    def __exit__(self, *_: object) -> None:
+        self.seeds.base, self.seeds.count, self.seeds.replays = self.kept.pop()
 
 
 def manual_seed(seed: int, *, group: Group | None = None) -> None:

@@ -211,6 +211,10 @@ class ShardedGraph(Counts, OriginalMembers):
             *(store.edge_frames[etype] for etype in self.canonical_etypes),
         ]
 
+    def stored_columns(self) -> list[Tensor]:
+        """All columns of nodes and edges that lie in memory."""
+        return [column for frame in self._all_frames() for column in frame.save()[0].values()]
+
     def local_var(self) -> ShardedGraph:
         """A graph with the same columns whose later changes do not show here."""
         etypes = self.canonical_etypes if self._is_slice else None

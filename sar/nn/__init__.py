@@ -1,5 +1,6 @@
 """What a training step needs beside the graph: normalization, losses, parameters and gradients."""
 
+from sar.nn.activations import set_activations
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.dropout import Dropout, convert_dropout, dropout_rows, same_dropout
 from sar.nn.embedding import ShardedEmbedding
@@ -38,6 +39,7 @@ __all__ = [
     "ranking_metrics",
     "same_dropout",
     "score_edges",
+    "set_activations",
     "sync_params",
     "trace",
 ]

@@ -57,6 +57,24 @@ def same_dropout() -> tuple[AbstractContextManager, AbstractContextManager]:
     return group.seeds.same_twice(group)
 
 
+def known_rows() -> AbstractContextManager:
+    """A context, to be entered repeatedly, in which dropout knows the rows that it knows now."""
+    return _Remembered(list(_current.stack))
+
+
+class _Remembered:
+    def __init__(self, stack: list[tuple[object, Sequence[ShardedGraph]]]) -> None:
+        self.stack = stack
+        self.kept: list[list] = []
+
+    def __enter__(self) -> None:
+        self.kept.append(_current.stack)
+        _current.stack = list(self.stack)
+
+    def __exit__(self, *_: object) -> None:
+        _current.stack = self.kept.pop()
+
+
 class _Bound:
     """The rows a module was given; copies of the module share them, pickles leave them out."""
 

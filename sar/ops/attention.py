@@ -29,6 +29,7 @@ from sar.kernels.attention import (
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.boundary import refuse_sampling
 from sar.ops.relation import Relation
+from sar.ops.saving import is_hooked
 from sar.ops.shard_store import LOCAL
 from sar.ops.wanted import agree_wanted
 
@@ -239,22 +240,27 @@ class _Attention(Function):
         wide, normalizer, kept = attention_forward(spec, sources, query, used)
         out = wide.to(value.dtype)
         ctx.spec, ctx.kept = spec, kept
-        ctx.save_for_backward(value, key, query, weight, *normalizer)
+        alias = None
         if not torch.is_inference_mode_enabled():
-            ctx.out = out.detach()  # shares the memory and the count of writes
-            ctx.version = ctx.out._version
+            alias = out.detach()  # shares the memory and the count of writes
+            ctx.version = alias._version
+        ctx.out = None if is_hooked() else alias
+        saved = alias if is_hooked() else None
+        ctx.save_for_backward(value, key, query, weight, saved, *normalizer)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        value, key, query, weight, *saved = ctx.saved_tensors
+        value, key, query, weight, saved, *normalizer = ctx.saved_tensors
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
-        out = ctx.out
-        if out._version != ctx.version:  # as a sum's result, it may be written into
+        out = saved if ctx.out is None else ctx.out
+        # A sum's result may be written into. What was recomputed counts writes like the original,
+        # what was copied elsewhere begins at 0.
+        if out._version not in (0, ctx.version):
             out = attention_forward(ctx.spec, sources, query, used)[0].to(value.dtype)
-        passed = _Backward(ctx.spec, sources, query, used, out, Normalizer(*saved), dout)
+        passed = _Backward(ctx.spec, sources, query, used, out, Normalizer(*normalizer), dout)
         homes, dquery, dweight = passed.run(ctx.kept)
         dsources = [home.to(part.dtype) for home, part in zip(homes, sources, strict=True)]
         dkey = dsources[1] if key is not None else None

@@ -41,10 +41,33 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Random numbers of the CPU drawn inside leave no trace outside."""
-    with _turn:
-        state = torch.default_generator.get_state()
+    state = _read()
     try:
         yield
     finally:
-        with _turn:
-            torch.default_generator.set_state(state)
+        _write(state)
+
+
+class SameRandom:
+    """Inside, the CPU's random numbers are those that followed when this was made; many times."""
+
+    def __init__(self) -> None:
+        self.state = _read()
+        self.kept: list[torch.Tensor] = []
+
+    def __enter__(self) -> None:
+        self.kept.append(_read())
+        _write(self.state)
+
+    def __exit__(self, *_: object) -> None:
+        _write(self.kept.pop())
+
+
+def _read() -> torch.Tensor:
+    with _turn:
+        return torch.default_generator.get_state()
+
+
+def _write(state: torch.Tensor) -> None:
+    with _turn:
+        torch.default_generator.set_state(state)

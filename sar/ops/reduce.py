@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sar.comm import Group
+from sar.ops.saving import once
 
 _BLOCK_ELEMENTS = 1 << 17
 
@@ -90,7 +91,7 @@ def normalize_rows(
     Raises ``ValueError`` on every rank when all ranks together have fewer than two rows.
     Source: Ioffe and Szegedy, arXiv 1502.03167; Chan, Golub and LeVeque 1979 for the merge.
     """
-    mean, m2, count = merged_moments(x.detach(), group)
+    mean, m2, count = once(lambda: merged_moments(x.detach(), group))
     if count < 2:
         raise ValueError(f"batch norm: got {count} row(s) on all ranks, expected at least 2")
     rstd = (m2 / count + eps).rsqrt()

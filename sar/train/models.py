@@ -25,15 +25,33 @@ class Stack(nn.Module):
         super().__init__()
         self.convs, self.norms = nn.ModuleList(convs), nn.ModuleList(norms)
         self.dropout = Dropout(dropout)
+        self._layers = [_Layer(self, i) for i in range(len(convs))]
+
+    def graph_layers(self) -> list[nn.Module]:
+        """For :func:`sar.set_activations`: from one graph layer's input to that of the next."""
+        return list(self._layers)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         """``x`` [n, in_feats] of this rank's nodes to logits [n, num_classes]."""
-        for i, conv in enumerate(self.convs):
-            if i:
-                x = self.norms[i - 1](x) if self.norms else x
-                x = F.relu(x)
-            x = conv(graph, self.dropout(x, graph))
+        for layer in self._layers:
+            x = layer(graph, x)
         return x
+
+
+class _Layer(nn.Module):
+    """One layer of a stack, which owns the parameters."""
+
+    def __init__(self, stack: Stack, index: int) -> None:
+        super().__init__()
+        self.conv, self.dropout = stack.convs[index], stack.dropout
+        hidden = index < len(stack.convs) - 1
+        self.norm = stack.norms[index] if hidden and stack.norms else None
+        self.hidden = hidden
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        x = self.conv(graph, self.dropout(x, graph))
+        x = x if self.norm is None else self.norm(x)
+        return F.relu(x) if self.hidden else x
 
 
 def build_model(options: ModelOptions, in_feats: int, num_classes: int) -> Stack:

@@ -1,0 +1,66 @@
+"""What a layer whose saved tensors are not simply kept has to know about its own forward pass.
+
+Note [Repeated forward]
+A layer that is recomputed runs its forward pass again in backward. Results that are small, or
+that a rank has to get from the others, are noted the first time and taken from the notes then:
+they neither travel nor count twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Notes:
+    """Results of one forward pass in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.results: list[object] = []
+        self.next: int | None = None  # of a repetition: which result comes next
+
+
+class _State(threading.local):
+    notes: Notes | None = None
+    hooked: bool = False
+
+
+_state = _State()
+
+
+@contextmanager
+def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]:
+    """Inside, what is saved for backward passes through hooks, which copy it or recompute it.
+
+    Args:
+        notes: where :func:`once` notes its results, or, with ``again``, finds them.
+    """
+    before = _state.notes, _state.hooked
+    _state.notes, _state.hooked = notes, True
+    if notes is not None:
+        notes.next = 0 if again else None
+    try:
+        yield
+    finally:
+        _state.notes, _state.hooked = before
+
+
+def once(compute: Callable[[], T]) -> T:
+    """What ``compute`` returns; in a repeated forward pass, what it returned the first time."""
+    notes = _state.notes
+    if notes is None:
+        return compute()
+    if notes.next is None:
+        notes.results.append(compute())
+        return notes.results[-1]  # type: ignore[return-value]
+    notes.next += 1
+    return notes.results[notes.next - 1]  # type: ignore[return-value]
+
+
+def is_hooked() -> bool:
+    """Whether a tensor saved now is a copy by the time it is read: nobody can write into it."""
+    return _state.hooked
