@@ -78,7 +78,9 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
         )
     model = build_model(model_options, config["in_feats"], config["num_classes"]).to(device)
     load_model(model, content)
-    trainer = Trainer(model, graph, data, TrainOptions(metric=config["metric"]), group=group)
+    trainer = Trainer(
+        model, graph, data, TrainOptions(metric=config["metric"], mfgs="off"), group=group
+    )
     logits = trainer.predict()
     results = _results(partition, logits, args, data.multilabel, group)
     if args.gather:

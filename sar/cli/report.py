@@ -102,5 +102,6 @@ def report(
         above = row["peak_rss_mb"] - row["baseline_rss_mb"]
         sent = row["sent_bytes"] / 2**20
         print(f"{row['rank']:>4} {row['peak_rss_mb']:>8.0f} {above:>15.0f} {sent:>9.1f}")
+    print(f"blocks of the training nodes: {config['mfgs']}")
     avoided = sum(row["avoided_bytes"] for row in ranks) / 2**20
     print(f"constant inputs: {config['constant_inputs']}; {avoided:.1f} MB not sent again")

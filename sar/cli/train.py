@@ -33,6 +33,7 @@ from sar.train.data import NodeData, load_node_data
 from sar.train.models import build_model
 from sar.train.options import (
     METRICS,
+    MFGS,
     MODELS,
     SCHEDULES,
     DataOptions,
@@ -91,6 +92,12 @@ def _add_loop_arguments(group: Any) -> None:
     )
     group.add_argument(
         "--activations-directory", metavar="DIR", help="folder on a disk, for --activations offload"
+    )
+    group.add_argument(
+        "--mfgs",
+        choices=MFGS,
+        default="auto",
+        help="train on the rows alone that reach the loss; default auto: when that saves a fifth",
     )
     group.add_argument("--metric", choices=METRICS, help="default: accuracy; multilabel: f1-micro")
     group.add_argument(
@@ -152,7 +159,8 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     ranks = gather_ranks(baseline, group)
     layers = gather_layers(recorded.summary(), group)
     if group.rank == 0:
-        report(args.json, trainer.history, ranks, {**_config(args, group), **config}, layers)
+        told = {**_config(args, group), **config, "mfgs": trainer.mfgs}
+        report(args.json, trainer.history, ranks, told, layers)
 
 
 def load_rank(
@@ -190,6 +198,7 @@ def _options(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, Train
         eval_every=args.eval_every,
         checkpoint_every=args.checkpoint_every,
         progress=not args.no_progress,
+        mfgs=args.mfgs,
     )
     return model, data, train
 

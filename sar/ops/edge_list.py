@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.ops.relation import Relation, build_relation
+from sar.ops.shard_store import EdgeArrays
 
 
 class EdgeEnds(NamedTuple):
@@ -26,8 +27,8 @@ class EdgeEnds(NamedTuple):
     dst: Tensor
 
 
-def edge_ends(relation: Relation) -> EdgeEnds:
-    """Where the edges lead; collective.
+def owned_ends(relation: Relation) -> EdgeArrays:
+    """The edges with their sources as rows of the ranks that own them, on the CPU; collective.
 
     A relation itself remembers only which of the rows that arrive an edge reads.
     """
@@ -38,16 +39,21 @@ def edge_ends(relation: Relation) -> EdgeEnds:
         for peer, idx in enumerate(plan.send_idx)
     ]
     halo = group.all_to_all(torch.cat(asked), plan.send_counts, plan.recv_counts)
-    halo_rows = halo.split(plan.recv_counts)
-    rows, dst, eid, offsets = relation.arrays()
-    src, owner = rows.cpu().long(), torch.empty(relation.num_edges, dtype=torch.int64)
-    for peer in range(group.size):
+    src, dst, eid, offsets = relation.arrays()
+    src = src.cpu().clone()
+    for peer, rows in enumerate(halo.split(plan.recv_counts)):
         span = slice(offsets[peer], offsets[peer + 1])
-        owner[span] = peer
         if peer != group.rank:
-            src[span] = halo_rows[peer].index_select(0, src[span]).long()
-    position = torch.argsort(eid.cpu())
-    return EdgeEnds(owner[position], src[position], dst.cpu().long()[position])
+            src[span] = rows.index_select(0, src[span])
+    return EdgeArrays(src, dst.cpu(), eid.cpu(), offsets)
+
+
+def edge_ends(relation: Relation) -> EdgeEnds:
+    """Where the edges lead; collective."""
+    src, dst, eid, offsets = owned_ends(relation)
+    owner = torch.arange(relation.group.size).repeat_interleave(torch.tensor(offsets).diff())
+    position = torch.argsort(eid)
+    return EdgeEnds(owner[position], src.long()[position], dst.long()[position])
 
 
 def relation_of_edges(

@@ -19,6 +19,9 @@ class Stack(nn.Module):
         convs: modules called as ``conv(graph, x)``.
         norms: one for each hidden layer, or none.
         dropout: probability on every layer's input.
+
+    Attributes:
+        num_blocks: the layers, one for each block when it is called with a list of blocks.
     """
 
     def __init__(self, convs: list[nn.Module], norms: list[nn.Module], dropout: float) -> None:
@@ -26,15 +29,20 @@ class Stack(nn.Module):
         self.convs, self.norms = nn.ModuleList(convs), nn.ModuleList(norms)
         self.dropout = Dropout(dropout)
         self._layers = [_Layer(self, i) for i in range(len(convs))]
+        self.num_blocks = len(convs)
 
     def graph_layers(self) -> list[nn.Module]:
         """For :func:`sar.set_activations`: from one graph layer's input to that of the next."""
         return list(self._layers)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
-        """``x`` [n, in_feats] of this rank's nodes to logits [n, num_classes]."""
-        for layer in self._layers:
-            x = layer(graph, x)
+        """``x`` [n, in_feats] of this rank's nodes to logits [n, num_classes].
+
+        With a list of blocks: from the first one's source rows to the last one's destinations.
+        """
+        graphs = graph if isinstance(graph, list) else [graph] * self.num_blocks
+        for layer, one in zip(self._layers, graphs, strict=True):
+            x = layer(one, x)
         return x
 
 
@@ -49,7 +57,7 @@ class _Layer(nn.Module):
         self.hidden = hidden
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
-        x = self.conv(graph, self.dropout(x, graph))
+        x = self.conv(graph, self.dropout(x, graph, rows=graph.srctypes[0]))
         x = x if self.norm is None else self.norm(x)
         return F.relu(x) if self.hidden else x
 

@@ -24,6 +24,7 @@ from sar.nn import (
     overlap_gradients,
     sync_params,
 )
+from sar.train.blocks import training_blocks
 from sar.train.checkpoint import (
     FORMAT,
     load_checkpoint,
@@ -45,7 +46,9 @@ class Trainer:
 
     Args:
         model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes. Rank
-            0's parameters are given to all.
+            0's parameters are given to all. One that has ``num_blocks`` is also called with a list
+            of as many blocks, first layer first, and the rows that the first one reads; it then
+            gives logits of the last one's destination rows.
         graph: this rank's view of the graph, or whatever the model takes.
         data: this rank's features, labels and splits, on the model's device.
         options: the loop.
@@ -58,6 +61,7 @@ class Trainer:
 
     Attributes:
         epoch: epochs done. history: one record for each of them, see :meth:`fit`.
+        blocks: what training runs on instead of the whole graph, or ``None``; ``mfgs`` says why.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Trainer:
         _warn_of_local_norms(model, self.group)
         if self.checkpoint is not None:
             _refuse_sharded(model)
+        self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
         sync_params(model, group=self.group)
         self._overlapped = overlap_gradients(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
@@ -120,7 +125,7 @@ class Trainer:
     def train_epoch(self) -> float:
         """One full-batch step; returns the loss over all ranks' training nodes. Collective."""
         self.model.train()
-        loss = self.loss(self.model(self.graph, self.data.features))
+        loss = self._training_loss()
         value = float(loss.detach())
         if not math.isfinite(value):  # equal on every rank, so every rank raises
             raise SarError(f"epoch {self.epoch + 1}: the loss is {value}; training stopped")
@@ -135,15 +140,22 @@ class Trainer:
 
     def loss(self, logits: Tensor) -> Tensor:
         """Mean cross entropy over the training nodes of all ranks; binary for multilabel."""
-        rows = self.data.rows["train"]
-        picked, labels = _pick(logits, rows), _pick(self._labels(), rows)
+        return self._loss_of(_pick(logits, self.data.rows["train"]))
+
+    def _training_loss(self) -> Tensor:
+        if self.blocks is None:
+            return self.loss(self.model(self.graph, self.data.features))
+        return self._loss_of(self.model(self.blocks.graphs, self.blocks.features))
+
+    def _loss_of(self, logits: Tensor) -> Tensor:
+        """Of the logits of the training rows alone."""
+        labels = _pick(self._labels(), self.data.rows["train"])
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if not self.data.multilabel:
-            values = F.cross_entropy(picked.float(), labels, reduction="none")
+            values = F.cross_entropy(wide, labels, reduction="none")
             return global_mean(values, group=self.group)
-        known = ~labels.isnan()
-        values = F.binary_cross_entropy_with_logits(
-            picked.float(), labels.nan_to_num(0.0), reduction="none"
-        )
+        known, truth = ~labels.isnan(), labels.nan_to_num(0.0).to(wide.dtype)
+        values = F.binary_cross_entropy_with_logits(wide, truth, reduction="none")
         return global_mean(values, known, group=self.group)
 
     @torch.no_grad()
