@@ -143,7 +143,6 @@ def attend(
         query: [n, H] (additive) or [n, H * D] rows of the destinations.
         weight: [H * D] w of mixed scores, else of any shape.
     """
-    run = loops.attend_additive if scores.kind == ADDITIVE else loops.attend_wide
     rows, ends, dropped = _rows(csc), (csc.indptr, csc.indices), _dropout(csc, mask, query)
     arrays = _numpy(rows, *ends, key.rows, value.rows, query, weight.view(-1))
     state = _numpy(running.largest, running.total, running.sums)
@@ -152,7 +151,9 @@ def attend(
         raise ValueError("csc: got some rows, expected all of them in the first shard")
 
     def part(_: int, first: int, last: int) -> None:
-        run(first, last, *arrays, key.offset, value.offset, *numbers, fresh, *state, *dropped)
+        loops.attend(
+            first, last, *arrays, key.offset, value.offset, *numbers, fresh, *state, *dropped
+        )
 
     in_parallel(part, csc.indptr)
     running.begun = True

@@ -85,31 +85,6 @@ def _lrelu(t, slope):
     return t if t > 0 else t * slope
 
 
-@kernel
-def attend_additive(
-    first, last, rows, indptr, indices, key, value, query, weight, key_low, value_low,
-    kind, heads, width, slope, scale, fresh, largest, total, sums,
-    position, keys, seed, probability, keep,
-):  # fmt: skip
-    key_low, value_low = np.uint64(key_low), np.uint64(value_low)
-    p = np.empty((_CHUNK, heads), query.dtype)
-    for segment in range(first, last):
-        i = rows[segment] if len(rows) else segment
-        if fresh:
-            _clear(sums, i, 0, heads * width)
-        for start in range(indptr[segment], indptr[segment + 1], _CHUNK):
-            count = min(_CHUNK, indptr[segment + 1] - start)
-            for k in range(count):
-                j = indices[start + k]
-                for h in range(heads):
-                    p[k, h] = _lrelu(key[j, key_low + h] + query[i, h], slope)
-            _absorb(p, count, i, largest, total, sums, heads, width)
-            _add_values(
-                p, start, count, i, indices, value, value_low, total, sums, heads, width,
-                position, keys, seed, probability, keep,
-            )  # fmt: skip
-
-
 @inlined
 def _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scale):
     """z of one edge and head, mixed or dot; ``low`` is the head's first column."""
@@ -124,8 +99,16 @@ def _wide_score(kind, key, j, key_low, query, i, weight, low, width, slope, scal
     return z
 
 
+@inlined
+def _score(kind, key, j, key_low, query, i, weight, h, width, slope, scale):
+    """z of one edge and head."""
+    if kind == ADDITIVE:
+        return _lrelu(key[j, key_low + h] + query[i, h], slope)
+    return _wide_score(kind, key, j, key_low, query, i, weight, h * width, width, slope, scale)
+
+
 @kernel
-def attend_wide(
+def attend(
     first, last, rows, indptr, indices, key, value, query, weight, key_low, value_low,
     kind, heads, width, slope, scale, fresh, largest, total, sums,
     position, keys, seed, probability, keep,
@@ -139,11 +122,12 @@ def attend_wide(
         for start in range(indptr[segment], indptr[segment + 1], _CHUNK):
             count = min(_CHUNK, indptr[segment + 1] - start)
             for k in range(count):
-                prefetch_row(key, indices, start + k, key_low, heads * width)
+                if kind != ADDITIVE:  # narrow keys stay in cache
+                    prefetch_row(key, indices, start + k, key_low, heads * width)
                 j = indices[start + k]
                 for h in range(heads):
-                    p[k, h] = _wide_score(
-                        kind, key, j, key_low, query, i, weight, h * width, width, slope, scale
+                    p[k, h] = _score(
+                        kind, key, j, key_low, query, i, weight, h, width, slope, scale
                     )
             _absorb(p, count, i, largest, total, sums, heads, width)
             _add_values(
