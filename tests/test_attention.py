@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import sar
+from sar.comm import LocalGroup
 from sar.graph import passing
 from sar.kernels import compress
 from sar.kernels.attention import (
@@ -30,7 +32,9 @@ from sar.kernels.attention import (
     attend_grad_of_sources,
 )
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
+from sar.ops.attention import Attention, attention
 from sar.ops.keyed import keyed_dropout
+from sar.ops.relation import build_relation
 
 HEADS, WIDTH = 3, 5
 Step = Callable[[Any, Tensor], Tensor]
@@ -383,6 +387,32 @@ def twin(graph: Any) -> tuple[Any, Tensor]:
     (src, dst) = next(iter(graph.edges.values()))
     whole = dgl.graph((src, dst), num_nodes=next(iter(graph.num_nodes.values())))
     return whole, next(iter(graph.node_data.values()))["feat"].double().requires_grad_()
+
+
+def ring_attention() -> tuple[Tensor, list[Tensor]]:
+    """Attention on a ring of 6 nodes, and its inputs."""
+    ring = torch.arange(6, dtype=torch.int32)
+    relation = build_relation(
+        LocalGroup(), ring, ring.flip(0), ring, [0, 6], 6, 6, lambda: ring.long()
+    )
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(6, 4, generator=generator).requires_grad_() for _ in range(3)]
+    spec = Attention(relation, sar.Policy(), Scores(DOT, 2, 2))
+    return attention(spec, *inputs, None), inputs
+
+
+def test_backward_frees_the_output_and_can_run_twice() -> None:
+    out, inputs = ring_attention()
+    twice = [torch.autograd.grad(out.sum(), inputs, retain_graph=keep) for keep in (True, False)]
+    for first, second in zip(*twice, strict=True):
+        assert torch.equal(first, second)
+    node = out.grad_fn
+    assert node is not None
+    with pytest.raises(RuntimeError, match="freed"):
+        _ = node.saved_tensors
+    memory = out.untyped_storage()
+    tensors = [t for t in gc.get_objects() if type(t) is Tensor and t is not out]
+    assert all(t.untyped_storage().data_ptr() != memory.data_ptr() for t in tensors)
 
 
 @pytest.mark.parametrize("reduce", [fn.sum, fn.max], ids=["sum", "max"])

@@ -29,7 +29,6 @@ from sar.kernels.attention import (
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.boundary import refuse_sampling
 from sar.ops.relation import Relation
-from sar.ops.saving import is_hooked
 from sar.ops.shard_store import LOCAL
 from sar.ops.wanted import agree_wanted
 
@@ -202,6 +201,24 @@ class _Backward:
             home.index_add_(0, idx.long(), part)
 
 
+class _Writes:
+    """Whether a tensor has been written into since, known without keeping its memory alive.
+
+    The result is saved as ``data``, which autograd frees after backward like any saved tensor but
+    does not guard: the count of writes that it would compare raises an error where the caller
+    wrote, and here such a result is only computed again.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._counter = tensor.detach()  # one count for both; then empty, but still counting
+        self._counter.data = tensor.new_empty(0)
+        self._version = self._counter._version
+
+    @property
+    def happened(self) -> bool:
+        return self._counter._version != self._version
+
+
 class _Attention(Function):
     """out_i = sum over edges e = (j -> i) of r_e a_e v_j, a_e = exp(z_e - m_i) / s_i.
 
@@ -240,27 +257,21 @@ class _Attention(Function):
         wide, normalizer, kept = attention_forward(spec, sources, query, used)
         out = wide.to(value.dtype)
         ctx.spec, ctx.kept = spec, kept
-        alias = None
         if not torch.is_inference_mode_enabled():
-            alias = out.detach()  # shares the memory and the count of writes
-            ctx.version = alias._version
-        ctx.out = None if is_hooked() else alias
-        saved = alias if is_hooked() else None
-        ctx.save_for_backward(value, key, query, weight, saved, *normalizer)
+            ctx.writes = _Writes(out)
+        ctx.save_for_backward(value, key, query, weight, *normalizer, out.data)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        value, key, query, weight, saved, *normalizer = ctx.saved_tensors
+        value, key, query, weight, largest, inverse, out = ctx.saved_tensors
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
-        out = saved if ctx.out is None else ctx.out
-        # A sum's result may be written into. What was recomputed counts writes like the original,
-        # what was copied elsewhere begins at 0.
-        if out._version not in (0, ctx.version):
+        normalizer = Normalizer(largest, inverse)
+        if ctx.writes.happened:  # as a sum's result, it may be written into
             out = attention_forward(ctx.spec, sources, query, used)[0].to(value.dtype)
-        passed = _Backward(ctx.spec, sources, query, used, out, Normalizer(*normalizer), dout)
+        passed = _Backward(ctx.spec, sources, query, used, out, normalizer, dout)
         homes, dquery, dweight = passed.run(ctx.kept)
         dsources = [home.to(part.dtype) for home, part in zip(homes, sources, strict=True)]
         dkey = dsources[1] if key is not None else None

@@ -26,7 +26,6 @@ class Notes:
 
 class _State(threading.local):
     notes: Notes | None = None
-    hooked: bool = False
 
 
 _state = _State()
@@ -34,19 +33,18 @@ _state = _State()
 
 @contextmanager
 def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]:
-    """Inside, what is saved for backward passes through hooks, which copy it or recompute it.
+    """Around a forward pass whose saved tensors pass through hooks, which copy or recompute them.
 
     Args:
         notes: where :func:`once` notes its results, or, with ``again``, finds them.
     """
-    before = _state.notes, _state.hooked
-    _state.notes, _state.hooked = notes, True
+    before, _state.notes = _state.notes, notes
     if notes is not None:
         notes.next = 0 if again else None
     try:
         yield
     finally:
-        _state.notes, _state.hooked = before
+        _state.notes = before
 
 
 def once(compute: Callable[[], T]) -> T:
@@ -59,8 +57,3 @@ def once(compute: Callable[[], T]) -> T:
         return notes.results[-1]  # type: ignore[return-value]
     notes.next += 1
     return notes.results[notes.next - 1]  # type: ignore[return-value]
-
-
-def is_hooked() -> bool:
-    """Whether a tensor saved now is a copy by the time it is read: nobody can write into it."""
-    return _state.hooked
