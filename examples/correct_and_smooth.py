@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 examples/correct_and_smooth.py parts/synthetic.json
 
-The graph is used after training only: errors on training nodes spread to their neighbors and are
-subtracted, then labels and predictions are averaged along the edges.
+Errors on training nodes spread to their neighbors and are subtracted, then labels and predictions
+are averaged along the edges.
 """
 
 import sys
@@ -31,17 +31,13 @@ def main(parts: str, epochs: int = 40) -> None:
     data = sar.load_dgl_partition_data(parts, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
     features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
-    masks = {name: data.node_features[f"_N/{name}_mask"].bool() for name in ("train", "test")}
-
-    widths = features.shape[1], 64, 16
-    model = torch.nn.Sequential(
-        torch.nn.Linear(*widths[:2]), torch.nn.ReLU(), torch.nn.Linear(*widths[1:])
-    )
+    train, test = (data.node_features[f"_N/{name}_mask"].bool() for name in ("train", "test"))
+    hidden, out = torch.nn.Linear(features.shape[1], 64), torch.nn.Linear(64, 16)
+    model = torch.nn.Sequential(hidden, torch.nn.ReLU(), out)
     sar.sync_params(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(epochs):
-        losses = F.cross_entropy(model(features), labels, reduction="none")
-        loss = sar.global_mean(losses, masks["train"])
+        loss = sar.global_mean(F.cross_entropy(model(features), labels, reduction="none"), train)
         optimizer.zero_grad()
         loss.backward()
         sar.gather_grads(model)
@@ -51,11 +47,9 @@ def main(parts: str, epochs: int = 40) -> None:
 
     with torch.no_grad():
         soft, truth = model(features).softmax(1), F.one_hot(labels, 16).float()
-        for name, guess in [
-            ("perceptron", soft),
-            ("corrected and smoothed", correct_and_smooth(graph, soft, truth, masks["train"])),
-        ]:
-            accuracy = sar.global_mean((guess.argmax(1) == labels).float(), masks["test"])
+        better = correct_and_smooth(graph, soft, truth, train)
+        for name, guess in {"perceptron": soft, "corrected and smoothed": better}.items():
+            accuracy = sar.global_mean((guess.argmax(1) == labels).float(), test)
             if group.rank == 0:
                 print(f"{name}: test accuracy {accuracy:.3f}")
     sar.shutdown()
