@@ -140,8 +140,8 @@ def _written(work: Work, nodes: int, degree: float, parts: int, folder: str) -> 
     return write_partitions(arrays, torch.arange(nodes) % parts, f"{name}/parts", num_parts=parts)
 
 
-def probe(work: Work, threads: int) -> Costs:
-    """See :func:`measure_costs`; in this process."""
+def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
+    """See :func:`measure_costs`; in this process, on graphs of ``nodes`` and twice as many."""
     from sar.comm import current_group
     from sar.train.memory import resident_mb
 
@@ -149,16 +149,16 @@ def probe(work: Work, threads: int) -> Costs:
     with tempfile.TemporaryDirectory(prefix="sar-plan-") as folder:
         _Run(work, 64, 2, current_group(), folder).step()  # compiles, imports
         process = resident_mb() * 2**20
-        sizes = [(_NODES, _DEGREE), (2 * _NODES, _DEGREE), (_NODES, 2 * _DEGREE)]
+        sizes = [(nodes, _DEGREE), (2 * nodes, _DEGREE), (nodes, 2 * _DEGREE)]
         found = [_measure(_Run(work, *size, current_group(), folder)) for size in sizes]
         parameters, log = _exchanges(work, folder)
     (size, more_nodes, more_edges) = found
-    per_edge = [(b - a) / (_NODES * _DEGREE) for a, b in zip(size, more_edges, strict=True)]
+    per_edge = [(b - a) / (nodes * _DEGREE) for a, b in zip(size, more_edges, strict=True)]
     per_node = [
-        (b - a) / _NODES - _DEGREE * edge
+        (b - a) / nodes - _DEGREE * edge
         for a, b, edge in zip(size, more_nodes, per_edge, strict=True)
     ]
-    fixed = size[0] - _NODES * per_node[0] - _NODES * _DEGREE * per_edge[0]
+    fixed = size[0] - nodes * (per_node[0] + _DEGREE * per_edge[0])
     return Costs(
         fixed, per_node[0], per_edge[0], per_node[1], max(0.0, per_edge[1]), log,
         _byte_seconds(), process, parameters,
