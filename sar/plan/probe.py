@@ -223,4 +223,4 @@ def _byte_seconds() -> float:
 if __name__ == "__main__":
     request = json.load(sys.stdin)
     wanted = request["work"] | {"model": ModelOptions(**request["work"]["model"])}
-    print(json.dumps(asdict(probe(Work(**wanted), request["threads"]))))
+    sys.stdout.write(f"\n{json.dumps(asdict(probe(Work(**wanted), request['threads'])))}\n")
