@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from harness.parts import Cutter
 from torch import Tensor, nn
 
 import sar
-from sar.partition.arrays import GraphArrays
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]  # (graph, x, weight, edge types) -> rows
 WIDTH = 6
@@ -223,6 +224,32 @@ def by_function(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 
 @reversed_run
+def largest(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    graph.srcdata["x"] = x
+    graph.update_all(fn.copy_u("x", "m"), fn.max("m", "out"))
+    return graph.dstdata["out"]
+
+
+@reversed_run
+def smallest(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    graph.srcdata["x"], graph.dstdata["y"], graph.edata["w"] = x, x * x, weight
+    graph.update_all(
+        lambda e: {"m": (e.src["x"] - e.dst["y"]).exp() * e.data["w"].unsqueeze(1)},
+        fn.min("m", "out"),
+    )
+    return graph.dstdata["out"]
+
+
+@reversed_run
+def largest_score(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    graph.srcdata["x"], graph.dstdata["y"] = x, x * x
+    graph.apply_edges(fn.u_dot_v("x", "y", "z"))
+    graph.edata["z"] = torch.tanh(graph.edata["z"]) * weight.unsqueeze(1)
+    graph.update_all(fn.u_mul_e("x", "z", "m"), fn.max("m", "out"))
+    return graph.dstdata["out"]
+
+
+@reversed_run
 def twice(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
     """Edge values of one direction are used in the other."""
     graph.srcdata["x"] = x
@@ -240,6 +267,37 @@ def test_reversed_graphs(name: str, partitioned: Cutter) -> None:
     assert_exact(arrays, lambda: (REVERSED[name], None), partitioned, (1, 2, 4), block_bytes=2048)
 
 
+def test_ties_and_infinities_of_a_reversed_maximum(partitioned: Cutter) -> None:
+    """The gradient of equal messages goes to the edge of smallest original id, whatever the cut."""
+    arrays = sample("mixed")
+    src, dst = (torch.as_tensor(end) for end in arrays.edges[ETYPE_HOMO])
+
+    def case(group: Any, path: str) -> tuple[Tensor, Tensor, Tensor]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        ids = data.node_features["_N/orig_id"]
+        graph = sar.construct_full_graph(data).reverse()
+        graph.ndata["x"] = x = torch.ones(len(ids), 1)
+        x[ids == dst[0]] = math.inf
+        x[ids == dst[1]] = -math.inf
+        x.requires_grad_()
+        graph.update_all(fn.copy_u("x", "m"), fn.max("m", "out"))
+        out = graph.ndata["out"]
+        out.sum().backward()
+        return ids, out.detach().view(-1), x.grad.view(-1)
+
+    value = torch.ones(len(arrays.node_data["_N"]["label"]))
+    value[dst[0]], value[dst[1]] = math.inf, -math.inf
+    want, grad = torch.zeros_like(value), torch.zeros_like(value)
+    for node in src.unique():
+        ends = dst[src == node]
+        winner = ends[value[ends].argmax()]  # the first of equal ones
+        want[node] = value[winner]
+        grad[winner] += 1
+    for size in (1, 4):
+        for ids, out, dx in run_threads(size, case, partitioned(arrays, size, "random")):
+            assert torch.equal(out, want[ids]) and torch.equal(dx, grad[ids])
+
+
 def test_a_reversed_graph_has_dgl_s_columns(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         data = sar.load_dgl_partition_data(path, group.rank, "cpu")
@@ -253,8 +311,6 @@ def test_a_reversed_graph_has_dgl_s_columns(partitioned: Cutter) -> None:
         back.ndata["y"] = back.ndata["x"]
         assert "y" not in graph.ndata
         assert torch.equal(back.in_degrees(), graph.out_degrees())
-        with pytest.raises(NotImplementedError, match="got 'max', expected sum or mean"):
-            back.update_all(fn.copy_u("x", "m"), fn.max("m", "out"))
         with pytest.raises(ValueError, match="add_self_loop: got a reversed graph"):
             back.add_self_loop()
 

@@ -255,7 +255,7 @@ class ShardedGraph(Counts, OriginalMembers):
         """A graph of the same edges the other way round, as ``dgl.reverse``; no communication.
 
         The edges stay where they are, so ``edata`` has the same rows. ``update_all`` there reduces
-        by sum or mean and sends the partial sums to the owners of the nodes.
+        by built-in functions and sends partial results to the owners of the nodes.
         """
         store = transform.reverse(self._store, self.canonical_etypes, copy_ndata, copy_edata)
         return ShardedGraph(store, list(store.relations) if self._is_slice else None, self._policy)

@@ -6,8 +6,9 @@ exist for one block at a time, in both passes; remote rows for one or two rounds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from sar.ops.message_blocks import (
 )
 from sar.ops.message_grads import MessageGrads
 from sar.ops.push import push_logsumexp, push_sum
+from sar.ops.push_extreme import push_extreme
 from sar.ops.reducers import Reducer, make_reducer
 from sar.ops.relation import AnyRelation, Relation, ReversedRelation
 from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
@@ -115,12 +117,20 @@ def _run_reversed(
     messages, inputs = swap_sides(messages, inputs)
     if reduce == "edges":
         return run_messages(forward, messages, reduce, policy, inputs, like)
-    push = {"sum": push_sum, "logsumexp": push_logsumexp}.get(reduce)
+    push = _PUSHES.get(reduce)
     if push is None or len(like) != 1:
         raise NotSupportedError(
-            f"reduction over reversed edges: got {reduce!r}, expected sum or mean"
+            f"reduction over reversed edges: got {reduce!r}, expected sum, mean, max or min"
         )
     return [push(forward, messages, policy, inputs, like[0])]
+
+
+_PUSHES: dict[str, Callable[..., Tensor]] = {
+    "sum": push_sum,
+    "logsumexp": push_logsumexp,
+    "max": partial(push_extreme, largest=True),
+    "min": partial(push_extreme, largest=False),
+}
 
 
 def _forward(

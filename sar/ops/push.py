@@ -65,9 +65,8 @@ def push_logsumexp(
     l_j = log sum over the edges e out of j of exp(z_e - m_j), with m_j their largest message, which
     is a constant to the gradient.
     """
-    spec, tensors = _spec(relation, messages, policy, inputs, like)
     with torch.no_grad():
-        largest = _push(spec, [t.detach() for t in tensors], like, RecordCaptures(), largest=True)
+        largest = push_largest(relation, messages, policy, inputs, like)
         empty = largest == -math.inf
         largest = largest.masked_fill_(empty, 0).view(-1, *like.shape[1:])
     function = messages.function
@@ -81,6 +80,17 @@ def push_logsumexp(
     total = push_sum(relation, moved, policy, inputs._replace(src=[largest, *inputs.src]), wide)
     total = total.masked_fill(empty.view_as(total), 1)
     return torch.stack([largest, total.log()], -1)
+
+
+def push_largest(
+    relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
+) -> Tensor:
+    """[num_src, width] largest message per source row, without gradient, in the wide dtype.
+
+    -inf for a row without edges. Collective.
+    """
+    spec, tensors = _spec(relation, messages, policy, inputs, like)
+    return _push(spec, [t.detach() for t in tensors], like, RecordCaptures(), largest=True)
 
 
 def _spec(
