@@ -48,6 +48,28 @@ def community(options: Options, cuts: Iterable[Cut], nodes: int, edges: int) -> 
     return prepare(options, f"community-{nodes}-{edges}", make, cuts)
 
 
+def regular(
+    options: Options, cuts: Iterable[Cut], nodes: int, edges: int, features: int
+) -> Prepared:
+    """Edges between random ends, symmetric, and random features and labels: nothing to learn."""
+    from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+    def make() -> GraphArrays:
+        rng = torch.Generator().manual_seed(0)
+        src, dst = torch.randint(nodes, (2, edges // 2), generator=rng)
+        data = {
+            "feat": torch.randn(nodes, features, generator=rng),
+            "label": torch.randint(16, (nodes,), generator=rng),
+            "train_mask": torch.rand(nodes, generator=rng) < 0.1,
+        }
+        ends = torch.cat([src, dst]), torch.cat([dst, src])
+        return GraphArrays(
+            "regular", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: ends}, {NTYPE_HOMO: data}, {}
+        )
+
+    return Prepared(Path(), partitions(options, f"regular-{nodes}-{edges}", cache(make), cuts))
+
+
 def prepare(
     options: Options, name: str, make: Callable[[], GraphArrays], cuts: Iterable[Cut]
 ) -> Prepared:

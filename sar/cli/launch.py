@@ -67,6 +67,14 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         default="both",
         help="orientations of the edges kept: both, 12 bytes an edge (default), or one, 8 bytes",
     )
+    group.add_argument(
+        "--map-features",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="DIR",
+        help="leave features in a temporary file (in DIR) instead of in memory",
+    )
     lossy = parser.add_argument_group("lossy", "Fewer bytes on the wire for a result that differs.")
     lossy.add_argument("--lossy-wire", choices=WIRE_DTYPES, help="what feature rows travel as")
     lossy.add_argument("--lossy-gradient-wire", choices=WIRE_DTYPES, help="the same for gradients")

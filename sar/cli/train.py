@@ -172,7 +172,13 @@ def load_rank(
 ) -> tuple[PartitionData, sar.ShardedGraph, NodeData]:
     """This rank's partition, its view of the graph, and its data; collective."""
     partition = sar.load_dgl_partition_data(parts_of_rank(args, group), group.rank, device)
-    data = load_node_data(partition, options, need_labels=need_labels, group=group)
+    data = load_node_data(
+        partition,
+        options,
+        need_labels=need_labels,
+        map_features=args.map_features,
+        group=group,
+    )
     graph = sar.construct_full_graph(partition, policy_of(args))
     return partition, graph, data.to(device)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator, MutableMapping
 
 import torch
 from torch import Tensor
 
-from sar.partition.mapped import MappedTensor
+from sar.partition.mapped import BLOCK_BYTES, MappedTensor
+from sar.partition.row_file import RowFile
 
 
 class FeatureStore(MutableMapping):
@@ -80,6 +83,30 @@ class FeatureStore(MutableMapping):
         if isinstance(item, Tensor):
             return item.to(dtype)
         return self._read(name, item, 0, len(item), dtype)
+
+    def to_file(
+        self,
+        name: str,
+        dtype: torch.dtype | None = None,
+        folder: str | os.PathLike | None = None,
+        change: Callable[[Tensor], Tensor] | None = None,
+    ) -> RowFile:
+        """A feature in a temporary file in ``folder``, written block by block, never in memory.
+
+        Args:
+            dtype: what it is converted to; its own by default.
+            change: what is done to each block of rows after that.
+        """
+        stored, shape = self.info(name)
+        dtype = dtype or stored
+        step = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * dtype.itemsize))
+
+        def blocks() -> Iterator[Tensor]:
+            for low in range(0, shape[0], step):
+                block = self.rows(name, low, min(low + step, shape[0])).to(dtype)
+                yield block if change is None else change(block)
+
+        return RowFile(shape, dtype, blocks(), folder)
 
 
 def _is_mask(name: str, dtype: torch.dtype) -> bool:

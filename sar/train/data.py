@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from sar.comm import Group, current_group
 from sar.partition.load import PartitionData
+from sar.partition.row_file import RowFile
 from sar.train.options import DataOptions
 
 SPLITS = ("train", "val", "test")
@@ -25,6 +27,7 @@ class NodeData:
         rows: for train, val and test, int64 indices of the nodes of that split with a label.
         num_classes: equal on every rank; 0 without labels.
         multilabel: whether ``labels`` is a matrix.
+        file: where the features lie, if not in memory.
     """
 
     features: Tensor
@@ -32,13 +35,20 @@ class NodeData:
     rows: dict[str, Tensor]
     num_classes: int
     multilabel: bool
+    file: RowFile | None = None
+
+    def release(self) -> None:
+        """Let go of the pages of features that lie in a file; they come back when read."""
+        if self.file is not None:
+            self.file.release()
 
     def to(self, device: torch.device | str) -> NodeData:
         """The same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
         rows = {split: idx.to(device) for split, idx in self.rows.items()}
         features = self.features.to(device)
-        return NodeData(features, labels, rows, self.num_classes, self.multilabel)
+        file = self.file if features is self.features else None
+        return NodeData(features, labels, rows, self.num_classes, self.multilabel, file)
 
 
 def load_node_data(
@@ -46,9 +56,14 @@ def load_node_data(
     options: DataOptions,
     *,
     need_labels: bool = True,
+    map_features: str | os.PathLike | bool = False,
     group: Group | None = None,
 ) -> NodeData:
     """Read and convert this rank's rows; collective.
+
+    Args:
+        map_features: leave the features in a temporary file, in the folder that this names or
+            (``True``) in the system's; see :class:`sar.partition.row_file.RowFile`.
 
     Labels may be integers, or floats with NaN for none; splits are the fields ``train_mask``,
     ``val_mask`` and ``test_mask``, of which only the first is needed to train.
@@ -60,8 +75,8 @@ def load_node_data(
     error: Exception | None = None
     data = None
     try:
-        data = _local(partition, options, need_labels)
-    except (ValueError, TypeError) as problem:
+        data = _local(partition, options, need_labels, map_features)
+    except (ValueError, TypeError, OSError) as problem:
         error = problem
     group.agree(error)
     if data is None:
@@ -70,7 +85,12 @@ def load_node_data(
     return data
 
 
-def _local(partition: PartitionData, options: DataOptions, need_labels: bool) -> NodeData:
+def _local(
+    partition: PartitionData,
+    options: DataOptions,
+    need_labels: bool,
+    map_features: str | os.PathLike | bool,
+) -> NodeData:
     book = partition.book
     if not book.is_homogeneous:
         raise ValueError(
@@ -78,18 +98,24 @@ def _local(partition: PartitionData, options: DataOptions, need_labels: bool) ->
             "expected one of each; write a training loop for a heterogeneous graph"
         )
     fields = _Fields(partition)
-    features = fields.matrix(options.features, "features")
-    if options.normalize_features:
-        normalize_rows_(features)
+    file = None
+    if map_features is False:
+        features = fields.matrix(options.features, "features")
+        if options.normalize_features:
+            normalize_rows_(features)
+    else:
+        folder = None if map_features is True else map_features
+        file = fields.matrix_file(options.features, options.normalize_features, folder)
+        features = file.tensor
     if not need_labels and not fields.has(options.labels):
-        return NodeData(features, None, {}, 0, options.multilabel)
+        return NodeData(features, None, {}, 0, options.multilabel, file)
     labels = _labels(fields.read(options.labels, "labels"), options)
     known = ~labels.isnan().all(1) if options.multilabel else labels >= 0
     needed = ["train_mask"] if need_labels else []
     masks = {split: fields.mask(f"{split}_mask", needed) for split in SPLITS}
     rows = {split: (mask & known).nonzero()[:, 0] for split, mask in masks.items()}
     classes = labels.shape[1] if options.multilabel else _num_classes(labels, book.num_nodes())
-    return NodeData(features, labels, rows, classes, options.multilabel)
+    return NodeData(features, labels, rows, classes, options.multilabel, file)
 
 
 def _num_classes(labels: Tensor, num_nodes: int) -> int:
@@ -112,20 +138,36 @@ class _Fields:
 
     def read(self, name: str, what: str, dtype: torch.dtype | None = None) -> Tensor:
         """A field; converted to ``dtype`` block by block where one is given."""
+        full = self._full(name, what)
+        return self.store[full] if dtype is None else self.store.get_as(full, dtype)
+
+    def matrix(self, name: str, what: str) -> Tensor:
+        """A float32 [n, F] field."""
+        return self.read(self._checked_matrix(name, what), what, torch.float32)
+
+    def matrix_file(self, name: str, normalize: bool, folder: str | os.PathLike | None) -> RowFile:
+        """A float32 [n, F] field in a file, with :func:`normalize_rows_` if asked for."""
+        full = self._full(self._checked_matrix(name, "features"), "features")
+        change = normalize_rows_ if normalize else None
+        try:
+            return self.store.to_file(full, torch.float32, folder, change)
+        except OSError as error:
+            where = folder or "the folder for temporary files"
+            raise OSError(f"map_features: no room or no access in {where}: {error}") from error
+
+    def _full(self, name: str, what: str) -> str:
         if not self.has(name):
             there = sorted(
                 key[len(self.prefix) :] for key in self.store if key.startswith(self.prefix)
             )
             raise ValueError(f"{what}: got {name!r}, expected one of {', '.join(there) or 'none'}")
-        full = self.prefix + name
-        return self.store[full] if dtype is None else self.store.get_as(full, dtype)
+        return self.prefix + name
 
-    def matrix(self, name: str, what: str) -> Tensor:
-        """A float32 [n, F] field."""
-        values = self.read(name, what, torch.float32)
-        if values.dim() != 2:
-            raise ValueError(f"{what}: {name!r} has shape {tuple(values.shape)}, expected [n, F]")
-        return values
+    def _checked_matrix(self, name: str, what: str) -> str:
+        shape = self.store.info(self._full(name, what))[1]
+        if len(shape) != 2:
+            raise ValueError(f"{what}: {name!r} has shape {shape}, expected [n, F]")
+        return name
 
     def mask(self, name: str, needed: list[str]) -> Tensor:
         """A bool [n] field; all False where it is missing and not needed."""

@@ -130,8 +130,10 @@ class Trainer:
         if not math.isfinite(value):  # equal on every rank, so every rank raises
             raise SarError(f"epoch {self.epoch + 1}: the loss is {value}; training stopped")
         self.optimizer.zero_grad(set_to_none=True)
+        self.data.release()  # the peak of memory comes now
         with self._overlapped:
             loss.backward()
+        self.data.release()
         if self.options.clip_norm is not None:
             clip_grad_norm_(self.model, self.options.clip_norm, group=self.group)
         self.optimizer.step()
@@ -162,7 +164,9 @@ class Trainer:
     def predict(self) -> Tensor:
         """Logits [n, C] of this rank's nodes in evaluation mode; collective."""
         self.model.eval()
-        return self.model(self.graph, self.data.features)
+        logits = self.model(self.graph, self.data.features)
+        self.data.release()
+        return logits
 
     def evaluate(self, logits: Tensor | None = None) -> dict[str, float | None]:
         """The metric on each split over all ranks, ``None`` where undefined; collective."""

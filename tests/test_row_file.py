@@ -1,0 +1,120 @@
+"""Features that stay in a file: the same numbers, bit for bit, and not in memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import homogeneous, mixed
+from harness.parts import Cutter
+from torch import Tensor
+
+import sar
+from sar.partition.features import FeatureStore
+from sar.partition.row_file import RowFile
+from sar.train import DataOptions, ModelOptions, Trainer, TrainOptions, build_model, memory
+from sar.train.data import load_node_data
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(7, 3), (5,), (0, 4), (4, 0), (3, 2, 2)], ids=str)
+def test_rows_are_those_that_were_given(dtype: torch.dtype, shape: tuple, tmp_path: Path) -> None:
+    rows = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 9).to(dtype)
+    file = RowFile(shape, dtype, rows.split(2), tmp_path)
+    for _ in range(2):
+        assert torch.equal(file.tensor, rows) and file.tensor.dtype == dtype
+        file.release()
+    assert not list(tmp_path.iterdir()), "the file has no name"
+
+
+def test_what_is_written_survives_a_release(tmp_path: Path) -> None:
+    file = RowFile((4, 2), torch.float32, [torch.zeros(4, 2)], tmp_path)
+    file.tensor.add_(3)
+    file.release()
+    assert (file.tensor == 3).all()
+
+
+def test_missing_rows_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"blocks: got 16 bytes, expected the 32 of \(4, 2\)"):
+        RowFile((4, 2), torch.float32, [torch.zeros(2, 2)], tmp_path)
+
+
+def test_a_feature_of_any_alignment(partitioned: Cutter, tmp_path: Path) -> None:
+    """DGL's files align nothing; the names before a tensor move it."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        store = sar.load_dgl_partition_data(path, group.rank, "cpu").node_features
+        for name in ("_N/feat", "_N/label", "_N/train_mask"):
+            file = store.to_file(name, folder=tmp_path)
+            assert file.tensor.data_ptr() % file.tensor.element_size() == 0
+            assert torch.equal(file.tensor, store[name]) and file.tensor.dtype == store[name].dtype
+        wide = store.to_file("_N/feat", torch.float64, tmp_path, lambda block: block * 2)
+        assert torch.equal(wide.tensor, store["_N/feat"].double() * 2)
+
+    run_threads(2, case)
+
+
+def history(group: Any, path: str, model: Any, options: DataOptions, where: Any) -> list[Any]:
+    part = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    data = load_node_data(part, options, map_features=where)
+    assert (data.file is None) == (where is False)
+    graph = sar.construct_full_graph(part)
+    trainer = Trainer(copy.deepcopy(model), graph, data, TrainOptions(epochs=3))
+    records = [(record["loss"], record["train_acc"]) for record in trainer.fit()]
+    return [records, *(p.detach() for p in trainer.model.parameters())]
+
+
+@pytest.mark.parametrize("name", ["sage", "gin"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_training_is_the_same_bit_for_bit(
+    name: str, normalize: bool, partitioned: Cutter, tmp_path: Path
+) -> None:
+    path = partitioned(mixed(), 3, "random")
+    model = build_model(ModelOptions(name, 2, 8, batch_norm=True), 6, 4)
+    options = DataOptions(normalize_features=normalize)
+    found = [
+        run_threads(3, history, path, model, options, where) for where in (False, str(tmp_path))
+    ]
+    for one, other in zip(*found, strict=True):
+        assert one[0] == other[0]
+        assert all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
+
+
+def test_a_folder_that_is_not_there_is_named_on_every_rank(partitioned: Cutter) -> None:
+    path = partitioned(homogeneous("pair", 4, [0, 1, 2, 3], [1, 2, 3, 0]), 2, [0, 0, 1, 1])
+
+    def case(group: Any) -> str:
+        part = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        with pytest.raises(OSError, match="map_features: no room or no access in /nowhere") as info:
+            load_node_data(part, DataOptions(), map_features="/nowhere")
+        return str(info.value)
+
+    assert len(set(run_threads(2, case))) == 1
+
+
+def test_features_in_a_file_take_no_memory(tmp_path: Path) -> None:
+    """64 MB, written and read by blocks."""
+    rows, width = 1 << 17, 128
+
+    class Stored(FeatureStore):
+        def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+            return torch.float32, (rows, width)
+
+        def rows(self, name: str, start: int, stop: int) -> Tensor:
+            return torch.full((stop - start, width), 2.0)
+
+    before = memory.anonymous_mb()
+    file = Stored({}).to_file("x", folder=tmp_path)
+    total = sum(float(block.sum()) for block in file.tensor.split(1 << 12))
+    assert total == 2.0 * rows * width
+    assert memory.anonymous_mb() - before < 40
+    resident = memory.resident_mb()
+    file.release()
+    assert resident - memory.resident_mb() > 50, "pages go when they are let go"
