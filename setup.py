@@ -13,9 +13,6 @@ def requirements() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-# `sar bench` runs the package of measurements, which has no name of its own once installed.
-BENCH = find_packages(include=["benchmarks", "benchmarks.*"])
-
 setup(
     name="sar",
     version="0.1.0",
@@ -25,9 +22,8 @@ setup(
     author="the sar authors",
     license="MIT",
     python_requires=">=3.10",
-    packages=find_packages(include=["sar", "sar.*"]) + [f"sar._bench.{name}" for name in BENCH],
-    package_dir={f"sar._bench.{name}": name.replace(".", "/") for name in BENCH},
-    package_data={"sar": ["py.typed"], "sar._bench.benchmarks": ["*.sh"]},
+    packages=find_packages(include=["sar", "sar.*"]),
+    package_data={"sar": ["py.typed"]},
     install_requires=requirements(),
     extras_require={
         "plot": ["matplotlib>=3.8"],
@@ -36,7 +32,6 @@ setup(
             "pytest>=8",
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
-            "scipy>=1.11",
             "matplotlib>=3.8",
         ],
         "docs": ["mkdocs>=1.6"],

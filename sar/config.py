@@ -98,6 +98,8 @@ class Policy:
             width for each owned row. What ``lossy`` draws at random is drawn anew instead.
         structure: which orientations of the edges stay in memory: ``"both"`` (12 bytes an edge), or
             ``"one"`` (8 bytes), where backward sorts each shard anew when its turn comes.
+        exchange: ``"auto"`` sends the fewest rows that sums of copied rows need, some as they are
+            and some as partial sums; ``"pull"`` always sends rows as they are.
     """
 
     rounds: int | None = None
@@ -107,6 +109,7 @@ class Policy:
     lossy: Lossy = EXACT
     constant_inputs: str = "memory"
     structure: str = "both"
+    exchange: str = "auto"
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
@@ -124,6 +127,8 @@ class Policy:
             raise TypeError(
                 f"rematerialize: got {type(self.rematerialize).__name__}, expected a bool"
             )
+        if self.exchange not in ("auto", "pull"):
+            raise ValueError(f"exchange: got {self.exchange!r}, expected 'auto' or 'pull'")
         object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
         if not isinstance(self.lossy, Lossy):
             raise TypeError(f"lossy: got {type(self.lossy).__name__}, expected a sar.Lossy")

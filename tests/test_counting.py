@@ -110,7 +110,9 @@ def test_bytes_and_collectives_equal_the_plan(
     needed = halo_rows(path, size)
     steps = rounds or size - 1
     for rematerialize in (True, False):
-        policy = sar.Policy(rounds, rematerialize=rematerialize, constant_inputs="off")
+        policy = sar.Policy(
+            rounds, rematerialize=rematerialize, constant_inputs="off", exchange="pull"
+        )
         fetches, again, returns = passes
         again = again if rematerialize else 0
         for rank, found in enumerate(run_threads(size, case_traffic, path, op, policy, wants)):

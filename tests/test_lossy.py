@@ -78,7 +78,8 @@ def aggregated(
     group: sar.comm.Group, path: str, lossy: sar.Lossy, x: Tensor, dout: Tensor, rounds: int
 ) -> Any:
     """(nids, sums, gradients, bytes sent) of one sum over the whole graph."""
-    part = Part(group, path, sar.Policy(rounds=rounds, lossy=lossy))
+    policy = sar.Policy(rounds=rounds, lossy=lossy, exchange="pull")  # what is coded are rows of x
+    part = Part(group, path, policy)
     graph, nids = part.graph, part.nodes
     sar.manual_seed(5)
     rows = x[nids].requires_grad_()

@@ -223,7 +223,7 @@ def halo(path: str, size: int, etypes: list[EType]) -> int:
 def case_bytes(group: Any, path: str, op: str, together: bool) -> list[int]:
     """Bytes sent by a forward and by a backward pass."""
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    graph = sar.construct_full_graph(data)
+    graph = sar.construct_full_graph(data, policy=sar.Policy(exchange="pull"))
     x = {t: torch.randn(graph.num_nodes(t), 4, requires_grad=True) for t in graph.ntypes}
     graph.ndata["h"] = x
     marks = []

@@ -198,14 +198,17 @@ class Sent:
         return self.start - start
 
 
-def full_graph(group: Any, path: str) -> tuple[Any, dict[str, Tensor]]:
-    graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
+def full_graph(
+    group: Any, path: str, policy: sar.Policy | None = None
+) -> tuple[Any, dict[str, Tensor]]:
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data, policy)
     return graph, {t: torch.randn(graph.num_nodes(t), WIDTH).double() for t in graph.ntypes}
 
 
 def case_bytes(group: Any, path: str, name: str) -> list[list[int]]:
     """Bytes of the forward and of the backward pass of four calls."""
-    graph, x = full_graph(group, path)
+    graph, x = full_graph(group, path, sar.Policy(exchange="pull"))
     conv, found, sent = build(name, "stack"), [], Sent(group)
     for _ in range(4):
         out = conv(graph, {t: rows.requires_grad_() for t, rows in x.items()})
@@ -234,7 +237,7 @@ def test_rows_travel_once(name: str, partitioned: Cutter) -> None:
 
 def case_apart(group: Any, path: str, name: str) -> int:
     """Bytes of the forward pass of the same modules, each called by itself."""
-    graph, x = full_graph(group, path)
+    graph, x = full_graph(group, path, sar.Policy(exchange="pull"))
     conv, sent = build(name, "stack"), Sent(group)
     for _ in range(2):
         sent()

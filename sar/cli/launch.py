@@ -75,6 +75,12 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="leave features in a temporary file (in DIR) instead of in memory",
     )
+    group.add_argument(
+        "--exchange",
+        choices=("auto", "pull"),
+        default="auto",
+        help="auto (the default) sends the fewest rows that sums need, pull all source rows",
+    )
     lossy = parser.add_argument_group("lossy", "Fewer bytes on the wire for a result that differs.")
     lossy.add_argument("--lossy-wire", choices=WIRE_DTYPES, help="what feature rows travel as")
     lossy.add_argument("--lossy-gradient-wire", choices=WIRE_DTYPES, help="the same for gradients")
@@ -112,6 +118,7 @@ def policy_of(args: argparse.Namespace) -> Policy:
         lossy=lossy,
         constant_inputs=args.constant_inputs,
         structure=args.structure,
+        exchange=args.exchange,
     )
 
 

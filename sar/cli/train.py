@@ -250,6 +250,7 @@ def _config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "memory_budget",
         "constant_inputs",
         "activations",
+        "exchange",
     )
     return {name: getattr(args, name) for name in names} | {
         "rematerialize": not args.no_rematerialize,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -61,6 +61,14 @@ def _spread(peers: Sequence[int], rows: Sequence[int], size: int) -> list[int]:
     return counts
 
 
+Combine = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def add_rows(home: Tensor, idx: Tensor, rows: Tensor) -> None:
+    """home[idx] += rows, an index as often as it comes."""
+    home.index_add_(0, idx.long(), rows)  # twice as fast as int32
+
+
 class HaloPlan:
     """Rows that this rank sends to and receives from each other rank, agreed once.
 
@@ -70,21 +78,27 @@ class HaloPlan:
         send_idx: per peer the local rows it needs, int32, ascending by the peer's own order;
             ``None`` when it needs every row in order (an identity is not stored).
         recv_counts: rows that come from each peer.
+        send_counts: rows that go to each peer, where a subclass sends more than ``send_idx``.
 
     Attributes:
         wanted: what the ranks have agreed about gradients, see :mod:`sar.ops.wanted`.
     """
 
     def __init__(
-        self, group: Group, num_rows: int, send_idx: list[Tensor | None], recv_counts: list[int]
+        self,
+        group: Group,
+        num_rows: int,
+        send_idx: list[Tensor | None],
+        recv_counts: list[int],
+        send_counts: list[int] | None = None,
     ) -> None:
         self.group, self.num_rows = group, num_rows
         self.send_idx, self.recv_counts = send_idx, recv_counts
-        self.send_counts = [num_rows if idx is None else len(idx) for idx in send_idx]
+        self.send_counts = send_counts or [num_rows if i is None else len(i) for i in send_idx]
         self.send_counts[group.rank] = self.recv_counts[group.rank] = 0
         self.rows_in_flight = self._agree_rows_in_flight()
-        self._agreed: set[tuple[int, int, int]] = set()
         self.wanted: set[tuple] = set()
+        self._agreed: set[tuple[str, tuple[int, ...]]] = set()
         self.rounds = cache(self._rounds)
         self.device = torch.device("cpu")
 
@@ -95,6 +109,29 @@ class HaloPlan:
             return torch.arange(self.send_counts[peer], dtype=torch.int32, device=self.device)
         return idx
 
+    def gather(self, peer: int, rows: Sequence[Tensor], start: int, out: Tensor) -> None:
+        """Fill ``out`` [n, width] with n of the rows that ``peer`` gets, from row ``start`` on.
+
+        Args:
+            rows: tensors [num_rows, *], whose columns stand side by side in ``out``.
+        """
+        idx, span = self.send_idx[peer], slice(start, start + len(out))
+        for part, columns in zip(rows, out.split([p.shape[1] for p in rows], dim=1), strict=True):
+            if idx is None:
+                columns.copy_(part[span])
+            else:
+                torch.index_select(part, 0, idx[span], out=columns)
+
+    def scatter(self, peer: int, home: Tensor, grads: Tensor, combine: Combine) -> None:
+        """Add (or ``combine``) into ``home`` [num_rows, width] what ``peer`` sent back."""
+        idx = self.send_idx[peer]
+        if idx is not None:
+            combine(home, idx, grads)
+        elif combine is add_rows:
+            home.add_(grads)
+        else:
+            combine(home, torch.arange(len(home), device=home.device), grads)
+
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.
 
@@ -103,20 +140,24 @@ class HaloPlan:
         policy's memory budget.
         """
         rounds = self._fitting_rounds(policy, row_bytes)
-        if (row_bytes, rounds, policy.lossy.code) not in self._agreed:
-            self._agree_width(row_bytes, rounds, policy.lossy.code)
+        what = "(bytes per row, rounds, code of what is lossy)"
+        self.agree_once(what, row_bytes, rounds, policy.lossy.code)
         return rounds
 
-    def _agree_width(self, row_bytes: int, rounds: int, lossy: int) -> None:
-        """Rows of unequal widths would be cut at the wrong places, or end the process."""
-        mine = torch.tensor([row_bytes, rounds, lossy])
-        found = [tuple(row.tolist()) for row in self.group.all_gather(mine)]
+    def agree_once(self, what: str, *values: int) -> None:
+        """Raise ``ValueError`` on every rank when ranks differ in ``values``; collective at first.
+
+        Rows of unequal widths would be cut at the wrong places, or end the process.
+        """
+        if (what, values) in self._agreed:
+            return
+        found = [tuple(row.tolist()) for row in self.group.all_gather(torch.tensor(values))]
         if len(set(found)) > 1:
             raise ValueError(
-                "features or policy: ranks differ; (bytes per row, rounds, code of what is lossy) "
-                f"of ranks 0, 1, .. are {found[:16]}, expected one shape, dtype and policy on all"
+                f"features or policy: ranks differ; {what} of ranks 0, 1, .. are "
+                f"{found[:16]}, expected one shape, dtype and policy on all"
             )
-        self._agreed.add((row_bytes, rounds, lossy))
+        self._agreed.add((what, values))
 
     def _fitting_rounds(self, policy: Policy, row_bytes: int) -> int:
         strict = max(1, self.group.size - 1)

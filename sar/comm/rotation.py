@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Work
-from sar.comm.halo import HaloPlan, Round
+from sar.comm.halo import Combine, HaloPlan, Round, add_rows
 from sar.comm.wire import Codec, block_rows, codec_of
 from sar.config import EXACT, Lossy
 
@@ -77,12 +77,12 @@ class _Stream:
 
     def post(self, step: Round) -> None:
         """Put one round on the wire."""
-        group, targets = self.plan.group, self.plan.send_idx
+        group = self.plan.group
         send = self._take(step.num_send, self.codec, keep=False)
         start = 0
         for peer, num in zip(step.targets, step.send_rows, strict=True):
             stop = start + num
-            self._fill(send[start:stop], targets[peer])
+            self._fill(send[start:stop], peer)
             start = stop
         recv = self._take(step.num_recv, self.codec, keep=self.keep and self.codec is None)
         work = group.exchange(recv, send, step.recv_counts, step.send_counts)
@@ -103,17 +103,15 @@ class _Stream:
             if index + WINDOW < len(self.rounds):
                 self.post(self.rounds[index + WINDOW])
 
-    def _fill(self, out: Tensor, idx: Tensor | None) -> None:
-        """What one peer gets: rows ``idx`` of each tensor side by side, coded."""
+    def _fill(self, out: Tensor, peer: int) -> None:
+        """What one peer gets, coded."""
         if self.codec is None:
-            _gather(self.rows, idx, out)
+            self.plan.gather(peer, self.rows, 0, out)
             return
         for low in range(0, len(out), block_rows(self.width)):
             part = out[low : low + block_rows(self.width)]
-            span = slice(low, low + len(part))
             rows = self.rows[0].new_empty((len(part), self.width))
-            sources = [r[span] for r in self.rows] if idx is None else self.rows
-            _gather(sources, None if idx is None else idx[span], rows)
+            self.plan.gather(peer, self.rows, low, rows)
             self.codec.encode(rows, part)
 
     def _decoded(self, recv: Tensor) -> Tensor:
@@ -131,20 +129,6 @@ class _Stream:
         if keep:
             return like.new_empty((num_rows, width), dtype=dtype)
         return self.plan.group.pool.take((num_rows, width), dtype, like.device)
-
-
-def _gather(rows: Sequence[Tensor], idx: Tensor | None, out: Tensor) -> None:
-    """Fill ``out`` [n, width] with rows ``idx`` of each tensor, side by side."""
-    for part, columns in zip(rows, out.split([p.shape[1] for p in rows], dim=1), strict=True):
-        if idx is None:
-            columns.copy_(part)
-        else:
-            torch.index_select(part, 0, idx, out=columns)
-
-
-def add_rows(home: Tensor, idx: Tensor, rows: Tensor) -> None:
-    """home[idx] += rows, an index as often as it comes."""
-    home.index_add_(0, idx.long(), rows)  # twice as fast as int32
 
 
 class GradientReturn:
@@ -165,7 +149,7 @@ class GradientReturn:
         width: int,
         dtype: torch.dtype,
         local: Callable[[], Tensor],
-        combine: Callable[[Tensor, Tensor, Tensor], None] = add_rows,
+        combine: Combine = add_rows,
         window: int = WINDOW,
         lossy: Lossy = EXACT,
     ) -> None:
@@ -220,14 +204,8 @@ class GradientReturn:
         start = 0
         for peer, num in zip(flight.round.targets, flight.round.send_rows, strict=True):
             stop = start + num
-            idx = self.plan.send_idx[peer]
             grads = landed[start:stop].to(home.dtype)
-            if idx is not None:
-                self._combine(home, idx, grads)
-            elif self._combine is add_rows:
-                home.add_(grads)
-            else:
-                self._combine(home, torch.arange(len(home), device=home.device), grads)
+            self.plan.scatter(peer, home, grads, self._combine)
             start = stop
         pool.give(landed)
 

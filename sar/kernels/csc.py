@@ -52,6 +52,14 @@ class Csc:
             rows = torch.arange(self.num_segments, dtype=torch.int32, device=self.indptr.device)
         return torch.repeat_interleave(rows, self.indptr.diff(), output_size=self.num_edges)
 
+    def segments(self, start: int, stop: int) -> Csc:
+        """The edges of segments [start, stop), each a row of the result; indices are a view."""
+        low, high = int(self.indptr[start]), int(self.indptr[stop])
+        bounds = self.indptr[start : stop + 1]
+        order = None if self.order is None else self.order[low:high]
+        indptr = bounds - low if low else bounds
+        return Csc(None, indptr, self.indices[low:high], order, stop - start)
+
     def edge_blocks(self, block_edges: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Runs of at most ``block_edges`` edges: (other end, row, position), int32 [e] each."""
         for low in range(0, self.num_edges, block_edges):

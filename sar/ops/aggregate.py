@@ -14,12 +14,15 @@ from sar.comm import GradientReturn, fetch
 from sar.config import Policy
 from sar.kernels import Factors, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import sampled_aggregate
+from sar.ops.linear import LinearRelation, linear_relation
 from sar.ops.relation import Relation
 from sar.ops.shard_store import LOCAL
 
+Streamed = Relation | LinearRelation
+
 
 def aggregate_forward(
-    relation: Relation, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
+    relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
 ) -> Tensor:
     """[num_dst, width] scaled sums in the wide dtype of ``x`` ([num_src, width], contiguous)."""
     plan, factors, order = relation.plan, Factors(edge=weight, row=scale), weight is not None
@@ -34,7 +37,7 @@ def aggregate_forward(
 
 
 def aggregate_backward(
-    relation: Relation, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
+    relation: Streamed, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
 ) -> Tensor:
     """[num_src, width] gradient of the owned rows, in the wide dtype; no row is fetched."""
     if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
@@ -79,7 +82,7 @@ class _Aggregate(Function):
         x: Tensor,
         weight: Tensor | None,
         scale: Tensor | None,
-        relation: Relation,
+        relation: Streamed,
         policy: Policy,
     ) -> Tensor:
         ctx.save_for_backward(weight, scale)
@@ -129,5 +132,6 @@ def _aggregate(
     if policy.lossy.boundary_rate < 1 and torch.is_grad_enabled():
         out = sampled_aggregate(relation, flat, weight, scale, policy)
     else:
-        out = _Aggregate.apply(flat, weight, scale, relation, policy)
+        streamed = linear_relation(relation, flat, weight, policy)
+        out = _Aggregate.apply(flat, weight, scale, streamed, policy)
     return out.view(relation.num_dst, *x.shape[1:])

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from sar.comm import GradientReturn
-from sar.comm.rotation import add_rows
+from sar.comm import GradientReturn, add_rows
 from sar.config import Policy
 from sar.kernels import wide_dtype
 from sar.ops.capture import RecordCaptures

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from sar.kernels import Csc
 from sar.ops.arrivals import Arrivals, arrange
 from sar.ops.constant import Constants
 from sar.ops.shard_store import LOCAL, EdgeArrays, ShardStore
+
+if TYPE_CHECKING:
+    from sar.ops.linear import Fewest
 
 
 class Relation:
@@ -51,6 +55,7 @@ class Relation:
         self.constants = Constants(self.group)
         edges = EdgeArrays(src, dst, eid, list(offsets))
         self.store = ShardStore(plan, num_src, num_dst, edges)
+        self.linear: Fewest | None = None  # see sar.ops.linear
         self.num_edges_global = int(self.group.all_reduce(torch.tensor(len(src)), "sum"))
         self.in_degrees = torch.bincount(dst, minlength=num_dst)
         self.out_degrees = self._count_out_degrees(edges)
@@ -115,6 +120,7 @@ class Relation:
         moved.store = self.store.to(moved.plan)
         for name in ("in_degrees", "out_degrees"):
             setattr(moved, name, getattr(self, name).to(device))
+        moved.linear = None
         moved.constants = Constants(self.group)
         return moved
 

@@ -1,1 +1,0 @@
-"""`sar bench`: memory, speed, bandwidth and traffic of this machine in tables and plots."""

@@ -1,0 +1,282 @@
+"""Sums with the fewest rows on the wire: source rows, or partial sums, per edge of a pair of ranks.
+
+See Note [Pull or push].
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.comm import Group, HaloPlan, Round
+from sar.comm.halo import Combine
+from sar.config import Policy
+from sar.kernels import Csc, compress, spmm_add, spmm_into, transpose, wide_dtype
+from sar.ops.relation import Relation
+from sar.ops.shard_store import LOCAL, EdgeArrays
+from sar.partition.cover import cover_size, pulled_sources
+
+# Note [Pull or push]
+# The edges of rank p with sources on rank q are a matrix A_pq with a row for each destination and a
+# column for each source; p needs A_pq x_q. What travels may be rows of x_q (pull), finished rows of
+# the product (push), or a mixture: a set of sources and destinations such that each edge has an end
+# in it. With the smallest such set,
+#     A_pq = [K S] [G; B]
+# where G selects the sources of the set, K has their edges, B has the edges out of all other
+# sources by destination ("slot"), and S puts each slot into its destination. q sends [G; B] x_q, p
+# multiplies by [K S]: the kernels of any other relation whose halo has as many rows. Backward is
+# the transpose of either side, so as many rows travel home. q keeps the edges of B, p neither needs
+# nor compresses them.
+
+LEAST_SAVED = 0.05  # share of the halo's rows, over all ranks, below which nothing is changed
+
+logger = logging.getLogger("sar")
+
+
+class Pushed:
+    """The edges of B for one peer: out of owned rows, into its slots.
+
+    Args:
+        by_slot: the edges; each slot is a segment.
+        num_rows: owned source rows.
+        keep: keep the edges by source, too, once backward has asked for them.
+    """
+
+    def __init__(self, by_slot: Csc, num_rows: int, keep: bool) -> None:
+        self.by_slot, self.num_rows, self.keep = by_slot, num_rows, keep
+        self._by_source: Csc | None = None
+
+    def by_source(self) -> Csc:
+        """The same edges by source, rows without edges left out."""
+        if self._by_source is not None:
+            return self._by_source
+        csc = self.by_slot
+        slots = csc.row_of_edges()
+        found = compress(csc.indices, slots, self.num_rows, compact=True, order=False)
+        self._by_source = found if self.keep else None
+        return found
+
+
+class LinearPlan(HaloPlan):
+    """A plan that sends each peer some rows as they are and, behind them, partial sums.
+
+    Args:
+        pushed: per peer the edges of B; ``None`` without slots.
+        Others are those of :class:`HaloPlan`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        num_rows: int,
+        send_idx: list[Tensor | None],
+        recv_counts: list[int],
+        pushed: list[Pushed | None],
+        device: torch.device,
+    ) -> None:
+        self.pushed = pushed
+        self.num_pulled = [0 if idx is None else len(idx) for idx in send_idx]
+        slots = [0 if one is None else one.by_slot.num_segments for one in pushed]
+        send_counts = [a + b for a, b in zip(self.num_pulled, slots, strict=True)]
+        super().__init__(group, num_rows, send_idx, recv_counts, send_counts)
+        self.device = device
+
+    def gather(self, peer: int, rows: Sequence[Tensor], start: int, out: Tensor) -> None:
+        pulled = min(max(0, self.num_pulled[peer] - start), len(out))
+        super().gather(peer, rows, start, out[:pulled])
+        pushed = self.pushed[peer]
+        if pushed is None or pulled == len(out):
+            return
+        first = start + pulled - self.num_pulled[peer]
+        slots = pushed.by_slot.segments(first, first + len(out) - pulled)
+        widths = [part.shape[1] for part in rows]
+        for part, sums in zip(rows, out[pulled:].split(widths, dim=1), strict=True):
+            spmm_into(sums, slots, part)
+
+    def scatter(self, peer: int, home: Tensor, grads: Tensor, combine: Combine) -> None:
+        pulled, pushed = self.num_pulled[peer], self.pushed[peer]
+        super().scatter(peer, home, grads[:pulled], combine)
+        if pushed is not None:
+            spmm_add(home, pushed.by_source(), grads[pulled:])
+
+
+@dataclass
+class Fewest:
+    """What a relation keeps for its sums.
+
+    Attributes:
+        plan: what travels; ``None`` where the relation's own plan is as good.
+        pulled: per peer the halo rows of the relation that travel as they are, bool.
+        forward, reverse: edges of [K S] by destination and by source, by number of rounds.
+    """
+
+    plan: LinearPlan | None
+    pulled: list[Tensor]
+    forward: dict[int, list[Csc]] = field(default_factory=dict)
+    reverse: dict[int, list[Csc]] = field(default_factory=dict)
+
+
+class LinearRelation:
+    """A relation as sums of copied rows need it: the edges that this rank has left to do.
+
+    Its methods are those of :class:`Relation`. There are no values per edge, so no order of edges
+    is kept.
+    """
+
+    def __init__(self, stored: Relation, plan: LinearPlan, fewest: Fewest) -> None:
+        self.stored, self.plan, self.fewest = stored, plan, fewest
+
+    def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
+        return self.stored.local(reverse=reverse, order=order)
+
+    def shards(self, num_rounds: int, *, order: bool = False) -> list[Csc]:
+        known = self.fewest.forward
+        if num_rounds not in known:
+            edges = self.stored.arrays()
+            pulled, num_dst = self.fewest.pulled, self.stored.num_dst
+            rounds = self.plan.rounds(num_rounds)
+            known[num_rounds] = [_left(edges, step, pulled, num_dst) for step in rounds]
+        return known[num_rounds]
+
+    def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
+        if num_rounds == LOCAL:
+            return self.stored.transposed(LOCAL, policy, order=order)
+        known = self.fewest.reverse
+        if policy.structure != "both" and num_rounds not in known:
+            return self._transposed(num_rounds)
+        if num_rounds not in known:
+            known[num_rounds] = list(self._transposed(num_rounds))
+        return iter(known[num_rounds])
+
+    def _transposed(self, num_rounds: int) -> Iterator[Csc]:
+        rounds = self.plan.rounds(num_rounds)
+        for csc, step in zip(self.shards(num_rounds), rounds, strict=True):
+            yield transpose(csc, step.num_recv, order=False)
+
+
+def _left(edges: EdgeArrays, step: Round, pulled: list[Tensor], num_dst: int) -> Csc:
+    """The edges of [K S] of a round, by destination: those out of pulled rows, and one out of each
+    slot."""
+    start, srcs, dsts = 0, [], []
+    for peer, num_rows in zip(step.sources, step.recv_rows, strict=True):
+        src, dst = _edges_from(edges, peer)
+        mask = pulled[peer]
+        place = mask.cumsum(0, dtype=torch.int32) + (start - 1)
+        kept = mask[src.long()]
+        slots = dst[~kept].unique()
+        end = start + num_rows
+        behind = torch.arange(end - len(slots), end, dtype=torch.int32, device=src.device)
+        srcs += [place.index_select(0, src[kept]), behind]
+        dsts += [dst[kept], slots]
+        start = end
+    return compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=False)
+
+
+def linear_relation(
+    relation: Relation, x: Tensor, weight: Tensor | None, policy: Policy
+) -> Relation | LinearRelation:
+    """What a sum of rows ``x`` [num_src, width] streams over; collective.
+
+    The relation itself where weights belong to edges (the owner of a source does not know them),
+    where ``x`` is narrow (a partial sum would be rounded on its way), where ``policy`` says so and
+    where too little is saved. Otherwise the relation with the fewest rows, made at first need.
+    """
+    if relation.group.size == 1:
+        return relation
+    wanted = weight is None and policy.exchange == "auto" and wide_dtype(x.dtype) == x.dtype
+    width = x.shape[1] * x.element_size()
+    relation.plan.agree_once("(bytes per row, whether sums may be pushed)", width, int(wanted))
+    if not wanted:
+        return relation
+    if relation.linear is None:
+        relation.linear = _fewest_rows(relation, policy)
+    plan = relation.linear.plan
+    return relation if plan is None else LinearRelation(relation, plan, relation.linear)
+
+
+def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
+    """Collective; without a plan on all ranks when less than ``LEAST_SAVED`` would be saved."""
+    started, plan, ranks = time.perf_counter(), relation.plan, range(relation.group.size)
+    edges = relation.arrays()
+    covers = [_cover(edges, plan, peer) for peer in ranks]
+    pulled, recv_counts = [one[0] for one in covers], [one[1] for one in covers]
+    rows = torch.tensor([sum(plan.recv_counts), sum(recv_counts)])
+    before, after = relation.group.all_reduce(rows).tolist()
+    if after > (1 - LEAST_SAVED) * before:
+        return Fewest(None, [])
+    send_idx: list[Tensor | None] = [pulled[0].new_empty(0, dtype=torch.int32) for _ in ranks]
+    pushed: list[Pushed | None] = [None for _ in ranks]
+    for distance in ranks[1:]:
+        peer = (relation.group.rank - distance) % relation.group.size
+        send_idx[peer], pushed[peer] = _tell(edges, plan, distance, pulled, policy)
+    made = LinearPlan(relation.group, plan.num_rows, send_idx, recv_counts, pushed, plan.device)
+    fewest = Fewest(made, pulled)
+    LinearRelation(relation, made, fewest).shards(_num_rounds(policy, len(ranks)))
+    relation.shards(_num_rounds(policy, len(ranks)))  # lets the arrays go
+    seconds = time.perf_counter() - started
+    logger.debug("sums: %d rows instead of %d, found in %.3f s", after, before, seconds)
+    return fewest
+
+
+def _num_rounds(policy: Policy, size: int) -> int:
+    """For which edges are compressed first; under a budget it depends on the width of rows."""
+    return min(policy.rounds or size - 1, size - 1)
+
+
+def _edges_from(edges: EdgeArrays, peer: int) -> tuple[Tensor, Tensor]:
+    span = slice(edges.offsets[peer], edges.offsets[peer + 1])
+    return edges.src[span], edges.dst[span]
+
+
+def _cover(edges: EdgeArrays, plan: HaloPlan, peer: int) -> tuple[Tensor, int]:
+    """Which halo rows of ``peer`` travel as they are, and how many rows do with partial sums."""
+    if peer == plan.group.rank:
+        return torch.zeros(0, dtype=torch.bool, device=plan.device), 0
+    src, dst = (ends.cpu().numpy() for ends in _edges_from(edges, peer))
+    pulled = pulled_sources(src, dst, plan.recv_counts[peer])
+    return torch.from_numpy(pulled).to(plan.device), cover_size(src, dst, pulled)
+
+
+def _tell(
+    edges: EdgeArrays, plan: HaloPlan, distance: int, pulled: list[Tensor], policy: Policy
+) -> tuple[Tensor, Pushed | None]:
+    """Tell the peer ``distance`` ahead what it sends to this rank; hear it from the one behind.
+
+    Returns:
+        The rows that the peer behind pulls, and the edges that it has pushed. Collective.
+    """
+    group = plan.group
+    source, target = (group.rank + distance) % group.size, (group.rank - distance) % group.size
+    src, dst = _edges_from(edges, source)
+    away = ~pulled[source][src.long()]
+    slots, slot = dst[away].unique(return_inverse=True)
+    parts = [pulled[source].nonzero().view(-1).int(), src[away], slot.int()]
+    heard = _exchange(group, source, target, [len(parts[0]), len(slots), len(parts[1])], parts)
+    num_slots, (idx, srcs, dsts) = heard
+    rows = plan.rows_for(target)
+    idx, srcs = rows.index_select(0, idx), rows.index_select(0, srcs)
+    if num_slots == 0:
+        return idx, None
+    by_slot = compress(dsts, srcs, num_slots, compact=False, order=False)
+    return idx, Pushed(by_slot, plan.num_rows, policy.structure == "both")
+
+
+def _exchange(
+    group: Group, to: int, by: int, sizes: list[int], parts: list[Tensor]
+) -> tuple[int, list[Tensor]]:
+    """Send int32 ``parts`` to one rank, get another's: its number of slots and its parts."""
+    counts = np.zeros(3 * group.size, dtype=np.int64)
+    counts[3 * to : 3 * to + 3] = sizes
+    threes = [3] * group.size
+    heard = group.all_to_all(torch.from_numpy(counts), threes, threes).view(-1, 3)[by].tolist()
+    lengths = [heard[0], heard[2], heard[2]]
+    send_counts, recv_counts = [0] * group.size, [0] * group.size
+    send_counts[to], recv_counts[by] = sum(map(len, parts)), sum(lengths)
+    rows = group.all_to_all(torch.cat(parts), send_counts, recv_counts)
+    return heard[1], list(rows.split(lengths))
