@@ -13,6 +13,9 @@ def requirements() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+# `sar bench` runs the package of measurements, which has no name of its own once installed.
+BENCH = find_packages(include=["benchmarks", "benchmarks.*"])
+
 setup(
     name="sar",
     version="0.1.0",
@@ -22,8 +25,9 @@ setup(
     author="the sar authors",
     license="MIT",
     python_requires=">=3.10",
-    packages=find_packages(include=["sar", "sar.*"]),
-    package_data={"sar": ["py.typed"]},
+    packages=find_packages(include=["sar", "sar.*"]) + [f"sar._bench.{name}" for name in BENCH],
+    package_dir={f"sar._bench.{name}": name.replace(".", "/") for name in BENCH},
+    package_data={"sar": ["py.typed"], "sar._bench.benchmarks": ["*.sh"]},
     install_requires=requirements(),
     extras_require={
         "plot": ["matplotlib>=3.8"],

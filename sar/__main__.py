@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from sar.errors import SarError
 
-COMMANDS = ("partition", "inspect", "train", "evaluate")
+COMMANDS = ("partition", "inspect", "plan", "train", "evaluate", "bench")
 USER_ERROR = 2  # as argparse's own
 
 

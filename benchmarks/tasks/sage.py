@@ -154,6 +154,12 @@ class Sar(Task):
     def sent_bytes(self) -> int:
         return self.group.counters.sent_bytes
 
+    def traffic(self) -> list[tuple[str, str, int]]:
+        """(layer, pass, bytes sent) of one epoch."""
+        with self.sar.trace(model=self.model) as traced:
+            self.step()
+        return [(row["layer"], row["pass"], row["sent"]) for row in traced.summary()]
+
     def round_bytes(self) -> int:
         """Most bytes that this rank sends and receives in one round at the widest layer."""
         plan, policy = self.graph._relation(None).plan, self.graph.policy

@@ -44,10 +44,10 @@ def render(summary: dict) -> list[str]:
     rows = [["part", "nodes", "edges", "cut edges", "halo nodes"]]
     for number, part in enumerate(summary["parts"]):
         rows.append([str(number), *(f"{part[column]:,}" for column in columns)])
-    lines += _table(rows)
+    lines += aligned(rows)
     if len(summary["nodes"]) > 1 or len(summary["edges"]) > 1:
-        lines += ["", *_table(_types("node type", summary["nodes"]))]
-        lines += ["", *_table(_types("edge type", summary["edges"]))]
+        lines += ["", *aligned(_types("node type", summary["nodes"]))]
+        lines += ["", *aligned(_types("edge type", summary["edges"]))]
     return lines + _features(summary)
 
 
@@ -66,11 +66,11 @@ def _features(summary: dict) -> list[str]:
         for name, info in summary[key].items():
             rows.append([name, info["dtype"], " x ".join(map(str, info["shape"])) or "scalar"])
         if len(rows) > 1:
-            lines += ["", *_table(rows)]
+            lines += ["", *aligned(rows)]
     return lines
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
     """Rows of equal length in aligned columns: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []

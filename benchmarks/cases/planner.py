@@ -1,0 +1,103 @@
+"""The planner's predictions against runs that it was not fitted on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import graphs
+from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.registry import Figure, Options, Report, Table, benchmark
+
+MEMORY, BYTES, TIME = 0.10, 0.02, 0.30
+EPOCHS = 3
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A model on a cut graph; ``rounds`` None is strict."""
+
+    name: str
+    cut: tuple[str, int]
+    model: dict[str, Any] = field(default_factory=dict)
+    rounds: int | None = None
+    rmat: bool = True
+
+    def prepare(self, options: Options) -> Path:
+        """The partitions' JSON."""
+        if self.rmat:
+            return graphs.rmat(options, [self.cut]).parts[self.cut]
+        return graphs.community(options, [self.cut], 100_000, 1_000_000).parts[self.cut]
+
+
+CONFIGURATIONS = [
+    Configuration("SAGE 3 x 256, METIS", ("metis", 4), {"model": "sage", "hidden": 256}),
+    Configuration(
+        "GCN 2 x 128, random", ("random", 2), {"model": "gcn", "layers": 2, "hidden": 128}
+    ),
+    Configuration(
+        "SAGE 3 x 256, batch norm, random", ("random", 4),
+        {"model": "sage", "batch_norm": True}, rmat=False,
+    ),
+    Configuration("GIN 3 x 64, METIS", ("metis", 8), {"model": "gin", "hidden": 64}),
+    Configuration(
+        "GCN 4 x 192, one-shot", ("metis", 3),
+        {"model": "gcn", "layers": 4, "hidden": 192}, 1, False,
+    ),
+]  # fmt: skip
+
+
+@benchmark("planner", "limits")
+def planner(options: Options) -> Report:
+    """Predicted peak memory, bytes and seconds of an epoch against measured ones.
+
+    Five configurations on this machine, one thread a rank, ranks taking turns on its cores.
+    """
+    table = Table(
+        "Predicted and measured",
+        ["configuration", "MB a rank", "measured", "MB sent", "measured", "s an epoch", "measured"],
+    )
+    report = Report(tables=[table])
+    for one in CONFIGURATIONS:
+        parts = one.prepare(options)
+        predicted, (memory, sent, wall) = _predict(parts, one), _run(parts, one)
+        pairs = [
+            (predicted.memory_bytes / 1e6, memory / 1e6),
+            (predicted.sent_bytes / 1e6, sent / 1e6),
+            (predicted.seconds, wall),
+        ]
+        table.rows.append([one.name, *(value for pair in pairs for value in pair)])
+        for what, bound, (mine, real) in zip(
+            ("memory", "bytes", "time"), (MEMORY, BYTES, TIME), pairs, strict=True
+        ):
+            error = abs(mine / real - 1)
+            report.figures.append(Figure(f"{one.name}: {what}", error, at_most=bound))
+    return report
+
+
+def _predict(parts: Path, one: Configuration) -> Any:
+    from sar.plan import Hardware, Setting, Work, from_parts, measure_costs, predict
+    from sar.train.options import ModelOptions
+
+    graph = from_parts(parts)
+    degree = sum(rank.edges for rank in graph.ranks) / sum(rank.nodes for rank in graph.ranks)
+    costs = measure_costs(Work(ModelOptions(**one.model), graph.features, 16, degree))
+    size, cores = graph.size, len(os.sched_getaffinity(0))
+    hardware = Hardware(bandwidth=1e12, ranks_per_host=size, cores=cores)
+    return predict(graph, costs, Setting("", one.rounds or max(1, size - 1)), hardware)
+
+
+def _run(parts: Path, one: Configuration) -> tuple[float, float, float]:
+    """Resident bytes of the largest rank, bytes that all send, seconds of the slowest."""
+    arguments = {"parts": str(parts), "model": one.model, "rounds": one.rounds}
+    with Cluster(
+        "benchmarks.tasks.planned:Planned", one.cut[1], environment=LAUNCH, **arguments
+    ) as ranks:
+        found = ranks.call("watch", epochs=EPOCHS)
+    return (
+        max(rank["resident"] for rank in found),
+        sum(rank["sent"] for rank in found),
+        max(rank["wall"] for rank in found),
+    )

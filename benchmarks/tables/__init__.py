@@ -1,0 +1,1 @@
+"""`sar bench`: memory, speed, bandwidth and traffic of this machine in tables and plots."""

@@ -1,0 +1,52 @@
+"""One rank of a built-in model, trained as ``sar train`` does, watched by the planner's bench."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from benchmarks import measure
+
+
+class Planned:
+    """A rank that trains the model of a configuration on its part."""
+
+    def __init__(
+        self, rank: int, size: int, port: int, parts: str, model: dict[str, Any], rounds: int | None
+    ) -> None:
+        import sar
+        from sar.cli.train import prepare_graph
+        from sar.train.data import load_node_data
+        from sar.train.models import build_model
+        from sar.train.options import DataOptions, ModelOptions, TrainOptions
+        from sar.train.trainer import Trainer
+
+        self.group = sar.initialize_comms(rank, size, "127.0.0.1", "gloo", master_port_number=port)
+        options = ModelOptions(**model)
+        partition = sar.load_dgl_partition_data(parts, rank, "cpu")
+        data = load_node_data(partition, DataOptions(), group=self.group)
+        graph = sar.construct_full_graph(partition, sar.Policy(rounds=rounds))
+        graph = prepare_graph(graph, options)
+        del partition
+        network = build_model(options, data.features.shape[1], data.num_classes)
+        self.trainer = Trainer(network, graph, data, TrainOptions(), group=self.group)
+        self.trainer.train_epoch()  # the first epoch makes what later ones use
+        measure.settle()
+
+    def watch(self, epochs: int) -> dict[str, float]:
+        """Peak resident bytes; bytes sent, wall and processor seconds of an epoch."""
+        sent, begin = self.group.counters.sent_bytes, time.process_time()
+        wall = time.perf_counter()
+        with measure.PeakMemory() as watched:
+            for _ in range(epochs):
+                self.trainer.train_epoch()
+        files = sum(measure.status_bytes("RssFile", "RssShmem"))
+        return {
+            "resident": watched.peak.best + files,
+            "sent": (self.group.counters.sent_bytes - sent) / epochs,
+            "wall": (time.perf_counter() - wall) / epochs,
+            "cpu": (time.process_time() - begin) / epochs,
+            "threads": torch.get_num_threads(),
+        }

@@ -1,0 +1,87 @@
+"""Peak memory, bytes on the wire and time of an epoch, from counted rows and measured costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sar.plan.probe import Costs
+from sar.plan.statistics import GraphStatistics
+
+_RING = 2  # an all-reduce sends nearly twice the gradients
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a run has.
+
+    Attributes:
+        bandwidth: bits a second that a host sends and, at once, receives.
+        memory: bytes of a host; ``None`` is not compared.
+        ranks_per_host: ranks that share a host's link, memory and cores.
+        cores: cores of a host; ranks beyond them take turns.
+    """
+
+    bandwidth: float = 25e9
+    memory: int | None = None
+    ranks_per_host: int = 1
+    cores: int = 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run: a name and the rounds it uses."""
+
+    name: str
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An epoch of training on the busiest rank.
+
+    Attributes:
+        memory_bytes: resident memory of the largest rank at its peak.
+        sent_bytes: rows that all ranks send in an epoch after the first.
+        compute_seconds: an epoch if the wire cost nothing. wire_seconds: if computing did.
+        seconds: an epoch.
+        fits: whether the ranks of a host fit into its memory; ``None`` where that is not known.
+    """
+
+    setting: Setting
+    memory_bytes: float
+    sent_bytes: float
+    compute_seconds: float
+    wire_seconds: float
+    seconds: float
+    fits: bool | None
+
+
+def predict(
+    graph: GraphStatistics, costs: Costs, setting: Setting, hardware: Hardware
+) -> Prediction:
+    """What an epoch of the probed model will take on ``graph``."""
+    row_bytes = sum(costs.row_bytes)
+    peaks, computes, wires = [], [], []
+    for rank, part in enumerate(graph.ranks):
+        in_flight = part.in_flight(rank, setting.rounds) * max(costs.row_bytes, default=0)
+        tensors = costs.fixed_bytes + part.nodes * costs.node_bytes + part.edges * costs.edge_bytes
+        peaks.append(costs.process_bytes + tensors + in_flight)
+        rows = max(int(part.sent.sum()), int(part.received.sum()))
+        wires.append(rows * row_bytes + _gradients(graph.size, costs))
+        handled = int(part.sent.sum() + part.received.sum()) / 2 * row_bytes
+        work = part.nodes * costs.node_seconds + part.edges * costs.edge_seconds
+        computes.append(work + handled * costs.byte_seconds)
+    turns = max(1.0, hardware.ranks_per_host / hardware.cores)
+    compute = turns * (sum(computes) / len(computes) if turns > 1 else max(computes))
+    wire = max(wires) * 8 / hardware.bandwidth * hardware.ranks_per_host
+    fits = None
+    if hardware.memory is not None:
+        fits = max(peaks) * hardware.ranks_per_host <= hardware.memory
+    return Prediction(
+        setting, max(peaks), graph.rows_sent * row_bytes, compute, wire, max(compute, wire), fits
+    )
+
+
+def _gradients(size: int, costs: Costs) -> float:
+    """Bytes that a rank sends to sum the parameters' gradients."""
+    return _RING * (size - 1) / size * costs.parameters * 4

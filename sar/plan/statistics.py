@@ -1,0 +1,138 @@
+"""What a run's memory and traffic are counted from: rows and edges of each rank."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sar.errors import NotSupportedError
+from sar.partition.book import read_book
+from sar.partition.load import PartitionData, load_partition
+
+
+@dataclass(frozen=True)
+class RankStatistics:
+    """Sizes of one rank's part.
+
+    Attributes:
+        nodes, edges: inner nodes and edges.
+        received, sent: int64 [P] rows from and to each rank, in one exchange.
+    """
+
+    nodes: int
+    edges: int
+    received: np.ndarray
+    sent: np.ndarray
+
+    def in_flight(self, rank: int, num_rounds: int) -> int:
+        """Most rows sent and received in two rounds that follow each other."""
+        size = len(self.received)
+        if size == 1:
+            return 0
+        distance = np.arange(1, size)
+        rows = self.received[(rank + distance) % size] + self.sent[(rank - distance) % size]
+        cuts = [(size - 1) * i // num_rounds for i in range(num_rounds + 1)]
+        sums = np.add.reduceat(rows, cuts[:-1])
+        return int((sums[:-1] + sums[1:]).max() if num_rounds > 1 else sums.max())
+
+
+@dataclass(frozen=True)
+class GraphStatistics:
+    """Sizes of a graph cut for ``len(ranks)`` ranks.
+
+    Attributes:
+        features, classes: columns of the input, number of labels; 0 where unknown.
+        estimated: the ranks' rows are estimates, not counts of a real cut.
+    """
+
+    name: str
+    features: int
+    classes: int
+    ranks: list[RankStatistics]
+    estimated: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def rows_sent(self) -> int:
+        """Rows that all ranks send in one exchange."""
+        return sum(int(rank.sent.sum()) for rank in self.ranks)
+
+
+def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphStatistics:
+    """Count the rows of a partitioned graph; parts are read one after another.
+
+    Raises ``PartitionError`` for bad files, ``NotSupportedError`` for several node or edge types.
+    """
+    book = read_book(json_path)
+    if len(book.ntypes) != 1 or len(book.canonical_etypes) != 1:
+        raise NotSupportedError(
+            f"{json_path}: got {len(book.ntypes)} node and {len(book.canonical_etypes)} edge "
+            "types, expected one of each"
+        )
+    received = np.zeros((book.num_parts, book.num_parts), dtype=np.int64)
+    sizes, width = [], 0
+    for part in range(book.num_parts):
+        data = load_partition(json_path, part)
+        received[part] = _sources(data)
+        sizes.append((data.num_nodes(book.ntypes[0]), data.num_edges(book.canonical_etypes[0])))
+        name = f"{book.ntypes[0]}/{features}"
+        if name in data.node_features:
+            width = int(np.prod(data.node_features.info(name)[1][1:]))
+    ranks = [
+        RankStatistics(nodes, edges, received[part], received[:, part])
+        for part, (nodes, edges) in enumerate(sizes)
+    ]
+    return GraphStatistics(book.graph_name, width, 0, ranks, estimated=False)
+
+
+def _sources(data: PartitionData) -> np.ndarray:
+    """int64 [P] different remote sources by owner."""
+    ((etype, shard),) = data.edges.items()
+    counts = np.zeros(data.book.num_parts, dtype=np.int64)
+    for part in range(data.book.num_parts):
+        if part != data.part_id:
+            used = torch.zeros(data.book.part_nodes(etype[0], part), dtype=torch.bool)
+            used[shard.src[shard.offsets[part] : shard.offsets[part + 1]].long()] = True
+            counts[part] = int(used.sum())
+    return counts
+
+
+def estimate(
+    name: str,
+    nodes: int,
+    edges: int,
+    hosts: int,
+    *,
+    features: int = 0,
+    classes: int = 0,
+    halo_share: float | None = None,
+) -> GraphStatistics:
+    """Even parts of a graph that is known by its sizes only.
+
+    Args:
+        edges: directed edges that messages travel over.
+        halo_share: rows that a rank receives, over the rows that it owns. By default what a
+            random cut of a regular graph gives, (P - 1) (1 - (1 - 1/P)^(edges / nodes)): more
+            than any usual cut, as high degrees only lower it.
+    """
+    if hosts == 1:
+        none = np.zeros(1, dtype=np.int64)
+        return GraphStatistics(
+            name, features, classes, [RankStatistics(nodes, edges, none, none)], True
+        )
+    if halo_share is None:
+        halo_share = (hosts - 1) * (1 - (1 - 1 / hosts) ** (edges / max(1, nodes)))
+    own = -(-nodes // hosts)
+    pair = round(own * halo_share / (hosts - 1))
+    ranks = []
+    for rank in range(hosts):
+        rows = np.full(hosts, pair, dtype=np.int64)
+        rows[rank] = 0
+        ranks.append(RankStatistics(own, -(-edges // hosts), rows, rows))
+    return GraphStatistics(name, features, classes, ranks, estimated=True)

@@ -1,0 +1,176 @@
+"""The planner: what it counts is what runs do, and what it measures is what they use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import mixed
+from harness.parts import Cutter
+
+import sar
+from sar.__main__ import main
+from sar.cli import plan as cli
+from sar.cli.plan import parse_rate
+from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
+from sar.plan.probe import probe
+from sar.plan.statistics import GraphStatistics
+from sar.train.models import build_model
+from sar.train.options import ModelOptions
+
+COSTS = Costs(1e6, 1000.0, 10.0, 1e-6, 1e-8, [512, 1024], 1e-9, 4e8, 1000)
+
+
+def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int]:
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data)
+    plan = graph._relation(None).plan
+    return plan.rows_in_flight.tolist(), sum(plan.send_counts), graph.num_nodes()
+
+
+@pytest.mark.parametrize("cut", ["random", "adversarial"])
+def test_rows_are_those_of_the_halo_plan(partitioned: Cutter, cut: str) -> None:
+    path = partitioned(mixed(), 4, cut)
+    ranks, graph = run_threads(4, rows_in_flight, path), from_parts(path)
+    assert [rank.nodes for rank in graph.ranks] == [nodes for _, _, nodes in ranks]
+    assert graph.rows_sent == sum(sent for _, sent, _ in ranks)
+    for rounds in (1, 2, 3):
+        found = max(one.in_flight(rank, rounds) for rank, one in enumerate(graph.ranks))
+        assert found == ranks[0][0][rounds - 1]
+
+
+def trained_bytes(group: sar.comm.Group, path: str, options: ModelOptions) -> int:
+    """Bytes that a rank sends in the second epoch."""
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data)
+    if options.model == "gcn":
+        graph = graph.remove_self_loop().add_self_loop()
+    model = build_model(options, 12, 5)
+    x = torch.ones(graph.num_nodes(), 12)
+    for _ in range(2):
+        before = group.counters.sent_bytes
+        model(graph, x).sum().backward()
+    return group.counters.sent_bytes - before
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gin"])
+def test_bytes_and_memory_of_a_model(partitioned: Cutter, model: str) -> None:
+    options = ModelOptions(model, layers=3, hidden=20)
+    costs = probe(Work(options, 12, 5, 8), 1, nodes=1024)
+    path = partitioned(mixed(), 3, "random")
+    predicted = predict(from_parts(path), costs, Setting("", 2), Hardware())
+    assert predicted.sent_bytes == sum(run_threads(3, trained_bytes, path, options))
+    floats = sum(p.numel() for p in build_model(options, 12, 5).parameters())
+    assert costs.parameters == floats
+    # parameters, gradients and two moments; at the least x, two hidden layers and logits a node
+    assert costs.fixed_bytes > 4 * 4 * floats * 0.9
+    assert costs.node_bytes > 4 * (12 + 2 * 20 + 5)
+    assert costs.edge_bytes > 4
+
+
+def test_estimate_of_a_random_cut_is_that_of_a_regular_graph(partitioned: Cutter) -> None:
+    from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+    nodes, degree = 2000, 5
+    src = torch.arange(nodes).repeat_interleave(degree)  # every node is the source of 5 edges
+    dst = torch.randint(nodes, (len(src),), generator=torch.Generator().manual_seed(0))
+    arrays = GraphArrays("regular", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: (src, dst)})
+    real = from_parts(partitioned(arrays, 4, "random"))
+    guess = estimate("regular", nodes, nodes * degree, 4)
+    assert guess.estimated and not real.estimated
+    assert guess.rows_sent == pytest.approx(real.rows_sent, rel=0.03)
+    given = estimate("regular", nodes, nodes * degree, 4, halo_share=0.5)
+    assert given.rows_sent == pytest.approx(nodes / 2, rel=0.01)
+    assert estimate("regular", nodes, nodes * degree, 1).rows_sent == 0
+
+
+def even(size: int) -> GraphStatistics:
+    return estimate("even", 8000, 80_000, size, halo_share=1.0)
+
+
+def test_memory_falls_with_ranks_and_rounds() -> None:
+    peaks = [
+        predict(even(size), COSTS, Setting("", max(1, size - 1)), Hardware()).memory_bytes
+        for size in (1, 2, 4, 8)
+    ]
+    fixed = COSTS.process_bytes + COSTS.fixed_bytes
+    assert peaks[0] == fixed + 8000 * 1000 + 80_000 * 10
+    assert sorted(peaks[1:], reverse=True) == peaks[1:]
+    one_shot = predict(even(8), COSTS, Setting("", 1), Hardware()).memory_bytes
+    assert one_shot - peaks[3] == pytest.approx(2 * 1000 * 1024 * 5 / 7, rel=0.01)
+
+
+def test_time_is_the_longer_of_compute_and_wire() -> None:
+    slow, fast = (
+        predict(even(4), COSTS, Setting("", 3), Hardware(bandwidth=rate)) for rate in (1e6, 1e12)
+    )
+    assert slow.seconds == slow.wire_seconds > slow.compute_seconds
+    assert fast.seconds == fast.compute_seconds == slow.compute_seconds
+    assert slow.wire_seconds == pytest.approx((2000 * 1536 + 2 * 0.75 * 4000) * 8 / 1e6, rel=1e-3)
+    packed = predict(even(4), COSTS, Setting("", 3), Hardware(1e12, ranks_per_host=4, cores=2))
+    assert packed.compute_seconds == pytest.approx(2 * fast.compute_seconds)
+
+
+def test_a_host_must_hold_all_its_ranks() -> None:
+    peak = predict(even(4), COSTS, Setting("", 3), Hardware()).memory_bytes
+    for ranks, memory, fits in ((1, peak, True), (1, peak - 2, False), (4, 3 * peak, False)):
+        hardware = Hardware(memory=int(memory) + 1, ranks_per_host=ranks)
+        assert predict(even(4), COSTS, Setting("", 3), hardware).fits is fits
+
+
+def run_plan(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(cli, "measure_costs", lambda *_: COSTS)
+    status = main(["plan", *words])
+    return (status, *capsys.readouterr())
+
+
+def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned: Cutter) -> None:
+    words = ("ogbn-papers100M", "--hosts", "32", "--memory", "64GiB")
+    status, out, _ = run_plan(monkeypatch, capsys, *words)
+    assert status == 0 and "32 ranks" in out and "(estimated)" in out and "fits: " in out
+    status, out, _ = run_plan(monkeypatch, capsys, "igb-large", "--hosts", "2", "--memory", "1GiB")
+    assert "no setting fits" in out
+    path = partitioned(mixed(), 3, "random")
+    status, out, _ = run_plan(monkeypatch, capsys, path, "--feature-width", "12", "--json")
+    content = json.loads(out)
+    assert content["ranks"] == 3 and not content["estimated"]
+    names = [one["setting"]["name"] for one in content["settings"]]
+    assert names[:2] == ["strict rounds", "one-shot"]
+    assert content["settings"][0]["sent_bytes"] == from_parts(path).rows_sent * 1536
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ogbn-product", "--hosts", "4"], "did you mean ogbn-products?"),
+        (["ogbn-products"], "--hosts: got nothing"),
+        (["ogbn-products", "--hosts", "0"], "--hosts: got 0, expected at least 1"),
+        (["ogbn-products", "--hosts", "2", "--bandwidth", "25GB"], "--bandwidth: got '25GB'"),
+        (["ogbn-products", "--hosts", "2", "--memory", "much"], "--memory: got 'much'"),
+        (["ogbn-products", "--hosts", "2", "--halo-share", "-1"], "--halo-share: got -1.0"),
+        (["nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_typos(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    status, _, error = run_plan(monkeypatch, capsys, *words)
+    assert status == 2 and message in error
+
+
+def test_partitions_fix_the_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), 3, "random")
+    words = (path, "--hosts", "2", "--feature-width", "4")
+    status, _, error = run_plan(monkeypatch, capsys, *words)
+    assert status == 2 and "--hosts: got 2 hosts of 1 ranks for a graph of 3 parts" in error
+
+
+def test_rates() -> None:
+    assert [parse_rate(text) for text in ("25Gbit", "100 Mbit/s", "1.5tbit")] == [25e9, 1e8, 1.5e12]
+    assert np.isclose(parse_rate("5kbit"), 5000)
