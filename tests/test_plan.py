@@ -16,6 +16,7 @@ import sar
 from sar.__main__ import main
 from sar.cli import plan as cli
 from sar.cli.plan import parse_rate
+from sar.cli.train import prepare_graph
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
 from sar.plan.probe import probe
 from sar.plan.statistics import GraphStatistics
@@ -47,8 +48,7 @@ def trained_bytes(group: sar.comm.Group, path: str, options: ModelOptions) -> in
     """Bytes that a rank sends in the second epoch."""
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
-    if options.model == "gcn":
-        graph = graph.remove_self_loop().add_self_loop()
+    graph = prepare_graph(graph, options)
     model = build_model(options, 12, 5)
     x = torch.ones(graph.num_nodes(), 12)
     for _ in range(2):
@@ -57,10 +57,10 @@ def trained_bytes(group: sar.comm.Group, path: str, options: ModelOptions) -> in
     return group.counters.sent_bytes - before
 
 
-@pytest.mark.parametrize("model", ["sage", "gcn", "gin"])
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
 def test_bytes_and_memory_of_a_model(partitioned: Cutter, model: str) -> None:
     options = ModelOptions(model, layers=3, hidden=20)
-    costs = probe(Work(options, 12, 5, 8), 1, nodes=1024)
+    costs = probe(Work(options, 12, 5), 1, nodes=1024)
     path = partitioned(mixed(), 3, "random")
     predicted = predict(from_parts(path), costs, Setting("", 2), Hardware())
     assert predicted.sent_bytes == sum(run_threads(3, trained_bytes, path, options))
@@ -139,7 +139,7 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned:
     content = json.loads(out)
     assert content["ranks"] == 3 and not content["estimated"]
     names = [one["setting"]["name"] for one in content["settings"]]
-    assert names[:2] == ["strict rounds", "one-shot"]
+    assert names == ["strict, keep", "one-shot, keep", "strict, recompute", "one-shot, recompute"]
     assert content["settings"][0]["sent_bytes"] == from_parts(path).rows_sent * 1536
 
 
@@ -152,6 +152,7 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned:
         (["ogbn-products", "--hosts", "2", "--bandwidth", "25GB"], "--bandwidth: got '25GB'"),
         (["ogbn-products", "--hosts", "2", "--memory", "much"], "--memory: got 'much'"),
         (["ogbn-products", "--hosts", "2", "--halo-share", "-1"], "--halo-share: got -1.0"),
+        (["ogbn-products", "--hosts", "2", "--model", "gat", "--heads", "3"], "heads: got 3"),
         (["nowhere.json"], "nowhere.json"),
     ],
 )

@@ -23,6 +23,7 @@ class Configuration:
     cut: tuple[str, int]
     model: dict[str, Any] = field(default_factory=dict)
     rounds: int | None = None
+    activations: str = "keep"
     rmat: bool = True
 
     def prepare(self, options: Options) -> Path:
@@ -43,8 +44,12 @@ CONFIGURATIONS = [
     ),
     Configuration("GIN 3 x 64, METIS", ("metis", 8), {"model": "gin", "hidden": 64}),
     Configuration(
+        "GAT 3 x 128, recompute", ("metis", 2), {"model": "gat", "hidden": 128},
+        activations="recompute",
+    ),
+    Configuration(
         "GCN 4 x 192, one-shot", ("metis", 3),
-        {"model": "gcn", "layers": 4, "hidden": 192}, 1, False,
+        {"model": "gcn", "layers": 4, "hidden": 192}, 1, rmat=False,
     ),
 ]  # fmt: skip
 
@@ -53,7 +58,7 @@ CONFIGURATIONS = [
 def planner(options: Options) -> Report:
     """Predicted peak memory, bytes and seconds of an epoch against measured ones.
 
-    Five configurations on this machine, one thread a rank, ranks taking turns on its cores.
+    Six configurations on this machine, one thread a rank, ranks taking turns on its cores.
     """
     table = Table(
         "Predicted and measured",
@@ -82,8 +87,7 @@ def _predict(parts: Path, one: Configuration) -> Any:
     from sar.train.options import ModelOptions
 
     graph = from_parts(parts)
-    degree = sum(rank.edges for rank in graph.ranks) / sum(rank.nodes for rank in graph.ranks)
-    costs = measure_costs(Work(ModelOptions(**one.model), graph.features, 16, degree))
+    costs = measure_costs(Work(ModelOptions(**one.model), graph.features, 16, one.activations))
     size, cores = graph.size, len(os.sched_getaffinity(0))
     hardware = Hardware(bandwidth=1e12, ranks_per_host=size, cores=cores)
     return predict(graph, costs, Setting("", one.rounds or max(1, size - 1)), hardware)
@@ -92,6 +96,7 @@ def _predict(parts: Path, one: Configuration) -> Any:
 def _run(parts: Path, one: Configuration) -> tuple[float, float, float]:
     """Resident bytes of the largest rank, bytes that all send, seconds of the slowest."""
     arguments = {"parts": str(parts), "model": one.model, "rounds": one.rounds}
+    arguments["activations"] = one.activations
     with Cluster(
         "benchmarks.tasks.planned:Planned", one.cut[1], environment=LAUNCH, **arguments
     ) as ranks:

@@ -14,7 +14,14 @@ class Planned:
     """A rank that trains the model of a configuration on its part."""
 
     def __init__(
-        self, rank: int, size: int, port: int, parts: str, model: dict[str, Any], rounds: int | None
+        self,
+        rank: int,
+        size: int,
+        port: int,
+        parts: str,
+        model: dict[str, Any],
+        rounds: int | None,
+        activations: str,
     ) -> None:
         import sar
         from sar.cli.train import prepare_graph
@@ -31,6 +38,7 @@ class Planned:
         graph = prepare_graph(graph, options)
         del partition
         network = build_model(options, data.features.shape[1], data.num_classes)
+        sar.set_activations(network, activations)
         self.trainer = Trainer(network, graph, data, TrainOptions(), group=self.group)
         self.trainer.train_epoch()  # the first epoch makes what later ones use
         measure.settle()

@@ -10,7 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from sar.cli.inspect import aligned
+from sar.cli.train import model_options
 from sar.config import parse_bytes
+from sar.nn.activations import ACTIVATIONS
 from sar.plan import (
     KNOWN,
     GraphStatistics,
@@ -23,7 +25,7 @@ from sar.plan import (
     measure_costs,
     predict,
 )
-from sar.train.options import MODELS, ModelOptions
+from sar.train.options import MODELS
 
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
@@ -42,10 +44,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     model.add_argument("--model", choices=MODELS, default="sage", help="default: sage")
     model.add_argument("--layers", type=int, default=3, help="default 3")
     model.add_argument("--hidden", type=int, default=256, help="width, default 256")
+    model.add_argument("--heads", type=int, default=4, help="of gat, default 4")
     model.add_argument("--dropout", type=float, default=0.0, help="default 0")
     model.add_argument("--batch-norm", action="store_true", help="over the nodes of all ranks")
     model.add_argument("--feature-width", type=int, metavar="F", help="default: the graph's")
     model.add_argument("--classes", type=int, metavar="C", help="default: the graph's, or 16")
+    model.add_argument(
+        "--activations", nargs="+", choices=ACTIVATIONS, default=["keep", "recompute"],
+        metavar="HOW", help=f"compared, of {', '.join(ACTIVATIONS)}; default keep recompute",
+    )  # fmt: skip
     machines = parser.add_argument_group("machines")
     machines.add_argument("--hosts", type=int, metavar="N", help="default: one for each part")
     machines.add_argument("--ranks-per-host", type=int, default=1, metavar="R", help="default 1")
@@ -69,23 +76,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table of settings, or a JSON of it."""
-    model = ModelOptions(args.model, args.layers, args.hidden, args.dropout, args.batch_norm)
+    model = model_options(args)
     hardware = _hardware(args)
     graph = _graph(args)
     width = args.feature_width or graph.features
     if not width:
         raise ValueError("--feature-width: got nothing and the partitions hold no 'feat'")
-    nodes = sum(rank.nodes for rank in graph.ranks)
-    degree = sum(rank.edges for rank in graph.ranks) / max(1, nodes)
     classes = args.classes or graph.classes or 16
-    costs = measure_costs(Work(model, width, classes, degree), args.threads)
-    found = [predict(graph, costs, setting, hardware) for setting in _settings(graph.size)]
+    costs = {
+        name: measure_costs(Work(model, width, classes, name), args.threads)
+        for name in dict.fromkeys(args.activations)
+    }
+    settings = _settings(graph.size, list(costs))
+    found = [predict(graph, costs[one.activations], one, hardware) for one in settings]
     if args.json:
         content = {
             "graph": graph.name,
             "ranks": graph.size,
             "estimated": graph.estimated,
-            "costs": asdict(costs),
+            "costs": {name: asdict(one) for name, one in costs.items()},
             "settings": [asdict(one) for one in found],
         }
         print(json.dumps(content, indent=2))
@@ -94,10 +103,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(size: int) -> list[Setting]:
+def _settings(size: int, activations: list[str]) -> list[Setting]:
     strict = max(1, size - 1)
-    settings = [Setting("strict rounds", strict)]
-    return settings if strict == 1 else [*settings, Setting("one-shot", 1)]
+    rounds = [("strict", strict)] + ([("one-shot", 1)] if strict > 1 else [])
+    return [
+        Setting(f"{word}, {one}", number, one) for one in activations for word, number in rounds
+    ]
 
 
 def _graph(args: argparse.Namespace) -> GraphStatistics:

@@ -73,6 +73,7 @@ def _add_model_arguments(group: Any) -> None:
     group.add_argument("--model", choices=MODELS, default="sage", help="default: sage")
     group.add_argument("--layers", type=int, default=3, help="default 3")
     group.add_argument("--hidden", type=int, default=256, help="width, default 256")
+    group.add_argument("--heads", type=int, default=4, help="of gat, default 4")
     group.add_argument("--dropout", type=float, default=0.0, help="default 0")
     group.add_argument("--batch-norm", action="store_true", help="over the nodes of all ranks")
 
@@ -184,14 +185,20 @@ def load_rank(
 
 
 def prepare_graph(graph: sar.ShardedGraph, options: ModelOptions) -> sar.ShardedGraph:
-    """GCN wants exactly one self loop at each node (Kipf and Welling, arXiv 1609.02907)."""
-    if options.model != "gcn":
+    """GCN and GAT want one self loop at each node (arXiv 1609.02907, 1710.10903)."""
+    if options.model not in ("gcn", "gat"):
         return graph
     return graph.remove_self_loop().add_self_loop()
 
 
+def model_options(args: argparse.Namespace) -> ModelOptions:
+    """The built-in model that the options name."""
+    sizes = (args.layers, args.hidden, args.dropout, args.batch_norm, args.heads)
+    return ModelOptions(args.model, *sizes)
+
+
 def _options(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, TrainOptions]:
-    model = ModelOptions(args.model, args.layers, args.hidden, args.dropout, args.batch_norm)
+    model = model_options(args)
     data = DataOptions(args.features, args.labels, args.multilabel, args.normalize_features)
     train = TrainOptions(
         epochs=args.epochs,

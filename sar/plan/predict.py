@@ -29,10 +29,11 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run: a name and the rounds it uses."""
+    """One way to run: a name, its rounds, and what it does with activations."""
 
     name: str
     rounds: int
+    activations: str = "keep"
 
 
 @dataclass(frozen=True)

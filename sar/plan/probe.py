@@ -24,7 +24,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from sar.comm import Group, ThreadGroup
 from sar.comm.group import Work as Exchange
-from sar.config import Policy
 from sar.errors import SarError
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
@@ -35,13 +34,12 @@ _EPOCHS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained: the model's options, its input and output widths, the graph's degree."""
+    """What is trained: the model's options, its input and output widths, its activations."""
 
     model: ModelOptions
     features: int
     classes: int
-    degree: float
-    rematerialize: bool = True
+    activations: str = "keep"
 
 
 @dataclass(frozen=True)
@@ -99,17 +97,16 @@ class _Run:
 
     def __init__(self, work: Work, nodes: int, degree: float, group: Group, folder: str) -> None:
         import sar
+        from sar.cli.train import prepare_graph
 
         data = sar.load_dgl_partition_data(
             _written(work, nodes, degree, group.size, folder), group.rank, "cpu"
         )
-        policy = Policy(rematerialize=work.rematerialize)
-        self.graph = sar.construct_full_graph(data, policy)
-        if work.model.model == "gcn":
-            self.graph = self.graph.remove_self_loop().add_self_loop()
+        self.graph = prepare_graph(sar.construct_full_graph(data), work.model)
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
         self.model = build_model(work.model, work.features, work.classes)
+        sar.set_activations(self.model, work.activations)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.sar = sar
 

@@ -68,23 +68,39 @@ def build_model(options: ModelOptions, in_feats: int, num_classes: int) -> Stack
     Raises ``MissingDependencyError`` when DGL, whose layers it is made of, is not installed.
     """
     widths = [in_feats] + [options.hidden] * (options.layers - 1) + [num_classes]
-    convs = [_conv(options.model, a, b) for a, b in zip(widths, widths[1:])]
+    convs = [_conv(options, a, b) for a, b in zip(widths[:-2], widths[1:-1])]
+    convs.append(_conv(options, widths[-2], num_classes, last=True))
     norms: list[nn.Module] = []
     if options.batch_norm:
         norms = [DistributedBN1D(width) for width in widths[1:-1]]
     return Stack(convs, norms, options.dropout)
 
 
-def _conv(name: str, in_feats: int, out_feats: int) -> nn.Module:
+class _Attention(nn.Module):
+    """A ``GATConv`` whose heads lie side by side, or are averaged where they give logits."""
+
+    def __init__(self, conv: nn.Module, average: bool) -> None:
+        super().__init__()
+        self.conv, self.average = conv, average
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        heads = self.conv(graph, x)
+        return heads.mean(1) if self.average else heads.flatten(1)
+
+
+def _conv(options: ModelOptions, in_feats: int, out_feats: int, last: bool = False) -> nn.Module:
     try:
-        from dgl.nn.pytorch import GINConv, GraphConv, SAGEConv
+        from dgl.nn.pytorch import GATConv, GINConv, GraphConv, SAGEConv
     except ImportError as error:
         raise MissingDependencyError(
             "the built-in models are made of DGL's layers: pip install dgl==1.1.3"
         ) from error
-    if name == "sage":
+    if options.model == "gat":
+        width, heads = out_feats if last else out_feats // options.heads, options.heads
+        return _Attention(GATConv(in_feats, width, heads, allow_zero_in_degree=True), last)
+    if options.model == "sage":
         return SAGEConv(in_feats, out_feats, "mean")
-    if name == "gcn":
+    if options.model == "gcn":
         return GraphConv(in_feats, out_feats, allow_zero_in_degree=True)
     perceptron = nn.Sequential(
         nn.Linear(in_feats, out_feats), nn.ReLU(), nn.Linear(out_feats, out_feats)

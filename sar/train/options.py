@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODELS = ("sage", "gcn", "gin")
+MODELS = ("sage", "gcn", "gin", "gat")
 METRICS = ("accuracy", "f1-micro", "f1-macro", "roc-auc")
 SCHEDULES = ("constant", "cosine")
 MFGS = ("auto", "on", "off")
@@ -15,10 +15,12 @@ class ModelOptions:
     """The built-in stacks of DGL layers.
 
     Args:
-        model: ``sage`` (mean), ``gcn`` (symmetric norm, one self loop a node) or ``gin`` (sum).
+        model: ``sage`` (mean), ``gcn`` (symmetric norm), ``gin`` (sum) or ``gat`` (attention);
+            ``gcn`` and ``gat`` give each node one self loop.
         layers: number of graph layers; hidden: width between them.
         dropout: probability on every layer's input.
         batch_norm: normalize every hidden layer over the nodes of all ranks.
+        heads: of ``gat``; a hidden layer's lie side by side, the last one's are averaged.
     """
 
     model: str = "sage"
@@ -26,11 +28,17 @@ class ModelOptions:
     hidden: int = 256
     dropout: float = 0.0
     batch_norm: bool = False
+    heads: int = 4
 
     def __post_init__(self) -> None:
         _one_of("model", self.model, MODELS)
         _at_least("layers", self.layers, 1)
         _at_least("hidden", self.hidden, 1)
+        _at_least("heads", self.heads, 1)
+        if self.model == "gat" and self.hidden % self.heads:
+            raise ValueError(
+                f"heads: got {self.heads}, expected a divisor of hidden, which is {self.hidden}"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout: got {self.dropout}, expected 0 <= dropout < 1")
 
