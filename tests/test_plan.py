@@ -23,24 +23,29 @@ from sar.plan.statistics import GraphStatistics
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
-COSTS = Costs(1e6, 1000.0, 10.0, 1e-6, 1e-8, [512, 1024], 1e-9, 4e8, 1000)
+COSTS = Costs(1e6, 1000.0, 10.0, 1e-6, 1e-8, [1024], [512], 1e-9, 4e8, 1000)
 
 
-def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int]:
+def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int, int]:
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
-    plan = graph._relation(None).plan
-    return plan.rows_in_flight.tolist(), sum(plan.send_counts), graph.num_nodes()
+    relation = graph._relation(None)
+    plan = relation.plan
+    graph.aggregate(torch.ones(graph.num_nodes(), 1), "sum")
+    sums = relation.linear.plan or plan
+    sent = sum(plan.send_counts), sum(sums.send_counts)
+    return plan.rows_in_flight.tolist(), *sent, graph.num_nodes()
 
 
 @pytest.mark.parametrize("cut", ["random", "adversarial"])
 def test_rows_are_those_of_the_halo_plan(partitioned: Cutter, cut: str) -> None:
     path = partitioned(mixed(), 4, cut)
     ranks, graph = run_threads(4, rows_in_flight, path), from_parts(path)
-    assert [rank.nodes for rank in graph.ranks] == [nodes for _, _, nodes in ranks]
-    assert graph.rows_sent == sum(sent for _, sent, _ in ranks)
+    assert [rank.nodes for rank in graph.ranks] == [one[3] for one in ranks]
+    assert graph.rows_sent() == sum(one[1] for one in ranks)
+    assert graph.rows_sent(summed=True) == sum(one[2] for one in ranks)
     for rounds in (1, 2, 3):
-        found = max(one.in_flight(rank, rounds) for rank, one in enumerate(graph.ranks))
+        found = max(one.pulled.in_flight(rank, rounds) for rank, one in enumerate(graph.ranks))
         assert found == ranks[0][0][rounds - 1]
 
 
@@ -82,10 +87,10 @@ def test_estimate_of_a_random_cut_is_that_of_a_regular_graph(partitioned: Cutter
     real = from_parts(partitioned(arrays, 4, "random"))
     guess = estimate("regular", nodes, nodes * degree, 4)
     assert guess.estimated and not real.estimated
-    assert guess.rows_sent == pytest.approx(real.rows_sent, rel=0.03)
+    assert guess.rows_sent() == pytest.approx(real.rows_sent(), rel=0.03)
     given = estimate("regular", nodes, nodes * degree, 4, halo_share=0.5)
-    assert given.rows_sent == pytest.approx(nodes / 2, rel=0.01)
-    assert estimate("regular", nodes, nodes * degree, 1).rows_sent == 0
+    assert given.rows_sent() == pytest.approx(nodes / 2, rel=0.01)
+    assert estimate("regular", nodes, nodes * degree, 1).rows_sent() == 0
 
 
 def even(size: int) -> GraphStatistics:
@@ -136,11 +141,12 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned:
     assert "no setting fits" in out
     path = partitioned(mixed(), 3, "random")
     status, out, _ = run_plan(monkeypatch, capsys, path, "--feature-width", "12", "--json")
-    content = json.loads(out)
+    content, graph = json.loads(out), from_parts(path)
+    sent = graph.rows_sent() * 1024 + graph.rows_sent(summed=True) * 512
     assert content["ranks"] == 3 and not content["estimated"]
     names = [one["setting"]["name"] for one in content["settings"]]
     assert names == ["strict, keep", "one-shot, keep", "strict, recompute", "one-shot, recompute"]
-    assert content["settings"][0]["sent_bytes"] == from_parts(path).rows_sent * 1536
+    assert content["settings"][0]["sent_bytes"] == sent
 
 
 @pytest.mark.parametrize(

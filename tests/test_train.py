@@ -277,7 +277,7 @@ def without_seconds(history: list[dict]) -> list[dict]:
 
 
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batch_norm"])
-@pytest.mark.parametrize("name", ["sage", "gcn", "gin"])
+@pytest.mark.parametrize("name", ["sage", "gcn", "gin", "gat"])
 def test_one_and_three_ranks_learn_alike(tmp_path: Path, name: str, batch_norm: bool) -> None:
     model = ModelOptions(name, 2, 8, batch_norm=batch_norm)
     options = TrainOptions(epochs=12, lr=0.01, weight_decay=1e-4, schedule="cosine", clip_norm=1.0)
@@ -413,7 +413,8 @@ def test_a_norm_of_one_ranks_rows_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        (ModelOptions, {"model": "gat"}, "model: got 'gat', expected one of sage, gcn, gin"),
+        (ModelOptions, {"model": "gta"}, "model: got 'gta', expected one of sage, gcn, gin, gat"),
+        (ModelOptions, {"model": "gat", "heads": 3}, "heads: got 3, expected a divisor of hidden"),
         (ModelOptions, {"layers": 0}, "layers: got 0, expected at least 1"),
         (ModelOptions, {"dropout": 1.0}, "dropout: got 1.0"),
         (TrainOptions, {"epochs": 0}, "epochs: got 0"),

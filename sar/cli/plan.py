@@ -170,7 +170,7 @@ def render(graph: GraphStatistics, found: list[Prediction]) -> list[str]:
     largest = max(graph.ranks, key=lambda rank: rank.nodes)
     lines = [
         f"graph   {graph.name}, {nodes:,} nodes, {edges:,} edges, {graph.size} ranks",
-        f"rank    {largest.nodes:,} nodes, {int(largest.received.sum()):,} halo rows"
+        f"rank    {largest.nodes:,} nodes, {int(largest.pulled.received.sum()):,} halo rows"
         + (" (estimated)" if graph.estimated else ""),
         "",
     ]

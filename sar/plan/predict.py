@@ -61,15 +61,19 @@ def predict(
     graph: GraphStatistics, costs: Costs, setting: Setting, hardware: Hardware
 ) -> Prediction:
     """What an epoch of the probed model will take on ``graph``."""
-    row_bytes = sum(costs.row_bytes)
-    peaks, computes, wires = [], [], []
+    peaks, computes, wires, total = [], [], [], 0
     for rank, part in enumerate(graph.ranks):
-        in_flight = part.in_flight(rank, setting.rounds) * max(costs.row_bytes, default=0)
+        kinds = ((part.pulled, costs.pulled_bytes), (part.summed, costs.summed_bytes))
+        in_flight = max(
+            rows.in_flight(rank, setting.rounds) * max(sizes, default=0) for rows, sizes in kinds
+        )
         tensors = costs.fixed_bytes + part.nodes * costs.node_bytes + part.edges * costs.edge_bytes
         peaks.append(costs.process_bytes + tensors + in_flight)
-        rows = max(int(part.sent.sum()), int(part.received.sum()))
-        wires.append(rows * row_bytes + _gradients(graph.size, costs))
-        handled = int(part.sent.sum() + part.received.sum()) / 2 * row_bytes
+        sent = sum(int(rows.sent.sum()) * sum(sizes) for rows, sizes in kinds)
+        received = sum(int(rows.received.sum()) * sum(sizes) for rows, sizes in kinds)
+        wires.append(max(sent, received) + _gradients(graph.size, costs))
+        handled = (sent + received) / 2
+        total += sent
         work = part.nodes * costs.node_seconds + part.edges * costs.edge_seconds
         computes.append(work + handled * costs.byte_seconds)
     turns = max(1.0, hardware.ranks_per_host / hardware.cores)
@@ -78,9 +82,7 @@ def predict(
     fits = None
     if hardware.memory is not None:
         fits = max(peaks) * hardware.ranks_per_host <= hardware.memory
-    return Prediction(
-        setting, max(peaks), graph.rows_sent * row_bytes, compute, wire, max(compute, wire), fits
-    )
+    return Prediction(setting, max(peaks), total, compute, wire, max(compute, wire), fits)
 
 
 def _gradients(size: int, costs: Costs) -> float:

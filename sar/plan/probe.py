@@ -50,7 +50,8 @@ class Costs:
         fixed_bytes, node_bytes, edge_bytes: of live tensors at the peak of an epoch, of which
             the first is the parameters, their gradients and the optimizer's state.
         node_seconds, edge_seconds: processor seconds of an epoch.
-        row_bytes: bytes of a row in each exchange of an epoch, in order.
+        pulled_bytes: bytes of a row in each exchange of source rows or their gradients.
+        summed_bytes: the same for sums of copied rows, where partial sums may travel.
         byte_seconds: processor seconds to gather, send, receive and add one byte of rows.
         process_bytes: resident memory of a process that has imported everything.
         parameters: number of parameters.
@@ -61,7 +62,8 @@ class Costs:
     edge_bytes: float
     node_seconds: float
     edge_seconds: float
-    row_bytes: list[int]
+    pulled_bytes: list[int]
+    summed_bytes: list[int]
     byte_seconds: float
     process_bytes: float
     parameters: int
@@ -81,14 +83,14 @@ def measure_costs(work: Work, threads: int = 1) -> Costs:
 
 
 class _Logged(ThreadGroup):
-    """A rank whose exchanges are written down: bytes of a row that travels."""
+    """A rank whose exchanges are written down: rows sent, and bytes of one."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.log: list[int] = []
+        self.log: list[tuple[int, int]] = []
 
     def exchange(self, recv: Tensor, send: Tensor, *counts: Any) -> Exchange:
-        self.log.append(send[:1].nbytes if len(send) else recv[:1].nbytes)
+        self.log.append((len(send), send[:1].nbytes))
         return super().exchange(recv, send, *counts)
 
 
@@ -99,9 +101,9 @@ class _Run:
         import sar
         from sar.cli.train import prepare_graph
 
-        data = sar.load_dgl_partition_data(
-            _written(work, nodes, degree, group.size, folder), group.rank, "cpu"
-        )
+        make = _random_edges if group.size == 1 else _star_edges
+        path = _written(work, nodes, make(nodes, degree), group.size, folder)
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
         self.graph = prepare_graph(sar.construct_full_graph(data), work.model)
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
@@ -120,19 +122,32 @@ class _Run:
         self.optimizer.step()
 
 
-def _written(work: Work, nodes: int, degree: float, parts: int, folder: str) -> str:
-    """Partitions of a random graph, the same on every rank that asks."""
+def _random_edges(nodes: int, degree: float) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    edges = int(nodes * degree)
+    return (
+        torch.randint(nodes, (edges,), generator=generator),
+        torch.randint(nodes, (edges,), generator=generator),
+    )
+
+
+def _star_edges(nodes: int, degree: float) -> tuple[Tensor, Tensor]:
+    """Every node of either part to one node of the other: many sources, one partial sum."""
+    src = torch.arange(nodes)
+    return src, (src + 1) % 2
+
+
+def _written(work: Work, nodes: int, edges: tuple[Tensor, Tensor], parts: int, folder: str) -> str:
+    """Partitions of a graph; even and odd nodes where there are two."""
     from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
     from sar.partition.write import write_partitions
 
     generator = torch.Generator().manual_seed(0)
-    edges = int(nodes * degree)
-    src, dst = (torch.randint(nodes, (edges,), generator=generator) for _ in range(2))
     data = {
         "feat": torch.randn(nodes, work.features, generator=generator),
         "label": torch.randint(work.classes, (nodes,), generator=generator),
     }
-    arrays = GraphArrays("probe", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: (src, dst)}, {NTYPE_HOMO: data})
+    arrays = GraphArrays("probe", {NTYPE_HOMO: nodes}, {ETYPE_HOMO: edges}, {NTYPE_HOMO: data})
     name = tempfile.mkdtemp(dir=folder)
     return write_partitions(arrays, torch.arange(nodes) % parts, f"{name}/parts", num_parts=parts)
 
@@ -149,6 +164,7 @@ def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
         sizes = [(nodes, _DEGREE), (2 * nodes, _DEGREE), (nodes, 2 * _DEGREE)]
         found = [_measure(_Run(work, *size, current_group(), folder)) for size in sizes]
         parameters, log = _exchanges(work, folder)
+    pulled, summed = ([size for rows, size in log if (rows == 1) == one] for one in (False, True))
     (size, more_nodes, more_edges) = found
     per_edge = [(b - a) / (nodes * _DEGREE) for a, b in zip(size, more_edges, strict=True)]
     per_node = [
@@ -157,8 +173,8 @@ def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
     ]
     fixed = size[0] - nodes * (per_node[0] + _DEGREE * per_edge[0])
     return Costs(
-        fixed, per_node[0], per_edge[0], per_node[1], max(0.0, per_edge[1]), log,
-        _byte_seconds(), process, parameters,
+        fixed, per_node[0], per_edge[0], per_node[1], max(0.0, per_edge[1]),
+        pulled, summed, _byte_seconds(), process, parameters,
     )  # fmt: skip
 
 
@@ -191,11 +207,11 @@ def _live_bytes() -> int:
     return sum(storages.values())
 
 
-def _exchanges(work: Work, folder: str) -> tuple[int, list[int]]:
-    """(number of parameters, bytes of a row in each exchange of an epoch after the first)."""
+def _exchanges(work: Work, folder: str) -> tuple[int, list[tuple[int, int]]]:
+    """(number of parameters, (rows, bytes of one) of each exchange of a later epoch)."""
 
-    def body(group: Any) -> tuple[int, list[int]]:
-        run = _Run(work, 256, 4, group, folder)
+    def body(group: Any) -> tuple[int, list[tuple[int, int]]]:
+        run = _Run(work, 64, 1, group, folder)
         run.step()
         group.log.clear()
         run.step()

@@ -9,21 +9,20 @@ import numpy as np
 import torch
 
 from sar.errors import NotSupportedError
+from sar.ops.linear import LEAST_SAVED
 from sar.partition.book import read_book
+from sar.partition.cover import cover_size, pulled_sources
 from sar.partition.load import PartitionData, load_partition
 
 
 @dataclass(frozen=True)
-class RankStatistics:
-    """Sizes of one rank's part.
+class Rows:
+    """Rows of one rank in one exchange.
 
     Attributes:
-        nodes, edges: inner nodes and edges.
-        received, sent: int64 [P] rows from and to each rank, in one exchange.
+        received, sent: int64 [P] from and to each rank.
     """
 
-    nodes: int
-    edges: int
     received: np.ndarray
     sent: np.ndarray
 
@@ -37,6 +36,22 @@ class RankStatistics:
         cuts = [(size - 1) * i // num_rounds for i in range(num_rounds + 1)]
         sums = np.add.reduceat(rows, cuts[:-1])
         return int((sums[:-1] + sums[1:]).max() if num_rounds > 1 else sums.max())
+
+
+@dataclass(frozen=True)
+class RankStatistics:
+    """Sizes of one rank's part.
+
+    Attributes:
+        nodes, edges: inner nodes and edges.
+        pulled: rows of an exchange of source rows. summed: of sums of copied rows, where partial
+            sums may travel instead.
+    """
+
+    nodes: int
+    edges: int
+    pulled: Rows
+    summed: Rows
 
 
 @dataclass(frozen=True)
@@ -58,10 +73,10 @@ class GraphStatistics:
     def size(self) -> int:
         return len(self.ranks)
 
-    @property
-    def rows_sent(self) -> int:
-        """Rows that all ranks send in one exchange."""
-        return sum(int(rank.sent.sum()) for rank in self.ranks)
+    def rows_sent(self, summed: bool = False) -> int:
+        """Rows that all ranks send in one exchange of a kind."""
+        kinds = [rank.summed if summed else rank.pulled for rank in self.ranks]
+        return sum(int(rows.sent.sum()) for rows in kinds)
 
 
 def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphStatistics:
@@ -75,32 +90,36 @@ def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphSta
             f"{json_path}: got {len(book.ntypes)} node and {len(book.canonical_etypes)} edge "
             "types, expected one of each"
         )
-    received = np.zeros((book.num_parts, book.num_parts), dtype=np.int64)
+    pulled, summed = np.zeros((2, book.num_parts, book.num_parts), dtype=np.int64)
     sizes, width = [], 0
     for part in range(book.num_parts):
         data = load_partition(json_path, part)
-        received[part] = _sources(data)
+        pulled[part], summed[part] = _rows(data)
         sizes.append((data.num_nodes(book.ntypes[0]), data.num_edges(book.canonical_etypes[0])))
         name = f"{book.ntypes[0]}/{features}"
         if name in data.node_features:
             width = int(np.prod(data.node_features.info(name)[1][1:]))
+    if summed.sum() > (1 - LEAST_SAVED) * pulled.sum():
+        summed = pulled
     ranks = [
-        RankStatistics(nodes, edges, received[part], received[:, part])
-        for part, (nodes, edges) in enumerate(sizes)
+        RankStatistics(*size, *(Rows(rows[part], rows[:, part]) for rows in (pulled, summed)))
+        for part, size in enumerate(sizes)
     ]
     return GraphStatistics(book.graph_name, width, 0, ranks, estimated=False)
 
 
-def _sources(data: PartitionData) -> np.ndarray:
-    """int64 [P] different remote sources by owner."""
-    ((etype, shard),) = data.edges.items()
-    counts = np.zeros(data.book.num_parts, dtype=np.int64)
+def _rows(data: PartitionData) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [P] each by owner: different remote sources, and the fewest rows for sums of them."""
+    (shard,) = data.edges.values()
+    pulled, summed = np.zeros((2, data.book.num_parts), dtype=np.int64)
     for part in range(data.book.num_parts):
         if part != data.part_id:
-            used = torch.zeros(data.book.part_nodes(etype[0], part), dtype=torch.bool)
-            used[shard.src[shard.offsets[part] : shard.offsets[part + 1]].long()] = True
-            counts[part] = int(used.sum())
-    return counts
+            span = slice(shard.offsets[part], shard.offsets[part + 1])
+            sources, src = torch.unique(shard.src[span], return_inverse=True)
+            src, dst = src.int().numpy(), shard.dst[span].numpy()
+            pulled[part] = len(sources)
+            summed[part] = cover_size(src, dst, pulled_sources(src, dst, len(sources)))
+    return pulled, summed
 
 
 def estimate(
@@ -122,17 +141,17 @@ def estimate(
             than any usual cut, as high degrees only lower it.
     """
     if hosts == 1:
-        none = np.zeros(1, dtype=np.int64)
-        return GraphStatistics(
-            name, features, classes, [RankStatistics(nodes, edges, none, none)], True
-        )
+        none = Rows(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        alone = RankStatistics(nodes, edges, none, none)
+        return GraphStatistics(name, features, classes, [alone], True)
     if halo_share is None:
         halo_share = (hosts - 1) * (1 - (1 - 1 / hosts) ** (edges / max(1, nodes)))
     own = -(-nodes // hosts)
     pair = round(own * halo_share / (hosts - 1))
     ranks = []
     for rank in range(hosts):
-        rows = np.full(hosts, pair, dtype=np.int64)
-        rows[rank] = 0
+        counts = np.full(hosts, pair, dtype=np.int64)
+        counts[rank] = 0
+        rows = Rows(counts, counts)
         ranks.append(RankStatistics(own, -(-edges // hosts), rows, rows))
     return GraphStatistics(name, features, classes, ranks, estimated=True)
