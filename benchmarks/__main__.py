@@ -21,6 +21,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     run.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     run.add_argument("--sar-path", type=Path, metavar="CHECKOUT", help="IntelLabs SAR, beside")
     run.add_argument(
+        "--sar-path-gat", type=Path, metavar="CHECKOUT", help="another one, for attention layers"
+    )
+    run.add_argument(
         "--data",
         type=Path,
         default=os.environ.get("SAR_DATA"),
@@ -48,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     options = registry.Options(
         sar_path=args.sar_path and args.sar_path.resolve(),
+        sar_path_gat=args.sar_path_gat and args.sar_path_gat.resolve(),
         data=args.data and Path(args.data),
         cache=args.cache,
         ranks=tuple(args.ranks),

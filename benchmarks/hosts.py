@@ -50,7 +50,8 @@ class Hosts:
 
     def environment(self) -> dict[str, str]:
         """Where rank 0 is, and the interface to use, for every host."""
-        return {"MASTER_ADDR": self.addresses[0], "GLOO_SOCKET_IFNAME": "eth0"}
+        names = ("GLOO_SOCKET_IFNAME", "SAR_SOCKET_NAME")
+        return {"MASTER_ADDR": self.addresses[0], **dict.fromkeys(names, "eth0")}
 
     def set_rate(self, rate: str) -> None:
         """Limit either direction of every link, for example to ``"100mbit"``; or ``"none"``."""

@@ -62,6 +62,10 @@ class Task:
         """The sum of a number over all ranks."""
         return number
 
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of this rank's share of the loss."""
+        loss.backward()
+
     def gather_grads(self) -> None:
         """Sum the gradients over all ranks."""
 
@@ -75,7 +79,7 @@ class Task:
         loss = F.cross_entropy(logits[self.train], self.labels[self.train], reduction="sum")
         loss = loss / self.num_train
         self.optimizer.zero_grad()
-        loss.backward()
+        self.backward(loss)
         self.gather_grads()
         self.optimizer.step()
         return loss.item()

@@ -1,0 +1,162 @@
+"""Beside IntelLabs SAR: same partitions, first parameters and seeds, taking turns."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import graphs, hosts
+from benchmarks.cases.speed import SAME_LOSS
+from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
+from benchmarks.hosts import Hosts
+from benchmarks.registry import Figure, Options, Report, Table, benchmark
+
+SCALE = 17
+MB = 1e6
+WARM_UP = 2  # epochs before those that count
+TASKS = "benchmarks.tasks"
+ORIGINAL, STRICT, ONE_SHOT = "IntelLabs SAR", "sar, strict", "sar, one-shot"
+SKIPPED = "pass --sar-path with a checkout of IntelLabs SAR"
+
+
+def start(name: str, model: str, ranks: int, options: Options, **arguments: Any) -> Cluster:
+    """One contender on the METIS cut of the graph into ``ranks`` parts."""
+    graph = graphs.rmat(options, [("metis", ranks)], scale=SCALE)
+    run = partial(Cluster, size=ranks, parts=str(graph.parts["metis", ranks]), **arguments)
+    if name == ORIGINAL:
+        task = f"{TASKS}.sage:Original" if model == "sage" else f"{TASKS}.versus:OriginalGat"
+        checkout = checkout_for(model, options)
+        return run(task, first=checkout, checkout=str(checkout))
+    rounds = 1 if name == ONE_SHOT else None
+    if model == "sage":
+        return run(f"{TASKS}.sage:Sar", rounds=rounds)
+    return run(f"{TASKS}.attention:Sar", kind=model, rounds=rounds)
+
+
+def checkout_for(model: str, options: Options) -> Path | None:
+    """The checkout whose layers of that kind run."""
+    return options.sar_path if model == "sage" else options.sar_path_gat or options.sar_path
+
+
+def speed(
+    model: str, ranks: int, at_least: float, options: Options, rate: str | None = None
+) -> Report:
+    """Wall seconds of epochs, interleaved; with a rate, on hosts that are network namespaces."""
+    if checkout_for(model, options) is None:
+        return Report(skipped=SKIPPED)
+    reason = hosts.missing() if rate is not None else None
+    if reason is not None:
+        return Report(skipped=reason)
+    with ExitStack() as stack:
+        links = stack.enter_context(Hosts(ranks)) if rate is not None else None
+        shared: dict[str, Any] = {"environment": LAUNCH, "hosts": links}
+        clusters = {
+            name: stack.enter_context(start(name, model, ranks, options, **shared))
+            for name in (ORIGINAL, STRICT, ONE_SHOT)
+        }
+        for cluster in clusters.values():
+            for _ in range(WARM_UP):
+                cluster.call("epoch")
+        if links is not None and rate is not None:
+            links.set_rate(rate)
+        turns: dict[str, list[dict[str, float]]] = {name: [] for name in clusters}
+        for _ in range(options.repeats):
+            for name, cluster in clusters.items():
+                before = sum(links.sent_bytes()) if links is not None else 0
+                epoch = _merged(cluster.call("epoch"))
+                sent = sum(links.sent_bytes()) - before if links is not None else epoch["sent"]
+                turns[name].append({**epoch, "sent": sent})
+    return _report(turns, f"{model}, P={ranks}, {rate or 'unthrottled'}", at_least)
+
+
+def _merged(ranks: list[dict[str, float]]) -> dict[str, float]:
+    """One epoch of all ranks: sums, except for the wall clock, of which the longest counts."""
+    total = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
+    return {**total, "wall": max(rank["wall"] for rank in ranks)}
+
+
+def _report(turns: dict[str, list[dict[str, float]]], what: str, at_least: float) -> Report:
+    table = Table(f"{what}: medians of the turns", ["contender", "wall s", "cpu s", "sent MB"])
+    report = Report(tables=[table])
+    for name, epochs in turns.items():
+        wall, cpu, sent = (
+            median(epoch[key] for epoch in epochs) for key in ("wall", "cpu", "sent")
+        )
+        table.rows.append([name, wall, cpu, sent / MB])
+    for name in (STRICT, ONE_SHOT):
+        pairs = list(zip(turns[ORIGINAL], turns[name]))
+        times = median(theirs["wall"] / mine["wall"] for theirs, mine in pairs)
+        bound = at_least if name == ONE_SHOT else None
+        report.figures.append(Figure(f"{name}: times faster", times, at_least=bound))
+        share = median(mine["sent"] / theirs["sent"] for theirs, mine in pairs)
+        report.figures.append(Figure(f"{name}: bytes / theirs", share))
+        apart = max(abs(mine["loss"] / theirs["loss"] - 1) for theirs, mine in pairs)
+        report.figures.append(Figure(f"{name}: loss / theirs - 1", apart, at_most=SAME_LOSS))
+    return report
+
+
+@benchmark("versus-sage-slow", "versus")
+def sage_slow(options: Options) -> Report:
+    """SAGE on 8 hosts with links of 200 Mbit/s, against IntelLabs SAR."""
+    return speed("sage", 8, 2.5, options, "200mbit")
+
+
+@benchmark("versus-gat-fast", "versus")
+def gat_fast(options: Options) -> Report:
+    """GAT on 8 hosts with links of 1 Gbit/s, against IntelLabs SAR."""
+    return speed("gat", 8, 4.0, options, "1gbit")
+
+
+@benchmark("versus-sage-4", "versus")
+def sage_4(options: Options) -> Report:
+    """SAGE on 4 ranks of this machine, against IntelLabs SAR."""
+    return speed("sage", 4, 1.35, options)
+
+
+@benchmark("versus-sage-8", "versus")
+def sage_8(options: Options) -> Report:
+    """SAGE on 8 ranks of this machine, against IntelLabs SAR."""
+    return speed("sage", 8, 1.6, options)
+
+
+@benchmark("versus-gat-4", "versus")
+def gat_4(options: Options) -> Report:
+    """GAT on 4 ranks of this machine, against IntelLabs SAR."""
+    return speed("gat", 4, 3.3, options)
+
+
+@benchmark("versus-memory", "versus")
+def memory(options: Options) -> Report:
+    """Activation memory of the largest of 8 ranks, strict rounds, against IntelLabs SAR.
+
+    Each launched as its own documents say (the allocator as it comes for theirs), and both in the
+    environment that this library's launcher sets.
+    """
+    if options.sar_path is None:
+        return Report(skipped=SKIPPED)
+    table = Table("Activation MB, largest rank", ["model", "contender", "environment", "MB"])
+    report = Report(tables=[table])
+    bounds = {
+        ("sage", "own"): 3.0,
+        ("gat", "own"): 5.0,
+        ("sage", "same"): 1.4,
+        ("gat", "same"): None,
+    }
+    for model in ("sage", "gat"):
+        ours = _activation(STRICT, model, options, LAUNCH)
+        table.rows.append([model, STRICT, "launcher's", ours / MB])
+        for kind, environment in (("own", ONE_THREAD), ("same", LAUNCH)):
+            theirs = _activation(ORIGINAL, model, options, environment)
+            shown = "launcher's" if kind == "same" else "as it comes"
+            table.rows.append([model, ORIGINAL, shown, theirs / MB])
+            name = f"{model}, {kind} environment: times smaller"
+            report.figures.append(Figure(name, theirs / ours, at_least=bounds.get((model, kind))))
+    return report
+
+
+def _activation(name: str, model: str, options: Options, environment: dict[str, str]) -> int:
+    with start(name, model, 8, options, environment=environment) as cluster:
+        return max(one["activation"] for one in cluster.call("memory", epochs=3))

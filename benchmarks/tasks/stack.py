@@ -1,0 +1,40 @@
+"""Stacks of layers that compute on edges; nothing here imports a library that is compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dgl.nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.tasks.sage import CLASSES, HIDDEN, LAYERS
+
+HEADS = 4
+
+
+class Stack(nn.Module):
+    """Three unmodified ``dgl.nn`` layers; heads are concatenated, those of the last averaged."""
+
+    def __init__(self, kind: str, num_features: int) -> None:
+        super().__init__()
+        self.kind = kind
+        widths = [num_features, *[HIDDEN] * (LAYERS - 1)]
+        if kind == "weighted":
+            pairs = zip(widths, [*widths[1:], CLASSES])
+            convs = [dgl.nn.GraphConv(a, b, norm="none") for a, b in pairs]
+        else:
+            layer = {"gat": dgl.nn.GATConv, "gatv2": dgl.nn.GATv2Conv}[kind]
+            convs = [layer(width, HIDDEN // HEADS, HEADS) for width in widths[:-1]]
+            convs.append(layer(widths[-1], CLASSES, HEADS))
+        self.convs = nn.ModuleList(convs)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        if self.kind == "weighted":
+            weights = x.new_full((graph.num_edges(),), 0.03)
+            for conv in self.convs[:-1]:
+                x = F.relu(conv(graph, x, edge_weight=weights))
+            return self.convs[-1](graph, x, edge_weight=weights)
+        for conv in self.convs[:-1]:
+            x = F.elu(conv(graph, x).flatten(1))
+        return self.convs[-1](graph, x).mean(1)
