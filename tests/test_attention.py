@@ -444,3 +444,52 @@ def test_softmax_of_too_few_rows_is_an_error(partitioned: Cutter) -> None:
     path = partitioned(mixed(), 1, "random")
     with pytest.raises(ValueError, match="logits: got 3 rows"):
         on_ranks(path, lambda g, x: edge_softmax(g, torch.zeros(3, 1)), 1, torch.float64, {})
+
+
+# Sources that ask for no gradient: backward reads their rows again and sends nothing home.
+
+
+def queried(kind: str, graph: Any, x: Tensor, q: Tensor) -> Tensor:
+    """Attention with constant keys and values, and queries that are learned."""
+    rows = x.view(len(x), 1, -1)
+    if kind == "additive":
+        graph.srcdata.update({"k": rows.sum(-1, keepdim=True), "v": rows})
+        graph.dstdata["q"] = q.view(len(q), 1, -1).sum(-1, keepdim=True)
+        graph.apply_edges(fn.u_add_v("k", "q", "e"))
+    else:
+        graph.srcdata.update({"k": rows, "v": rows * 2})
+        graph.dstdata["q"] = q.view(len(q), 1, -1)
+        graph.apply_edges((fn.u_dot_v if kind == "dot" else fn.u_add_v)("k", "q", "e"))
+    e = graph.edata.pop("e")
+    if kind == "mixed":
+        e = (F.leaky_relu(e, 0.1) * q[:0].new_ones(1, 1, x.shape[1])).sum(-1, keepdim=True)
+    graph.edata["a"] = edge_softmax(graph, e)
+    graph.update_all(fn.u_mul_e("v", "a", "m"), fn.sum("m", "out"))
+    return graph.dstdata["out"]
+
+
+def case_constant_sources(group: Any, path: str, kind: str, grad: bool) -> tuple:
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data, sar.Policy(rounds=2))
+    x = data.node_features["_N/feat"].double().requires_grad_(grad)
+    q = data.node_features["_N/feat"].double().flip(1).requires_grad_()
+    before = group.counters.sent_bytes, group.counters.collectives
+    out = queried(kind, graph, x, q)
+    between = group.counters.sent_bytes, group.counters.collectives
+    (out * torch.arange(1, len(out) + 1).view(-1, 1, 1)).sum().backward()
+    fetched, rounds = between[0] - before[0], between[1]
+    returned = group.counters.sent_bytes - between[0] - fetched
+    return q.grad, returned, group.counters.collectives - rounds, x.grad
+
+
+@pytest.mark.parametrize("kind", ["additive", "mixed", "dot"])
+def test_constant_sources_get_nothing_home(kind: str, partitioned: Cutter, matches: list) -> None:
+    path = partitioned(mixed(), 3, "random")
+    expected = run_threads(3, case_constant_sources, path, kind, True)
+    found = run_threads(3, case_constant_sources, path, kind, False)
+    assert all(matches)
+    for (grad, returned, collectives, x_grad), other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other[0], grad, rtol=1e-12, atol=1e-12)
+        assert returned > 0 and collectives == 4
+        assert other[1] == 0 and other[2] == 2, "rows are fetched again, and that is all"
+        assert x_grad is not None and other[3] is None

@@ -13,7 +13,7 @@ from dgl import function as fn
 from harness import WorkerPool, models, run_threads
 from harness.graphs import homogeneous, mixed
 from harness.parts import Cutter, load_all
-from harness.rows import Part, whole
+from harness.rows import Part, join_edges, join_nodes, whole
 from harness.training import Setting, case_train, start_state
 from torch import Tensor
 
@@ -41,13 +41,17 @@ def halo_rows(path: str, size: int) -> list[list[int]]:
 def run(graph: Any, op: str, x: Tensor, e: Tensor) -> Tensor:
     graph.ndata["u"] = graph.ndata["v"] = x
     graph.edata["e"] = e
-    name, reduce = op.split()
+    *kind, name, reduce = op.split()
     if name == "udf":
         message: Any = lambda edges: {"m": torch.tanh(edges.src["u"])}  # noqa: E731
     elif name.startswith("copy"):
         message = getattr(fn, name)(name[-1], "m")
     else:
         message = getattr(fn, name)(name[0], name[-1], "m")
+    if kind:  # a program of several steps
+        graph.apply_edges(getattr(fn, name)(name[0], name[-1], "h"))
+        graph.edata["h"] = torch.nn.functional.dropout(graph.edata["h"], 0.5)
+        message = fn.copy_e("h", "m")
     if reduce == "edges":
         graph.apply_edges(message)
         return eager(graph.edata["m"])
@@ -97,6 +101,12 @@ TRAFFIC = [
     ("u_mul_v sum", (True, False), (1, 1, 1)),
     ("udf sum", (True, False), (1, 1, 1)),
     ("copy_e sum", (False, True), (0, 0, 0)),
+    ("lazy u_mul_e sum", (True, False), (1, 0, 1)),
+    ("lazy u_mul_e sum", (False, True), (1, 1, 0)),
+    ("lazy u_mul_e sum", (True, True), (1, 1, 1)),
+    ("lazy u_add_v max", (True, False), (1, 0, 1)),
+    ("lazy v_sub_u sum", (True, False), (1, 0, 1)),
+    ("lazy u_mul_v sum", (True, False), (1, 1, 1)),
 ]
 
 
@@ -124,6 +134,33 @@ def test_bytes_and_collectives_equal_the_plan(
             assert backward[:2] == expected, "backward: what is fetched goes home the other way"
             assert forward[2] == fetches * steps
             assert backward[2] == (again + returns) * steps
+
+
+def case_gradient(group: Any, path: str, op: str, wants: tuple[bool, bool]) -> dict[str, Tensor]:
+    part = Part(group, path)
+    sar.manual_seed(0)
+    x = part.node_rows(whole(mixed().total_nodes, (WIDTH,), 0), wants[0])
+    e = part.edge_rows(whole(len(mixed().edges[ETYPE_HOMO][0]), (WIDTH,), 1), wants[1])
+    out = run(part.graph, op, x, e)
+    (out * part.node_rows(whole(mixed().total_nodes, (WIDTH,), 2), False)).sum().backward()
+    return {"x": x.grad, "nodes": part.nodes, "e": e.grad, "edges": part.edges}
+
+
+@pytest.mark.parametrize(
+    ("op", "wants"), [(op, wants) for op, wants, _ in TRAFFIC if op.startswith("lazy")]
+)
+def test_rows_that_are_not_fetched_again_change_no_gradient(
+    op: str, wants: tuple[bool, bool], partitioned: Cutter
+) -> None:
+    alone, together = (
+        run_threads(size, case_gradient, partitioned(mixed(), size, "random"), op, wants)
+        for size in (1, 3)
+    )
+    for wanted, name, join in zip(wants, "xe", (join_nodes, join_edges), strict=True):
+        if wanted:
+            counts = mixed().total_nodes, len(mixed().edges[ETYPE_HOMO][0])
+            grads = [join(ranks, name, counts[name == "e"]) for ranks in (alone, together)]
+            torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=1e-12)
 
 
 def test_all_ranks_take_part_in_equally_many_collectives(partitioned: Cutter) -> None:

@@ -229,7 +229,7 @@ class Program:
             self._evaluate,
             is_udf=True,
             ordered=bool(udfs),
-            linear_in_src=all(_is_sum(node) for node in self.order),
+            linear_in_src=_linear_in_src(self.order),
             sort_by=self._type_column(udfs),
             captures=tuple({**captures, **self._captured()}.values()),
             hidden=tuple(hidden.values()),
@@ -287,11 +287,39 @@ class Program:
         return [values[id(node)] for node in self.outputs]
 
 
-def _is_sum(node: Node) -> bool:
-    """A leaf, or a built-in whose gradient does not depend on its operands."""
-    if isinstance(node, Call) and node.function is apply_binary:
-        return node.args[0] in ("copy", "add", "sub")
-    return isinstance(node, Leaf)
+def _linear_in_src(order: list[Node]) -> bool:
+    """True when no gradient that is asked for depends on the values of source rows."""
+    reading: set[int] = set()  # nodes whose values follow from source rows
+    asking: set[int] = set()  # nodes that pass gradients on
+    for node in order:
+        tensors: list[Any] = [node.tensor] if isinstance(node, Leaf) else []
+        if isinstance(node, Call):
+            tensors = tree_leaves((node.args, node.kwargs))
+        parents = [id(parent) for parent in node.parents()]
+        reads = not reading.isdisjoint(parents) or (isinstance(node, Leaf) and node.side == "u")
+        asks = not asking.isdisjoint(parents) or any(
+            isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors
+        )
+        if reads:
+            reading.add(id(node))
+        if asks:
+            asking.add(id(node))
+        fixed = isinstance(node, (Udf, Softmax))  # ask for more than their parents show
+        if reads and (asks or fixed) and not _is_linear(node, reading, asking):
+            return False
+    return not any(isinstance(node, Softmax) for node in order)
+
+
+def _is_linear(node: Node, reading: set[int], asking: set[int]) -> bool:
+    """Whether the gradients that ``node`` passes on depend on none of the values in ``reading``."""
+    if not isinstance(node, Call) or node.function is not apply_binary:
+        return isinstance(node, (Leaf, Dropout))
+    op, lhs, rhs = node.args
+    if rhs is None or op in ("copy", "add", "sub"):
+        return True
+    if op == "div" and id(rhs) in asking:
+        return False
+    return not any(id(a) in asking and id(b) in reading for a, b in ((lhs, rhs), (rhs, lhs)))
 
 
 def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:

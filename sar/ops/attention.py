@@ -91,7 +91,8 @@ def attention(
     """
     refuse_sampling(spec.policy, "attention")
     named = {"values": value, "keys": key, "queries": query, "weight": weight}
-    agree_wanted(spec.relation.plan, [(n, t) for n, t in named.items() if t is not None], 0)
+    given = [(name, tensor) for name, tensor in named.items() if tensor is not None]
+    agree_wanted(spec.relation.plan, given, 1 if key is None else 2)
     return _Attention.apply(spec, value, key, query, weight)
 
 
@@ -144,13 +145,17 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 class _Backward:
-    """One backward pass: the own shard, then round by round with gradients sent home."""
+    """One backward pass: the own shard, then round by round with gradients sent home.
+
+    Args:
+        wanted: whether anybody asks for gradients of the sources; without, none are sent.
+    """
 
     def __init__(
         self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
-        out: Tensor, normalizer: Normalizer, dout: Tensor,
+        out: Tensor, normalizer: Normalizer, dout: Tensor, wanted: bool,
     ) -> None:  # fmt: skip
-        self.spec, self.sources = spec, sources
+        self.spec, self.sources, self.wanted = spec, sources, wanted
         self.query, self.weight = _wide(query), _wide(weight)
         self.incoming = Incoming.of(_wide(dout), _wide(out), normalizer)
         wide = wide_dtype(sources[0].dtype)
@@ -160,24 +165,34 @@ class _Backward:
 
     def run(self, kept: Sequence[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
         """Gradients of the sources, of the queries and of the weight, in the wide dtype."""
-        spec, width = self.spec, sum(part.shape[1] for part in self.sources)
-        num_rounds = spec.num_rounds(self.sources)
+        spec, num_rounds = self.spec, self.spec.num_rounds(self.sources)
         additive = spec.scores.kind == ADDITIVE
         by_dst = repeat(None) if additive else iter(spec.shards(num_rounds))
-        own, plan = self.homes[0], spec.relation.plan
-        home = GradientReturn(
-            plan, width, own.dtype, lambda: own, self._add_home, 1, spec.policy.lossy
-        )
+        home, pool = self._home(), spec.relation.group.pool
         stream = _stream(spec, self.sources, kept)
         for (step, rows), csr in zip(stream, spec.transposed(num_rounds), strict=True):
             csc = next(by_dst)
             grads = self.homes if step is None else [home.buffer(step)]
             self._shard(rows, csr, csc, grads)
-            if step is not None:
+            if step is not None and self.wanted:
                 home.send(step, grads[0])
+            elif step is not None:
+                pool.give(grads[0])
         home.finish()
-        plan.group.pool.clear()
+        pool.clear()
         return self.homes, self.dquery, self.dweight.to(self.weight.dtype)
+
+    def _home(self) -> GradientReturn:
+        spec, own, width = self.spec, self.homes[0], sum(part.shape[1] for part in self.sources)
+        return GradientReturn(
+            spec.relation.plan,
+            width,
+            own.dtype,
+            lambda: own,
+            self._add_home,
+            1,
+            spec.policy.lossy,
+        )
 
     def _shard(
         self, rows: Sequence[Tensor], csr: Csc, csc: Csc | None, grads: Sequence[Tensor]
@@ -186,9 +201,10 @@ class _Backward:
         value, key = _columns(scores, rows)
         dvalue, dkey = _columns(scores, grads)
         common = (self.query, self.weight, self.incoming)
-        dquery = attend_grad_of_sources(csr, scores, key, value, *common, dkey, dvalue, mask)
-        if dquery is not None:
-            self.dquery += dquery
+        if self.wanted or csc is None:
+            dquery = attend_grad_of_sources(csr, scores, key, value, *common, dkey, dvalue, mask)
+            if dquery is not None:
+                self.dquery += dquery
         if csc is not None:
             args = (csc, scores, key, value, *common, self.dquery, mask)
             dweight = attend_grad_of_queries(*args)
@@ -240,7 +256,7 @@ class _Attention(Function):
     lists, m_i = max_e z_e, s_i = sum_e exp(z_e - m_i), r_e is 1 or the dropout's factor. Backward,
     with delta_i = <dout_i, out_i> per head: dz_e = a_e (r_e <dout_i, v_j> - delta_i),
     dv_j = sum_e r_e a_e dout_i, (dk_j, dq_i, dw) = sum_e (ds/d(k_j, q_i, w))^T dz_e;
-    dv and dk of halo rows go home round by round.
+    dv and dk of halo rows go home round by round, unless nobody asks for gradients of v and k.
     """
 
     @staticmethod
@@ -271,9 +287,12 @@ class _Attention(Function):
         normalizer = Normalizer(largest, inverse)
         if ctx.writes.happened:  # as a sum's result, it may be written into
             out = attention_forward(ctx.spec, sources, query, used)[0].to(value.dtype)
-        passed = _Backward(ctx.spec, sources, query, used, out, normalizer, dout)
+        wanted = any(ctx.needs_input_grad[1:3])
+        passed = _Backward(ctx.spec, sources, query, used, out, normalizer, dout, wanted)
         homes, dquery, dweight = passed.run(ctx.kept)
-        dsources = [home.to(part.dtype) for home, part in zip(homes, sources, strict=True)]
+        dsources: list[Tensor | None] = [None, None]
+        if wanted:
+            dsources = [home.to(part.dtype) for home, part in zip(homes, sources, strict=True)]
         dkey = dsources[1] if key is not None else None
         dused = dweight.to(weight.dtype) if weight is not None else None
         return None, dsources[0], dkey, dquery.to(query.dtype), dused

@@ -91,7 +91,8 @@ def _agree_inputs(relation: Relation, messages: Messages, inputs: Inputs) -> Non
         for number, tensor in enumerate(tensors)
     ]
     used = [("a tensor that the function uses", t) for t in (*messages.captures, *messages.hidden)]
-    agree_wanted(relation.plan, [*named, *used[:1]], len(inputs.src))
+    fetches = not messages.linear_in_src
+    agree_wanted(relation.plan, [*named, *used[:1]], len(inputs.src), fetches)
 
 
 def swap_sides(messages: Messages, inputs: Inputs) -> tuple[Messages, Inputs]:

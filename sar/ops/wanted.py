@@ -10,7 +10,9 @@ from torch import Tensor
 from sar.comm import HaloPlan
 
 
-def agree_wanted(plan: HaloPlan, tensors: Sequence[tuple[str, Tensor]], num_sent: int) -> None:
+def agree_wanted(
+    plan: HaloPlan, tensors: Sequence[tuple[str, Tensor]], num_sent: int, fetches: bool = True
+) -> None:
     """Raise where only some ranks want a gradient that takes all of them.
 
     A rank that wants none has no backward pass, and the others would wait for it; and rows that
@@ -22,13 +24,14 @@ def agree_wanted(plan: HaloPlan, tensors: Sequence[tuple[str, Tensor]], num_sent
         tensors: what a pass reads, with names for the error; as many on all ranks.
         num_sent: how many of them, the first ones, have gradients that travel. Of all together
             it matters whether any is wanted.
+        fetches: whether backward fetches rows again, where that follows from the wishes.
 
     Raises ``ValueError`` on every rank, which names the tensors and the ranks.
     """
     if plan.group.size == 1:
         return
     wants = [tensor.requires_grad for _, tensor in tensors]
-    vital = (any(wants), *wants[:num_sent])
+    vital = (any(wants), fetches, *wants[:num_sent])
     key = (torch.is_grad_enabled(), vital, *(tuple(tensor.shape[1:]) for _, tensor in tensors))
     if key in plan.wanted:
         return
