@@ -48,6 +48,9 @@ def test_homogeneous(tmp_path):
         assert one["halo_nodes"] == len(nids[owner != part].unique())
     assert found["cut_edges"] == sum(one["cut_edges"] for one in found["parts"]) > 0
     assert found["halo_nodes"] == sum(one["halo_nodes"] for one in found["parts"]) > 0
+    sums = found["sum_rows"]
+    assert sums["pulled"] == found["halo_nodes"] >= sums["fewest"] > 0
+    assert sums["saved"] == 1 - sums["fewest"] / sums["pulled"]
     sizes = [one["num_nodes"] for one in found["parts"]]
     assert sum(sizes) == 200 and found["nodes"]["_N"] == {"total": 200, "per_part": sizes}
     assert found["node_balance"] == pytest.approx(max(sizes) * 3 / 200)

@@ -36,6 +36,9 @@ def render(summary: dict) -> list[str]:
         f"nodes       {summary['num_nodes']:,}",
         f"edges       {edges:,}, of which cut {cut:,}{share}",
         f"halo nodes  {summary['halo_nodes']:,}",
+        f"sums        {summary['sum_rows']['pulled']:,} halo rows by relation, "
+        f"{summary['sum_rows']['fewest']:,} with partial sums "
+        f"({100 * summary['sum_rows']['saved']:.1f} % fewer)",
         f"balance     nodes {summary['node_balance']:.3f}, edges {summary['edge_balance']:.3f} "
         "(largest / mean)",
         "",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,3 +58,20 @@ def pulled_sources(src: Ints, dst: Ints, num_src: int) -> Bools:
 def cover_size(src: Ints, dst: Ints, pulled: Bools) -> int:
     """Rows that travel: pulled sources, and one partial sum per destination of the others."""
     return int(pulled.sum()) + len(np.unique(dst[~pulled[src]]))
+
+
+def count_fewest(
+    src: Ints, dst: Ints, offsets: Sequence[int], num_src: Sequence[int], part: int
+) -> NDArray[np.int64]:
+    """[P] rows that come from each part for a sum over the edges that end in ``part``.
+
+    Args:
+        src, dst: [E] rows of either end inside their parts, grouped by the source's part.
+        offsets: [P + 1] bounds of the groups. num_src: rows of each part.
+    """
+    counts = np.zeros(len(num_src), dtype=np.int64)
+    for peer, (low, high) in enumerate(pairwise(offsets)):
+        if peer != part:
+            ends = src[low:high], dst[low:high]
+            counts[peer] = cover_size(*ends, pulled_sources(*ends, num_src[peer]))
+    return counts

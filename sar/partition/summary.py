@@ -7,7 +7,8 @@ import os
 import torch
 
 from sar.partition.book import PartitionBook, read_book
-from sar.partition.load import PartitionData, load_partition
+from sar.partition.cover import count_fewest
+from sar.partition.load import PartitionData, ShardEdges, load_partition
 
 
 def summarize(json_path: str | os.PathLike) -> dict:
@@ -16,6 +17,8 @@ def summarize(json_path: str | os.PathLike) -> dict:
     Keys: ``graph_name num_parts part_method halo_hops digest``; ``num_nodes num_edges cut_edges
     halo_nodes`` (whole graph); ``nodes`` and ``edges`` (per type ``total`` and ``per_part``; edges
     also ``cut_per_part``); ``parts`` (per part ``num_nodes num_edges cut_edges halo_nodes``);
+    ``sum_rows`` (rows that travel for a sum over each relation: ``pulled`` as they are, or the
+    ``fewest`` with partial sums, and the share ``saved``);
     ``node_balance edge_balance`` (largest part over the mean part, 1 is even); ``node_features``
     and ``edge_features`` (per name ``dtype`` and ``shape`` of one row). An edge is cut when its
     source lies in another part; halo nodes are a part's different remote sources, so a node counts
@@ -26,11 +29,14 @@ def summarize(json_path: str | os.PathLike) -> dict:
     book = read_book(json_path)
     cuts: dict[str, list[int]] = {":".join(etype): [] for etype in book.canonical_etypes}
     parts = []
+    pulled = fewest = 0
     features: dict[str, dict] = {"node_features": {}, "edge_features": {}}
     for part in range(book.num_parts):
         data = load_partition(json_path, part)
         for etype, shard in data.edges.items():
             cuts[":".join(etype)].append(_cut(shard.offsets, part))
+            pulled += sum(_used(data, etype[0], peer, [shard]) for peer in range(book.num_parts))
+            fewest += _fewest(data, etype)
         parts.append(_describe_part(data, sum(one[-1] for one in cuts.values())))
         _add_features(features, data)
     nodes = [one["num_nodes"] for one in parts]
@@ -45,6 +51,11 @@ def summarize(json_path: str | os.PathLike) -> dict:
         "num_edges": book.num_edges(),
         "cut_edges": sum(one["cut_edges"] for one in parts),
         "halo_nodes": sum(one["halo_nodes"] for one in parts),
+        "sum_rows": {
+            "pulled": pulled,
+            "fewest": fewest,
+            "saved": 1 - fewest / pulled if pulled else 0.0,
+        },
         "nodes": _nodes_by_type(book),
         "edges": _edges_by_type(book, cuts),
         "parts": parts,
@@ -80,14 +91,26 @@ def _count_halo(data: PartitionData) -> int:
     total = 0
     for ntype in data.book.ntypes:
         shards = [one for etype, one in data.edges.items() if etype[0] == ntype]
-        for part in range(data.book.num_parts):
-            if part == data.part_id:
-                continue
-            used = torch.zeros(data.book.part_nodes(ntype, part), dtype=torch.bool)
-            for shard in shards:
-                used[shard.src[shard.offsets[part] : shard.offsets[part + 1]]] = True
-            total += int(used.sum())
+        total += sum(_used(data, ntype, part, shards) for part in range(data.book.num_parts))
     return total
+
+
+def _used(data: PartitionData, ntype: str, part: int, shards: list[ShardEdges]) -> int:
+    """Different sources of one type in another part."""
+    if part == data.part_id:
+        return 0
+    used = torch.zeros(data.book.part_nodes(ntype, part), dtype=torch.bool)
+    for shard in shards:
+        used[shard.src[shard.offsets[part] : shard.offsets[part + 1]]] = True
+    return int(used.sum())
+
+
+def _fewest(data: PartitionData, etype: tuple[str, str, str]) -> int:
+    """Rows that come for a sum over a relation."""
+    shard, book = data.edges[etype], data.book
+    sizes = [book.part_nodes(etype[0], part) for part in range(book.num_parts)]
+    ends = (shard.src.numpy(), shard.dst.numpy())
+    return int(count_fewest(*ends, shard.offsets, sizes, data.part_id).sum())
 
 
 def _nodes_by_type(book: PartitionBook) -> dict:
