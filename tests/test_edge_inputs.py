@@ -13,11 +13,13 @@ import torch
 from dgl.nn.functional import edge_softmax
 from harness import models, run_threads
 from harness.compare import assert_gradients_close
-from harness.graphs import sample, to_dgl
+from harness.graphs import mixed, sample, to_dgl
 from harness.parts import Cutter
 from torch import Tensor, nn
 
 import sar
+from sar.comm import LocalGroup
+from sar.ops import aggregate, build_relation
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]  # (graph, x, weight, edge types) -> rows
@@ -122,6 +124,44 @@ def assert_exact(
 def test_edge_inputs_get_their_gradient(name: str, partitioned: Cutter) -> None:
     arrays = sample(models.sample_graph(name))
     assert_exact(arrays, lambda: of_layer(name), partitioned, block_bytes=2048)
+
+
+def rows_times_weight(op: Any) -> Run:
+    """A sum or mean of rows of two axes, each times the number of its edge."""
+
+    def run(graph: Any, x: Tensor, weight: Tensor, kind: Tensor) -> Tensor:
+        graph.srcdata["x"], graph.edata["w"] = x.view(len(x), 2, -1), weight.view(-1, 1, 1)
+        graph.update_all(fn.e_mul_u("w", "x", "m"), op("m", "out"))
+        return graph.dstdata["out"]
+
+    return run
+
+
+@pytest.mark.parametrize("op", [fn.sum, fn.mean], ids=["sum", "mean"])
+@pytest.mark.parametrize("policy", [{}, {"rounds": 1}, {"rematerialize": False}], ids=str)
+def test_weights_of_whole_rows_learn_by_a_kernel(
+    op: Any, policy: dict, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sar.graph.passing.run_messages", None)  # not block by block
+    assert_exact(mixed(), lambda: (rows_times_weight(op), None), partitioned, (1, 3, 4), **policy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_of_both_ends_of_edges(dtype: torch.dtype) -> None:
+    """The gradient of weights, taken twice; 16-bit rows are multiplied wide."""
+    generator = torch.Generator().manual_seed(1)
+    ends = torch.randint(50, (2, 9000), generator=generator, dtype=torch.int32)
+    position = torch.arange(9000, dtype=torch.int32)
+    relation = build_relation(LocalGroup(), *ends, position, [0, 9000], 50, 60, lambda: position)
+    x, w = torch.randn(50, 19, generator=generator), torch.rand(9000, generator=generator)
+    dout = torch.randn(60, 19, generator=generator).to(dtype)
+    x, w = x.to(dtype).requires_grad_(), w.to(dtype).requires_grad_()
+    out = aggregate(relation, x, "sum", sar.Policy(), w)
+    (dw,) = torch.autograd.grad(out, w, dout, retain_graph=True)
+    want = (x.detach().double()[ends[0]] * dout.double()[ends[1]]).sum(1)
+    bound = 1e-6 if dtype == torch.float32 else 2**-8
+    assert (dw.double() - want).abs().max() <= bound * want.abs().max()
+    assert torch.equal(dw, torch.autograd.grad(out, w, dout)[0])
 
 
 # Softmax.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.graph.support import not_supported
+from sar.kernels.sddmm import DOT_DTYPES
 from sar.ops import Inputs, Messages
 
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -177,7 +178,7 @@ def _linear_in_src(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> 
 def scalar_weight(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> Tensor | None:
     """The weight [num_edges] of a message ``u * e`` that scales whole rows, or ``None``.
 
-    A weight that asks for a gradient needs the source rows in backward, so it is not taken here.
+    A weight that asks for a gradient is taken where a kernel computes that.
     """
     if message.op != "mul" or message.rhs is None:
         return None
@@ -187,6 +188,8 @@ def scalar_weight(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> T
     u, e = by_side["u"], by_side["e"]
     scales_rows = e.dim() <= u.dim() and all(size == 1 for size in e.shape[1:])
     asks = e.requires_grad and torch.is_grad_enabled()
-    if not scales_rows or asks or e.dtype != u.dtype or not torch.is_floating_point(u):
+    if asks and (u.dtype not in DOT_DTYPES or u.device.type != "cpu"):
+        return None
+    if not scales_rows or e.dtype != u.dtype or not torch.is_floating_point(u):
         return None
     return e.reshape(-1)

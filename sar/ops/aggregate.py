@@ -13,26 +13,33 @@ from torch.autograd.function import once_differentiable
 from sar.comm import GradientReturn, fetch
 from sar.config import Policy
 from sar.kernels import Factors, spmm, spmm_add, spmm_into, wide_dtype
-from sar.ops.boundary import sampled_aggregate
+from sar.ops.boundary import refuse_sampling, sampled_aggregate
 from sar.ops.linear import LinearRelation, linear_relation
 from sar.ops.relation import Relation
 from sar.ops.shard_store import LOCAL
+from sar.ops.weights import weight_gradient
 
 Streamed = Relation | LinearRelation
 
 
 def aggregate_forward(
-    relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
-) -> Tensor:
-    """[num_dst, width] scaled sums in the wide dtype of ``x`` ([num_src, width], contiguous)."""
+    relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
+    kept: list[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """[num_dst, width] scaled sums in the wide dtype of ``x`` ([num_src, width], contiguous).
+
+    The halo of each round is appended to ``kept``.
+    """
     plan, factors, order = relation.plan, Factors(edge=weight, row=scale), weight is not None
     num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
     rounds = plan.rounds(num_rounds)
-    stream = fetch(plan, x, rounds, lossy=policy.lossy)
+    stream = fetch(plan, x, rounds, kept is not None, policy.lossy)
     out = spmm(relation.local(order=order), x, factors)  # while the first rounds are on the wire
     shards = relation.shards(num_rounds, order=order)
     for (_, halo), shard in zip(stream, shards, strict=True):
         spmm_add(out, shard, halo, factors)
+        if kept is not None:
+            kept.append(halo)
     return out
 
 
@@ -63,17 +70,17 @@ class _Aggregate(Function):
     ========  ======================  =====================================================
     tensor    shape                   owner and lifetime
     ========  ======================  =====================================================
-    x         [num_src, width]        this rank; not saved, the sum is linear in it
+    x         [num_src, width]        this rank; saved (an input) if w asks for a gradient
     w         [num_edges] or none     this rank, by local edge; saved (an input, not a copy)
     s         [num_dst] or none       this rank; saved. 1 / in-degree for the mean
-    halo      [<= round, width]       peers; fetched per round, reduced, dropped
+    halo      [<= round, width]       peers; fetched per round, reduced, dropped; if w asks
+                                      fetched again in backward, or kept as the policy says
     out       [num_dst, width]        this rank; not saved
     ========  ======================  =====================================================
 
     Forward: out = s * (A x). Backward: dx = A^T (s * dout), where the rows of A^T that belong to
     peers are computed here, round by round, and sent home; s multiplies inside the sum, so that
-    s * dout is never stored. ``w`` and ``s`` get no gradient; a weight that asks for one takes the
-    path of :mod:`sar.ops.messages`.
+    s * dout is never stored. dw_e = s_i <x_j, dout_i>, by destination. ``s`` gets no gradient.
     """
 
     @staticmethod
@@ -85,16 +92,23 @@ class _Aggregate(Function):
         relation: Streamed,
         policy: Policy,
     ) -> Tensor:
-        ctx.save_for_backward(weight, scale)
+        asks = ctx.needs_input_grad[1]
+        ctx.save_for_backward(weight, scale, x if asks else None)
         ctx.relation, ctx.policy = relation, policy
-        return aggregate_forward(relation, x, weight, scale, policy).to(x.dtype)
+        ctx.kept = [] if asks and not policy.rematerialize else None
+        return aggregate_forward(relation, x, weight, scale, policy, ctx.kept).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        weight, scale = ctx.saved_tensors
-        dx = aggregate_backward(ctx.relation, dout.contiguous(), weight, scale, ctx.policy)
-        return dx.to(dout.dtype), None, None, None, None
+        weight, scale, x = ctx.saved_tensors
+        dx, dweight, dout = None, None, dout.contiguous()
+        if ctx.needs_input_grad[0]:
+            dx = aggregate_backward(ctx.relation, dout, weight, scale, ctx.policy).to(dout.dtype)
+        if x is not None:
+            dweight = weight_gradient(ctx.relation, x, dout, scale, ctx.policy, ctx.kept or ())
+            dweight = dweight.to(weight.dtype)
+        return dx, dweight, None, None, None
 
 
 def aggregate(
@@ -105,19 +119,20 @@ def aggregate(
     Args:
         x: [num_src, ...] floating point.
         op: ``"sum"`` or ``"mean"`` (of the weighted messages; 0 for a row without edges).
-        weight: [num_edges] per local edge, without gradient; same dtype as ``x``.
+        weight: [num_edges] per local edge; same dtype as ``x``. For a gradient both are float32,
+            float64 or bfloat16 on the CPU.
 
     Returns:
         [num_dst, ...] in the dtype of ``x``. Of a constant ``x`` by the policy what an earlier call
-        gave, see Note [Constant rows]; all ranks agree on whether ``x`` asks for a gradient.
+        gave, see Note [Constant rows]; all ranks agree on what asks for a gradient.
     """
 
     def compute() -> Tensor:
         return _aggregate(relation, x, op, policy, weight)
 
-    if x.requires_grad or policy.constant_inputs == "off":
-        return compute()
     tensors = [x] if weight is None else [x, weight]
+    if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
+        return compute()
     return relation.constants.reduce(tensors, op, policy, compute)
 
 
@@ -129,6 +144,8 @@ def _aggregate(
     if op == "mean":
         degrees = relation.in_degrees.clamp(min=1)
         scale = degrees.to(wide_dtype(x.dtype)).reciprocal_()
+    if weight is not None and weight.requires_grad:
+        refuse_sampling(policy, "edge weights that ask for a gradient")
     if policy.lossy.boundary_rate < 1 and torch.is_grad_enabled():
         out = sampled_aggregate(relation, flat, weight, scale, policy)
     else:

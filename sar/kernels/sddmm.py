@@ -1,0 +1,49 @@
+"""Products of rows sampled at the edges of a :class:`Csc`: d_e = s_i <x_j, y_i>, e = (j -> i)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.kernels.csc import Csc
+from sar.kernels.jit import in_parallel, kernel, prefetch_row
+
+DOT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@kernel
+def _edge_dots(
+    first: Any, last: Any, rows: Any, indptr: Any, indices: Any, order: Any,
+    x: Any, y: Any, scale: Any, out: Any,
+) -> None:  # fmt: skip
+    width = np.uint64(x.shape[1])
+    for segment in range(first, last):
+        i = rows[segment] if len(rows) else segment
+        factor = scale[i] if len(scale) else out.dtype.type(1)
+        for e in range(indptr[segment], indptr[segment + 1]):
+            prefetch_row(x, indices, e, 0, width)
+            j, total = indices[e], out.dtype.type(0)
+            for d in range(width):
+                total += x[j, d] * y[i, d]
+            out[order[e]] = factor * total
+
+
+def edge_dots(out: Tensor, csc: Csc, x: Tensor, y: Tensor, scale: Tensor | None = None) -> None:
+    """Write the products of one shard's edges at their positions.
+
+    Args:
+        out: [num_edges] float32 or float64 on the CPU, of all shards.
+        csc: edges by destination, with ``order``.
+        x, y: [*, width] contiguous rows of the sources and the destinations, the dtype of ``out``.
+        scale: [*] of each destination, the dtype of ``out``; ``None`` is 1.
+    """
+    if csc.order is None:
+        raise ValueError("csc: got no order, expected each edge's position for its product")
+    rows = csc.indptr[:0] if csc.rows is None else csc.rows
+    factors = out[:0] if scale is None else scale
+    tensors = (rows, csc.indptr, csc.indices, csc.order, x, y, factors, out)
+    arrays = [tensor.numpy() for tensor in tensors]
+    in_parallel(lambda _, first, last: _edge_dots(first, last, *arrays), csc.indptr)

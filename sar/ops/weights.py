@@ -1,0 +1,43 @@
+"""The gradient of a weight per edge: products of both ends' rows, one shard at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from sar.comm import Round, fetch
+from sar.config import Policy
+from sar.kernels import wide_dtype
+from sar.kernels.sddmm import edge_dots
+from sar.ops.relation import Relation
+
+
+def weight_gradient(
+    relation: Relation, x: Tensor, dout: Tensor, scale: Tensor | None, policy: Policy,
+    kept: Sequence[Tensor] = (),
+) -> Tensor:  # fmt: skip
+    """dw_e = s_i <x_j, dout_i> for the local edges e = (j -> i); streams x again; collective.
+
+    Args:
+        x: [num_src, width] owned rows, contiguous.
+        dout: [num_dst, width].
+        scale: [num_dst] s, wide dtype; ``None`` is 1.
+        kept: the halo of each round, where the policy keeps it.
+
+    Returns:
+        [num_edges] in the wide dtype of ``x``; as large as the weight itself.
+    """
+    plan, wide = relation.plan, wide_dtype(x.dtype)
+    num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
+    rounds = plan.rounds(num_rounds)
+    stream: Iterator[tuple[Round, Tensor]]
+    stream = zip(rounds, kept, strict=True) if kept else fetch(plan, x, rounds, lossy=policy.lossy)
+    dweight = torch.empty(relation.num_edges, dtype=wide)
+    dout = dout.to(wide).contiguous()
+    edge_dots(dweight, relation.local(order=True), x.to(wide), dout, scale)
+    shards = relation.shards(num_rounds, order=True)
+    for (_, halo), shard in zip(stream, shards, strict=True):
+        edge_dots(dweight, shard, halo.to(wide), dout, scale)
+    return dweight
