@@ -46,6 +46,12 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timeout", type=float, default=300.0, help="seconds to wait for a rank, default 300"
     )
+    _add_policy_arguments(parser.add_argument_group("streaming"))
+    _add_lossy_arguments(parser)
+
+
+def _add_policy_arguments(group: Any) -> None:
+    """Fields of :class:`sar.Policy` that change no result beyond rounding."""
     group.add_argument(
         "--rounds", type=int, help="rounds a layer's halo is fetched in, default P - 1 (strict)"
     )
@@ -81,6 +87,9 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto (the default) sends the fewest rows that sums need, pull all source rows",
     )
+
+
+def _add_lossy_arguments(parser: argparse.ArgumentParser) -> None:
     lossy = parser.add_argument_group("lossy", "Fewer bytes on the wire for a result that differs.")
     lossy.add_argument("--lossy-wire", choices=WIRE_DTYPES, help="what feature rows travel as")
     lossy.add_argument("--lossy-gradient-wire", choices=WIRE_DTYPES, help="the same for gradients")
