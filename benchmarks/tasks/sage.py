@@ -7,6 +7,8 @@ same layers, loss, initial parameters and optimizer.
 from __future__ import annotations
 
 import os
+import copy
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,19 +24,36 @@ from benchmarks.graphs import read_graph
 LAYERS, HIDDEN, CLASSES = 3, 256, 16
 
 
+class Block(nn.Module):
+    """A graph layer with what follows it: from one layer's input to that of the next."""
+
+    def __init__(self, conv: nn.Module, *then: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.then = conv, then
+        self.norms = nn.ModuleList(one for one in then if isinstance(one, nn.Module))
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        x = self.conv(graph, x)
+        for step in self.then:
+            x = step(x)
+        return x
+
+
 class Sage(nn.Module):
     """A stack of unmodified ``dgl.nn.SAGEConv`` with mean aggregation."""
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, batch_norm: bool = False) -> None:
         super().__init__()
         widths = [num_features, *[HIDDEN] * (LAYERS - 1), CLASSES]
-        pairs = zip(widths[:-1], widths[1:])
-        self.convs = nn.ModuleList(dgl.nn.SAGEConv(a, b, "mean") for a, b in pairs)
+        *hidden, last = (dgl.nn.SAGEConv(a, b, "mean") for a, b in zip(widths[:-1], widths[1:]))
+        norms = [nn.BatchNorm1d(HIDDEN)] if batch_norm else []
+        blocks = [Block(conv, *copy.deepcopy(norms), F.relu) for conv in hidden]
+        self.layers = nn.ModuleList([*blocks, last])
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
-        for conv in self.convs[:-1]:
-            x = F.relu(conv(graph, x))
-        return self.convs[-1](graph, x)
+        for layer in self.layers:
+            x = layer(graph, x)
+        return x
 
 
 class Task:
@@ -132,10 +151,18 @@ class Sar(Task):
 
     row_numbers = HIDDEN  # numbers in a row on the wire at the widest layer
 
-    def __init__(self, rank: int, size: int, port: int, parts: str, rounds: int | None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        port: int,
+        parts: str,
+        rounds: int | None,
+        activations: str = "keep",
+    ) -> None:
         import sar
 
-        self.sar = sar
+        self.sar, self.activations = sar, activations
         self.group = sar.initialize_comms(rank, size, None, "gloo", master_port_number=port)
         data = sar.load_dgl_partition_data(parts, rank, "cpu")
         self.graph = sar.construct_full_graph(data, policy=sar.Policy(rounds=rounds))
@@ -148,6 +175,7 @@ class Sar(Task):
     def start(self) -> None:
         super().start()
         self.sar.sync_params(self.model)
+        self.sar.set_activations(self.model, self.activations)
 
     def summed(self, number: int) -> int:
         return int(self.group.all_reduce(torch.tensor(number)))

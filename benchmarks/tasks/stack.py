@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import dgl.nn
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.tasks.sage import CLASSES, HIDDEN, LAYERS
+from benchmarks.tasks.sage import CLASSES, HIDDEN, LAYERS, Block
 
 HEADS = 4
 
@@ -26,6 +28,7 @@ class Stack(nn.Module):
         else:
             layer = {"gat": dgl.nn.GATConv, "gatv2": dgl.nn.GATv2Conv}[kind]
             convs = [layer(width, HIDDEN // HEADS, HEADS) for width in widths[:-1]]
+            convs = [Block(conv, partial(torch.flatten, start_dim=1), F.elu) for conv in convs]
             convs.append(layer(widths[-1], CLASSES, HEADS))
         self.convs = nn.ModuleList(convs)
 
@@ -36,5 +39,5 @@ class Stack(nn.Module):
                 x = F.relu(conv(graph, x, edge_weight=weights))
             return self.convs[-1](graph, x, edge_weight=weights)
         for conv in self.convs[:-1]:
-            x = F.elu(conv(graph, x).flatten(1))
+            x = conv(graph, x)
         return self.convs[-1](graph, x).mean(1)
