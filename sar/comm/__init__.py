@@ -5,7 +5,7 @@ from sar.comm.halo import HaloPlan, Round, add_rows, build_halo_plan, exchange_c
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
-from sar.comm.rotation import GradientReturn, fetch
+from sar.comm.rotation import WINDOW, GradientReturn, fetch
 from sar.comm.seeds import SeedStream, manual_seed
 from sar.comm.setup import (
     backend,
@@ -19,6 +19,7 @@ from sar.comm.setup import (
 from sar.comm.threads import ThreadGroup
 
 __all__ = [
+    "WINDOW",
     "Counters",
     "GradientReturn",
     "Group",

@@ -33,6 +33,7 @@ def fetch(
     rounds: Sequence[Round],
     keep: bool = False,
     lossy: Lossy = EXACT,
+    window: int = WINDOW,
 ) -> Iterator[tuple[Round, Tensor]]:
     """Stream the halo of ``rows``; the first rounds are on the wire when this returns.
 
@@ -42,6 +43,7 @@ def fetch(
         rounds: the plan's rounds; every rank passes as many.
         keep: yield buffers that stay valid after the step.
         lossy: says what rows travel as.
+        window: rounds in flight.
 
     Yields:
         (round, [round.num_recv, width]): the halo rows of the round, ordered by source rank and by
@@ -49,8 +51,8 @@ def fetch(
     """
     columns = [rows] if isinstance(rows, Tensor) else rows
     codec = _codec(plan, lossy.wire_dtype, columns[0].dtype)
-    stream = _Stream(plan, columns, rounds, keep, codec)
-    for step in rounds[:WINDOW]:
+    stream = _Stream(plan, columns, rounds, keep, codec, window)
+    for step in rounds[:window]:
         stream.post(step)
     return stream.land()
 
@@ -70,7 +72,9 @@ class _Stream:
         rounds: Sequence[Round],
         keep: bool,
         codec: Codec | None,
+        window: int,
     ) -> None:
+        self.window = window
         self.plan, self.rows, self.rounds, self.keep, self.codec = plan, rows, rounds, keep, codec
         self.width = sum(part.shape[1] for part in rows)
         self._flights: deque[_Flight] = deque()
@@ -100,8 +104,8 @@ class _Stream:
             if not self.keep:
                 pool.give(halo)
             del flight, halo
-            if index + WINDOW < len(self.rounds):
-                self.post(self.rounds[index + WINDOW])
+            if index + self.window < len(self.rounds):
+                self.post(self.rounds[index + self.window])
 
     def _fill(self, out: Tensor, peer: int) -> None:
         """What one peer gets, coded."""

@@ -16,6 +16,7 @@ from sar.kernels import Factors, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
 from sar.ops.linear import LinearRelation, linear_relation
 from sar.ops.relation import Relation
+from sar.ops.saving import spares_memory
 from sar.ops.shard_store import LOCAL
 from sar.ops.weights import weight_gradient
 
@@ -94,9 +95,12 @@ class _Aggregate(Function):
     ) -> Tensor:
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, scale, x if asks else None)
-        ctx.relation, ctx.policy = relation, policy
+        ctx.relation, ctx.policy, ctx.spares_memory = relation, policy, spares_memory()
         ctx.kept = [] if asks and not policy.rematerialize else None
-        return aggregate_forward(relation, x, weight, scale, policy, ctx.kept).to(x.dtype)
+        out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept).to(x.dtype)
+        if ctx.spares_memory:
+            relation.plan.group.pool.clear()
+        return out
 
     @staticmethod
     @once_differentiable
@@ -108,6 +112,8 @@ class _Aggregate(Function):
         if x is not None:
             dweight = weight_gradient(ctx.relation, x, dout, scale, ctx.policy, ctx.kept or ())
             dweight = dweight.to(weight.dtype)
+        if ctx.spares_memory:
+            ctx.relation.plan.group.pool.clear()
         return dx, dweight, None, None, None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from sar.comm import GradientReturn, Round, fetch
+from sar.comm import WINDOW, GradientReturn, Round, fetch
 from sar.config import Policy
 from sar.kernels import Csc, wide_dtype
 from sar.kernels.attention import (
@@ -29,6 +29,7 @@ from sar.kernels.attention import (
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.boundary import refuse_sampling
 from sar.ops.relation import Relation
+from sar.ops.saving import spares_memory
 from sar.ops.shard_store import LOCAL
 from sar.ops.wanted import agree_wanted
 
@@ -40,12 +41,14 @@ class Attention:
     Attributes:
         scores: kind, heads H and width D of a head.
         dropout: (seed, probability) of the weights' dropout; ``None`` for none.
+        window: rounds of fetched rows in flight.
     """
 
     relation: Relation
     policy: Policy
     scores: Scores
     dropout: tuple[int, float] | None = None
+    window: int = WINDOW
 
     @property
     def mask(self) -> Mask | None:
@@ -93,6 +96,8 @@ def attention(
     named = {"values": value, "keys": key, "queries": query, "weight": weight}
     given = [(name, tensor) for name, tensor in named.items() if tensor is not None]
     agree_wanted(spec.relation.plan, given, 1 if key is None else 2)
+    if spares_memory():
+        spec = replace(spec, window=1)
     return _Attention.apply(spec, value, key, query, weight)
 
 
@@ -124,7 +129,7 @@ def _stream(
         halos: Iterator[tuple[Round, Tensor]] = zip(rounds, kept, strict=True)
     else:
         policy = spec.policy
-        halos = fetch(plan, sources, rounds, not policy.rematerialize, policy.lossy)
+        halos = fetch(plan, sources, rounds, not policy.rematerialize, policy.lossy, spec.window)
     yield None, sources
     for step, halo in halos:
         yield step, [halo]
@@ -153,11 +158,11 @@ class _Backward:
 
     def __init__(
         self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
-        out: Tensor, normalizer: Normalizer, dout: Tensor, wanted: bool,
+        incoming: Incoming, wanted: bool,
     ) -> None:  # fmt: skip
         self.spec, self.sources, self.wanted = spec, sources, wanted
         self.query, self.weight = _wide(query), _wide(weight)
-        self.incoming = Incoming.of(_wide(dout), _wide(out), normalizer)
+        self.incoming = incoming
         wide = wide_dtype(sources[0].dtype)
         self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
         self.dquery = torch.zeros_like(self.query)
@@ -288,7 +293,9 @@ class _Attention(Function):
         if ctx.writes.happened:  # as a sum's result, it may be written into
             out = attention_forward(ctx.spec, sources, query, used)[0].to(value.dtype)
         wanted = any(ctx.needs_input_grad[1:3])
-        passed = _Backward(ctx.spec, sources, query, used, out, normalizer, dout, wanted)
+        incoming = Incoming.of(_wide(dout), _wide(out), normalizer)
+        del out  # its last use: where autograd does not hold it, its memory is free now
+        passed = _Backward(ctx.spec, sources, query, used, incoming, wanted)
         homes, dquery, dweight = passed.run(ctx.kept)
         dsources: list[Tensor | None] = [None, None]
         if wanted:

@@ -26,6 +26,7 @@ class Notes:
 
 class _State(threading.local):
     notes: Notes | None = None
+    hooked: bool = False
 
 
 _state = _State()
@@ -38,13 +39,14 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
     Args:
         notes: where :func:`once` notes its results, or, with ``again``, finds them.
     """
-    before, _state.notes = _state.notes, notes
+    before = _state.notes, _state.hooked
+    _state.notes, _state.hooked = notes, True
     if notes is not None:
         notes.next = 0 if again else None
     try:
         yield
     finally:
-        _state.notes = before
+        _state.notes, _state.hooked = before
 
 
 def once(compute: Callable[[], T]) -> T:
@@ -57,3 +59,11 @@ def once(compute: Callable[[], T]) -> T:
         return notes.results[-1]  # type: ignore[return-value]
     notes.next += 1
     return notes.results[notes.next - 1]  # type: ignore[return-value]
+
+
+def spares_memory() -> bool:
+    """Whether memory counts more than time: saved tensors are moved away or computed again.
+
+    Then one round is in flight instead of two, and no buffers are held from layer to layer.
+    """
+    return _state.hooked
