@@ -64,6 +64,6 @@ def once(compute: Callable[[], T]) -> T:
 def spares_memory() -> bool:
     """Whether memory counts more than time: saved tensors are moved away or computed again.
 
-    Then one round is in flight instead of two, and no buffers are held from layer to layer.
+    Then attention has one round of rows in flight, not two, and no buffers stay between layers.
     """
     return _state.hooked
