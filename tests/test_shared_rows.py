@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -339,6 +340,25 @@ def case_checkpoint(group: Any, path: str) -> None:
         torch.testing.assert_close(found, grads[0])
 
 
+def case_recompute(group: Any, path: str) -> None:
+    """Layers that are recomputed share rows, too: in backward as in forward."""
+    graph, x = full_graph(group, path)
+    conv, found, sent = means(), [], Sent(group)
+    for activations in ("keep", "recompute", "recompute", "recompute"):
+        if len(found) < 2:
+            conv = copy.deepcopy(conv)  # unknown to the graph
+            sar.nn.set_activations(conv, activations)
+        rows = {t: r.clone().requires_grad_() for t, r in x.items()}
+        out = conv(graph, rows)
+        sent()
+        torch.stack([part.sum() for part in out.values()]).sum().backward()
+        found.append((sent(), [r.grad for r in rows.values()]))
+    for _, grads in found[1:]:
+        torch.testing.assert_close(grads, found[0][1])
+    before, after = group.all_reduce(torch.tensor([found[1][0], found[3][0]]), "sum").tolist()
+    assert after < 0.95 * before
+
+
 def test_modules_that_do_otherwise(partitioned: Cutter) -> None:
     path = partitioned(shop(), 3, "random")
     run_threads(3, case_dropout, path)
@@ -346,3 +366,4 @@ def test_modules_that_do_otherwise(partitioned: Cutter) -> None:
         run_threads(3, case_fickle, path, words)
     run_threads(3, case_constant, path)
     run_threads(3, case_checkpoint, path)
+    run_threads(3, case_recompute, path)

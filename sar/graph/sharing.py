@@ -23,6 +23,7 @@ from sar.graph.counts import Counts
 from sar.graph.joint import reduce_jointly, stream_of
 from sar.graph.store import EType, GraphStore
 from sar.ops import Relation
+from sar.ops.saving import once, takes_notes
 
 
 class Ask(NamedTuple):
@@ -100,7 +101,8 @@ def shared_rows(store: GraphStore, layer: Any, inputs: Mapping[EType, Tensor]) -
     """While ``layer`` runs its modules on ``inputs``, those that read the same rows share them."""
     known = store.asked.setdefault(layer, {})
     mode = layer.training, torch.is_grad_enabled()  # dropout replaces rows in training only
-    before, store.sharing = store.sharing, SharedRows(store, inputs, known.get(mode, frozenset()))
+    expected = once(lambda: known.get(mode, frozenset()))  # the same in a repetition
+    before, store.sharing = store.sharing, SharedRows(store, inputs, expected)
     try:
         yield
         known[mode] = frozenset(store.sharing.asked)
@@ -108,11 +110,13 @@ def shared_rows(store: GraphStore, layer: Any, inputs: Mapping[EType, Tensor]) -
         store.sharing = before
 
 
-def _is_recomputed() -> bool:
-    """Whether ``torch.utils.checkpoint`` runs this code again: then it must do the same both times.
+def _runs_again() -> bool:
+    """Whether ``torch.utils.checkpoint`` runs this code twice, without notes of the first time.
 
-    A first call and a second one save different tensors.
+    It has to do the same both times, and a first call and a second one save different tensors.
     """
+    if takes_notes():
+        return False
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(False)
     return top is not None and top[0].__module__ == "torch.utils.checkpoint"
 
@@ -129,7 +133,7 @@ def _sharing(forward: Callable) -> Callable:
     def call(self: Any, g: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         sources = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
         ours = isinstance(g, Counts) and isinstance(sources, Mapping) and g._store.group.size > 1
-        if not ours or _is_recomputed():
+        if not ours or _runs_again():
             return forward(self, g, inputs, *args, **kwargs)
         rows = {e: sources[e[0]] for e in g.canonical_etypes if e[0] in sources}
         with shared_rows(g._store, self, rows):

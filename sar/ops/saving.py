@@ -49,6 +49,11 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
         _state.notes, _state.hooked = before
 
 
+def takes_notes() -> bool:
+    """Whether this forward pass notes what it does, or repeats it by its notes."""
+    return _state.notes is not None
+
+
 def once(compute: Callable[[], T]) -> T:
     """What ``compute`` returns; in a repeated forward pass, what it returned the first time."""
     notes = _state.notes
