@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,8 @@ def hgb(options: Options) -> Report:
 def relations(options: Options) -> Report:
     """Bytes of a mean over five relations: one after the other, together, in a HeteroGraphConv.
 
-    A bibliography of 3 types, 4 ranks, width 64, forward and backward pass.
+    A bibliography of 3 types, 4 ranks, width 64, forward and backward pass; rows as they are (pull)
+    and the fewest rows (auto).
     """
     from sar.comm import ThreadGroup
     from sar.partition.generate import bibliography_graph
@@ -62,16 +64,17 @@ def relations(options: Options) -> Report:
     make = partial(bibliography_graph, papers=PAPERS)
     cuts = [(method, RANKS) for method in ("metis", "random")]
     parts = graphs.partitions(options, f"bibliography-{PAPERS}", make, cuts)
-    table = Table(f"{PAPERS} papers, MB sent", ["cut", *PASSES, "share"])
+    table = Table(f"{PAPERS} papers, MB sent", ["cut", "exchange", *PASSES, "share"])
     report = Report(tables=[table])
-    for cut, path in parts.items():
+    for (cut, path), exchange in itertools.product(parts.items(), ("pull", "auto")):
         sent = [
-            sum(ThreadGroup.run(RANKS, partial(_sent, path, run))) / 1e6 for run in PASSES.values()
+            sum(ThreadGroup.run(RANKS, partial(_sent, path, run, exchange))) / 1e6
+            for run in PASSES.values()
         ]
-        table.rows.append([cut[0], *sent, sent[-1] / sent[0]])
+        table.rows.append([cut[0], exchange, *sent, sent[-1] / sent[0]])
         for name, together in zip(list(PASSES)[1:], sent[1:]):
-            share = Figure(f"{cut[0]}: {name} / apart", together / sent[0], at_most=1.0)
-            report.figures.append(share)
+            words = f"{cut[0]}, {exchange}: {name} / apart"
+            report.figures.append(Figure(words, together / sent[0], at_most=1.0))
     return report
 
 
@@ -110,12 +113,12 @@ PASSES = {
 }
 
 
-def _sent(path: Path, make: Callable, group: Group) -> int:
+def _sent(path: Path, make: Callable, exchange: str, group: Group) -> int:
     """Bytes that a rank sends in one pass forward and backward, set-up not counted."""
     import sar
 
     data = sar.load_dgl_partition_data(path, group.rank)
-    graph = sar.construct_full_graph(data)
+    graph = sar.construct_full_graph(data, sar.Policy(exchange=exchange))
     x = {t: torch.ones(graph.num_nodes(t), WIDTH, requires_grad=True) for t in graph.ntypes}
     run, before = make(graph), 0
     for _ in range(3):  # a layer shares rows from its second call on
