@@ -168,13 +168,15 @@ class Sar(Task):
         parts: str,
         rounds: int | None,
         activations: str = "keep",
+        exchange: str = "auto",
     ) -> None:
         import sar
 
         self.sar, self.activations = sar, activations
         self.group = sar.initialize_comms(rank, size, None, "gloo", master_port_number=port)
         data = sar.load_dgl_partition_data(parts, rank, "cpu")
-        self.graph = sar.construct_full_graph(data, policy=sar.Policy(rounds=rounds))
+        policy = sar.Policy(rounds=rounds, exchange=exchange)
+        self.graph = sar.construct_full_graph(data, policy=policy)
         self.features = data.node_features["_N/feat"]
         self.labels = data.node_features["_N/label"].long()
         self.train = data.node_features["_N/train_mask"].bool().nonzero().squeeze(1)
