@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from benchmarks.tasks.sage import LAYERS, Sage, Sar
 
@@ -62,7 +61,6 @@ class OnBlocks(Sage):
         self.blocks = blocks
 
     def forward(self, graph, x):  # type: ignore[no-untyped-def]
-        blocks = self.blocks or [graph] * LAYERS
-        for conv, block in zip(self.convs[:-1], blocks[:-1]):
-            x = F.relu(conv(block, x))
-        return self.convs[-1](blocks[-1], x)
+        for layer, block in zip(self.layers, self.blocks or [graph] * LAYERS):
+            x = layer(block, x)
+        return x

@@ -39,8 +39,10 @@ class Planned:
         del partition
         network = build_model(options, data.features.shape[1], data.num_classes)
         sar.set_activations(network, activations)
-        self.trainer = Trainer(network, graph, data, TrainOptions(), group=self.group)
-        self.trainer.train_epoch()  # the first epoch makes what later ones use
+        loop = TrainOptions(mfgs="off")
+        self.trainer = Trainer(network, graph, data, loop, group=self.group)
+        for _ in range(2):  # the first epochs make what later ones use
+            self.trainer.train_epoch()
         measure.settle()
 
     def watch(self, epochs: int) -> dict[str, float]:

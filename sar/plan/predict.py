@@ -42,7 +42,7 @@ class Prediction:
 
     Attributes:
         memory_bytes: resident memory of the largest rank at its peak.
-        sent_bytes: rows that all ranks send in an epoch after the first.
+        sent_bytes: rows that all ranks send in an epoch, from the third on: constant sums are kept.
         compute_seconds: an epoch if the wire cost nothing. wire_seconds: if computing did.
         seconds: an epoch.
         fits: whether the ranks of a host fit into its memory; ``None`` where that is not known.
