@@ -16,8 +16,10 @@ from torch import Tensor
 import sar
 from sar.graph.edge_graph import global_ends
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.partition.generate import rmat_graph
 
 NODES, DEGREE = 400, 40
+SIZES = ("num_segments", "num_edges")
 
 
 def dense() -> GraphArrays:
@@ -36,10 +38,10 @@ def train_step(graph: Any, x: Tensor, op: str = "mean") -> Tensor:
 
 
 def case_resident(group: Any, path: str, policy: sar.Policy) -> dict[str, int]:
-    part = Part(group, path, policy)
-    x = part.node_rows(whole(NODES, (4,), 0), False)
-    graph = part.graph
-    del part
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data, policy)
+    del data
+    x = torch.rand(graph.num_nodes(), 4)
     made = reachable_bytes(graph)
     train_step(graph, x)
     relation = graph.scope().relation
@@ -75,6 +77,34 @@ def test_bytes_per_edge_after_training(
         assert found["made"] <= 12 * found["edges"] + found["nodes"]
         least, most = per_edge * found["edges"], per_edge * found["edges"] + found["nodes"]
         assert least <= found["trained"] <= most
+
+
+def test_bytes_per_edge_where_partial_sums_travel(partitioned: Cutter) -> None:
+    """The relation's remote edges are given back by those that its sums keep, both ways exactly."""
+    graph = rmat_graph(9, 12_000)
+
+    def case(group: Any, path: str) -> list[int]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        sharded = sar.construct_full_graph(data)
+        given = [column.clone() for column in arrays_of(sharded)]
+        train_step(sharded, torch.rand(data.num_nodes("_N"), 4))
+        relation = sharded.scope().relation
+        assert relation.linear is not None and relation.linear.plan is not None
+        pushed = [one.by_slot for one in relation.linear.plan.pushed if one is not None]
+        assert sum(csc.num_edges for csc in pushed)
+        for found, column in zip(arrays_of(sharded), given, strict=True):
+            assert torch.equal(found, column)
+        slots, edges = (sum(getattr(csc, name) for csc in pushed) for name in SIZES)
+        del data, given
+        rows = 8 * relation.num_dst * (2 + group.size) + 24 * slots
+        rows += 4 * edges + 8 * sum(relation.plan.recv_counts)
+        kept = reachable_bytes(relation.store, relation.linear)
+        return [kept, 12 * relation.num_edges, rows + 4096]
+
+    found = run_threads(4, case, partitioned(graph, 4, "random"))
+    kept, edges, rows = (sum(column) for column in zip(*found, strict=True))
+    assert edges <= kept <= edges + rows
+    assert rows < edges, "or the bound says nothing"
 
 
 def arrays_of(graph: Any) -> list[Tensor]:

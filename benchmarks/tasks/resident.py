@@ -52,11 +52,12 @@ class Resident:
             trainer = self._prepare()
         measure.settle()
         prepared = measure.anonymous_bytes()
+        trainer.loss = _Watched(trainer.loss)
         with measure.PeakMemory() as training:
             losses = [trainer.train_epoch() for _ in range(epochs)]
-        resident = sum(measure.status_bytes("VmHWM"))
-        found = {"kept for backward": self._saved(trainer)}
-        found |= {"imported": imported, "prepared": prepared - imported, "resident": resident}
+        found = {"kept for backward": trainer.loss.after - prepared}
+        found |= {"resident": sum(measure.status_bytes("VmHWM"))}
+        found |= {"imported": imported, "prepared": prepared - imported}
         found |= {"loading": loading.peak.sampled, "peak": training.peak.best}
         return {**found, **self._kinds(trainer), "losses": losses}
 
@@ -101,16 +102,16 @@ class Resident:
             "model and optimizer": _bytes([trainer.model, grads, state], seen),
         }
 
-    def _saved(self, trainer: Any) -> int:
-        """Bytes that a forward pass leaves for backward and that nothing else holds."""
-        gc.collect()
-        before = measure.anonymous_bytes()
-        trainer.model.train()
-        loss = trainer.loss(trainer.model(trainer.graph, trainer.data.features))
-        self.group.pool.clear()
-        after = measure.anonymous_bytes()
-        del loss
-        return after - before
+
+class _Watched:
+    """A loss function that notes the anonymous memory when it is called: after the forward pass."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss, self.after = loss, 0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        self.after = measure.anonymous_bytes()
+        return self.loss(logits)
 
 
 def _bytes(roots: list[Any], seen: set[int], but: tuple[Any, ...] = ()) -> int:

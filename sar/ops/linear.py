@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from sar.comm.halo import Combine
 from sar.config import Policy
 from sar.kernels import Csc, compress, spmm_add, spmm_into, transpose, wide_dtype
 from sar.ops.relation import Relation
-from sar.ops.shard_store import LOCAL, EdgeArrays
+from sar.ops.shard_store import LOCAL, EdgeArrays, Ends, ends_of
 from sar.partition.cover import cover_size, pulled_sources
 
 # Note [Pull or push]
@@ -114,10 +115,12 @@ class Fewest:
         plan: what travels; ``None`` where the relation's own plan is as good.
         pulled: per peer the halo rows of the relation that travel as they are, bool.
         forward, reverse: edges of [K S] by destination and by source, by number of rounds.
+        rest: the other edges of the relation, by destination; sources index the whole halo.
     """
 
     plan: LinearPlan | None
     pulled: list[Tensor]
+    rest: Csc | None = None
     forward: dict[int, list[Csc]] = field(default_factory=dict)
     reverse: dict[int, list[Csc]] = field(default_factory=dict)
 
@@ -140,8 +143,8 @@ class LinearRelation:
         if num_rounds not in known:
             edges = self.stored.arrays()
             pulled, num_dst = self.fewest.pulled, self.stored.num_dst
-            rounds = self.plan.rounds(num_rounds)
-            known[num_rounds] = [_left(edges, step, pulled, num_dst) for step in rounds]
+            rounds, first = self.plan.rounds(num_rounds), not known
+            known[num_rounds] = [_left(edges, step, pulled, num_dst, first) for step in rounds]
         return known[num_rounds]
 
     def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
@@ -160,10 +163,10 @@ class LinearRelation:
             yield transpose(csc, step.num_recv, order=False)
 
 
-def _left(edges: EdgeArrays, step: Round, pulled: list[Tensor], num_dst: int) -> Csc:
+def _left(edges: EdgeArrays, step: Round, pulled: list[Tensor], num_dst: int, order: bool) -> Csc:
     """The edges of [K S] of a round, by destination: those out of pulled rows, and one out of each
-    slot."""
-    start, srcs, dsts = 0, [], []
+    slot, whose position is -1."""
+    start, srcs, dsts, eids = 0, [], [], []
     for peer, num_rows in zip(step.sources, step.recv_rows, strict=True):
         src, dst = _edges_from(edges, peer)
         mask = pulled[peer]
@@ -174,8 +177,47 @@ def _left(edges: EdgeArrays, step: Round, pulled: list[Tensor], num_dst: int) ->
         behind = torch.arange(end - len(slots), end, dtype=torch.int32, device=src.device)
         srcs += [place.index_select(0, src[kept]), behind]
         dsts += [dst[kept], slots]
+        eids += [_positions(edges, peer)[kept], torch.full_like(slots, -1)]
         start = end
-    return compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=False)
+    csc = compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=order)
+    if csc.order is None:
+        return csc
+    return replace(csc, order=torch.cat(eids).index_select(0, csc.order))
+
+
+def _rest(edges: EdgeArrays, plan: HaloPlan, pulled: list[Tensor], num_dst: int) -> Csc:
+    """The edges out of rows that do not travel, by destination; see :class:`Fewest`."""
+    start, srcs, dsts, eids = 0, [], [], []
+    for peer, num_rows in enumerate(plan.recv_counts):
+        if peer != plan.group.rank:
+            src, dst = _edges_from(edges, peer)
+            away = ~pulled[peer][src.long()]
+            srcs.append(src[away] + start)
+            dsts.append(dst[away])
+            eids.append(_positions(edges, peer)[away])
+            start += num_rows
+    csc = compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=True)
+    positions = torch.cat(eids)
+    return csc if csc.order is None else replace(csc, order=positions.index_select(0, csc.order))
+
+
+def _remote_edges(relation: HaloPlan, fewest: Fewest, num_rounds: int) -> Iterator[Ends]:
+    """The remote edges of a relation with plan ``relation`` out of what its sums keep."""
+    peers = [peer for peer in range(relation.group.size) if peer != relation.group.rank]
+    if fewest.rest is not None:
+        yield ends_of(fewest.rest, peers, [relation.recv_counts[peer] for peer in peers])
+    if fewest.plan is None:
+        return
+    steps = fewest.plan.rounds(num_rounds)
+    for step, csc in zip(steps, fewest.forward[num_rounds], strict=True):
+        ends = ends_of(csc, step.sources, step.recv_rows)
+        kept, rows = ends.eid >= 0, []
+        for peer, num_rows in zip(step.sources, step.recv_rows, strict=True):
+            sources = fewest.pulled[peer].nonzero().view(-1).int()
+            rows += [sources, sources.new_zeros(num_rows - len(sources))]  # slots have no source
+        owner, _, dst, eid = (column[kept] for column in ends)
+        src = torch.cat(rows).index_select(0, csc.indices[kept])
+        yield Ends(owner, src, dst, eid)
 
 
 def linear_relation(
@@ -217,8 +259,10 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
         send_idx[peer], pushed[peer] = _tell(edges, plan, distance, pulled, policy)
     made = LinearPlan(relation.group, plan.num_rows, send_idx, recv_counts, pushed, plan.device)
     fewest = Fewest(made, pulled)
-    LinearRelation(relation, made, fewest).shards(_num_rounds(policy, len(ranks)))
-    relation.shards(_num_rounds(policy, len(ranks)))  # lets the arrays go
+    num_rounds = _num_rounds(policy, len(ranks))
+    fewest.rest = _rest(edges, plan, pulled, relation.num_dst)
+    LinearRelation(relation, made, fewest).shards(num_rounds)
+    relation.store.lend(partial(_remote_edges, plan, fewest, num_rounds))
     seconds = time.perf_counter() - started
     logger.debug("sums: %d rows instead of %d, found in %.3f s", after, before, seconds)
     return fewest
@@ -227,6 +271,10 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
 def _num_rounds(policy: Policy, size: int) -> int:
     """For which edges are compressed first; under a budget it depends on the width of rows."""
     return min(policy.rounds or size - 1, size - 1)
+
+
+def _positions(edges: EdgeArrays, peer: int) -> Tensor:
+    return edges.eid[edges.offsets[peer] : edges.offsets[peer + 1]]
 
 
 def _edges_from(edges: EdgeArrays, peer: int) -> tuple[Tensor, Tensor]:

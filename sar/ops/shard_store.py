@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -32,6 +32,15 @@ class EdgeArrays(NamedTuple):
     offsets: list[int]
 
 
+class Ends(NamedTuple):
+    """Some edges in any order, int32 [e] each: as :class:`EdgeArrays`, and the sources' owners."""
+
+    owner: Tensor
+    src: Tensor
+    dst: Tensor
+    eid: Tensor
+
+
 class ShardStore:
     """Shards by number of rounds and orientation.
 
@@ -52,6 +61,7 @@ class ShardStore:
         self.plan, self.num_src, self.num_dst = plan, num_src, num_dst
         self.offsets = edges.offsets
         self._arrays: EdgeArrays | None = edges
+        self._lent: Callable[[], Iterable[Ends]] | None = None
         self._base = LOCAL  # rounds of the shards that have taken the arrays' place
         self._forward: dict[int, list[Csc]] = {}
         self._reverse: dict[int, list[Csc]] = {}
@@ -81,12 +91,22 @@ class ShardStore:
         if self._arrays is not None:
             return self._arrays
         rank = self.plan.group.rank
-        parts = [self._ends(self._forward[LOCAL][0], [rank], [self.num_src])]
-        for step, csc in zip(self._rounds(self._base), self._forward[self._base], strict=True):
-            parts.append(self._ends(csc, step.sources, step.recv_rows))
+        parts = [ends_of(self._forward[LOCAL][0], [rank], [self.num_src])]
+        if self._lent is not None:
+            parts += self._lent()
+        else:
+            for step, csc in zip(self._rounds(self._base), self._forward[self._base], strict=True):
+                parts.append(ends_of(csc, step.sources, step.recv_rows))
         owner, src, dst, eid = (torch.cat(column) for column in zip(*parts, strict=True))
         order = torch.argsort(owner.long() * max(1, len(eid)) + eid)
         return EdgeArrays(src[order], dst[order], eid[order], self.offsets)
+
+    def lend(self, remote: Callable[[], Iterable[Ends]]) -> None:
+        """Keep the own shard only; ``remote`` gives the other edges back when they are needed."""
+        self.shards(LOCAL)
+        self._arrays, self._lent = None, remote
+        self._forward = {LOCAL: self._forward[LOCAL]}
+        self._reverse = {n: shards for n, shards in self._reverse.items() if n == LOCAL}
 
     def to(self, plan: HaloPlan) -> ShardStore:
         """The same on the device of ``plan``, without what can be made again."""
@@ -96,8 +116,9 @@ class ShardStore:
         moved._reverse = {}
         kept = {LOCAL, self._base} & set(self._forward)
         moved._forward = {n: [csc.to(device) for csc in self._forward[n]] for n in kept}
-        if self._arrays is not None:
-            src, dst, eid, offsets = self._arrays
+        if self._arrays is not None or self._lent is not None:
+            src, dst, eid, offsets = self.arrays()
+            moved._lent = None
             moved._arrays = EdgeArrays(src.to(device), dst.to(device), eid.to(device), offsets)
         return moved
 
@@ -150,15 +171,14 @@ class ShardStore:
         for csc, num_rows in zip(forward, rows, strict=True):
             yield transpose(csc, num_rows, order=order)
 
-    def _ends(
-        self, csc: Csc, peers: Sequence[int], num_rows: Sequence[int]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of each edge of a shard: owner, row among the owner's rows, destination, position."""
-        device = csc.indices.device
-        ends = torch.tensor([*accumulate(num_rows)], dtype=torch.int32, device=device)
-        slot = torch.bucketize(csc.indices, ends, right=True)
-        owner = torch.tensor(peers, dtype=torch.int32, device=device)[slot]
-        src = csc.indices - (ends - torch.tensor(num_rows, device=device).int())[slot]
-        if csc.order is None:
-            raise RuntimeError("unreachable: the shards that stand for the arrays have their order")
-        return owner, src, csc.row_of_edges(), csc.order
+
+def ends_of(csc: Csc, peers: Sequence[int], num_rows: Sequence[int]) -> Ends:
+    """The edges of a shard whose sources are ``num_rows`` rows of each of ``peers``."""
+    device = csc.indices.device
+    ends = torch.tensor([*accumulate(num_rows)], dtype=torch.int32, device=device)
+    slot = torch.bucketize(csc.indices, ends, right=True)
+    owner = torch.tensor(peers, dtype=torch.int32, device=device)[slot]
+    src = csc.indices - (ends - torch.tensor(num_rows, device=device).int())[slot]
+    if csc.order is None:
+        raise RuntimeError("unreachable: the shards that stand for the arrays have their order")
+    return Ends(owner, src, csc.row_of_edges(), csc.order)
