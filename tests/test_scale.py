@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -34,13 +34,18 @@ def relation_of(size: int) -> Relation:
 
 
 def python_bytes(size: int, policy: sar.Policy) -> tuple[int, int]:
-    """Most bytes of Python objects, and bytes of tensors, of a plan, its relation and one step."""
+    """Most bytes of Python objects, and bytes of tensors, of a relation with its shards."""
     aggregate(relation_of(4), torch.rand(ROWS, 4), "mean", policy)  # whatever is made but once
     tracemalloc.start()
     try:
         relation = relation_of(size)
-        x = torch.rand(ROWS, 4, requires_grad=True)
-        aggregate(relation, x, "mean", policy).sum().backward()
+        if policy.exchange == "pull":  # a pass takes seconds when each object is traced
+            num_rounds = relation.plan.num_rounds(policy, 16)
+            for reverse in (False, True):
+                relation.shards(num_rounds, reverse=reverse)
+        else:
+            x = torch.rand(ROWS, 4, requires_grad=True)
+            aggregate(relation, x, "mean", policy).sum().backward()
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -48,12 +53,38 @@ def python_bytes(size: int, policy: sar.Policy) -> tuple[int, int]:
     return most, reachable_bytes(relation)
 
 
-@pytest.mark.parametrize("policy", [sar.Policy(), sar.Policy(rounds=1)], ids=str)
-def test_a_thousand_ranks_cost_each_in_proportion(policy: sar.Policy) -> None:
-    small, large = (python_bytes(size, policy) for size in (256, 1024))
+@pytest.mark.parametrize(
+    ("policy", "sizes"),
+    [
+        (sar.Policy(exchange="pull"), (256, 1024)),
+        (sar.Policy(exchange="pull", rounds=1), (256, 1024)),
+        (sar.Policy(exchange="auto"), (32, 128)),
+    ],
+    ids=["strict", "one-shot", "fewest rows"],
+)
+def test_many_ranks_cost_each_in_proportion(policy: sar.Policy, sizes: tuple[int, int]) -> None:
+    small, large = (python_bytes(size, policy) for size in sizes)
     assert large[0] < 6 * small[0], "four times the ranks, not sixteen times the bytes"
     assert large[0] < 4e6
     assert large[1] < 1.25 * small[1], "the same edges"
+
+
+def test_a_pass_over_a_thousand_ranks_gives_the_sums() -> None:
+    """Strict rounds, against the edges' own ends: every rank has the same rows."""
+    relation = relation_of(1024)
+    x = torch.rand(ROWS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    src, dst, _, offsets = relation.arrays()
+    rows = torch.cat(
+        [
+            src[low:high] if idx is None or peer == relation.group.rank else idx[src[low:high]]
+            for peer, idx, (low, high) in zip(
+                range(1024), relation.plan.send_idx, pairwise(offsets)
+            )
+        ]
+    )
+    want = torch.zeros_like(x).index_add_(0, dst, x[rows])
+    got = aggregate(relation, x, "sum", sar.Policy(exchange="pull"))
+    assert torch.allclose(got, want, rtol=1e-12)
 
 
 def test_a_budget_is_fitted_among_a_thousand_ranks() -> None:

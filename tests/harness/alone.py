@@ -9,10 +9,10 @@ from sar.comm.group import Done, Group, Work
 
 
 class AloneGroup(Group):
-    """Every peer does what this rank does: asks for as many rows as it is asked for, the same.
+    """Every rank does what this one does, turned round the ring to its own place.
 
-    That is how ranks with parts of one size and kind behave, so plans, relations and passes over
-    them can be built and run at any size by one process.
+    So what comes from the rank d places ahead is what goes to the rank d places behind. Plans,
+    relations and passes over them can be built and run at any size by one process.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -31,7 +31,7 @@ class AloneGroup(Group):
     def _exchange(
         self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
     ) -> Work:
-        if send_counts != recv_counts:  # of one round: other peers, as many rows
-            send = send[torch.arange(len(recv)) % max(1, len(send))]
-        recv.copy_(send)
+        parts = send.split(send_counts)
+        mirror = [(2 * self.rank - peer) % self.size for peer in range(self.size)]
+        recv.copy_(torch.cat([parts[peer] for peer in mirror]))
         return Done()
