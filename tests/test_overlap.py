@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.comm import Group
-from sar.nn import overlap
+from sar.nn import overlap, wire_first
 from sar.partition.generate import community_graph
 from sar.partition.write import write_partitions
 
@@ -142,8 +142,7 @@ def beside_the_stream(group: Group, parts: str) -> None:
     results = []
     for _ in range(2):
         layers.zero_grad()
-        with sums:
-            forward().backward()
+        sums.backward(forward())
         results.append([param.grad.clone() for param in layers.parameters()])
     for one, other, want in zip(*results, wanted, strict=True):
         assert torch.equal(one, other)  # in one order, whoever comes first
@@ -183,3 +182,65 @@ def test_entering_twice_is_refused() -> None:
     with sums, pytest.raises(RuntimeError, match="entered inside itself"):
         with sums:
             pass
+
+
+class SelfLast(nn.Module):
+    """Aggregates first and multiplies its own rows last, as DGL's SAGEConv."""
+
+    def __init__(self, width: int, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+        self.neigh, self.own = nn.Linear(width, width).double(), nn.Linear(width, width).double()
+
+    def forward(self, graph: sar.ShardedGraph, x: Tensor) -> Tensor:
+        sums = self.neigh(graph.aggregate(x, "mean"))
+        own = self.own(x)
+        own.register_hook(lambda _: self.log.append("own"))
+        return sums + own
+
+
+def ordered(group: Group, parts: str) -> tuple[list[str], list[str], float]:
+    """What backward did in its own order and with the wire first, and how far results differ."""
+    data = sar.load_dgl_partition_data(parts, group.rank)
+    graph = sar.construct_full_graph(data)
+    x = data.node_features["_N/feat"].double().requires_grad_()
+    log: list[str] = []
+    layers = [SelfLast(x.shape[1], log) for _ in range(2)]
+    for layer in layers:
+        for number, param in enumerate(layer.parameters()):
+            nn.init.normal_(param, generator=torch.Generator().manual_seed(number))
+    exchange = group.exchange
+
+    def noted(*args: object) -> object:
+        log.append("send")
+        return exchange(*args)
+
+    logs, grads = [], []
+    for first in (False, True):
+        x.grad = None
+        h = layers[1](graph, layers[0](graph, x).tanh())
+        loss = sar.global_mean(h.square().sum(1), group=group)
+        group.exchange = noted
+        log.clear()
+        if first:
+            wire_first(loss)
+            wire_first(loss)  # once more changes nothing
+        loss.backward(retain_graph=True)
+        del group.exchange
+        logs.append(list(log))
+        once = x.grad.clone()
+        loss.backward()
+        assert relative_error(x.grad, 2 * once) < 1e-12
+        grads.append(once)
+    return logs[0], logs[1], relative_error(*grads)
+
+
+def test_backward_sends_before_it_multiplies(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("order")
+    graph = community_graph(90, 500)
+    parts = write_partitions(graph, torch.arange(90) % RANKS, folder / "parts")
+    rounds = ["send"] * (RANKS - 1)
+    for plain, first, apart in run_threads(RANKS, ordered, parts):
+        assert plain == ["own", *rounds, "own", *rounds]
+        assert first == [*rounds, "own", *rounds, "own"]
+        assert apart < 1e-12

@@ -37,8 +37,7 @@ class Overlap(sage.Sar):
         self.overlapped = sar.overlap_gradients(self.model)
 
     def backward(self, loss: Tensor) -> None:
-        with self.overlapped:
-            loss.backward()
+        self.overlapped.backward(loss)
 
     def gather_grads(self) -> None:
         """Done while backward ran."""

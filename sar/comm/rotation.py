@@ -184,14 +184,16 @@ class GradientReturn:
 
     def finish(self) -> Tensor:
         """Wait for what is in flight; the whole gradient of the owned rows."""
-        home = self._own()
+        home = self.own()
         while self._flights:
             self._add_home()
         return home
 
-    def _own(self) -> Tensor:
+    def own(self) -> Tensor:
+        """The gradient of the owned rows as far as it has come, without waiting for the rest."""
         if self._home is None:
             self._home = self._local()
+            del self._local  # and what it holds
         return self._home
 
     def _take(self, num_rows: int, codec: Codec | None = None) -> Tensor:
@@ -200,7 +202,7 @@ class GradientReturn:
         return pool.take((num_rows, width), self.dtype if codec is None else codec.dtype, device)
 
     def _add_home(self) -> None:
-        home, flight = self._own(), self._flights.popleft()
+        home, flight = self.own(), self._flights.popleft()
         flight.work.wait()
         pool = self.plan.group.pool
         pool.give(flight.send)

@@ -8,6 +8,7 @@ from sar.nn.link import link_loss, score_edges
 from sar.nn.link_metrics import hits_at, negative_ranks, ranking_metrics
 from sar.nn.loss import global_mean
 from sar.nn.negative import NegativeSampler
+from sar.nn.order import wire_first
 from sar.nn.overlap import overlap_gradients
 from sar.nn.params import ShardedParameter, clip_grad_norm_, gather_grads, sync_params
 from sar.nn.ranking import rank_links
@@ -42,4 +43,5 @@ __all__ = [
     "set_activations",
     "sync_params",
     "trace",
+    "wire_first",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sar.comm import Group, current_group
 from sar.comm.group import Work
+from sar.nn.order import wire_first
 from sar.nn.params import agree_on_layout, replicated, sum_bucket
 from sar.ops.reduce import wide_dtype
 
@@ -42,6 +43,12 @@ class OverlappedGradients:
         if [id(p) for p in params] != [id(p) for p in self._params]:
             agree_on_layout(named, self._group)
             self._params, self._buckets = params, _pack(params)
+
+    def backward(self, loss: Tensor) -> None:
+        """``loss.backward()`` inside this context manager, the paths to other ranks first."""
+        wire_first(loss)
+        with self:
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> None:
         if self._handles:
@@ -130,6 +137,10 @@ def overlap_gradients(model: nn.Module, *, group: Group | None = None) -> Overla
         ...
         with overlapped:
             loss.backward()
+
+    or, which also lets gradients travel while dense layers compute theirs (:func:`wire_first`)::
+
+        overlapped.backward(loss)
 
     Afterwards the gradients are those of :func:`gather_grads`, which is not called. Backward calls
     before it only accumulate on their rank. Sharded parameters are left alone.

@@ -46,8 +46,9 @@ def aggregate_forward(
 
 def aggregate_backward(
     relation: Streamed, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
-) -> Tensor:
-    """[num_src, width] gradient of the owned rows, in the wide dtype; no row is fetched."""
+) -> GradientReturn:
+    """Gradients of [num_src, width] rows, in the wide dtype, the last rounds of them still on
+    their way home; no row is fetched."""
     if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
         dout, scale = dout * scale.unsqueeze(1).to(dout.dtype), None
     plan, factors, order = relation.plan, Factors(edge=weight, gathered=scale), weight is not None
@@ -62,7 +63,31 @@ def aggregate_backward(
         grads = home.buffer(step)
         spmm_into(grads, shard, dout, factors)
         home.send(step, grads)
-    return home.finish()
+    home.own()
+    return home
+
+
+class _Home(Function):
+    """x as it is, in front of :class:`_Aggregate`. Backward waits for the last rounds of gradients.
+
+    What backward still has to compute elsewhere can be computed between the two, see
+    :func:`sar.nn.wire_first`. Between them, the gradients of the owned rows [num_src, width] and
+    two rounds are held, as they are while :class:`_Aggregate` runs. dx = what came home.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, awaited: Arrival) -> Tensor:
+        ctx.awaited = awaited
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
+        home = ctx.awaited.pop()
+        return home.finish().to(dx.dtype), None
+
+
+Arrival = list[GradientReturn]  # what a backward of _Aggregate leaves for that of _Home
 
 
 class _Aggregate(Function):
@@ -80,8 +105,9 @@ class _Aggregate(Function):
     ========  ======================  =====================================================
 
     Forward: out = s * (A x). Backward: dx = A^T (s * dout), where the rows of A^T that belong to
-    peers are computed here, round by round, and sent home; s multiplies inside the sum, so that
-    s * dout is never stored. dw_e = s_i <x_j, dout_i>, by destination. ``s`` gets no gradient.
+    peers are computed here, round by round, and sent home, where :class:`_Home` adds the last of
+    them; s multiplies inside the sum, so that s * dout is never stored.
+    dw_e = s_i <x_j, dout_i>, by destination. ``s`` gets no gradient.
     """
 
     @staticmethod
@@ -92,10 +118,12 @@ class _Aggregate(Function):
         scale: Tensor | None,
         relation: Streamed,
         policy: Policy,
+        arrival: Arrival,
     ) -> Tensor:
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, scale, x if asks else None)
-        ctx.relation, ctx.policy, ctx.spares_memory = relation, policy, spares_memory()
+        ctx.relation, ctx.policy, ctx.arrival = relation, policy, arrival
+        ctx.spares_memory = spares_memory()
         ctx.kept = [] if asks and not policy.rematerialize else None
         out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept).to(x.dtype)
         if ctx.spares_memory:
@@ -108,13 +136,17 @@ class _Aggregate(Function):
         weight, scale, x = ctx.saved_tensors
         dx, dweight, dout = None, None, dout.contiguous()
         if ctx.needs_input_grad[0]:
-            dx = aggregate_backward(ctx.relation, dout, weight, scale, ctx.policy).to(dout.dtype)
+            home = aggregate_backward(ctx.relation, dout, weight, scale, ctx.policy)
+            if x is not None or ctx.spares_memory:
+                home.finish()  # no rounds held while rows are fetched, or dense layers compute
+            ctx.arrival.append(home)
+            dx = home.own().to(dout.dtype)
         if x is not None:
             dweight = weight_gradient(ctx.relation, x, dout, scale, ctx.policy, ctx.kept or ())
             dweight = dweight.to(weight.dtype)
         if ctx.spares_memory:
             ctx.relation.plan.group.pool.clear()
-        return dx, dweight, None, None, None
+        return dx, dweight, None, None, None, None
 
 
 def aggregate(
@@ -156,5 +188,13 @@ def _aggregate(
         out = sampled_aggregate(relation, flat, weight, scale, policy)
     else:
         streamed = linear_relation(relation, flat, weight, policy)
-        out = _Aggregate.apply(flat, weight, scale, streamed, policy)
+        arrival: Arrival = []
+        if flat.requires_grad:
+            flat = _Home.apply(flat, arrival)
+        out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival)
     return out.view(relation.num_dst, *x.shape[1:])
+
+
+def sends_gradients(node: Any) -> bool:
+    """Whether the backward of an autograd node begins to send gradients that another awaits."""
+    return isinstance(getattr(node, "arrival", None), list)

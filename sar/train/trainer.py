@@ -131,8 +131,7 @@ class Trainer:
             raise SarError(f"epoch {self.epoch + 1}: the loss is {value}; training stopped")
         self.optimizer.zero_grad(set_to_none=True)
         self.data.release()  # the peak of memory comes now
-        with self._overlapped:
-            loss.backward()
+        self._overlapped.backward(loss)
         self.data.release()
         if self.options.clip_norm is not None:
             clip_grad_norm_(self.model, self.options.clip_norm, group=self.group)
