@@ -205,7 +205,9 @@ class Sar(Task):
 
     def round_bytes(self) -> int:
         """Most bytes that this rank sends and receives in one round at the widest layer."""
-        plan, policy = self.graph._relation(None).plan, self.graph.policy
+        relation, policy = self.graph._relation(None), self.graph.policy
+        fewest = relation.linear  # once a sum has run
+        plan = relation.plan if fewest is None or fewest.plan is None else fewest.plan
         row_bytes = self.row_numbers * self.features.element_size()
         rounds = plan.rounds(plan.num_rounds(policy, row_bytes))
         return max(step.num_send + step.num_recv for step in rounds) * row_bytes

@@ -54,6 +54,8 @@ class Csc:
 
     def segments(self, start: int, stop: int) -> Csc:
         """The edges of segments [start, stop), each a row of the result; indices are a view."""
+        if self.rows is None and stop - start == self.num_segments:
+            return self
         low, high = int(self.indptr[start]), int(self.indptr[stop])
         bounds = self.indptr[start : stop + 1]
         order = None if self.order is None else self.order[low:high]
