@@ -19,6 +19,7 @@ from sar.graph import ShardedGraph
 from sar.nn.dropout import known_rows
 from sar.ops.paging import Offload, RoundToBfloat16
 from sar.ops.randomness import SameRandom
+from sar.ops.reuse import ReuseTemporaries
 from sar.ops.saving import Notes, hooked
 
 ACTIVATIONS = ("keep", "recompute", "offload", "lossy_bfloat16")
@@ -165,7 +166,13 @@ def _both_passes(
     module: nn.Module, group: Group
 ) -> tuple[AbstractContextManager, AbstractContextManager]:
     notes = Notes()
-    return hooked(notes), _Again(module, group, notes)
+    return _first(notes, ReuseTemporaries()), _Again(module, group, notes)
+
+
+@contextmanager
+def _first(notes: Notes, reuse: ReuseTemporaries) -> Iterator[None]:
+    with hooked(notes), reuse:
+        yield
 
 
 class _Again:
@@ -188,6 +195,7 @@ class _Again:
                 stack.enter_context(state)
             stack.enter_context(_buffers(self.buffers))
             stack.enter_context(hooked(self.notes, again=True))
+            stack.enter_context(ReuseTemporaries())
             self.entered.append(stack.pop_all())
 
     def __exit__(self, *error: Any) -> None:

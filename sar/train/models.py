@@ -59,7 +59,7 @@ class _Layer(nn.Module):
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         x = self.conv(graph, self.dropout(x, graph, rows=graph.srctypes[0]))
         x = x if self.norm is None else self.norm(x)
-        return F.relu(x) if self.hidden else x
+        return F.relu(x, inplace=True) if self.hidden else x  # nobody saved what it overwrites
 
 
 def build_model(options: ModelOptions, in_feats: int, num_classes: int) -> Stack:
