@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.graph import sharing
+from sar.graph import sharing, typed
 from sar.graph.builtin import BuiltinMessage, Operand
 from sar.graph.counts import Counts, LocalCount
 from sar.graph.lazy import EdgeTensor, Scope, eager, node_of
@@ -76,6 +76,7 @@ def install(kind: type | None = None) -> None:
             if original is not None and not hasattr(original, "sharded"):
                 setattr(module, patch.name, _dispatching(original, patch))
     sharing.install()
+    typed.install()
 
 
 def _dispatching(original: Callable, patch: Patch) -> Callable:

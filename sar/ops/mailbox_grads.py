@@ -109,7 +109,7 @@ class MailboxGrads:
         for grad, (low, high) in zip(grads, self.layout.bounds, strict=True):
             if grad is not None:
                 rows = grad.reshape(len(grad), high - low).to(target.dtype)
-                target[:, low:high].index_add_(0, idx, rows)
+                target[:, low:high].index_add_(0, idx.long(), rows)
 
     def _src_grads(self, home: Tensor | None) -> list[Tensor | None]:
         parts = iter([] if home is None or self.layout is None else self.layout.unpack(home))
@@ -138,4 +138,4 @@ def _add(
     for total, leaf in zip(totals, rows, strict=True):
         grad = by_leaf.get(id(leaf))
         if total is not None and grad is not None:
-            total.index_add_(0, idx, grad.to(total.dtype))
+            total.index_add_(0, idx.long(), grad.to(total.dtype))

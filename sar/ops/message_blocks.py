@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -203,16 +204,24 @@ def blocks(spec: MessagePass, number: int, shard: Csc, kinds: list[Tensor], size
     messages, chosen = spec.messages, _chosen(spec)
     for index, (src, dst, position) in enumerate(shard.edge_blocks(size)):
         if messages.ordered:  # as the function would see them in DGL
-            order = torch.argsort(position)
+            order = _ascending(position)
             if messages.sort_by is not None:
                 kind = kinds[messages.sort_by].index_select(0, position[order])
-                order = order[torch.argsort(kind, stable=True)]
+                if bool((kind[1:] < kind[:-1]).any()):  # edges often are sorted
+                    order = order[torch.argsort(kind, stable=True)]
             src, dst, position = src[order], dst[order], position[order]
         if chosen is not None:
             inside = chosen[position.long()]
             src, dst, position = src[inside], dst[inside], position[inside]
         if len(src):
             yield Block(number * 2**32 + index, src, dst, position)
+
+
+def _ascending(position: Tensor) -> Tensor:
+    """int64 order of distinct int32 numbers; numpy's vectorised sort is five times torch's."""
+    if position.device.type != "cpu":
+        return torch.argsort(position)
+    return torch.from_numpy(np.argsort(position.numpy()))
 
 
 def _chosen(spec: MessagePass) -> Tensor | None:

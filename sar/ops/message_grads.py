@@ -37,7 +37,7 @@ class _RowGrads:
 
     def add(self, idx: Tensor, grad: Tensor | None) -> None:
         if self.total is not None and grad is not None:
-            self.total.index_add_(0, idx, grad.to(self.total.dtype))
+            self.total.index_add_(0, idx.long(), grad.to(self.total.dtype))
 
     def result(self) -> Tensor | None:
         return None if self.total is None else self.total.to(self.dtype)
@@ -180,7 +180,7 @@ class MessageGrads:
         for grad, (low, high) in zip(grads, self.layout.bounds, strict=True):
             if grad is not None:
                 rows = grad.reshape(len(grad), high - low).to(target.dtype)
-                target[:, low:high].index_add_(0, idx, rows)
+                target[:, low:high].index_add_(0, idx.long(), rows)
 
     def _src_grads(self, home: Tensor | None) -> list[Tensor | None]:
         parts = iter([] if home is None or self.layout is None else self.layout.unpack(home))
