@@ -79,7 +79,7 @@ def whole(parts: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, P
 @pytest.mark.timeout(300)
 def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
     result = whole[0]
-    assert set(result) == {"epochs", "ranks", "config", "versions"}
+    assert set(result) == {"epochs", "ranks", "layers", "config", "versions"}
     names = {"epoch", "loss", "train_acc", "val_acc", "test_acc", "seconds"}
     assert [set(epoch) for epoch in result["epochs"]] == [names] * 5
     names = {
