@@ -58,7 +58,7 @@ def python_bytes(size: int, policy: sar.Policy) -> tuple[int, int]:
     [
         (sar.Policy(exchange="pull"), (256, 1024)),
         (sar.Policy(exchange="pull", rounds=1), (256, 1024)),
-        (sar.Policy(exchange="auto"), (32, 128)),
+        (sar.Policy(exchange="auto", rounds=1), (256, 1024)),
     ],
     ids=["strict", "one-shot", "fewest rows"],
 )

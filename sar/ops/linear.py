@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -252,11 +251,7 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
     before, after = relation.group.all_reduce(rows).tolist()
     if after > (1 - LEAST_SAVED) * before:
         return Fewest(None, [])
-    send_idx: list[Tensor | None] = [pulled[0].new_empty(0, dtype=torch.int32) for _ in ranks]
-    pushed: list[Pushed | None] = [None for _ in ranks]
-    for distance in ranks[1:]:
-        peer = (relation.group.rank - distance) % relation.group.size
-        send_idx[peer], pushed[peer] = _tell(edges, plan, distance, pulled, policy)
+    send_idx, pushed = _tell(edges, plan, pulled, policy)
     made = LinearPlan(relation.group, plan.num_rows, send_idx, recv_counts, pushed, plan.device)
     fewest = Fewest(made, pulled)
     num_rounds = _num_rounds(policy, len(ranks))
@@ -292,39 +287,37 @@ def _cover(edges: EdgeArrays, plan: HaloPlan, peer: int) -> tuple[Tensor, int]:
 
 
 def _tell(
-    edges: EdgeArrays, plan: HaloPlan, distance: int, pulled: list[Tensor], policy: Policy
-) -> tuple[Tensor, Pushed | None]:
-    """Tell the peer ``distance`` ahead what it sends to this rank; hear it from the one behind.
+    edges: EdgeArrays, plan: HaloPlan, pulled: list[Tensor], policy: Policy
+) -> tuple[list[Tensor | None], list[Pushed | None]]:
+    """Tell every peer what it sends to this rank, hear what this one sends to them; collective.
 
     Returns:
-        The rows that the peer behind pulls, and the edges that it has pushed. Collective.
+        Per peer the rows that it pulls, and the edges that it has pushed.
     """
     group = plan.group
-    source, target = (group.rank + distance) % group.size, (group.rank - distance) % group.size
-    src, dst = _edges_from(edges, source)
-    away = ~pulled[source][src.long()]
-    slots, slot = dst[away].unique(return_inverse=True)
-    parts = [pulled[source].nonzero().view(-1).int(), src[away], slot.int()]
-    heard = _exchange(group, source, target, [len(parts[0]), len(slots), len(parts[1])], parts)
-    num_slots, (idx, srcs, dsts) = heard
-    rows = plan.rows_for(target)
-    idx, srcs = rows.index_select(0, idx), rows.index_select(0, srcs)
-    if num_slots == 0:
-        return idx, None
-    by_slot = compress(dsts, srcs, num_slots, compact=False, order=False)
-    return idx, Pushed(by_slot, plan.num_rows, policy.structure == "both")
-
-
-def _exchange(
-    group: Group, to: int, by: int, sizes: list[int], parts: list[Tensor]
-) -> tuple[int, list[Tensor]]:
-    """Send int32 ``parts`` to one rank, get another's: its number of slots and its parts."""
-    counts = np.zeros(3 * group.size, dtype=np.int64)
-    counts[3 * to : 3 * to + 3] = sizes
+    sizes, parts = torch.zeros((group.size, 3), dtype=torch.int64), []
+    for peer in range(group.size):
+        if peer != group.rank:
+            src, dst = _edges_from(edges, peer)
+            away = ~pulled[peer][src.long()]
+            slots, slot = dst[away].unique(return_inverse=True)
+            told = [pulled[peer].nonzero().view(-1).int(), src[away], slot.int()]
+            sizes[peer] = torch.tensor([len(told[0]), len(told[1]), len(slots)])
+            parts += told
     threes = [3] * group.size
-    heard = group.all_to_all(torch.from_numpy(counts), threes, threes).view(-1, 3)[by].tolist()
-    lengths = [heard[0], heard[2], heard[2]]
-    send_counts, recv_counts = [0] * group.size, [0] * group.size
-    send_counts[to], recv_counts[by] = sum(map(len, parts)), sum(lengths)
-    rows = group.all_to_all(torch.cat(parts), send_counts, recv_counts)
-    return heard[1], list(rows.split(lengths))
+    heard = group.all_to_all(sizes.view(-1), threes, threes).view(-1, 3)
+    lengths = [(table[:, 0] + 2 * table[:, 1]).tolist() for table in (sizes, heard)]
+    received = group.all_to_all(torch.cat([pulled[0].new_empty(0).int(), *parts]), *lengths)
+    send_idx: list[Tensor | None] = []
+    pushed: list[Pushed | None] = []
+    for peer, part in enumerate(received.split(lengths[1])):
+        num_rows, num_edges, num_slots = heard[peer].tolist()
+        mine = plan.rows_for(peer) if peer != group.rank else part
+        idx, srcs, slot = part.split([num_rows, num_edges, num_edges])
+        send_idx.append(mine.index_select(0, idx))
+        pushed.append(None)
+        if num_slots:
+            srcs = mine.index_select(0, srcs)
+            by_slot = compress(slot, srcs, num_slots, compact=False, order=False)
+            pushed[-1] = Pushed(by_slot, plan.num_rows, policy.structure == "both")
+    return send_idx, pushed
