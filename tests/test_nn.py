@@ -464,3 +464,24 @@ def test_convert_batch_norm() -> None:
     assert isinstance(convert_batch_norm(nn.BatchNorm1d(2)), DistributedBN1D)
     with pytest.raises(ValueError, match="forward pass"):
         convert_batch_norm(nn.LazyBatchNorm1d())
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_relu_in_the_pass_of_batch_norm(affine: bool) -> None:
+    """The same numbers as relu after it, in both passes."""
+    x, dy = seeded(9, 3), seeded(9, 3, seed=1)
+
+    def case(group: Group) -> list[Tensor]:
+        found = []
+        for inside in (True, False):
+            norm = DistributedBN1D(3, affine=affine).double()
+            for number, param in enumerate(norm.parameters()):
+                param.data += seeded(3, seed=2 + number)
+            mine = rows_of(x, [4, 0, 5], group.rank).requires_grad_()
+            y = norm(mine, relu=True) if inside else F.relu(norm(mine))
+            y.backward(rows_of(dy, [4, 0, 5], group.rank))
+            found.append([y, mine.grad, norm.running_var, *(p.grad for p in norm.parameters())])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        return found[0][:1]
+
+    assert any((y == 0).any() for (y,) in run([4, 0, 5], case))

@@ -64,20 +64,24 @@ class DistributedBN1D(nn.Module):
             self.running_var.fill_(1)
             self.num_batches_tracked.zero_()  # type: ignore[union-attr]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize ``x``; collective unless running statistics are used. Keeps shape and dtype."""
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        """Normalize ``x``; collective unless running statistics are used. Keeps shape and dtype.
+
+        With ``relu``, ``F.relu`` of that, for which nothing more is kept until backward.
+        """
         if x.dim() not in (2, 3) or x.shape[1] != self.n_feats:
             raise ValueError(
                 f"x: got shape {tuple(x.shape)}, expected [N, {self.n_feats}] "
                 f"or [N, {self.n_feats}, L]"
             )
         if not self.training and self.running_mean is not None:
-            return self._with_running_stats(x)
+            return F.relu(self._with_running_stats(x)) if relu else self._with_running_stats(x)
         if isinstance(x, EdgeTensor) and x.dim() == 2:
-            return self._of_edges(x)
+            return F.relu(self._of_edges(x)) if relu else self._of_edges(x)
         x = eager(x)
         rows = x if x.dim() == 2 else x.transpose(1, 2).reshape(-1, self.n_feats)
-        y, mean, m2, count = normalize_rows(rows, self.weight, self.bias, self.eps, self._group())
+        affine = (self.weight, self.bias)
+        y, mean, m2, count = normalize_rows(rows, *affine, self.eps, self._group(), relu)
         if self.training and self.running_mean is not None:
             self._update(mean, m2 / (count - 1))
         return y if x.dim() == 2 else y.view(len(x), x.shape[2], self.n_feats).transpose(1, 2)

@@ -6,7 +6,7 @@ the cache, so accumulating in float64 needs no float64 copy of the activations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -76,13 +76,19 @@ class _GlobalMean(torch.autograd.Function):
 
 
 def normalize_rows(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Group
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    group: Group,
+    relu: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Batch normalization of ``x`` with the mean and variance of all ranks' rows; collective.
 
     Args:
         x: [n, F], n may be 0. float; 16-bit types are computed in float32.
         weight, bias: [F] or ``None``. Their gradients are this rank's share.
+        relu: set what is negative to 0 in the same pass; nothing more is saved for it.
 
     Returns:
         ``(y, mean, m2, count)``: [n, F] of ``x``'s type; float64 [F] mean and sum of squared
@@ -95,7 +101,8 @@ def normalize_rows(
     if count < 2:
         raise ValueError(f"batch norm: got {count} row(s) on all ranks, expected at least 2")
     rstd = (m2 / count + eps).rsqrt()
-    return _Normalize.apply(x, weight, bias, mean, rstd, count, group), mean, m2, count
+    y = _Normalize.apply(x, weight, bias, mean, rstd, count, group, relu)
+    return y, mean, m2, count
 
 
 class _Normalize(torch.autograd.Function):
@@ -107,15 +114,16 @@ class _Normalize(torch.autograd.Function):
     x              [n, F]   this rank    yes; the caller's own activation, not a copy
     y, dy, dx      [n, F]   this rank    no
     mean, rstd     [F]      every rank   yes, float64
-    weight, bias   [F]      every rank   weight only; dweight, dbias are this rank's share
+    weight, bias   [F]      every rank   yes; dweight, dbias are this rank's share
     s0, s1         [F]      every rank   no, float64, made in backward
     =============  =======  ===========  =====================================================
 
     with z = (x - mean) * rstd
-    forward:   y = z * weight + bias                                nothing is sent
+    forward:   y = z * weight + bias, max(y, 0) with relu           nothing is sent
     backward:  dbias = sum_i dy_i,  dweight = sum_i dy_i * z_i      over this rank's rows
                s0, s1 = dbias, dweight summed over ranks            one all_reduce of 2F float64
                dx = (dy - s0 / N - z * s1 / N) * rstd * weight
+    with relu, dy is 0 where y, computed again block by block, is not positive
     """
 
     @staticmethod
@@ -128,36 +136,54 @@ class _Normalize(torch.autograd.Function):
         rstd: Tensor,
         count: int,
         group: Group,
+        relu: bool,
     ) -> Tensor:
-        ctx.save_for_backward(x, mean, rstd, weight)
-        ctx.count, ctx.group = count, group
-        scale = rstd if weight is None else rstd * weight.double()
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
+        ctx.count, ctx.group, ctx.relu = count, group, relu
         y = torch.empty_like(x)
         for rows in _blocks(x):
-            block = _centered(x[rows], mean) * scale.to(wide_dtype(x.dtype))
-            y[rows] = block if bias is None else block + bias.to(block.dtype)
+            block = _normalized(x[rows], mean, rstd, weight, bias)
+            y[rows] = block.relu_() if relu else block
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rstd, weight = ctx.saved_tensors
-        sums = _gradient_sums(dy, x, mean, rstd)
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+
+        def incoming(rows: slice) -> Tensor:
+            if not ctx.relu:
+                return dy[rows]
+            y = _normalized(x[rows], mean, rstd, weight, bias).to(x.dtype)
+            return dy[rows].masked_fill(y <= 0, 0)
+
+        sums = _gradient_sums(incoming, x, mean, rstd)
         local = sums.to(dy.dtype if weight is None else weight.dtype)
         dx = None
         if ctx.needs_input_grad[0]:
             shares = ctx.group.all_reduce(sums.clone()) / ctx.count  # `local` may alias sums
-            dx = _input_gradient(dy, x, mean, rstd, weight, shares)
+            dx = _input_gradient(incoming, x, mean, rstd, weight, shares)
         dweight = local[1] if ctx.needs_input_grad[1] else None
         dbias = local[0] if ctx.needs_input_grad[2] else None
-        return dx, dweight, dbias, None, None, None, None
+        return dx, dweight, dbias, None, None, None, None, None
 
 
-def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+def _normalized(
+    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """A block of y before any relu, in the wide dtype."""
+    scale = rstd if weight is None else rstd * weight.double()
+    block = _centered(x, mean) * scale.to(wide_dtype(x.dtype))
+    return block if bias is None else block + bias.to(block.dtype)
+
+
+def _gradient_sums(
+    incoming: Callable[[slice], Tensor], x: Tensor, mean: Tensor, rstd: Tensor
+) -> Tensor:
     """float64 [2, F]: sums of dy and of dy times normalized x over this rank's rows."""
     sums = torch.zeros(2, x.shape[1], dtype=torch.float64, device=x.device)
     for rows in _blocks(x):
-        block = dy[rows].double()
+        block = incoming(rows).double()
         sums[0] += block.sum(0)
         sums[1] += (block * (x[rows].double() - mean)).sum(0)
     sums[1] *= rstd
@@ -165,7 +191,12 @@ def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
 
 
 def _input_gradient(
-    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, shares: Tensor
+    incoming: Callable[[slice], Tensor],
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    shares: Tensor,
 ) -> Tensor:
     """[n, F] gradient of x; ``shares`` are the sums over all ranks divided by the row count."""
     wide = wide_dtype(x.dtype)
@@ -174,7 +205,7 @@ def _input_gradient(
     dx = torch.empty_like(x)
     for rows in _blocks(x):
         z_part = _centered(x[rows], mean) * slope
-        dx[rows] = (dy[rows].to(wide) - offset - z_part) * scale
+        dx[rows] = (incoming(rows).to(wide) - offset - z_part) * scale
     return dx
 
 

@@ -58,7 +58,8 @@ class _Layer(nn.Module):
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         x = self.conv(graph, self.dropout(x, graph, rows=graph.srctypes[0]))
-        x = x if self.norm is None else self.norm(x)
+        if self.norm is not None:
+            return self.norm(x, relu=True)
         return F.relu(x, inplace=True) if self.hidden else x  # nobody saved what it overwrites
 
 
