@@ -15,7 +15,7 @@ from sar.nn.order import wire_first
 from sar.nn.params import agree_on_layout, replicated, sum_bucket
 from sar.ops.reduce import wide_dtype
 
-BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 1 << 18
 
 
 class OverlappedGradients:
