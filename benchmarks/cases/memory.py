@@ -7,7 +7,7 @@ from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 MB = 1e6
-SLACK = 1.25
+SLACK = 1.15
 EPOCHS = 3
 
 
@@ -15,7 +15,7 @@ EPOCHS = 3
 def memory(options: Options) -> Report:
     """Activation memory per rank falls with the number of ranks: R-MAT, random cut, SAGE.
 
-    The bound is 1.25 x (single-process DGL with the default allocator) / P + two rounds. A round
+    The bound is 1.15 x (single-process DGL with the default allocator) / P + two rounds. A round
     counts the bytes that the busiest rank sends and receives in it at the widest layer.
     """
     graph = graphs.rmat(options, [("random", ranks) for ranks in options.ranks])
