@@ -45,9 +45,10 @@ done
 
 name=sar$$ net=10.77.0
 declare -a pids=()
-# No chatter of IPv6 among the counted bytes, and a congestion control that every kernel lets a
-# namespace choose.
+# No chatter of IPv6 among the counted bytes, a congestion control that every kernel lets a
+# namespace choose, and at most 1 MB of a connection under way: the queues hold that of several.
 quiet='echo reno > /proc/sys/net/ipv4/tcp_congestion_control
+    echo 4096 65536 1048576 > /proc/sys/net/ipv4/tcp_wmem
     if [ -e /proc/sys/net/ipv6/conf/default/disable_ipv6 ]; then
         echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6
     fi'
@@ -71,9 +72,9 @@ limit() { # namespace device: gives the device the rate
     per_second=$(bits "$rate")
     bucket=$((per_second / 8 / 250))
     ((bucket >= 131072)) || bucket=131072
-    # The queue behind the bucket holds 100 ms, so that several senders to one host lose little.
+    # The queue behind the bucket holds 400 ms, so that several senders to one host lose nothing.
     tc -n "$1" qdisc replace dev "$2" root tbf rate "$rate" burst "${burst:-$bucket}" \
-        limit $((bucket + per_second / 80))
+        limit $((bucket + per_second / 20))
 }
 
 limit_all() {
