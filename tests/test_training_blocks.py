@@ -75,7 +75,7 @@ def case_train(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("name", ["sage", "gcn", "gin"])
+@pytest.mark.parametrize("name", ["sage", "gcn", "gin", "gat"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_losses_and_parameters_are_those_of_the_whole_graph(
     size: int, name: str, dropout: float, partitioned: Cutter
