@@ -563,3 +563,27 @@ def test_edge_subgraph(partitioned: Cutter) -> None:
         for key, ends in (("in", dst), ("outd", src)):
             got = join_nodes(parts, key, total)
             assert torch.equal(got.long(), torch.bincount(ends, minlength=total))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_distmult_equals_its_formula(dtype: torch.dtype) -> None:
+    """Scores and gradients, and the gradient of a gradient."""
+    generator = torch.Generator().manual_seed(2)
+    scorer = DistMultScorer(4, 7).to(dtype)
+    src, dst = (torch.randn(30, 7, generator=generator).to(dtype) for _ in range(2))
+    kinds = torch.randint(3, (30,), generator=generator)  # the last type has no edge
+    leaves = [src.requires_grad_(), dst.requires_grad_(), scorer.weight]
+    factor = torch.randn(30, generator=generator).to(dtype)
+    got = scorer(src, dst, kinds)
+    want = (src * scorer.weight[kinds] * dst).sum(1)
+    bound = {torch.float32: 1e-6, torch.float64: 1e-15, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(got, want, rtol=bound, atol=bound)
+    for again in (False, True):
+        found, expected = (
+            torch.autograd.grad((s * factor).sum(), leaves, create_graph=again, retain_graph=True)
+            for s in (got, want)
+        )
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=bound, atol=4 * bound)
+    second = [torch.autograd.grad(rows[0].square().sum(), dst)[0] for rows in (found, expected)]
+    torch.testing.assert_close(*second, rtol=10 * bound, atol=10 * bound)

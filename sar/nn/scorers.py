@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sar.ops.triple import triple_product
+
 _PAIR_ELEMENTS = 1 << 20  # of both ends' rows, expanded at once
 
 
@@ -77,18 +79,18 @@ class DistMultScorer(LinkScorer):
 
     def forward(self, src: Tensor, dst: Tensor, edge_type: Tensor | None = None) -> Tensor:
         """See :class:`LinkScorer`."""
-        return (src * self._rows(edge_type) * dst).sum(1)
+        return triple_product(src, self.weight, dst, self._types(edge_type))
 
     def against(
         self, rows: Tensor, edge_type: Tensor | None, candidates: Tensor, *, to_src: bool
     ) -> Tensor:
         """See :class:`LinkScorer`."""
-        return (rows * self._rows(edge_type)) @ candidates.T
+        return (rows * self.weight.index_select(0, self._types(edge_type))) @ candidates.T
 
-    def _rows(self, edge_type: Tensor | None) -> Tensor:
+    def _types(self, edge_type: Tensor | None) -> Tensor:
         if edge_type is None:
             raise ValueError("edge_type: got None, expected int64 types")
-        return self.weight.index_select(0, edge_type)
+        return edge_type
 
 
 class MLPScorer(LinkScorer):
