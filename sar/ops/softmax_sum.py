@@ -70,7 +70,7 @@ class SoftmaxSum(SumReducer):
         grown = ((before > -math.inf) & (before < base)).any(1).nonzero().view(-1)
         self._shrink(row[grown], (before[grown] - base[grown]).exp_())
         weights = (z - base).exp_()
-        self._total.index_add_(0, row, weights)
+        self._total.index_add_(0, row.long(), weights)
         return weights.view(scores.shape)
 
     def _shrink(self, row: Tensor, factor: Tensor) -> None:
