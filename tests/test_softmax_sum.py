@@ -277,22 +277,27 @@ def built(name: str) -> nn.Module:
         return LAYERS[name]().double()
 
 
+def counting(sent: list[list[int]]) -> Callable[[Any], None]:
+    """Notes in ``sent[rank]`` how many numbers each exchange of rows sends."""
+
+    def prepare(group: Any) -> None:
+        exchange = group.exchange
+
+        def noted(recv: Tensor, send: Tensor, *counts: Any) -> Any:
+            sent[group.rank].append(send.numel())
+            return exchange(recv, send, *counts)
+
+        group.exchange = noted
+
+    return prepare
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_stream_their_rows_three_times(name: str, partitioned: Cutter) -> None:
     """Once in forward; in backward rows again and gradients home. Equal to DGL, too."""
     modules, sent = [built(name) for _ in range(2)], [[], []]
-
-    def count(group: Any) -> None:
-        exchange = group.exchange
-
-        def counting(recv: Tensor, send: Tensor, *counts: Any) -> Any:
-            sent[group.rank].append(send.numel())
-            return exchange(recv, send, *counts)
-
-        group.exchange = counting
-
     arrays, whole = looped() if name == "EGATConv" else mixed(), built(name)
-    got = on_ranks(partitioned(arrays, 2, "random"), 2, modules, count, rounds=1)
+    got = on_ranks(partitioned(arrays, 2, "random"), 2, modules, counting(sent), rounds=1)
     want = reference(whole, arrays)
     for key, parameter in whole.named_parameters():
         got[key] = sum(dict(module.named_parameters())[key].grad for module in modules)
@@ -359,3 +364,25 @@ def test_large_scores_keep_their_digits(
     want = reference(sharp(reduce), dtype=torch.float32)
     assert streamed == ([True] * 3 if reduce is fn.sum else [])
     assert_gradients_close(got, want, torch.float32)
+
+
+@pytest.mark.parametrize(("scores", "streams"), [("given", 2), ("learned", 3), ("added", 3)])
+def test_what_backward_fetches(
+    scores: str, streams: int, partitioned: Cutter, streamed: list
+) -> None:
+    """Rows again only where the gradient of a weight asks for them; never for a normalizer."""
+
+    def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
+        graph.srcdata["v"], graph.edata["w"] = x, w.view(-1, 1) * 3
+        z = {"given": lambda: graph.edata["w"].detach(), "learned": lambda: graph.edata["w"]}
+        if scores == "added":
+            graph.apply_edges(fn.e_add_u("w", "v", "z"))
+        graph.edata["a"] = edge_softmax(graph, z.get(scores, lambda: graph.edata["z"])())
+        graph.update_all(fn.u_mul_e("v", "a", "m"), fn.sum("m", "out"))
+        return graph.dstdata["out"]
+
+    sent: list[list[int]] = [[], []]
+    got = on_ranks(partitioned(mixed(), 2, "random"), 2, step, counting(sent), rounds=1)
+    assert streamed == [True] * 2
+    assert [len(one) for one in sent] == [streams] * 2
+    assert_gradients_close(got, reference(step), torch.float64)

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.graph.lazy import METADATA, EdgeTensor
 from sar.graph.message_dropout import DROPOUTS, arguments
-from sar.graph.program import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf
+from sar.graph.program import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf, inputs_of
 from sar.graph.udf import call_udf
 from sar.ops import Weighting
 from sar.ops.randomness import unchanged
@@ -98,7 +98,7 @@ class _Above:
 
     def _is_above(self, node: Node) -> bool:
         if id(node) not in self._depends:
-            self._depends[id(node)] = any([self._is_above(parent) for parent in _below(node)])
+            self._depends[id(node)] = any([self._is_above(parent) for parent in inputs_of(node)])
         return self._depends[id(node)]
 
     def _computed(self, node: Node) -> Any:
@@ -122,11 +122,6 @@ class _Above:
         return call_udf(udf.function, udf.seen, src, dst, edge, BLANK_ROWS)
 
 
-def _below(node: Node) -> list[Node]:
-    """What a node is computed from; the normalizer of a softmax, too, depends on its scores."""
-    return [node.scores] if isinstance(node, Softmax) else list(node.parents())
-
-
 def _outermost(output: Node) -> Iterator[Softmax]:
     """The softmaxes below ``output`` that are reached without passing another."""
     todo, seen = [output], {id(output)}
@@ -135,7 +130,7 @@ def _outermost(output: Node) -> Iterator[Softmax]:
         if isinstance(node, Softmax):
             yield node
             continue
-        for parent in _below(node):
+        for parent in inputs_of(node):
             if id(parent) not in seen:
                 seen.add(id(parent))
                 todo.append(parent)

@@ -295,7 +295,7 @@ def _linear_in_src(order: list[Node]) -> bool:
         tensors: list[Any] = [node.tensor] if isinstance(node, Leaf) else []
         if isinstance(node, Call):
             tensors = tree_leaves((node.args, node.kwargs))
-        parents = [id(parent) for parent in node.parents()]
+        parents = [id(parent) for parent in inputs_of(node)]
         reads = not reading.isdisjoint(parents) or (isinstance(node, Leaf) and node.side == "u")
         asks = not asking.isdisjoint(parents) or any(
             isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors
@@ -307,7 +307,12 @@ def _linear_in_src(order: list[Node]) -> bool:
         fixed = isinstance(node, (Udf, Softmax))  # ask for more than their parents show
         if reads and (asks or fixed) and not _is_linear(node, reading, asking):
             return False
-    return not any(isinstance(node, Softmax) for node in order)
+    return True
+
+
+def inputs_of(node: Node) -> list[Node]:
+    """What a node depends on; the normalizer of a softmax, not computed for this, on its scores."""
+    return [node.scores] if isinstance(node, Softmax) else list(node.parents())
 
 
 def _is_linear(node: Node, reading: set[int], asking: set[int]) -> bool:
@@ -335,7 +340,7 @@ def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:
             order.append(node)
         else:
             stack.append((node, True))
-            parents = [streamed.scores] if streamed is node else node.parents()
+            parents = inputs_of(node) if node is streamed else node.parents()
             stack.extend((parent, False) for parent in parents)
     return order
 
