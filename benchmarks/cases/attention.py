@@ -11,11 +11,13 @@ from benchmarks import graphs
 from benchmarks.cases.memory import MB
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
+from benchmarks.tasks.softmax import streamed_bytes
 
 TASKS = "benchmarks.tasks.attention"
 RANKS, MEMORY_RANKS = 4, 8
 OWN_CUT = ("random", 1)
 TWO_THREADS = {**LAUNCH, "OMP_NUM_THREADS": "2"}
+TINY = 12
 SMALL = 15  # DGL holds 2 GB a tensor of GATv2 on the large graph
 SAME_LOSS = 1e-4
 
@@ -66,6 +68,23 @@ def gat_memory(options: Options) -> Report:
     table.rows.append([single / MB, largest / MB, one_round / MB])
     name = f"GAT, activation memory, P={MEMORY_RANKS}, largest rank"
     return Report([Figure(name, largest / MB, "MB", at_most=bound / MB)], [table])
+
+
+@benchmark("softmax-bytes", "edges")
+def softmax_bytes(options: Options) -> Report:
+    """Bytes of layers that no kernel takes, 4 ranks: three streams of their rows, METIS."""
+    from sar.comm import ThreadGroup
+
+    prepared = graphs.rmat(options, [("metis", RANKS)], TINY)
+    table = Table("Forward and backward, all ranks", ["layer", "sent MB", "three streams", "cpu s"])
+    report = Report(tables=[table])
+    for kind in ("agnn", "edgegat", "hgt"):
+        parts = str(prepared.parts["metis", RANKS])
+        ranks = ThreadGroup.run(RANKS, partial(streamed_bytes, kind, parts))
+        sent, bound, cpu = (sum(column) for column in zip(*ranks))
+        table.rows.append([kind, sent / MB, bound / MB, cpu])
+        report.figures.append(Figure(f"{kind}: sent / three streams", sent / bound, at_most=1.02))
+    return report
 
 
 def _race(
