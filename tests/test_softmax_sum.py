@@ -366,7 +366,9 @@ def test_large_scores_keep_their_digits(
     assert_gradients_close(got, want, torch.float32)
 
 
-@pytest.mark.parametrize(("scores", "streams"), [("given", 2), ("learned", 3), ("added", 3)])
+@pytest.mark.parametrize(
+    ("scores", "streams"), [("given", 2), ("learned", 3), ("added", 3), ("function", 3)]
+)
 def test_what_backward_fetches(
     scores: str, streams: int, partitioned: Cutter, streamed: list
 ) -> None:
@@ -375,8 +377,12 @@ def test_what_backward_fetches(
     def step(graph: Any, x: Tensor, w: Tensor) -> Tensor:
         graph.srcdata["v"], graph.edata["w"] = x, w.view(-1, 1) * 3
         z = {"given": lambda: graph.edata["w"].detach(), "learned": lambda: graph.edata["w"]}
+        one = (w * 0).sum() + 1  # captured, with a gradient
         if scores == "added":
             graph.apply_edges(fn.e_add_u("w", "v", "z"))
+        elif scores == "function":
+            graph.edata["given"] = graph.edata["w"].detach()
+            graph.apply_edges(lambda edges: {"z": edges.data["given"] * one})
         graph.edata["a"] = edge_softmax(graph, z.get(scores, lambda: graph.edata["z"])())
         graph.update_all(fn.u_mul_e("v", "a", "m"), fn.sum("m", "out"))
         return graph.dstdata["out"]

@@ -296,10 +296,10 @@ def _linear_in_src(order: list[Node]) -> bool:
         if isinstance(node, Call):
             tensors = tree_leaves((node.args, node.kwargs))
         parents = [id(parent) for parent in inputs_of(node)]
-        reads = not reading.isdisjoint(parents) or (isinstance(node, Leaf) and node.side == "u")
-        asks = not asking.isdisjoint(parents) or any(
-            isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors
-        )
+        of_src = isinstance(node, (Leaf, Softmax)) and node.side == "u"
+        reads = of_src or not reading.isdisjoint(parents)
+        asks = isinstance(node, Udf) or not asking.isdisjoint(parents)  # a function may capture
+        asks = asks or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
         if reads:
             reading.add(id(node))
         if asks:
