@@ -388,10 +388,8 @@ class ShardedGraph(Counts, OriginalMembers):
         if name.startswith("__"):
             raise AttributeError(name)
         refuse_undistributed()
-        layer = calling_layer()
-        raise UnsupportedMember(
-            f"{layer + ': ' if layer else ''}a sharded graph has no member {name!r}"
-        )
+        where = f"{layer}: " if (layer := calling_layer()) else ""
+        raise UnsupportedMember(f"{where}a sharded graph has no member {name!r}")
 
     def __repr__(self) -> str:
         kind = "block" if self.is_block else "graph"
