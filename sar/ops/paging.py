@@ -135,7 +135,7 @@ class Offload:
     def pack(self, tensor: Tensor, held: Set[int]) -> Any:
         """``held``: addresses of storages that stay in memory anyhow."""
         if not _worth_it(tensor, held, (torch.bool, torch.uint8)):
-            return tensor
+            return _Guarded(tensor)
         storage = tensor.untyped_storage()
         own = tensor
         if storage.nbytes() > 2 * tensor.nbytes:  # a part of something that may go
@@ -150,10 +150,27 @@ class Offload:
 
     def unpack(self, packed: Any) -> Tensor:
         """The tensor, in mapped memory where it is the CPU's."""
-        if isinstance(packed, Tensor):
-            return packed
+        if isinstance(packed, _Guarded):
+            return packed.get()
         pages, dtype, device, layout = packed
         return pages.read(dtype).to(device).as_strided(*layout)
+
+
+class _Guarded:
+    """A tensor that stays where it is; torch does not see writes into what hooks give back."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.version = tensor, tensor._version
+
+    def get(self) -> Tensor:
+        """The tensor; raises ``RuntimeError``, as torch does, if it has been written into."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"activations: a tensor of shape {tuple(self.tensor.shape)} that backward needs "
+                f"was written into after the forward pass: it is at version "
+                f"{self.tensor._version}, expected {self.version}"
+            )
+        return self.tensor
 
 
 class _Rounded:
@@ -170,7 +187,7 @@ class RoundToBfloat16:
     def pack(self, tensor: Tensor, held: Set[int]) -> Any:
         """See :meth:`Offload.pack`."""
         if not _worth_it(tensor, held) or tensor.dtype not in (torch.float32, torch.float64):
-            return tensor
+            return _Guarded(tensor)
         key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
         rounded = self._known.get(tensor, *key)
         if rounded is None:
@@ -180,7 +197,9 @@ class RoundToBfloat16:
 
     def unpack(self, packed: Any) -> Tensor:
         """The tensor in its own dtype."""
-        return packed if isinstance(packed, Tensor) else packed[0].values.to(packed[1])
+        if isinstance(packed, _Guarded):
+            return packed.get()
+        return packed[0].values.to(packed[1])
 
 
 def _worth_it(tensor: Tensor, held: Set[int], more: tuple[torch.dtype, ...] = ()) -> bool:
