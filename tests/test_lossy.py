@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from copy import deepcopy
 from typing import Any
 
@@ -198,6 +200,43 @@ def differ(group: sar.comm.Group, path: str) -> None:
 
 def test_ranks_that_differ_are_told(partitioned: Cutter, sample: Any) -> None:
     run_threads(2, differ, partitioned(sample, 2, "random"))
+
+
+def draw_differently(group: sar.comm.Group, path: str) -> None:
+    lossy = sar.Lossy(boundary_rate=0.5) if group.rank else sar.Lossy()
+    graph = Part(group, path, sar.Policy(lossy=lossy)).graph
+    with pytest.raises(ValueError, match=r"lossy.* of ranks 0, 1, .. are \[\(100000000,\), "):
+        graph.aggregate(torch.ones(graph.num_nodes(), 4, requires_grad=True), "sum")
+
+
+def test_a_rank_that_draws_alone_is_told_before_it_draws(partitioned: Cutter, sample: Any) -> None:
+    run_threads(2, draw_differently, partitioned(sample, 2, "random"))
+
+
+def plans_that_stay(group: sar.comm.Group, path: str) -> int:
+    """How many plans of sampled rows live on when their sums are gone."""
+    part, seen = Part(group, path, sar.Policy(lossy=sar.Lossy(boundary_rate=0.5))), []
+    plan = part.graph._store.relations[ETYPE_HOMO].plan
+    thinned = plan.thinned
+
+    def watched(*args: Any) -> Any:
+        seen.append(thinned(*args))
+        return seen[-1]
+
+    plan.thinned = watched
+    out = part.graph.aggregate(torch.ones(len(part.nodes), 4, requires_grad=True), "sum")
+    out.sum().backward()
+    del out
+    seen = [weakref.ref(seen.pop())]
+    return sum(one() is not None for one in seen)
+
+
+def test_samples_go_with_their_sums(partitioned: Cutter, sample: Any) -> None:
+    gc.disable()  # nothing waits for the collector of cycles
+    try:
+        assert run_threads(2, plans_that_stay, partitioned(sample, 2, "random")) == [0, 0]
+    finally:
+        gc.enable()
 
 
 def attention(group: sar.comm.Group, path: str, lossy: sar.Lossy, x: Tensor, layer: GATConv) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -99,7 +99,7 @@ class HaloPlan:
         self.rows_in_flight = self._agree_rows_in_flight()
         self.wanted: set[tuple] = set()
         self._agreed: set[tuple[str, tuple[int, ...]]] = set()
-        self.rounds = cache(self._rounds)
+        self._steps: dict[int, tuple[Round, ...]] = {}
         self.device = torch.device("cpu")
 
     def rows_for(self, peer: int) -> Tensor:
@@ -177,7 +177,7 @@ class HaloPlan:
         moved = object.__new__(HaloPlan)
         moved.__dict__.update(self.__dict__)
         moved.send_idx = [None if idx is None else idx.to(device) for idx in self.send_idx]
-        moved.rounds = cache(moved._rounds)
+        moved._steps = {}
         moved.device = device
         return moved
 
@@ -191,11 +191,16 @@ class HaloPlan:
         thin.__dict__.update(self.__dict__)
         thin.send_idx, thin.recv_counts = list(send_idx), recv_counts
         thin.send_counts = [len(idx) for idx in send_idx]
-        thin.rounds = cache(thin._rounds)
+        thin._steps = {}
         return thin
 
+    def rounds(self, num_rounds: int) -> tuple[Round, ...]:
+        """Peers at distance 1 .. P-1, cut into ``num_rounds`` runs of distances; kept."""
+        if num_rounds not in self._steps:  # a functools.cache would refer back to the plan
+            self._steps[num_rounds] = self._rounds(num_rounds)
+        return self._steps[num_rounds]
+
     def _rounds(self, num_rounds: int) -> tuple[Round, ...]:
-        """Peers at distance 1 .. P-1, cut into ``num_rounds`` runs of distances."""
         rank, size = self.group.rank, self.group.size
         rounds = []
         for start, stop in pairwise(_round_starts(size, num_rounds).tolist()):

@@ -182,6 +182,7 @@ def _aggregate(
     if op == "mean":
         degrees = relation.in_degrees.clamp(min=1)
         scale = degrees.to(wide_dtype(x.dtype)).reciprocal_()
+    relation.plan.agree_once("(code of what is lossy)", policy.lossy.code)  # it says who draws
     if weight is not None and weight.requires_grad:
         refuse_sampling(policy, "edge weights that ask for a gradient")
     if policy.lossy.boundary_rate < 1 and torch.is_grad_enabled():
