@@ -155,6 +155,20 @@ def test_a_rank_takes_its_own_random_state() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_rounding_of_sent_rows_goes_on(tmp_path: Path) -> None:
+    """What int8 on the wire draws after a checkpoint is drawn again after it is resumed."""
+
+    def case(group: Group) -> None:
+        one = trainer(group, tmp_path, 4, 0.0)
+        torch.rand(5 + group.rank, generator=group.seeds.noise(group.rank))
+        one.fit()
+        want = torch.rand(3, generator=group.seeds.noise(group.rank))
+        trainer(group, tmp_path, 8, 0.0).resume()
+        assert torch.equal(torch.rand(3, generator=group.seeds.noise(group.rank)), want)
+
+    ThreadGroup.run(2, case)
+
+
 def test_other_options_are_an_error(tmp_path: Path) -> None:
     trainer(LocalGroup(), tmp_path, 4, 0.0, hidden=8, lr=0.1).fit()
     with pytest.raises(ValueError, match="hidden 8, now 16.*Give the same"):

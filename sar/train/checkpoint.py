@@ -113,6 +113,16 @@ def restore_random_state(states: torch.Tensor, group: Group) -> None:
         torch.cuda.set_rng_state(mine[size:].clone())
 
 
+def noise_states(group: Group) -> torch.Tensor:
+    """uint8 [P, bytes]: the state of what rounds rows on a lossy wire on every rank; collective."""
+    return torch.stack(group.all_gather(group.seeds.noise(group.rank).get_state()))
+
+
+def restore_noise(states: torch.Tensor, group: Group) -> None:
+    """Set what :func:`noise_states` saw on as many ranks."""
+    group.seeds.noise(group.rank).set_state(states[group.rank].clone())
+
+
 def _own_random_state() -> torch.Tensor:
     states = [torch.get_rng_state()]
     if torch.cuda.is_available():

@@ -29,7 +29,9 @@ from sar.train.checkpoint import (
     FORMAT,
     load_checkpoint,
     load_model,
+    noise_states,
     random_states,
+    restore_noise,
     restore_random_state,
     save_checkpoint,
 )
@@ -188,6 +190,7 @@ class Trainer:
             "num_ranks": self.group.size,
             "random": random_states(self.group),
             "dropout_seeds": self.group.seeds.state(),
+            "noise": noise_states(self.group),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
@@ -211,7 +214,8 @@ class Trainer:
         self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
         self.epoch, self.history = content["epoch"], list(content["history"])
-        if content["num_ranks"] == self.group.size:
+        same = content["num_ranks"] == self.group.size
+        if same:
             restore_random_state(content["random"], self.group)
         else:
             self._seed_random()
@@ -222,6 +226,8 @@ class Trainer:
                     stacklevel=2,
                 )
         self.group.seeds.restart(*content["dropout_seeds"])
+        if same and "noise" in content:
+            restore_noise(content["noise"], self.group)
         return self.epoch
 
     def _labels(self) -> Tensor:
