@@ -135,6 +135,21 @@ def test_when_blocks_are_chosen(
     assert (told[0][0] is not None) == words.startswith("used")
 
 
+def case_repeated(group: Any, path: str) -> str:
+    graph, data = ready(path, group)
+    if group.rank == 1:
+        data.rows["train"] = torch.cat([data.rows["train"]] * 2)
+    model = build_model(ModelOptions("sage", 2, 8), WIDTH, CLASSES)
+    with pytest.raises(ValueError, match="mfgs: got 'on', but a training node is listed twice"):
+        training_blocks(model, graph, data, "on", group)
+    return training_blocks(model, graph, data, "auto", group)[1]
+
+
+def test_no_blocks_where_a_node_counts_twice(partitioned: Cutter) -> None:
+    told = run_threads(3, case_repeated, partitioned(sparse(0.1), 3, "random"))
+    assert set(told) == {"not used: a training node is listed twice"}
+
+
 def case_refused(group: Any, path: str) -> None:
     graph, data = ready(path, group)
     options = TrainOptions(mfgs="on")

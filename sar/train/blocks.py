@@ -43,6 +43,8 @@ def training_blocks(
     if mode == "off":
         return None, "off"
     reason = _obstacle(model, graph, data)
+    if reason is None:
+        reason = _repeated(data, group)
     if reason is not None and mode == "on":
         raise ValueError(f"mfgs: got 'on', but {reason}")
     if reason is None and mode == "auto":
@@ -66,6 +68,13 @@ def _obstacle(model: nn.Module, graph: Any, data: NodeData) -> str | None:
     if not isinstance(graph, ShardedGraph) or graph.is_block or not graph.is_homogeneous:
         return "the graph is not a whole one of one node type and one edge type"
     return None if "train" in data.rows else "there are no training nodes"
+
+
+def _repeated(data: NodeData, group: Group) -> str | None:
+    """A block has each row once."""
+    rows = data.rows["train"]
+    twice = torch.tensor(len(rows) - len(rows.unique()))
+    return "a training node is listed twice" if group.all_reduce(twice, "max") else None
 
 
 def _dependence(model: nn.Module) -> str | None:
