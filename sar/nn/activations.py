@@ -46,8 +46,9 @@ def set_activations(
       not exact any more; results of the forward pass are.
 
     Parameters, buffers, arguments and columns of the graph stay where they are, and so do small
-    tensors; one that is written into before backward is a ``RuntimeError`` there. Gradients are those of ``"keep"`` bit for bit, but for the last. State dicts do not
-    change; copies of the module have the same setting.
+    tensors; one that is written into before backward is a ``RuntimeError`` there. Gradients are
+    those of ``"keep"`` bit for bit, but for the last. State dicts do not change; copies of the
+    module have the same setting.
 
     Args:
         module: a model, a layer, or a list of layers to be taken as they are.
