@@ -109,12 +109,13 @@ def test_memory_falls_with_ranks_and_rounds() -> None:
     assert one_shot - peaks[3] == pytest.approx(2 * 1000 * 1024 * 5 / 7, rel=0.01)
 
 
-def test_time_is_the_longer_of_compute_and_wire() -> None:
+def test_time_is_compute_and_wire_partly_at_once() -> None:
     slow, fast = (
         predict(even(4), COSTS, Setting("", 3), Hardware(bandwidth=rate)) for rate in (1e6, 1e12)
     )
-    assert slow.seconds == slow.wire_seconds > slow.compute_seconds
-    assert fast.seconds == fast.compute_seconds == slow.compute_seconds
+    assert slow.wire_seconds < slow.seconds < slow.wire_seconds + slow.compute_seconds
+    assert fast.seconds == pytest.approx(fast.compute_seconds, rel=1e-2)
+    assert fast.compute_seconds == slow.compute_seconds
     assert slow.wire_seconds == pytest.approx((2000 * 1536 + 2 * 0.75 * 4000) * 8 / 1e6, rel=1e-3)
     packed = predict(even(4), COSTS, Setting("", 3), Hardware(1e12, ranks_per_host=4, cores=2))
     assert packed.compute_seconds == pytest.approx(2 * fast.compute_seconds)
