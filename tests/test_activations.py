@@ -263,6 +263,23 @@ def test_pages_are_reused() -> None:
     assert file.take(4096 * 6) == 0 and file.used_bytes == 4096 * 6
 
 
+def test_pages_that_go_while_others_are_taken_are_not_handed_out_twice() -> None:
+    """Finalizers run whenever the interpreter likes, also in the middle of a search for room."""
+
+    file, gone = paging.PageFile(None), [4096]
+
+    class Span(tuple):
+        def __iter__(self) -> Any:
+            while gone:
+                file.give(gone.pop(), 4096)
+            return super().__iter__()
+
+    assert file.take(4096 * 4) == 0
+    file._free = [Span((0, 4096)), (8192, 8192)]
+    assert file.take(8192) == 8192
+    assert file.take(8192) == 0 and file.used_bytes == 4096 * 4
+
+
 def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")

@@ -35,9 +35,12 @@ class PageFile:
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)
         self._end = 0
         self._free: list[tuple[int, int]] = []  # (offset, size), ascending, never adjacent
+        self._given: list[tuple[int, int]] = []  # since the last take
 
     def take(self, size: int) -> int:
         """Offset of ``size`` bytes, a multiple of the page size."""
+        while self._given:
+            self._merge(*self._given.pop())
         for index, (offset, room) in enumerate(self._free):
             if room >= size:
                 rest = [(offset + size, room - size)] if room > size else []
@@ -48,7 +51,10 @@ class PageFile:
         return self._end - size
 
     def give(self, offset: int, size: int) -> None:
-        """Take back what :meth:`take` gave."""
+        """Take back what :meth:`take` gave; at any moment, as the garbage collector may call."""
+        self._given.append((offset, size))
+
+    def _merge(self, offset: int, size: int) -> None:
         merged: list[tuple[int, int]] = []
         for start, room in sorted([*self._free, (offset, size)]):
             if merged and sum(merged[-1]) == start:
@@ -59,7 +65,7 @@ class PageFile:
     @property
     def used_bytes(self) -> int:
         """Bytes handed out now."""
-        return self._end - sum(size for _, size in self._free)
+        return self._end - sum(size for _, size in [*self._free, *self._given])
 
     def write(self, offset: int, content: Tensor) -> None:
         """Fill pages with ``content``, uint8 on the CPU."""
