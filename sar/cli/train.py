@@ -258,6 +258,8 @@ def _config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "constant_inputs",
         "activations",
         "exchange",
+        "structure",
+        "map_features",
     )
     return {name: getattr(args, name) for name in names} | {
         "rematerialize": not args.no_rematerialize,
