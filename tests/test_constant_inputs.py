@@ -385,6 +385,17 @@ def test_ranks_with_different_policies_are_refused(partitioned: Cutter) -> None:
     run_threads(SIZE, case_policies, partitioned(mixed(), SIZE, "random"))
 
 
+def case_other_views(group: Any, path: str) -> None:
+    part = Part(group, path)
+    graph = part.graph.with_policy(sar.Policy(constant_inputs="off" if group.rank else "memory"))
+    with pytest.raises(ValueError, match=r"constant_inputs.* are \[\(0, .*\), \(2, .*\), \(2, "):
+        graph.aggregate(torch.ones(graph.num_nodes(), 2), "sum")
+
+
+def test_views_with_different_policies_are_refused(partitioned: Cutter) -> None:
+    run_threads(SIZE, case_other_views, partitioned(mixed(), SIZE, "random"))
+
+
 def test_a_typo_is_refused() -> None:
     with pytest.raises(ValueError, match="constant_inputs: got 'disk', expected one of memory"):
         sar.Policy(constant_inputs="disk")

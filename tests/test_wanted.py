@@ -94,3 +94,14 @@ def case_local(group: Any, path: str) -> Tensor | None:
 def test_what_stays_on_a_rank_may_differ(partitioned: Cutter) -> None:
     found = run_threads(3, case_local, partitioned(mixed(), 3, "random"))
     assert [grad is not None for grad in found] == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["attention", "function"])
+def test_ranks_that_would_fetch_again_alone_are_told(name: str, partitioned: Cutter) -> None:
+    def case(group: Any, path: str) -> None:
+        graph, x, w = rank_of(group, path, {"x": True, "w": True})
+        graph = graph.with_policy(sar.Policy(rematerialize=group.rank == 1))
+        with pytest.raises(ValueError, match=r"backward fetches again\) .*, 0\), .*, 1\), .*, 0\)"):
+            REFUSED[name][0](graph, x, w)
+
+    run_threads(3, case, partitioned(mixed(), 3, "random"))

@@ -140,8 +140,8 @@ class HaloPlan:
         policy's memory budget.
         """
         rounds = self._fitting_rounds(policy, row_bytes)
-        what = "(bytes per row, rounds, code of what is lossy)"
-        self.agree_once(what, row_bytes, rounds, policy.lossy.code)
+        what = "(bytes per row, rounds, code of what is lossy, whether backward fetches again)"
+        self.agree_once(what, row_bytes, rounds, policy.lossy.code, int(policy.rematerialize))
         return rounds
 
     def agree_once(self, what: str, *values: int) -> None:

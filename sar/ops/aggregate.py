@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sar.comm import GradientReturn, fetch
-from sar.config import Policy
+from sar.config import CONSTANT_INPUTS, Policy
 from sar.kernels import Factors, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
 from sar.ops.linear import LinearRelation, linear_relation
@@ -169,6 +169,10 @@ def aggregate(
         return _aggregate(relation, x, op, policy, weight)
 
     tensors = [x] if weight is None else [x, weight]
+    # Who keeps constant rows, or draws a sample, waits for the others in collectives of its own.
+    what = "(number of the mode of constant_inputs, code of what is lossy)"
+    mode = CONSTANT_INPUTS.index(policy.constant_inputs)
+    relation.plan.agree_once(what, mode, policy.lossy.code)
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
         return compute()
     return relation.constants.reduce(tensors, op, policy, compute)
@@ -182,7 +186,6 @@ def _aggregate(
     if op == "mean":
         degrees = relation.in_degrees.clamp(min=1)
         scale = degrees.to(wide_dtype(x.dtype)).reciprocal_()
-    relation.plan.agree_once("(code of what is lossy)", policy.lossy.code)  # it says who draws
     if weight is not None and weight.requires_grad:
         refuse_sampling(policy, "edge weights that ask for a gradient")
     if policy.lossy.boundary_rate < 1 and torch.is_grad_enabled():
