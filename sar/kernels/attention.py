@@ -152,8 +152,9 @@ def attend(
 
     def part(_: int, first: int, last: int) -> None:
         loops.attend(
-            first, last, *arrays, key.offset, value.offset, *numbers, fresh, *state, *dropped
-        )
+            first, last, *arrays, key.offset, value.offset, *numbers, fresh, *state, *dropped,
+            _scratch(query, scores),
+        )  # fmt: skip
 
     in_parallel(part, csc.indptr)
     running.begun = True
@@ -185,8 +186,8 @@ def attend_grad_of_sources(
 
     def part(index: int, first: int, last: int) -> None:
         if additive:
-            own = (*arrays, parts[index])
-            loops.additive_grads(first, last, *own, *offsets, *numbers, *dropped)
+            own, scratch = (*arrays, parts[index]), _scratch(query, scores)
+            loops.additive_grads(first, last, *own, *offsets, *numbers, *dropped, scratch)
         else:
             loops.wide_grads_of_sources(first, last, *arrays, *offsets, *numbers, *dropped)
 
@@ -220,6 +221,11 @@ def attend_grad_of_queries(
 
     in_parallel(part, csc.indptr)
     return dweight.sum(0)
+
+
+def _scratch(like: Tensor, scores: Scores) -> np.ndarray:
+    """[*, H, edges of a chunk]: numbers that compiled code keeps, which owns no memory."""
+    return like.new_empty((loops.SCRATCH, scores.heads, loops.CHUNK)).numpy()
 
 
 def _rows(csc: Csc) -> Tensor:

@@ -15,7 +15,8 @@ import numpy as np
 from sar.kernels.jit import exp, inlined, keep_factor, kernel, prefetch_row
 
 ADDITIVE, MIXED, DOT = 0, 1, 2
-_CHUNK = 32  # edges whose scores are taken together
+CHUNK = 32  # edges whose scores are taken together
+SCRATCH = 3  # numbers kept of an edge and head
 
 
 @inlined
@@ -26,11 +27,11 @@ def _clear(rows, row, low, width):
 
 @inlined
 def _absorb(p, count, i, largest, total, sums, heads, width):
-    """Turn a chunk's scores [count, H] into exp(score - largest); rescale what came before."""
+    """Turn a chunk's scores [H, count] into exp(score - largest); rescale what came before."""
     for h in range(heads):
         top = largest[i, h]
         for k in range(count):
-            top = max(top, p[k, h])
+            top = max(top, p[h, k])
         if top != largest[i, h]:
             shrink = exp(largest[i, h] - top)
             largest[i, h] = top
@@ -39,33 +40,82 @@ def _absorb(p, count, i, largest, total, sums, heads, width):
                 sums[i, h * width + d] *= shrink
         if top == -np.inf:  # no difference of infinities while all scores are -inf; NaN stays
             for k in range(count):
-                p[k, h] = 0 if p[k, h] == top else p[k, h]
+                p[h, k] = 0 if p[h, k] == top else p[h, k]
         else:
             for k in range(count):
-                p[k, h] -= top
-    flat = p.reshape(-1)
-    for k in range(count * heads):
-        flat[k] = exp(flat[k])
+                p[h, k] -= top
+        chunk = p[h]
+        subtotal = p.dtype.type(0)
+        for k in range(count):
+            weight = exp(chunk[k])
+            chunk[k] = weight
+            subtotal += weight
+        total[i, h] += subtotal
 
 
 @inlined
-def _add_values(
-    p, start, count, i, indices, value, value_low, total, sums, heads, width,
-    position, keys, seed, probability, keep,
-):  # fmt: skip
-    """Add a chunk's weighted values to the sums of destination i."""
-    for k in range(count):
+def _add_rows(p, start, count, indices, rows, rows_low, out, i, out_low, heads, width, ahead):
+    """out_i += sum over a chunk's edges of p_h rows_j per head h: one pass for four edges.
+
+    ``ahead`` asks for the rows of later edges, a head's columns at a time between the sums.
+    """
+    fours = count - count % 4
+    for k in range(0, fours, 4):
         e = start + k
-        prefetch_row(value, indices, e, value_low, heads * width)
+        j0, j1, j2, j3 = indices[e], indices[e + 1], indices[e + 2], indices[e + 3]
+        for h in range(heads):
+            low, there = out_low + h * width, rows_low + h * width
+            if ahead:
+                for later in range(4):
+                    prefetch_row(rows, indices, e + later, there, width)
+            a0, a1, a2, a3 = p[h, k], p[h, k + 1], p[h, k + 2], p[h, k + 3]
+            for d in range(width):
+                out[i, low + d] += (
+                    a0 * rows[j0, there + d]
+                    + a1 * rows[j1, there + d]
+                    + a2 * rows[j2, there + d]
+                    + a3 * rows[j3, there + d]
+                )
+    for k in range(fours, count):
+        e = start + k
+        if ahead:
+            prefetch_row(rows, indices, e, rows_low, heads * width)
         j = indices[e]
         for h in range(heads):
-            a = p[k, h]
-            total[i, h] += a
-            if len(keys):
-                a *= keep_factor(keys[position[e]], h, seed, probability, keep)
-            low = h * width
+            a, low, there = p[h, k], out_low + h * width, rows_low + h * width
             for d in range(width):
-                sums[i, low + d] += a * value[j, value_low + low + d]
+                out[i, low + d] += a * rows[j, there + d]
+
+
+@inlined
+def _dot_rows(p, start, count, indices, rows, row, j, row_low, heads, width):
+    """p_h = <rows_i, row_j> per head h of a chunk's edges, like :func:`_add_rows`."""
+    zero = p.dtype.type(0)
+    fours = count - count % 4
+    for k in range(0, fours, 4):
+        e = start + k
+        i0, i1, i2, i3 = indices[e], indices[e + 1], indices[e + 2], indices[e + 3]
+        for h in range(heads):
+            low = h * width
+            for later in range(4):
+                prefetch_row(rows, indices, e + later, low, width)
+            b0, b1, b2, b3 = zero, zero, zero, zero
+            for d in range(width):
+                x = row[j, row_low + low + d]
+                b0 += x * rows[i0, low + d]
+                b1 += x * rows[i1, low + d]
+                b2 += x * rows[i2, low + d]
+                b3 += x * rows[i3, low + d]
+            p[h, k], p[h, k + 1], p[h, k + 2], p[h, k + 3] = b0, b1, b2, b3
+    for k in range(fours, count):
+        e = start + k
+        prefetch_row(rows, indices, e, 0, heads * width)
+        i = indices[e]
+        for h in range(heads):
+            b, low = zero, h * width
+            for d in range(width):
+                b += row[j, row_low + low + d] * rows[i, low + d]
+            p[h, k] = b
 
 
 @kernel
@@ -111,28 +161,31 @@ def _score(kind, key, j, key_low, query, i, weight, h, width, slope, scale):
 def attend(
     first, last, rows, indptr, indices, key, value, query, weight, key_low, value_low,
     kind, heads, width, slope, scale, fresh, largest, total, sums,
-    position, keys, seed, probability, keep,
+    position, keys, seed, probability, keep, scratch,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
-    p = np.empty((_CHUNK, heads), query.dtype)
+    p = scratch[0]
     for segment in range(first, last):
         i = rows[segment] if len(rows) else segment
         if fresh:
             _clear(sums, i, 0, heads * width)
-        for start in range(indptr[segment], indptr[segment + 1], _CHUNK):
-            count = min(_CHUNK, indptr[segment + 1] - start)
+        for start in range(indptr[segment], indptr[segment + 1], CHUNK):
+            count = min(CHUNK, indptr[segment + 1] - start)
             for k in range(count):
                 if kind != ADDITIVE:  # narrow keys stay in cache
                     prefetch_row(key, indices, start + k, key_low, heads * width)
                 j = indices[start + k]
                 for h in range(heads):
-                    p[k, h] = _score(
+                    p[h, k] = _score(
                         kind, key, j, key_low, query, i, weight, h, width, slope, scale
                     )
             _absorb(p, count, i, largest, total, sums, heads, width)
-            _add_values(
-                p, start, count, i, indices, value, value_low, total, sums, heads, width,
-                position, keys, seed, probability, keep,
+            for k in range(count if len(keys) else 0):
+                for h in range(heads):
+                    p[h, k] *= keep_factor(keys[position[start + k]], h, seed, probability, keep)
+            _add_rows(
+                p, start, count, indices, value, value_low, sums, i, np.uint64(0), heads, width,
+                True,
             )  # fmt: skip
 
 
@@ -140,42 +193,44 @@ def attend(
 def additive_grads(
     first, last, indptr, indices, key, value, query, weight, dout, known,
     dkey, dvalue, dquery, key_low, value_low, dkey_low, dvalue_low,
-    kind, heads, width, slope, scale, position, keys, seed, probability, keep,
+    kind, heads, width, slope, scale, position, keys, seed, probability, keep, scratch,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
-    p = np.empty((_CHUNK, heads), query.dtype)
-    steep = np.empty((_CHUNK, heads), query.dtype)
-    flat, one = p.reshape(-1), query.dtype.type(1)
+    p, product, steep, one = scratch[0], scratch[1], scratch[2], query.dtype.type(1)
     for j in range(first, last):
         _clear(dkey, j, dkey_low, heads)
         _clear(dvalue, j, dvalue_low, heads * width)
-        for start in range(indptr[j], indptr[j + 1], _CHUNK):
-            count = min(_CHUNK, indptr[j + 1] - start)
+        for start in range(indptr[j], indptr[j + 1], CHUNK):
+            count = min(CHUNK, indptr[j + 1] - start)
             for k in range(count):
+                prefetch_row(query, indices, start + k, 0, heads)
+                prefetch_row(known, indices, start + k, 0, 3 * heads)
+                prefetch_row(dquery, indices, start + k, 0, heads)
                 i = indices[start + k]
                 for h in range(heads):
                     t = key[j, key_low + h] + query[i, h]
-                    steep[k, h] = one if t > 0 else slope
-                    p[k, h] = _lrelu(t, slope) - known[i, h]
-            for k in range(count * heads):
-                flat[k] = exp(flat[k])
+                    steep[h, k] = one if t > 0 else slope
+                    p[h, k] = _lrelu(t, slope) - known[i, h]
+            for h in range(heads):
+                chunk = p[h]
+                for k in range(count):
+                    chunk[k] = exp(chunk[k])
+            _dot_rows(product, start, count, indices, dout, value, j, value_low, heads, width)
             for k in range(count):
-                e = start + k
-                prefetch_row(dout, indices, e, 0, heads * width)
-                i = indices[e]
+                i = indices[start + k]
                 for h in range(heads):
-                    a, low, r = p[k, h] * known[i, heads + h], h * width, one
+                    a, r = p[h, k] * known[i, heads + h], one
                     if len(keys):
-                        r = keep_factor(keys[position[e]], h, seed, probability, keep)
-                    b, product = a * r, query.dtype.type(0)
-                    for d in range(width):
-                        product += dout[i, low + d] * value[j, value_low + low + d]
-                    for d in range(width):
-                        dvalue[j, dvalue_low + low + d] += b * dout[i, low + d]
-                    dz = a * (r * product - known[i, heads + heads + h]) * steep[k, h]
+                        r = keep_factor(keys[position[start + k]], h, seed, probability, keep)
+                    p[h, k] = a * r
+                    dz = a * (r * product[h, k] - known[i, heads + heads + h]) * steep[h, k]
                     dkey[j, dkey_low + h] += dz
                     dquery[i, h] += dz
+            _add_rows(
+                p, start, count, indices, dout, np.uint64(0), dvalue, j, dvalue_low, heads, width,
+                False,
+            )  # fmt: skip
 
 
 @kernel

@@ -26,7 +26,10 @@ _AHEAD = 8  # edges between the prefetch of a row and its use
 _LINE = 64  # bytes of a cache line
 _EDGES_A_THREAD = 4096  # fewer are not worth one
 
-kernel: Any = numba.njit(nogil=True, cache=True, fastmath=_FAST)
+# Kernels own no memory (`_nrt`): counting who refers to an array costs more than what is done with
+# one edge. Where they need room, the caller passes it.
+_OPTIONS: Any = {"nogil": True, "cache": True, "fastmath": _FAST, "_nrt": False}
+kernel: Any = numba.njit(**_OPTIONS)
 inlined: Any = numba.njit(inline="always")
 _emitted: Any = intrinsic  # the decorated function takes the arguments of the compiled one
 
