@@ -49,9 +49,10 @@ demo: $(VENV)/.installed-plot
 	$(PY) examples/demo.py
 
 # One thread for each process, unless the caller says otherwise: several ranks share the cores.
+# As many workers as cores, at most 8: the ranks of a test are threads of one interpreter.
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.installed-test
-	$(PY) -m pytest $(TESTS)
+	$(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal $(TESTS)
 
 lint: $(VENV)/.installed-lint
 	$(PY) -m ruff check .

@@ -45,7 +45,7 @@ HETEROGENEOUS = {
     "ntypes": {"a": 0, "b": 1},
     "etypes": {"a:r:b": 0, "b:s:a": 1},
 }
-DELETE = object()
+DELETE = "(left out)"
 
 
 def save(tmp_path, config, name="g.json"):

@@ -11,7 +11,7 @@ from harness import assert_close, run_threads
 from harness.graphs import shop, to_dgl
 from harness.parts import Cutter, joined, load_all
 from harness.rows import whole
-from harness.training import local_train_nodes, train_nodes, whole_blocks
+from harness.training import train_nodes, typed_graph, whole_blocks
 from torch import Tensor
 
 import sar
@@ -81,14 +81,7 @@ def weighted(out: dict[str, Tensor], ids: dict[str, Tensor]) -> Tensor:
 
 
 def case(group: Any, path: str, name: str, cross: Any, policy: sar.Policy, block: bool) -> dict:
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    if block:
-        graph = sar.construct_mfgs(data, local_train_nodes(data), 1)[0].with_policy(policy)
-    else:
-        graph = sar.construct_full_graph(data, policy)
-    ids = {t: data.node_features[f"{t}/orig_id"] for t in data.book.ntypes}
-    src = {t: ids[t][graph.srcnodes(t)] for t in graph.srctypes}
-    dst = {t: ids[t][graph.dstnodes(t)] for t in graph.dsttypes}
+    data, graph, src, dst = typed_graph(path, group.rank, policy, block)
     eids = {}
     for etype in graph.canonical_etypes:
         first = int(data.book.edge_ranges[etype][data.part_id, 0])

@@ -15,7 +15,7 @@ from harness import assert_close, assert_gradients_close, run_threads
 from harness.graphs import shop, to_dgl
 from harness.parts import Cutter, load_all
 from harness.rows import whole
-from harness.training import local_train_nodes, train_nodes, whole_blocks
+from harness.training import train_nodes, typed_graph, whole_blocks
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -116,14 +116,7 @@ def outcome(conv: nn.Module, graph: Any, x: Any, ids: dict, src: dict[str, Tenso
 
 def case(group: Any, path: str, conv_of: Callable, policy: sar.Policy, block: bool) -> list[dict]:
     """Three calls; from the second on rows are shared."""
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    if block:
-        graph = sar.construct_mfgs(data, local_train_nodes(data), 1)[0].with_policy(policy)
-    else:
-        graph = sar.construct_full_graph(data, policy)
-    ids = {t: data.node_features[f"{t}/orig_id"] for t in data.book.ntypes}
-    src = {t: ids[t][graph.srcnodes(t)] for t in graph.srctypes}
-    dst = {t: ids[t][graph.dstnodes(t)] for t in graph.dsttypes}
+    _, graph, src, dst = typed_graph(path, group.rank, policy, block)
     conv, found = conv_of(), []
     for _ in range(3):
         x = rows_of(graph, src)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sar.cli.inspect import aligned
-from sar.cli.train import model_options
+from sar.cli.train import add_model_arguments, model_options
 from sar.config import parse_bytes
 from sar.nn.activations import ACTIVATIONS
 from sar.plan import (
@@ -25,7 +25,6 @@ from sar.plan import (
     measure_costs,
     predict,
 )
-from sar.train.options import MODELS
 
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
@@ -41,12 +40,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "graph", metavar="PARTS.json|NAME", help=f"partitions, or one of {', '.join(KNOWN)}"
     )
     model = parser.add_argument_group("model")
-    model.add_argument("--model", choices=MODELS, default="sage", help="default: sage")
-    model.add_argument("--layers", type=int, default=3, help="default 3")
-    model.add_argument("--hidden", type=int, default=256, help="width, default 256")
-    model.add_argument("--heads", type=int, default=4, help="of gat, default 4")
-    model.add_argument("--dropout", type=float, default=0.0, help="default 0")
-    model.add_argument("--batch-norm", action="store_true", help="over the nodes of all ranks")
+    add_model_arguments(model)
     model.add_argument("--feature-width", type=int, metavar="F", help="default: the graph's")
     model.add_argument("--classes", type=int, metavar="C", help="default: the graph's, or 16")
     model.add_argument(

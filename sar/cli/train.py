@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "Starts the ranks on this machine, or is one of those that torchrun started.",
     )
     add_input_arguments(parser)
-    _add_model_arguments(parser.add_argument_group("model"))
+    add_model_arguments(parser.add_argument_group("model"))
     _add_loop_arguments(parser.add_argument_group("training"))
     _add_data_arguments(parser.add_argument_group("data"))
     add_rank_arguments(parser)
@@ -69,7 +69,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_model_arguments(group: Any) -> None:
+def add_model_arguments(group: Any) -> None:
+    """What :func:`model_options` reads."""
     group.add_argument("--model", choices=MODELS, default="sage", help="default: sage")
     group.add_argument("--layers", type=int, default=3, help="default 3")
     group.add_argument("--hidden", type=int, default=256, help="width, default 256")

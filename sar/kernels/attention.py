@@ -174,25 +174,31 @@ def attend_grad_of_sources(
     Returns:
         [n, H] gradient of the queries for additive scores, else ``None``.
     """
-    additive = scores.kind == ADDITIVE
-    arrays = _numpy(
-        csr.indptr, csr.indices, key.rows, value.rows, query, weight.view(-1),
-        incoming.dout, incoming.known, dkey.rows, dvalue.rows,
-    )  # fmt: skip
+    edges, rows = (csr.indptr, csr.indices), (key.rows, value.rows)
+    grads = (dkey.rows, dvalue.rows)
     offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
-    numbers, dropped = _numbers(scores, query), _dropout(csr, mask, query)
-    dquery = query.new_zeros((num_parts(csr.indptr) if additive else 0, *query.shape))
+    (kind, *sizes, slope, scale), dropped = _numbers(scores, query), _dropout(csr, mask, query)
+    if scores.kind != ADDITIVE:
+        given = (*rows, query, weight.view(-1), incoming.dout, incoming.known)
+        arrays = _numpy(*edges, *given, *grads)
+        numbers = (*offsets, kind, *sizes, slope, scale)
+
+        def wide_part(_: int, first: int, last: int) -> None:
+            loops.wide_grads_of_sources(first, last, *arrays, *numbers, *dropped)
+
+        in_parallel(wide_part, csr.indptr)
+        return None
+    ends = torch.cat([query, incoming.known], 1)
+    arrays = _numpy(*edges, *rows, incoming.dout, ends, *grads)
+    dquery = query.new_zeros((num_parts(csr.indptr), *query.shape))
     parts = dquery.numpy()
 
     def part(index: int, first: int, last: int) -> None:
-        if additive:
-            own, scratch = (*arrays, parts[index]), _scratch(query, scores)
-            loops.additive_grads(first, last, *own, *offsets, *numbers, *dropped, scratch)
-        else:
-            loops.wide_grads_of_sources(first, last, *arrays, *offsets, *numbers, *dropped)
+        own, scratch = (*arrays, parts[index]), _scratch(query, scores)
+        loops.additive_grads(first, last, *own, *offsets, *sizes, slope, *dropped, scratch)
 
     in_parallel(part, csr.indptr)
-    return dquery.sum(0) if additive else None
+    return dquery.sum(0)
 
 
 def attend_grad_of_queries(

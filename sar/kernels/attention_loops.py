@@ -191,27 +191,28 @@ def attend(
 
 @kernel
 def additive_grads(
-    first, last, indptr, indices, key, value, query, weight, dout, known,
-    dkey, dvalue, dquery, key_low, value_low, dkey_low, dvalue_low,
-    kind, heads, width, slope, scale, position, keys, seed, probability, keep, scratch,
+    first, last, indptr, indices, key, value, dout, ends, dkey, dvalue, dquery,
+    key_low, value_low, dkey_low, dvalue_low, heads, width, slope,
+    position, keys, seed, probability, keep, scratch,
 ):  # fmt: skip
+    """``ends``: the queries and what is known of the destinations, [n, H] each, side by side."""
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
-    p, product, steep, one = scratch[0], scratch[1], scratch[2], query.dtype.type(1)
+    two, three = heads + heads, heads + heads + heads
+    p, product, steep, one = scratch[0], scratch[1], scratch[2], key.dtype.type(1)
     for j in range(first, last):
         _clear(dkey, j, dkey_low, heads)
         _clear(dvalue, j, dvalue_low, heads * width)
         for start in range(indptr[j], indptr[j + 1], CHUNK):
             count = min(CHUNK, indptr[j + 1] - start)
             for k in range(count):
-                prefetch_row(query, indices, start + k, 0, heads)
-                prefetch_row(known, indices, start + k, 0, 3 * heads)
+                prefetch_row(ends, indices, start + k, 0, two + two)
                 prefetch_row(dquery, indices, start + k, 0, heads)
                 i = indices[start + k]
                 for h in range(heads):
-                    t = key[j, key_low + h] + query[i, h]
+                    t = key[j, key_low + h] + ends[i, h]
                     steep[h, k] = one if t > 0 else slope
-                    p[h, k] = _lrelu(t, slope) - known[i, h]
+                    p[h, k] = _lrelu(t, slope) - ends[i, heads + h]
             for h in range(heads):
                 chunk = p[h]
                 for k in range(count):
@@ -220,11 +221,11 @@ def additive_grads(
             for k in range(count):
                 i = indices[start + k]
                 for h in range(heads):
-                    a, r = p[h, k] * known[i, heads + h], one
+                    a, r = p[h, k] * ends[i, two + h], one
                     if len(keys):
                         r = keep_factor(keys[position[start + k]], h, seed, probability, keep)
                     p[h, k] = a * r
-                    dz = a * (r * product[h, k] - known[i, heads + heads + h]) * steep[h, k]
+                    dz = a * (r * product[h, k] - ends[i, three + h]) * steep[h, k]
                     dkey[j, dkey_low + h] += dz
                     dquery[i, h] += dz
             _add_rows(

@@ -354,3 +354,20 @@ def gathered(rows: list[Tensor], ids: list[Tensor]) -> Tensor:
     order = torch.cat(ids).sort()
     assert len(order.values.unique()) == len(order.values), "a node came twice"
     return torch.cat(rows)[order.indices]
+
+
+def typed_graph(
+    path: str, rank: int, policy: Any, block: bool
+) -> tuple[Any, Any, dict[str, Tensor], dict[str, Tensor]]:
+    """A rank's partition, its graph or first block, and the original ids of both ends by type."""
+    import sar
+
+    data = sar.load_dgl_partition_data(path, rank, "cpu")
+    if block:
+        graph = sar.construct_mfgs(data, local_train_nodes(data), 1)[0].with_policy(policy)
+    else:
+        graph = sar.construct_full_graph(data, policy)
+    ids = {t: data.node_features[f"{t}/orig_id"] for t in data.book.ntypes}
+    src = {t: ids[t][graph.srcnodes(t)] for t in graph.srctypes}
+    dst = {t: ids[t][graph.dstnodes(t)] for t in graph.dsttypes}
+    return data, graph, src, dst
