@@ -574,6 +574,11 @@ def comparable_with_adam(name: str) -> bool:
     return name in HETERO or layers()[name].adam
 
 
+# Relative errors of input gradients in float32 that are DGL's own: with the edges in another order
+# it differs from its float64 result by as much.
+ROUNDING = {"TWIRLSConv-unfolded": 1.6e-5}
+
+
 def takes_a_maximum(name: str) -> bool:
     """Whether messages or types compete somewhere in the model."""
     return name in HETERO or any(word in name for word in ("pool", "max", "EdgeConv"))

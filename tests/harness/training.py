@@ -316,6 +316,8 @@ def check(setting: Setting, ranks: list[Outcome]) -> None:
         rows_at_least, at_least = rounding_of_dgl(setting.model, setting.mfgs)
         rows_at_least, at_least = 1.5 * rows_at_least, 3 * at_least
         gradients = not models.takes_a_maximum(setting.model)
+    elif dtype == torch.float32:
+        at_least = models.ROUNDING.get(setting.model, 0.0)
     for ntype, rows in want.logits.items():
         got = gathered([r.logits[ntype] for r in ranks], [r.out_ids[ntype] for r in ranks])
         expected = gathered([rows], [want.out_ids[ntype]])
