@@ -198,16 +198,20 @@ def test_gather_grads_sums_and_keeps_none_only_where_all_are_none() -> None:
         assert grads[3] is None and grads[4] is None
 
 
-def test_gather_grads_sends_one_bucket_per_dtype() -> None:
+@pytest.mark.parametrize("missing", [False, True])
+def test_gather_grads_sends_one_bucket_per_dtype(missing: bool) -> None:
     def case(group: Group) -> int:
         model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)])
         for param in model.parameters():
             param.grad = torch.ones_like(param)
+        if missing and group.rank:
+            model[0].bias.grad = None
         before = group.counters.collectives
         gather_grads(model)
         return group.counters.collectives - before
 
-    assert run([1, 1], case) == [3, 3]  # layout, presence, one bucket for ten parameters
+    expected = 2 + missing  # layout, presence where ranks differ, one bucket for ten parameters
+    assert run([1, 1], case) == [expected, expected]
 
 
 def test_clipping_after_gather_grads_is_global() -> None:

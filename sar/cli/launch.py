@@ -18,13 +18,11 @@ from typing import Any
 import torch
 
 from sar.comm import Group, ProcessGroup, initialize_comms, shutdown
-from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy
+from sar.config import ALLOCATOR, CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy
 from sar.errors import SarError
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
-# Buffers of 1 MiB and more go back to the system when freed, in huge pages: docs say why.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1048576", "THP_MEM_ALLOC_ENABLE": "1"}
 LAUNCHER_PID = "SAR_LAUNCHER_PID"
 FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
 _SHUTDOWN_SECONDS = 5

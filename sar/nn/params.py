@@ -49,8 +49,10 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
     named = {name: param for name, param in replicated(model).items() if param.requires_grad}
     sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
     error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else None
-    agree_on_layout(named, group, error)
-    params = _with_gradient_somewhere(list(named.values()), group)
+    params = [param for param in named.values() if param.grad is not None]
+    present = bytes(param.grad is not None for param in named.values())
+    if not agree_on_layout(named, group, error, present):
+        params = _with_gradient_somewhere(list(named.values()), group)
     for dtype in dict.fromkeys(param.dtype for param in params):
         sum_bucket([param for param in params if param.dtype == dtype], dtype, group)
 
@@ -119,19 +121,22 @@ def sum_bucket(params: list[nn.Parameter], dtype: torch.dtype, group: Group) -> 
 
 
 def agree_on_layout(
-    tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None
-) -> None:
-    """Raise on every rank unless all ranks hold equally named and shaped tensors."""
+    tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None, also: bytes = b""
+) -> bool:
+    """Raise on every rank unless all ranks hold equally named and shaped tensors.
+
+    Returns:
+        Whether ``also`` is the same on all ranks.
+    """
     lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
     if lazy and error is None:
         error = ValueError(f"{lazy[0]}: got a lazy parameter, expected a forward pass before this")
-    mine = torch.zeros(4, dtype=torch.int64)
-    if error is None:
-        mine[:3] = torch.tensor(_layout(tensors))
-    mine[3] = error is not None
-    layouts = [tuple(layout.tolist()) for layout in group.all_gather(mine)]
-    if any(failed for *_, failed in layouts):
+    layout = (0, 0, 0) if error is not None else _layout(tensors)
+    mine = torch.tensor([*layout, _digest(also), error is not None])
+    found = [tuple(one.tolist()) for one in group.all_gather(mine)]
+    if any(failed for *_, failed in found):
         group.agree(error)
+    layouts = [one[:3] for one in found]
     first = layouts[0]
     other = next((rank for rank, layout in enumerate(layouts) if layout != first), None)
     if other is not None:
@@ -140,11 +145,15 @@ def agree_on_layout(
             f"elements, rank 0 has {first[0]} with {first[1]}; expected equal names, shapes and "
             "dtypes on all ranks"
         )
+    return len({one[3] for one in found}) == 1
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> tuple[int, int, int]:
     """Number of tensors, of elements, and 63 bits of a digest of names, shapes and dtypes."""
     text = repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors.items()])
-    digest = hashlib.sha256(text.encode()).digest()
     elements = sum(tensor.numel() for tensor in tensors.values())
-    return len(tensors), elements, int.from_bytes(digest[:8], "big") >> 1
+    return len(tensors), elements, _digest(text.encode())
+
+
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1

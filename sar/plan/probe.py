@@ -10,11 +10,15 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from statistics import mean
+from threading import Thread
 from typing import Any
 
 import torch
@@ -24,12 +28,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from sar.comm import Group, ThreadGroup
 from sar.comm.group import Work as Exchange
+from sar.config import ALLOCATOR
 from sar.errors import SarError
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
-_NODES, _DEGREE = 8192, 8
+_NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
 _EPOCHS = 3
+_SECONDS = ("node_seconds", "edge_seconds", "byte_seconds")
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,26 @@ class Costs:
     parameters: int
 
 
-def measure_costs(work: Work, threads: int = 1) -> Costs:
-    """Run the probe in a process of its own; seconds are those of this machine."""
+def measure_costs(work: Work, threads: int = 1, at_once: int = 1) -> Costs:
+    """Run the probe in processes of its own; seconds are those of this machine.
+
+    Args:
+        at_once: probes that run side by side and share the memory's bandwidth, as ranks of a host
+            do; their seconds are averaged.
+    """
     request = json.dumps({"work": asdict(work), "threads": threads})
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
+    with ThreadPoolExecutor(at_once) as pool:
+        found = list(pool.map(lambda _: _run_probe(request, threads), range(at_once)))
+    averages = {name: mean(getattr(one, name) for one in found) for name in _SECONDS}
+    return replace(found[0], **averages)
+
+
+def _run_probe(request: str, threads: int) -> Costs:
+    own = {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
     done = subprocess.run(
         [sys.executable, "-m", "sar.plan.probe"],
-        input=request, capture_output=True, text=True, check=False, env=environment,
+        input=request, capture_output=True, text=True, check=False,
+        env={**ALLOCATOR, **os.environ, **own},
     )  # fmt: skip
     if done.returncode:
         raise SarError(f"the probe failed: {done.stderr.strip().splitlines()[-1]}")
@@ -222,16 +241,27 @@ def _exchanges(work: Work, folder: str) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _byte_seconds() -> float:
-    """Processor seconds a byte of rows costs both ends: gathered, copied out and in, added."""
+    """Processor seconds a byte of rows costs both ends: gathered, sent, received and added."""
     rows = torch.randn(1 << 15, 256)
     idx = torch.randperm(len(rows))
     out = torch.empty_like(rows)
     begin = time.process_time()
     torch.index_select(rows, 0, idx, out=out)
-    for _ in range(2):  # into and out of the transport's buffers
-        rows.copy_(out)
+    _through_a_socket(out, rows)
     out.index_add_(0, idx, rows)
     return (time.process_time() - begin) / rows.nbytes
+
+
+def _through_a_socket(rows: Tensor, into: Tensor) -> None:
+    """Send ``rows`` to this process: what the system spends on both ends."""
+    sent, left = (one.numpy().data.cast("B") for one in (rows, into))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as out, server.accept()[0] as peer:
+            sender = Thread(target=out.sendall, args=(sent,))
+            sender.start()
+            while left:
+                left = left[peer.recv_into(left) :]
+            sender.join()
 
 
 if __name__ == "__main__":
