@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from sar.cli import plan as cli
 from sar.cli.plan import parse_rate
 from sar.cli.train import prepare_graph
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
+from sar.plan import probe as probing
 from sar.plan.probe import probe
 from sar.plan.statistics import GraphStatistics
 from sar.train.models import build_model
@@ -119,6 +121,14 @@ def test_time_is_compute_and_wire_partly_at_once() -> None:
     assert slow.wire_seconds == pytest.approx((2000 * 1536 + 2 * 0.75 * 4000) * 8 / 1e6, rel=1e-3)
     packed = predict(even(4), COSTS, Setting("", 3), Hardware(1e12, ranks_per_host=4, cores=2))
     assert packed.compute_seconds == pytest.approx(2 * fast.compute_seconds)
+
+
+def test_seconds_of_probes_side_by_side_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([COSTS, replace(COSTS, node_seconds=3 * COSTS.node_seconds)])
+    monkeypatch.setattr(probing, "_run_probe", lambda *_: next(found))
+    costs = probing.measure_costs(Work(ModelOptions(), 12, 5), at_once=2)
+    assert costs == replace(COSTS, node_seconds=pytest.approx(2 * COSTS.node_seconds))
+    assert next(found, None) is None
 
 
 def test_a_host_must_hold_all_its_ranks() -> None:
