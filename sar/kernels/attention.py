@@ -27,7 +27,7 @@ from torch import Tensor
 from sar.kernels import attention_loops as loops
 from sar.kernels.attention_loops import ADDITIVE
 from sar.kernels.csc import Csc
-from sar.kernels.jit import in_parallel, num_parts
+from sar.kernels.jit import in_parallel, num_parts, rows_in_parallel
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,12 @@ class Incoming:
     def of(dout: Tensor, out: Tensor, normalizer: Normalizer) -> Incoming:
         """With delta computed from do and o."""
         delta = torch.empty_like(normalizer.largest)
-        loops.dots_of_heads(*_numpy(dout, out, delta))
+        arrays = _numpy(dout, out, delta)
+
+        def part(_: int, first: int, last: int) -> None:
+            loops.dots_of_heads(first, last, *arrays)
+
+        rows_in_parallel(part, len(dout), dout.numel())
         return Incoming(dout, torch.cat([*normalizer, delta], 1))
 
 

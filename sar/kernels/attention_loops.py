@@ -119,10 +119,10 @@ def _dot_rows(p, start, count, indices, rows, row, j, row_low, heads, width):
 
 
 @kernel
-def dots_of_heads(a, b, out):
+def dots_of_heads(first, last, a, b, out):
     heads = np.uint64(out.shape[1])
     width = np.uint64(a.shape[1]) // heads
-    for i in range(len(out)):
+    for i in range(first, last):
         for h in range(heads):
             total = out.dtype.type(0)
             for d in range(width):

@@ -25,6 +25,7 @@ _FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
 _AHEAD = 8  # edges between the prefetch of a row and its use
 _LINE = 64  # bytes of a cache line
 _EDGES_A_THREAD = 4096  # fewer are not worth one
+_ELEMENTS_A_THREAD = 1 << 17
 
 # Kernels own no memory (`_nrt`): counting who refers to an array costs more than what is done with
 # one edge. Where they need room, the caller passes it.
@@ -139,12 +140,22 @@ def in_parallel(run: Callable[[int, int, int], None], indptr: Tensor) -> None:
     """
     parts = num_parts(indptr)
     num_segments, num_edges = len(indptr) - 1, int(indptr[-1])
-    if parts == 1:
-        run(0, 0, num_segments)
-        return
     goals = torch.tensor([num_edges * part // parts for part in range(1, parts)])
-    inner = torch.searchsorted(indptr, goals.to(indptr.dtype)).clamp_(max=num_segments).tolist()
-    bounds = [0, *inner, num_segments]
+    inner = torch.searchsorted(indptr, goals.to(indptr.dtype)).clamp_(max=num_segments)
+    _run_parts(run, [0, *inner.tolist(), num_segments])
+
+
+def rows_in_parallel(run: Callable[[int, int, int], None], rows: int, elements: int) -> None:
+    """``run(part, first, last)`` on ranges of as many rows each, ``elements`` of them in all."""
+    parts = max(1, min(torch.get_num_threads(), elements // _ELEMENTS_A_THREAD, rows))
+    _run_parts(run, [rows * part // parts for part in range(parts + 1)])
+
+
+def _run_parts(run: Callable[[int, int, int], None], bounds: list[int]) -> None:
+    parts = len(bounds) - 1
+    if parts == 1:
+        run(0, 0, bounds[1])
+        return
     with ThreadPoolExecutor(parts - 1) as pool:
         others = [
             pool.submit(run, part, bounds[part], bounds[part + 1]) for part in range(1, parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -11,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.jit import STEP, mix
+from sar.kernels.jit import STEP, mix, rows_in_parallel
 
-_A_THREAD = 1 << 17  # elements; fewer are not worth a thread
 _BLOCK = 1 << 15  # elements of a 16-bit tensor that are widened at a time
 
 
@@ -43,7 +41,7 @@ def drop(x: Tensor, keys: Tensor, seed: int, probability: float, scale: float) -
     rest = (np.uint64(seed % 2**64), limit, *(factors if is_wide else factors.float()).numpy())
     names = keys.numpy()
 
-    def run(first: int, last: int) -> None:
+    def run(_: int, first: int, last: int) -> None:
         if is_wide:
             part = slice(first, last)
             _drop(out[part].numpy(), x[part].numpy(), names[part], *rest)
@@ -55,18 +53,5 @@ def drop(x: Tensor, keys: Tensor, seed: int, probability: float, scale: float) -
             _drop(wide.numpy(), wide.numpy(), names[part], *rest)
             out[part] = wide
 
-    _in_parallel(run, len(x), x.numel())
+    rows_in_parallel(run, len(x), x.numel())
     return out
-
-
-def _in_parallel(run: Any, rows: int, elements: int) -> None:
-    parts = max(1, min(torch.get_num_threads(), elements // _A_THREAD, rows))
-    bounds = [rows * part // parts for part in range(parts + 1)]
-    if parts == 1:
-        run(0, rows)
-        return
-    with ThreadPoolExecutor(parts - 1) as pool:
-        others = [pool.submit(run, *bounds[part : part + 2]) for part in range(1, parts)]
-        run(*bounds[:2])
-        for other in others:
-            other.result()
