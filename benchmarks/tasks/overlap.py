@@ -28,6 +28,7 @@ class Moved:
     dtype: torch.dtype
     recv_counts: Sequence[int] = ()
     send_counts: Sequence[int] = ()
+    distances: Sequence[int] = ()
 
 
 class Overlap(sage.Sar):
@@ -63,10 +64,9 @@ class Overlap(sage.Sar):
         self.moved: list[Moved] = []
         exchange, begin_sum = self.group.exchange, self.group.begin_sum
 
-        def watched(recv: Tensor, send: Tensor, recv_counts: Any, send_counts: Any) -> Work:
-            counts = list(recv_counts), list(send_counts)
-            self.moved.append(Moved(recv.shape, send.shape, send.dtype, *counts))
-            return exchange(recv, send, recv_counts, send_counts)
+        def watched(recv: Tensor, send: Tensor, *plan: Sequence[int]) -> Work:
+            self.moved.append(Moved(recv.shape, send.shape, send.dtype, *plan))
+            return exchange(recv, send, *plan)
 
         def watched_sum(tensor: Tensor) -> Work:
             self.moved.append(Moved(tensor.shape, tensor.shape, tensor.dtype))
@@ -93,8 +93,8 @@ class Overlap(sage.Sar):
             if len(flights) == WINDOW:
                 flights.popleft().wait()
             recv = torch.empty(moved.recv, dtype=moved.dtype)
-            counts = moved.recv_counts, moved.send_counts
-            flights.append(self.group.exchange(recv, send, *counts))
+            plan = moved.recv_counts, moved.send_counts, moved.distances
+            flights.append(self.group.exchange(recv, send, *plan))
         for work in [*flights, *sums]:
             work.wait()
 
@@ -149,7 +149,7 @@ def late_transport(group: Any, seconds: float) -> mock._patch_multiple:
 def free_transport(group: Any) -> mock._patch_multiple:
     """Inside, exchanges fill their rows with zeros at once and reductions leave tensors alone."""
 
-    def exchange(recv: Tensor, send: Tensor, recv_counts: Any, send_counts: Any) -> Work:
+    def exchange(recv: Tensor, send: Tensor, *plan: Sequence[int]) -> Work:
         recv.zero_()
         return Done()
 

@@ -74,7 +74,12 @@ class Group(ABC):
 
     @abstractmethod
     def _exchange(
-        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: list[int],
+        send_counts: list[int],
+        distances: Sequence[int] = (),
     ) -> Work: ...
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
@@ -130,13 +135,20 @@ class Group(ABC):
         return tensor
 
     def exchange(
-        self, recv: Tensor, send: Tensor, recv_counts: Sequence[int], send_counts: Sequence[int]
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: Sequence[int],
+        send_counts: Sequence[int],
+        distances: Sequence[int] = (),
     ) -> Work:
         """Begin an all-to-all of rows; both buffers stay untouched by the caller until ``wait``.
 
         Args:
             recv: [sum(recv_counts), ...] rows grouped by the rank they come from.
             send: [sum(send_counts), ...] rows grouped by the rank they go to.
+            distances: for a large exchange, on all ranks alike: rows travel from rank r + d to
+                rank r for these d alone. The transport may send one distance after another.
         """
         self.counters.collectives += 1
         sent = _bytes_to_others(send, send_counts, self.rank)
@@ -147,10 +159,12 @@ class Group(ABC):
             recv.copy_(send)
             return Done()
         if recv.device.type == self.device.type and send.device.type == self.device.type:
-            work = self._exchange(recv, send, list(recv_counts), list(send_counts))
+            work = self._exchange(recv, send, list(recv_counts), list(send_counts), distances)
             return self.meter.exchange(work, sent, received)
         landing = torch.empty_like(recv, device=self.device)
-        work = self._exchange(landing, self._staged(send), list(recv_counts), list(send_counts))
+        work = self._exchange(
+            landing, self._staged(send), list(recv_counts), list(send_counts), distances
+        )
         return self.meter.exchange(_StagedWork(work, landing, recv), sent, received)
 
     def all_to_all(self, rows: Tensor, send_counts: list[int], recv_counts: list[int]) -> Tensor:
@@ -213,7 +227,12 @@ class LocalGroup(Group):
         return None
 
     def _exchange(
-        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: list[int],
+        send_counts: list[int],
+        distances: Sequence[int] = (),
     ) -> Work:
         recv.copy_(send)
         return Done()

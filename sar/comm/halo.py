@@ -15,6 +15,8 @@ from sar.comm.group import Group
 from sar.config import Policy
 from sar.errors import CommError
 
+LARGE = 1 << 17  # bytes of a message that is worth a step of its own
+
 
 @dataclass(frozen=True)
 class Round:
@@ -27,6 +29,7 @@ class Round:
         sources, targets: peers this rank receives from and sends to, ascending.
         recv_rows, send_rows: rows that come from each source and go to each target.
         num_ranks: ranks of the group.
+        distances: of the round; rank r receives from rank r + d.
     """
 
     sources: tuple[int, ...]
@@ -34,6 +37,7 @@ class Round:
     recv_rows: tuple[int, ...]
     send_rows: tuple[int, ...]
     num_ranks: int
+    distances: range
 
     @property
     def recv_counts(self) -> list[int]:
@@ -144,6 +148,11 @@ class HaloPlan:
         self.agree_once(what, row_bytes, rounds, policy.lossy.code, int(policy.rematerialize))
         return rounds
 
+    def is_large(self, row_bytes: int) -> bool:
+        """Whether pairs exchange much, going by the busiest rank; the same on all ranks."""
+        pairs = 2 * (self.group.size - 1)
+        return int(self.rows_in_flight[0]) * row_bytes >= pairs * LARGE
+
     def agree_once(self, what: str, *values: int) -> None:
         """Raise ``ValueError`` on every rank when ranks differ in ``values``; collective at first.
 
@@ -208,7 +217,8 @@ class HaloPlan:
             targets = tuple(sorted((rank - step) % size for step in range(start, stop)))
             recv_rows = tuple(self.recv_counts[peer] for peer in sources)
             send_rows = tuple(self.send_counts[peer] for peer in targets)
-            rounds.append(Round(sources, targets, recv_rows, send_rows, size))
+            distances = range(start, stop)
+            rounds.append(Round(sources, targets, recv_rows, send_rows, size, distances))
         return tuple(rounds)
 
     def _agree_rows_in_flight(self) -> np.ndarray:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm.group import Group, Work
+from sar.comm.paced import Begun, Lane, Message, Turn, Turns, steps_of
 from sar.errors import CommError
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -36,6 +38,10 @@ class ProcessGroup(Group):
         self.store = store
         self._small = dist.new_group(timeout=timeout)
         self._rows = dist.new_group(timeout=timeout)
+        is_paced = self.size > 1 and dist.get_backend(self._rows) == "gloo"
+        self._lane = Lane() if is_paced else None
+        # the other direction of pairs that send to each other in one step
+        self._back = dist.new_group(timeout=timeout) if is_paced and self.size % 2 == 0 else None
         self._sums: Any = None
         self._timeout = timeout
 
@@ -51,15 +57,46 @@ class ProcessGroup(Group):
         self._call(dist.broadcast, tensor, src=src, group=self._small)
 
     def _exchange(
-        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: list[int],
+        send_counts: list[int],
+        distances: Sequence[int] = (),
     ) -> Work:
+        if self._lane is None:
+            return self._begin(recv, send, recv_counts, send_counts, self._rows)
+        if not distances:
+            whole = recv, send, recv_counts, send_counts, self._rows
+            turn = Turn(lambda: [self._begin(*whole)])
+            self._lane.add(turn, large=False)
+            return turn
+        turns = []
+        for step in steps_of(self.rank, recv, send, recv_counts, send_counts, distances):
+            turns.append(Turn(partial(self._begin_step, step)))
+            self._lane.add(turns[-1], large=True)
+        return Turns(turns)
+
+    def _begin_step(self, messages: list[Message]) -> list[Begun]:
+        works: list[Begun] = []
+        for message in messages:
+            counts = [0] * self.size, [0] * self.size
+            counts[0][message.source] = len(message.recv)
+            counts[1][message.target] = len(message.send)
+            group = self._back if message.is_back else self._rows
+            works.append(self._begin(message.recv, message.send, *counts, group))
+        return works
+
+    def _begin(
+        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int], group: Any
+    ) -> _Watched:
         work = self._call(
             dist.all_to_all_single,
             recv,
             send,
             output_split_sizes=recv_counts,
             input_split_sizes=send_counts,
-            group=self._rows,
+            group=group,
             async_op=True,
         )
         return _Watched(work, self._call)
@@ -96,7 +133,9 @@ class ProcessGroup(Group):
         gloo's threads end with their group. One that outlives the interpreter and frees a tensor
         then aborts the process.
         """
-        del self._small, self._rows, self._sums
+        if self._lane is not None:
+            self._lane.clear()
+        del self._small, self._rows, self._back, self._sums
 
     def report(self, error: BaseException) -> None:
         """Leave ``error`` for the other ranks to name, unless it only follows from theirs."""

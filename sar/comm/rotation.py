@@ -62,6 +62,10 @@ def _codec(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None
     return None if name is None else codec_of(name, dtype, group.seeds.noise(group.rank))
 
 
+def _row_bytes(rows: Tensor) -> int:
+    return rows.shape[1] * rows.element_size()
+
+
 class _Stream:
     """The rounds of one fetch: what is on the wire, and what landed."""
 
@@ -89,7 +93,8 @@ class _Stream:
             self._fill(send[start:stop], peer)
             start = stop
         recv = self._take(step.num_recv, self.codec, keep=self.keep and self.codec is None)
-        work = group.exchange(recv, send, step.recv_counts, step.send_counts)
+        distances = step.distances if self.plan.is_large(_row_bytes(send)) else ()
+        work = group.exchange(recv, send, step.recv_counts, step.send_counts, distances)
         self._flights.append(_Flight(step, work, send, recv))
 
     def land(self) -> Iterator[tuple[Round, Tensor]]:
@@ -179,7 +184,10 @@ class GradientReturn:
             self._codec.encode_all(rows, grads)
             self.plan.group.pool.give(rows)
         recv = self._take(step.num_send, self._codec)
-        work = self.plan.group.exchange(recv, grads, step.send_counts, step.recv_counts)
+        back = [-distance for distance in step.distances]
+        distances = back if self.plan.is_large(_row_bytes(grads)) else ()
+        counts = step.send_counts, step.recv_counts
+        work = self.plan.group.exchange(recv, grads, *counts, distances)
         self._flights.append(_Flight(step, work, grads, recv))
 
     def finish(self) -> Tensor:

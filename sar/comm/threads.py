@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,12 @@ class ThreadGroup(Group):
         tensor.copy_(self._meet(tensor, lambda parts: parts[src].clone()))
 
     def _exchange(
-        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: list[int],
+        send_counts: list[int],
+        distances: Sequence[int] = (),
     ) -> Work:
         def gather(offers: list[tuple[Tensor, list[int]]]) -> Tensor:
             mine = [rows.split(counts)[self.rank] for rows, counts in offers]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,7 +31,12 @@ class AloneGroup(Group):
         return None
 
     def _exchange(
-        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: list[int],
+        send_counts: list[int],
+        distances: Sequence[int] = (),
     ) -> Work:
         parts = send.split(send_counts)
         mirror = [(2 * self.rank - peer) % self.size for peer in range(self.size)]

@@ -8,7 +8,7 @@ or touching a send buffer before it, gives wrong results here; a fast network wo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,14 @@ class LateGroup(ThreadGroup):
     lock = threading.Lock()
 
     def _exchange(
-        self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: list[int],
+        send_counts: list[int],
+        distances: Sequence[int] = (),
     ) -> Work:
+        self._check(recv_counts, send_counts, distances)
         posts = self._room.__dict__.setdefault("posts", {})
         number = self.__dict__["number"] = self.__dict__.get("number", -1) + 1
         with self.lock:
@@ -45,6 +51,14 @@ class LateGroup(ThreadGroup):
         else:
             recv.fill_(torch.iinfo(recv.dtype).max)
         return _Late(self, post, recv, recv_counts)
+
+    def _check(self, recv_counts: list[int], send_counts: list[int], distances: Any) -> None:
+        """Rows travel over the distances that were named, and over no others."""
+        for peer in range(self.size) if distances else []:
+            near = {(self.rank + distance) % self.size for distance in distances}
+            far = {(self.rank - distance) % self.size for distance in distances}
+            if (recv_counts[peer] and peer not in near) or (send_counts[peer] and peer not in far):
+                raise ValueError(f"rank {self.rank}: rows of rank {peer}, not of {distances}")
 
 
 class _Late:
