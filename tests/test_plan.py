@@ -25,7 +25,7 @@ from sar.plan.statistics import GraphStatistics
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
-COSTS = Costs(1e6, 1000.0, 10.0, 1e-6, 1e-8, [1024], [512], 1e-9, 4e8, 1000)
+COSTS = Costs(1e6, 1000.0, 10.0, 0.0, 1e-6, 1e-8, [1024], [512], 1e-9, 4e8, 1000)
 
 
 def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int, int]:
@@ -77,6 +77,7 @@ def test_bytes_and_memory_of_a_model(partitioned: Cutter, model: str) -> None:
     assert costs.fixed_bytes > 4 * 4 * floats * 0.9
     assert costs.node_bytes > 4 * (12 + 2 * 20 + 5)
     assert costs.edge_bytes > 4
+    assert costs.fixed_seconds > 0 and costs.byte_seconds > 0
 
 
 def test_estimate_of_a_random_cut_is_that_of_a_regular_graph(partitioned: Cutter) -> None:
@@ -123,12 +124,37 @@ def test_time_is_compute_and_wire_partly_at_once() -> None:
     assert packed.compute_seconds == pytest.approx(2 * fast.compute_seconds)
 
 
-def test_seconds_of_probes_side_by_side_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([COSTS, replace(COSTS, node_seconds=3 * COSTS.node_seconds)])
-    monkeypatch.setattr(probing, "_run_probe", lambda *_: next(found))
-    costs = probing.measure_costs(Work(ModelOptions(), 12, 5), at_once=2)
-    assert costs == replace(COSTS, node_seconds=pytest.approx(2 * COSTS.node_seconds))
-    assert next(found, None) is None
+def test_seconds_are_those_that_made_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that take what known costs say give these costs back."""
+    fixed, node, edge, byte, nodes = 0.01, 3e-6, 2e-8, 5e-9, 1000
+    runs = {
+        "small": (fixed, 0.0),
+        "few": (fixed + nodes * (node + 8 * edge), 0.0),
+        "many": (fixed + nodes * (node + 32 * edge), 0.0),
+        "remote": (fixed + nodes * (node + 8 * edge) + 4e5 * byte, 4e5),
+    }
+    monkeypatch.setattr(probing, "_timed", lambda work, path: runs[path])
+    monkeypatch.setattr(probing, "_socket_seconds", lambda: 1e-9)
+    found = probing._seconds(Work(ModelOptions(), 12, 5), list(runs), nodes)
+    assert found == pytest.approx((fixed, node, edge, byte + 1e-9))
+
+
+@pytest.mark.parametrize("ends", [probing.ANY, probing.INSIDE, probing.ACROSS])
+def test_ends_of_the_probes_edges(ends: str) -> None:
+    src, dst = probing._random_edges(100, 5, ends)
+    assert len(src) == len(dst) == 500
+    assert 0 <= min(src.min(), dst.min()) and max(src.max(), dst.max()) < 100
+    same = (src % 2 == dst % 2).double().mean()
+    assert {"any": 0.3 < same < 0.7, "inside": same == 1, "across": same == 0}[ends]
+
+
+def test_an_epoch_of_nothing_takes_what_is_fixed() -> None:
+    slow = replace(COSTS, fixed_seconds=0.5)
+    times = [
+        predict(even(4), costs, Setting("", 3), Hardware()).compute_seconds
+        for costs in (COSTS, slow)
+    ]
+    assert times[1] - times[0] == pytest.approx(0.5)
 
 
 def test_a_host_must_hold_all_its_ranks() -> None:

@@ -89,7 +89,7 @@ def _predict(parts: Path, one: Configuration) -> Any:
     graph = from_parts(parts)
     size, cores = graph.size, len(os.sched_getaffinity(0))
     work = Work(ModelOptions(**one.model), graph.features, 16, one.activations)
-    costs = measure_costs(work, at_once=min(size, cores))
+    costs = measure_costs(work)
     hardware = Hardware(bandwidth=1e12, ranks_per_host=size, cores=cores)
     return predict(graph, costs, Setting("", one.rounds or max(1, size - 1)), hardware)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 import re
 from dataclasses import asdict
 from typing import Any
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--feature-width: got nothing and the partitions hold no 'feat'")
     classes = args.classes or graph.classes or 16
     costs = {
-        name: measure_costs(Work(model, width, classes, name), args.threads, _at_once(args))
+        name: measure_costs(Work(model, width, classes, name), args.threads)
         for name in dict.fromkeys(args.activations)
     }
     settings = _settings(graph.size, list(costs))
@@ -96,11 +95,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(render(graph, found)))
     return 0
-
-
-def _at_once(args: argparse.Namespace) -> int:
-    """Probes side by side: as many as ranks of a host, where this machine has cores for them."""
-    return max(1, min(args.ranks_per_host, len(os.sched_getaffinity(0)) // args.threads))
 
 
 def _settings(size: int, activations: list[str]) -> list[Setting]:

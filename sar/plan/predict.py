@@ -78,7 +78,7 @@ def predict(
         handled = (sent + received) / 2
         total += sent
         work = part.nodes * costs.node_seconds + part.edges * costs.edge_seconds
-        computes.append(work + handled * costs.byte_seconds)
+        computes.append(costs.fixed_seconds + work + handled * costs.byte_seconds)
     turns = max(1.0, hardware.ranks_per_host / hardware.cores)
     compute = turns * (sum(computes) / len(computes) if turns > 1 else max(computes))
     wire = max(wires) * 8 / hardware.bandwidth * hardware.ranks_per_host

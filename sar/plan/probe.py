@@ -1,8 +1,9 @@
 """Costs of a model, measured on small graphs: bytes and seconds per node and edge, wire rows.
 
-Memory and work are linear in nodes and edges, so three small runs give the coefficients for any
-graph; a run on two ranks tells what each exchange sends per row. Run in a process of its own
-(``python -m sar.plan.probe``, JSON in and out): its memory is measured.
+Memory and work are linear in nodes and edges, so a few small runs give the coefficients for any
+graph: one rank for memory, two side by side for seconds, as what a rank waits for (its peer, the
+memory they share) is part of them. Run in a process of its own (``python -m sar.plan.probe``, JSON
+in and out): its memory is measured.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import mean
 from threading import Thread
 from typing import Any
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from sar.comm import Group, ThreadGroup
+from sar.comm import Group, ThreadGroup, current_group
 from sar.comm.group import Work as Exchange
 from sar.config import ALLOCATOR
 from sar.errors import SarError
@@ -34,8 +34,9 @@ from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
 _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
+_DENSE = 32  # degree of the graph that tells what an edge costs
 _EPOCHS = 3
-_SECONDS = ("node_seconds", "edge_seconds", "byte_seconds")
+ANY, INSIDE, ACROSS = "any", "inside", "across"  # which ends edges have: of two parts
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,11 @@ class Costs:
     Attributes:
         fixed_bytes, node_bytes, edge_bytes: of live tensors at the peak of an epoch, of which
             the first is the parameters, their gradients and the optimizer's state.
-        node_seconds, edge_seconds: processor seconds of an epoch.
+        fixed_seconds, node_seconds, edge_seconds: of an epoch, of which the first is what an epoch
+            of a graph of nearly no nodes takes.
         pulled_bytes: bytes of a row in each exchange of source rows or their gradients.
         summed_bytes: the same for sums of copied rows, where partial sums may travel.
-        byte_seconds: processor seconds to gather, send, receive and add one byte of rows.
+        byte_seconds: to gather, send, receive and add one byte of rows.
         process_bytes: resident memory of a process that has imported everything.
         parameters: number of parameters.
     """
@@ -66,6 +68,7 @@ class Costs:
     fixed_bytes: float
     node_bytes: float
     edge_bytes: float
+    fixed_seconds: float
     node_seconds: float
     edge_seconds: float
     pulled_bytes: list[int]
@@ -75,26 +78,13 @@ class Costs:
     parameters: int
 
 
-def measure_costs(work: Work, threads: int = 1, at_once: int = 1) -> Costs:
-    """Run the probe in processes of its own; seconds are those of this machine.
-
-    Args:
-        at_once: probes that run side by side and share the memory's bandwidth, as ranks of a host
-            do; their seconds are averaged.
-    """
-    request = json.dumps({"work": asdict(work), "threads": threads})
-    with ThreadPoolExecutor(at_once) as pool:
-        found = list(pool.map(lambda _: _run_probe(request, threads), range(at_once)))
-    averages = {name: mean(getattr(one, name) for one in found) for name in _SECONDS}
-    return replace(found[0], **averages)
-
-
-def _run_probe(request: str, threads: int) -> Costs:
+def measure_costs(work: Work, threads: int = 1) -> Costs:
+    """Run the probe in a process of its own; seconds are those of this machine."""
     own = {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
     done = subprocess.run(
         [sys.executable, "-m", "sar.plan.probe"],
-        input=request, capture_output=True, text=True, check=False,
-        env={**ALLOCATOR, **os.environ, **own},
+        input=json.dumps({"work": asdict(work), "threads": threads}),
+        capture_output=True, text=True, check=False, env={**ALLOCATOR, **os.environ, **own},
     )  # fmt: skip
     if done.returncode:
         raise SarError(f"the probe failed: {done.stderr.strip().splitlines()[-1]}")
@@ -116,12 +106,10 @@ class _Logged(ThreadGroup):
 class _Run:
     """A model on a random graph, ready to train."""
 
-    def __init__(self, work: Work, nodes: int, degree: float, group: Group, folder: str) -> None:
+    def __init__(self, work: Work, path: str, group: Group) -> None:
         import sar
         from sar.cli.train import prepare_graph
 
-        make = _random_edges if group.size == 1 else _star_edges
-        path = _written(work, nodes, make(nodes, degree), group.size, folder)
         data = sar.load_dgl_partition_data(path, group.rank, "cpu")
         self.graph = prepare_graph(sar.construct_full_graph(data), work.model)
         self.x = data.node_features["_N/feat"]
@@ -141,16 +129,16 @@ class _Run:
         self.optimizer.step()
 
 
-def _random_edges(nodes: int, degree: float) -> tuple[Tensor, Tensor]:
+def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:
+    """Edges of any nodes, inside of the parts of even and odd nodes, or across them."""
     generator = torch.Generator().manual_seed(0)
-    edges = int(nodes * degree)
-    return (
-        torch.randint(nodes, (edges,), generator=generator),
-        torch.randint(nodes, (edges,), generator=generator),
-    )
+    src, dst = torch.randint(nodes, (2, nodes * degree), generator=generator)
+    if ends == ANY:
+        return src, dst
+    return src // 2 * 2 + (dst + int(ends == ACROSS)) % 2, dst
 
 
-def _star_edges(nodes: int, degree: float) -> tuple[Tensor, Tensor]:
+def _star_edges(nodes: int) -> tuple[Tensor, Tensor]:
     """Every node of either part to one node of the other: many sources, one partial sum."""
     src = torch.arange(nodes)
     return src, (src + 1) % 2
@@ -173,38 +161,77 @@ def _written(work: Work, nodes: int, edges: tuple[Tensor, Tensor], parts: int, f
 
 def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
     """See :func:`measure_costs`; in this process, on graphs of ``nodes`` and twice as many."""
-    from sar.comm import current_group
     from sar.train.memory import resident_mb
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(prefix="sar-plan-") as folder:
-        _Run(work, 64, 2, current_group(), folder).step()  # compiles, imports
+
+        def graph(nodes: int, degree: int, ends: str = ANY) -> str:
+            parts, edges = 1 if ends == ANY else 2, _random_edges(nodes, degree, ends)
+            return _written(work, nodes, edges, parts, folder)
+
+        _Run(work, graph(64, 2), current_group()).step()  # compiles, imports
         process = resident_mb() * 2**20
         sizes = [(nodes, _DEGREE), (2 * nodes, _DEGREE), (nodes, 2 * _DEGREE)]
-        found = [_measure(_Run(work, *size, current_group(), folder)) for size in sizes]
-        parameters, log = _exchanges(work, folder)
+        fixed, per_node, per_edge = _linear([_peak_bytes(work, graph(*s)) for s in sizes], nodes)
+        parameters, log = _exchanges(work, _written(work, 64, _star_edges(64), 2, folder))
+        small = graph(64, 2, INSIDE)
+        alone = [graph(2 * nodes, degree, INSIDE) for degree in (_DEGREE, _DENSE)]
+        seconds = _seconds(work, [small, *alone, graph(2 * nodes, _DEGREE, ACROSS)], nodes)
     pulled, summed = ([size for rows, size in log if (rows == 1) == one] for one in (False, True))
-    (size, more_nodes, more_edges) = found
-    per_edge = [(b - a) / (nodes * _DEGREE) for a, b in zip(size, more_edges, strict=True)]
-    per_node = [
-        (b - a) / nodes - _DEGREE * edge
-        for a, b, edge in zip(size, more_nodes, per_edge, strict=True)
-    ]
-    fixed = size[0] - nodes * (per_node[0] + _DEGREE * per_edge[0])
     return Costs(
-        fixed, per_node[0], per_edge[0], per_node[1], max(0.0, per_edge[1]),
-        pulled, summed, _byte_seconds(), process, parameters,
-    )  # fmt: skip
+        fixed, per_node, per_edge, *seconds[:3], pulled, summed, seconds[3], process, parameters
+    )
 
 
-def _measure(run: _Run) -> tuple[float, float]:
-    """(bytes of tensors at the peak of an epoch, its processor seconds)."""
-    run.step()
-    seconds = []
-    for _ in range(_EPOCHS):
-        begin = time.process_time()
+def _linear(found: list[float], nodes: int) -> tuple[float, float, float]:
+    """(constant, per node, per edge) of what was found with n nodes, 2 n nodes, and 2 n edges."""
+    size, more_nodes, more_edges = found
+    per_edge = (more_edges - size) / (nodes * _DEGREE)
+    per_node = (more_nodes - size) / nodes - _DEGREE * per_edge
+    return size - nodes * (per_node + _DEGREE * per_edge), per_node, per_edge
+
+
+def _seconds(work: Work, graphs: list[str], nodes: int) -> tuple[float, float, float, float]:
+    """Seconds of an epoch: fixed, per node, per edge and per byte of rows, of one of two ranks.
+
+    Args:
+        graphs: nearly nothing, few local edges, many, and few remote edges.
+        nodes: of a rank.
+    """
+    runs = [_timed(work, path) for path in graphs]
+    fixed, few, many, remote = (seconds for seconds, _ in runs)
+    per_edge = max(0.0, many - few) / (nodes * (_DENSE - _DEGREE))
+    per_node = (few - fixed) / nodes - _DEGREE * per_edge
+    per_byte = max(0.0, remote - few) / max(1.0, runs[-1][1])
+    return fixed, max(0.0, per_node), per_edge, per_byte + _socket_seconds()
+
+
+def _timed(work: Work, path: str) -> tuple[float, float]:
+    """(seconds of an epoch of two ranks side by side, bytes of rows that one of them sends)."""
+    cores = len(os.sched_getaffinity(0)) // torch.get_num_threads()
+
+    def body(group: Any) -> tuple[float, float]:
+        run, found = _Run(work, path, group), []
+        for _ in range(2):  # what is constant is kept from the second on
+            run.step()
+        group.log.clear()
+        for _ in range(_EPOCHS):
+            begin = time.perf_counter()
+            run.step()
+            found.append(time.perf_counter() - begin)
+        return min(found), sum(rows * size for rows, size in group.log) / _EPOCHS
+
+    ranks = _Logged.run(2, body)
+    turns = 1 if cores > 1 else 2  # they took turns on one core
+    return mean(seconds for seconds, _ in ranks) / turns, mean(sent for _, sent in ranks)
+
+
+def _peak_bytes(work: Work, path: str) -> float:
+    """Bytes of tensors at the peak of an epoch of one rank."""
+    run = _Run(work, path, current_group())
+    for _ in range(2):
         run.step()
-        seconds.append(time.process_time() - begin)
     before = _live_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as prof:
         run.step()
@@ -213,7 +240,7 @@ def _measure(run: _Run) -> tuple[float, float]:
     for event in sorted(events, key=lambda one: one.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)
-    return before + peak, min(seconds)
+    return before + peak
 
 
 def _live_bytes() -> int:
@@ -226,11 +253,11 @@ def _live_bytes() -> int:
     return sum(storages.values())
 
 
-def _exchanges(work: Work, folder: str) -> tuple[int, list[tuple[int, int]]]:
+def _exchanges(work: Work, path: str) -> tuple[int, list[tuple[int, int]]]:
     """(number of parameters, (rows, bytes of one) of each exchange of a later epoch)."""
 
     def body(group: Any) -> tuple[int, list[tuple[int, int]]]:
-        run = _Run(work, 64, 1, group, folder)
+        run = _Run(work, path, group)
         for _ in range(2):  # what is constant is kept from the second on
             run.step()
         group.log.clear()
@@ -240,15 +267,11 @@ def _exchanges(work: Work, folder: str) -> tuple[int, list[tuple[int, int]]]:
     return _Logged.run(2, body)[0]
 
 
-def _byte_seconds() -> float:
-    """Processor seconds a byte of rows costs both ends: gathered, sent, received and added."""
+def _socket_seconds() -> float:
+    """Processor seconds that a byte costs both ends of a connection; copied in memory before."""
     rows = torch.randn(1 << 15, 256)
-    idx = torch.randperm(len(rows))
-    out = torch.empty_like(rows)
     begin = time.process_time()
-    torch.index_select(rows, 0, idx, out=out)
-    _through_a_socket(out, rows)
-    out.index_add_(0, idx, rows)
+    _through_a_socket(rows, torch.empty_like(rows))
     return (time.process_time() - begin) / rows.nbytes
 
 
