@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -205,6 +209,56 @@ def test_a_cleared_lane_begins_nothing_more() -> None:
     runway.lane.clear()
     runway.flights["a"][0].end()
     assert runway.begun == ["a"]
+
+
+def test_a_lane_settles_when_what_is_under_way_has_ended() -> None:
+    runway = Runway()
+    runway.add("a")
+    runway.add("b")
+    runway.lane.settle(0.05)  # gives up
+    ending = threading.Timer(0.1, runway.flights["a"][0].end)
+    ending.start()
+    begin = time.monotonic()
+    runway.lane.settle(30.0)
+    ending.join()
+    assert time.monotonic() - begin < 20
+    assert runway.begun == ["a"]
+    Lane().settle(30.0)
+
+
+RAISING = """
+import sys
+import torch
+import sar
+from sar.comm import build_halo_plan, fetch, halo
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+halo.LARGE = 0
+group = sar.initialize_comms(rank, 4, "127.0.0.1", "gloo", master_port_number=port, timeout=20)
+wanted = [torch.arange(0) if peer == rank else torch.arange(40000) for peer in range(4)]
+plan = build_halo_plan(group, wanted, 40000)
+for turn in range(3):
+    stream = fetch(plan, torch.ones(40000, 64), plan.rounds(1))
+    if rank == 1:
+        raise ValueError("boom")
+    list(stream)
+"""
+
+
+def test_a_rank_that_raises_with_rows_on_the_wire_ends_with_its_error() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RAISING, rank, port], stderr=subprocess.PIPE, text=True
+        )
+        for rank in "0123"
+    ]
+    told = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1] * 4, told
+    assert "ValueError: boom" in told[1]
+    assert all("rank 1: ValueError: boom" in told[rank] for rank in (0, 2, 3))
 
 
 def case_large(group: Any, pattern: str, num_rounds: int) -> Any:

@@ -148,7 +148,7 @@ class Lane:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._waiting: deque[tuple[Turn, bool]] = deque()
         self._is_taken = False  # by a large turn
         self._is_starting = False  # some thread is in _advance
@@ -163,6 +163,16 @@ class Lane:
         """Forget the turns that have not begun."""
         with self._lock:
             self._waiting.clear()
+
+    def settle(self, seconds: float) -> None:
+        """Begin nothing more; return when no large turn is under way, or after ``seconds``.
+
+        For a process that ends without a word: a transport that calls back into an interpreter
+        that is going down aborts it.
+        """
+        with self._lock:
+            self._waiting.clear()
+            self._lock.wait_for(lambda: not self._is_taken, seconds)
 
     def _advance(self) -> None:
         """Begin what may begin, in one thread: a loop, as turns may end while they are begun."""
@@ -187,4 +197,5 @@ class Lane:
     def _free(self) -> None:
         with self._lock:
             self._is_taken = False
+            self._lock.notify_all()
         self._advance()

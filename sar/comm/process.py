@@ -19,6 +19,7 @@ from sar.errors import CommError
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _FIRST_ERROR = "sar/first_error"
 _STORE_SECONDS = 3.0  # to wait for an answer of the store
+_LEAVE_SECONDS = 1.0  # others may never come
 
 
 class ProcessGroup(Group):
@@ -136,6 +137,11 @@ class ProcessGroup(Group):
         if self._lane is not None:
             self._lane.clear()
         del self._small, self._rows, self._back, self._sums
+
+    def leave(self) -> None:
+        """Let what is on the wire end, for a moment, before the process ends after an error."""
+        if self._lane is not None:
+            self._lane.settle(_LEAVE_SECONDS)
 
     def report(self, error: BaseException) -> None:
         """Leave ``error`` for the other ranks to name, unless it only follows from theirs."""

@@ -176,6 +176,7 @@ class _ReportingHook:
         self.group.report(error)
         atexit.unregister(shutdown)  # a collective may be in flight: leave at once
         self.before(kind, error, trace)
+        self.group.leave()
 
 
 def _report_uncaught(group: ProcessGroup) -> None:
