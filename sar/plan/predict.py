@@ -8,9 +8,10 @@ from sar.plan.probe import Costs
 from sar.plan.statistics import GraphStatistics
 
 _RING = 2  # an all-reduce sends nearly twice the gradients
-# Of the shorter of computing and sending, what happens beside neither: in forward a layer's dense
-# work needs the rows that it waits for. Measured on 4 hosts, GraphSAGE, at three rates.
-_SERIAL = 0.45
+# Of the shorter of computing and sending, what does not happen beside the longer: in forward a
+# layer's dense work needs the rows that it waits for, and sums of a single round need all of them.
+# Measured on 4 hosts, GraphSAGE, at five rates.
+_SERIAL, _SERIAL_ONE_SHOT = 0.6, 0.75
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def predict(
     fits = None
     if hardware.memory is not None:
         fits = max(peaks) * hardware.ranks_per_host <= hardware.memory
-    seconds = max(compute, wire) + _SERIAL * min(compute, wire)
+    serial = _SERIAL if setting.rounds > 1 else _SERIAL_ONE_SHOT
+    seconds = max(compute, wire) + serial * min(compute, wire)
     return Prediction(setting, max(peaks), total, compute, wire, seconds, fits)
 
 
