@@ -5,35 +5,32 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 
 class BufferPool:
-    """Keeps the few largest byte buffers that were given back and hands them out again."""
+    """Keeps the few largest buffers that were given back and hands them out again."""
 
     LIMIT = 4  # two rounds in flight, each a send and a receive buffer
 
     def __init__(self) -> None:
-        self._free: list[Tensor] = []
+        self._free: list[UntypedStorage] = []
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialised contiguous tensor; return it with :meth:`give` when done."""
         nbytes = math.prod(shape) * dtype.itemsize
-        fitting = [b for b in self._free if b.numel() >= nbytes and b.device == device]
-        if fitting:
-            raw = min(fitting, key=Tensor.numel)
-            self._free = [buffer for buffer in self._free if buffer is not raw]
-        else:
+        fitting = [b for b in self._free if b.nbytes() >= nbytes and b.device == device]
+        if not fitting:
             if self._free:  # too small for this width: make room before growing
                 self._drop_smallest()
-            raw = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        return raw[:nbytes].view(dtype).view(shape)
+            return torch.empty(shape, dtype=dtype, device=device)
+        best = min(fitting, key=UntypedStorage.nbytes)
+        self._free = [buffer for buffer in self._free if buffer is not best]
+        return torch.empty(0, dtype=dtype, device=device).set_(best, 0, shape)  # type: ignore[call-overload]
 
     def give(self, buffer: Tensor) -> None:
         """Take a buffer back. The caller holds no view of it any more."""
-        raw = torch.empty(0, dtype=torch.uint8, device=buffer.device)
-        raw.set_(buffer.untyped_storage())  # type: ignore[call-overload]
-        self._free.append(raw)
+        self._free.append(buffer.untyped_storage())
         if len(self._free) > self.LIMIT:
             self._drop_smallest()
 
@@ -44,8 +41,8 @@ class BufferPool:
     @property
     def idle_bytes(self) -> int:
         """Bytes held for reuse."""
-        return sum(buffer.numel() for buffer in self._free)
+        return sum(buffer.nbytes() for buffer in self._free)
 
     def _drop_smallest(self) -> None:
-        smallest = min(range(len(self._free)), key=lambda i: self._free[i].numel())
+        smallest = min(range(len(self._free)), key=lambda i: self._free[i].nbytes())
         del self._free[smallest]
