@@ -166,6 +166,22 @@ def test_other_parameters_on_a_rank_are_named() -> None:
     run_threads(2, differ)
 
 
+def test_a_parameter_frozen_on_one_rank_is_an_error_on_all() -> None:
+    def freeze(group: Group) -> None:
+        model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2)
+        sums = sar.overlap_gradients(model, group=group)
+        model[0].requires_grad_(group.rank != 1)
+        with pytest.raises(ValueError, match="model: rank 1 has 2 tensors"):
+            sums.backward(model(x).sum())
+        model[0].requires_grad_(False)
+        for _ in range(2):
+            model.zero_grad()
+            sums.backward(model(x).sum())
+            assert model[0].bias.grad is None and model[1].bias.grad.tolist() == [2.0, 2.0]
+
+    run_threads(2, freeze)
+
+
 def test_sparse_gradients_are_refused_on_every_rank() -> None:
     def sparse(group: Group) -> None:
         table = nn.Embedding(4, 2, sparse=group.rank == 1)

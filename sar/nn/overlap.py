@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sar.comm import Group, current_group
 from sar.comm.group import Work
 from sar.nn.order import wire_first
-from sar.nn.params import agree_on_layout, replicated, sum_bucket
+from sar.nn.params import agree_on_layout, gather_grads, replicated, sum_bucket
 from sar.ops.reduce import wide_dtype
 
 BUCKET_BYTES = 1 << 18
@@ -25,24 +25,23 @@ class OverlappedGradients:
     finished its last gradient, and never before the bucket in front of it: ranks on which another
     parameter gets no gradient still send in one order. ``param.grad`` stays this rank's own until
     the end, so what changes after it was sent (another backward, a hook) is noticed and sent again.
+    Where a rank trains other parameters than before, buckets are packed anew after that step, whose
+    gradients are then summed as :func:`gather_grads` does.
     """
 
     def __init__(self, model: nn.Module, group: Group | None = None) -> None:
         self._group, self._model = group or current_group(), model
-        self._params: list[nn.Parameter] = []
         self._handles: list[Any] = []
         self._works: list[tuple[Tensor, Work]] = []
         self._sent: dict[nn.Parameter, tuple[Tensor | None, int]] = {}
         self._group.prepare_sums()
+        agree_on_layout(_trained(model), self._group)
         self._arrange()
 
     def _arrange(self) -> None:
-        """Agree with the other ranks on the buckets, unless the parameters are those of before."""
-        named = _trained(self._model)
-        params = list(reversed(named.values()))
-        if [id(p) for p in params] != [id(p) for p in self._params]:
-            agree_on_layout(named, self._group)
-            self._params, self._buckets = params, _pack(params)
+        """Pack the parameters that are trained now into buckets."""
+        self._params = list(reversed(_trained(self._model).values()))
+        self._buckets = _pack(self._params)
 
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()`` inside this context manager, the paths to other ranks first."""
@@ -53,9 +52,10 @@ class OverlappedGradients:
     def __enter__(self) -> None:
         if self._handles:
             raise RuntimeError("overlap_gradients: entered inside itself")
-        self._arrange()
+        trained = reversed(_trained(self._model).values())
+        self._is_changed = [id(p) for p in trained] != [id(p) for p in self._params]
         self._ready: set[nn.Parameter] = set()
-        for param in self._params:
+        for param in () if self._is_changed else self._params:
             hook = param.register_post_accumulate_grad_hook(self._accumulated)
             self._handles.append(hook)
 
@@ -97,7 +97,13 @@ class OverlappedGradients:
     def _finish(self) -> None:
         for bucket in self._buckets[len(self._works) :]:
             self._send(bucket)
-        anywhere, stale = self._compare()
+        anywhere, stale, is_changed = self._compare()
+        if is_changed:
+            for _, work in self._works:
+                work.wait()
+            gather_grads(self._model, group=self._group)
+            self._arrange()
+            return
         for bucket, (flat, work) in zip(self._buckets, self._works, strict=True):
             work.wait()
             for param, part in zip(bucket, _split(flat, bucket), strict=True):
@@ -108,8 +114,9 @@ class OverlappedGradients:
         for dtype in dict.fromkeys(param.dtype for param in stale):
             sum_bucket([param for param in stale if param.dtype == dtype], dtype, self._group)
 
-    def _compare(self) -> tuple[set[nn.Parameter], dict[nn.Parameter, None]]:
-        """Parameters with a gradient on any rank, and those that changed after they were sent."""
+    def _compare(self) -> tuple[set[nn.Parameter], dict[nn.Parameter, None], bool]:
+        """Parameters with a gradient on any rank, those that changed after they were sent, and
+        whether a rank trains other parameters than when buckets were packed."""
         flags = torch.zeros((len(self._params) + 1, 2), dtype=torch.int32)
         sparse = []
         for row, param in zip(flags, self._params):
@@ -119,13 +126,14 @@ class OverlappedGradients:
                     sparse.append(param)
                 row[0] = 1
             row[1] = grad is not sent or (grad is not None and grad._version != version)
-        flags[-1] = len(sparse)
+        flags[-1, 0], flags[-1, 1] = len(sparse), self._is_changed
         if self._group.all_reduce(flags, "max")[-1, 0]:
             error = TypeError("model: got a sparse gradient, expected dense") if sparse else None
             self._group.agree(error)
         present, changed = flags[:-1].T.tolist()
         anywhere = {param for param, here in zip(self._params, present) if here}
-        return anywhere, dict.fromkeys(p for p, was in zip(self._params, changed) if was)
+        stale = dict.fromkeys(p for p, was in zip(self._params, changed) if was)
+        return anywhere, stale, bool(flags[-1, 1])
 
 
 def overlap_gradients(model: nn.Module, *, group: Group | None = None) -> OverlappedGradients:
@@ -146,7 +154,8 @@ def overlap_gradients(model: nn.Module, *, group: Group | None = None) -> Overla
     before it only accumulate on their rank. Sharded parameters are left alone.
 
     Raises:
-        ValueError: on every rank when the ranks' parameters differ in number, name, shape or dtype.
+        ValueError: on every rank when the ranks' parameters differ in number, name, shape or dtype;
+            on leaving, when they differ in which are trained.
         RuntimeError: the context manager is entered inside itself.
         TypeError: on leaving, on every rank, for a sparse gradient.
     """
