@@ -10,13 +10,14 @@ import torch
 from dgl import nn as dglnn
 from harness import assert_close, assert_gradients_close, run_threads
 from harness.graphs import EDGE_TYPES, hetero, shop, to_dgl
-from harness.parts import Cutter, joined
+from harness.parts import Cutter, joined, load_all
 from harness.rows import whole
 from harness.training import whole_blocks
 from torch import Tensor, nn
 
 import sar
 from sar.partition.arrays import GraphArrays
+from sar.partition.mapped import MappedTensor
 
 WIDTH = 4
 EDGES = "_N:_E:_N"
@@ -180,6 +181,31 @@ def test_features_and_ids(size: int, method: str, partitioned: Cutter) -> None:
     ):
         rows = joined([p[key] for p in parts], [p[ids] for p in parts], len(value))
         assert torch.equal(rows, value) and rows.dtype == value.dtype, key
+
+
+@pytest.mark.parametrize(("size", "method"), [(1, "metis"), (4, "adversarial")])
+def test_rows_are_read_from_the_types_that_hold_them(
+    size: int, method: str, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, rows = [], MappedTensor.rows
+
+    def logged(tensor: MappedTensor, start: int, stop: int, *dtype: Any) -> Tensor:
+        read.append(stop - start)
+        return rows(tensor, start, stop, *dtype)
+
+    path = partitioned(shop(), size, method)
+    monkeypatch.setattr(MappedTensor, "rows", logged)
+    for part in load_all(path, size):
+        one = sar.to_homogeneous(part).node_features
+        for name in ("_N/feat", "_N/train_mask"):
+            every, (dtype, shape) = one[name], one.info(name)
+            assert (every.dtype, tuple(every.shape)) == (dtype, shape)
+            for low in range(0, len(every) + 1, 7):
+                for high in (low, min(low + 9, len(every)), len(every)):
+                    read.clear()
+                    assert torch.equal(one.rows(name, low, high), every[low:high])
+                    assert sum(read) == high - low
+        assert torch.equal(one.get_as("_N/feat", torch.bfloat16), one["_N/feat"].bfloat16())
 
 
 def test_features_of_some_types_are_left_out(partitioned: Cutter) -> None:

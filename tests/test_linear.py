@@ -168,6 +168,25 @@ def test_stars_send_one_row_and_empty_pairs_none(partitioned: Cutter) -> None:
         assert sent == [(1 + 1 + 3) * 5 * 8] * 2
 
 
+def case_bfloat16_mean(group: Any, path: str) -> None:
+    """The gradient of a mean is rounded once where it is multiplied by 1 / degree, not before."""
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data)
+    found, dout = [], torch.linspace(1, 2, 64).bfloat16()
+    for dtype in (torch.bfloat16, torch.float64):
+        x = torch.ones(graph.num_nodes(), 64, dtype=dtype, requires_grad=True)
+        (graph.aggregate(x, "mean") * dout.to(dtype)).sum().backward()
+        found.append(x.grad.double())
+    rounding = torch.finfo(torch.bfloat16).eps / 2
+    assert ((found[0] - found[1]).abs() <= 1.001 * rounding * found[1]).all()
+
+
+def test_the_mean_of_bfloat16_rounds_its_factors_once(partitioned: Cutter) -> None:
+    ends = torch.arange(1, 12), torch.zeros(11, dtype=torch.int64)  # a row of 1 / 11 to each
+    path = partitioned(GraphArrays("star", {"_N": 12}, {ETYPE_HOMO: ends}, {}), 2, "random")
+    run_threads(2, case_bfloat16_mean, path)
+
+
 def case_kind(group: Any, path: str, policy: Any) -> tuple[bool, ...]:
     """Whether a sum streams over another relation, by what is summed; and over which shards."""
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import sar
 from sar.graph.edge_graph import global_ends
+from sar.ops import relation
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.generate import rmat_graph
 
@@ -105,6 +106,22 @@ def test_bytes_per_edge_where_partial_sums_travel(partitioned: Cutter) -> None:
     kept, edges, rows = (sum(column) for column in zip(*found, strict=True))
     assert edges <= kept <= edges + rows
     assert rows < edges, "or the bound says nothing"
+
+
+def test_too_many_edges_for_int32_are_an_error_on_every_rank(
+    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = torch.arange(9), torch.zeros(9, dtype=torch.int64)
+    star = GraphArrays("star", {"_N": 10}, {ETYPE_HOMO: ends}, {})
+    path = partitioned(star, 2, [0] * 5 + [1] * 5)
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        with pytest.raises(ValueError, match="edges: rank 0 got 9 of one type, expected at most 8"):
+            sar.construct_full_graph(data)
+
+    monkeypatch.setattr(relation, "INT32_EDGES", 8)
+    run_threads(2, case)
 
 
 def arrays_of(graph: Any) -> list[Tensor]:

@@ -139,13 +139,19 @@ class HaloPlan:
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.
 
-        Collective when a combination of width and rounds comes for the first time. Raises
-        ``ValueError`` on every rank when ranks differ in it, and when even strict rounds exceed the
-        policy's memory budget.
+        Collective when a combination of width and rounds comes for the first time. Then raises
+        ``ValueError`` on every rank when ranks differ in it; and whenever even strict rounds exceed
+        the policy's memory budget.
         """
         rounds = self._fitting_rounds(policy, row_bytes)
         what = "(bytes per row, rounds, code of what is lossy, whether backward fetches again)"
         self.agree_once(what, row_bytes, rounds, policy.lossy.code, int(policy.rematerialize))
+        if not rounds:
+            least = int(self.rows_in_flight.min()) * row_bytes
+            raise ValueError(
+                f"memory_budget: got {policy.memory_budget} bytes, but rows of {row_bytes} bytes "
+                f"need at least {least} bytes of buffers with {max(1, self.group.size - 1)} rounds"
+            )
         return rounds
 
     def is_large(self, row_bytes: int) -> bool:
@@ -156,7 +162,9 @@ class HaloPlan:
     def agree_once(self, what: str, *values: int) -> None:
         """Raise ``ValueError`` on every rank when ranks differ in ``values``; collective at first.
 
-        Rows of unequal widths would be cut at the wrong places, or end the process.
+        Rows of unequal widths would be cut at the wrong places, or end the process. Later calls
+        cost nothing, so a rank that changes alone to values that it has agreed upon before is not
+        noticed here: the others end by the group's timeout.
         """
         if (what, values) in self._agreed:
             return
@@ -169,17 +177,12 @@ class HaloPlan:
         self._agreed.add((what, values))
 
     def _fitting_rounds(self, policy: Policy, row_bytes: int) -> int:
+        """0 where none fit."""
         strict = max(1, self.group.size - 1)
         if policy.memory_budget is None:
             return min(policy.rounds or strict, strict)
         fitting = np.flatnonzero(self.rows_in_flight * row_bytes <= policy.memory_budget)
-        if len(fitting) == 0:
-            least = int(self.rows_in_flight.min()) * row_bytes
-            raise ValueError(
-                f"memory_budget: got {policy.memory_budget} bytes, but rows of {row_bytes} bytes "
-                f"need at least {least} bytes of buffers with {strict} rounds"
-            )
-        return int(fitting[0]) + 1
+        return int(fitting[0]) + 1 if len(fitting) else 0
 
     def to(self, device: torch.device) -> HaloPlan:
         """The same plan with its indices on ``device``; no communication."""

@@ -1,10 +1,11 @@
 """Pure functions on compressed edges; no autograd, no network."""
 
-from sar.kernels.csc import Csc, compress, transpose
+from sar.kernels.csc import INT32_EDGES, Csc, compress, transpose
 from sar.kernels.segment import ExtremeReducer
 from sar.kernels.spmm import Factors, spmm, spmm_add, spmm_into, wide_dtype
 
 __all__ = [
+    "INT32_EDGES",
     "Csc",
     "ExtremeReducer",
     "Factors",

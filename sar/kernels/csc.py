@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-INT32_EDGES = 2**31 - 1
+INT32_EDGES = 2**31 - 1  # positions and bounds are int32
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,7 @@ def compress(keys: Tensor, others: Tensor, num_rows: int, *, compact: bool, orde
         num_rows: rows that keys index.
         compact: leave out rows without edges.
         order: remember each edge's position, for values stored per edge.
-
-    Raises:
-        ValueError: more than 2^31 - 1 edges in one shard.
     """
-    if len(keys) > INT32_EDGES:
-        raise ValueError(f"edges: got {len(keys)} in one shard, expected at most {INT32_EDGES}")
     permutation = torch.argsort(keys, stable=True)
     rows = None
     if compact and len(keys) < num_rows:  # few edges: their cost, not that of all rows

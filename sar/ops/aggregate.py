@@ -50,7 +50,7 @@ def aggregate_backward(
     """Gradients of [num_src, width] rows, in the wide dtype, the last rounds of them still on
     their way home; no row is fetched."""
     if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
-        dout, scale = dout * scale.unsqueeze(1).to(dout.dtype), None
+        dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
     plan, factors, order = relation.plan, Factors(edge=weight, gathered=scale), weight is not None
     num_rounds = plan.num_rounds(policy, dout.shape[1] * dout.element_size())
     shards = relation.transposed(num_rounds, policy, order=order)

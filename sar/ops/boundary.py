@@ -130,7 +130,7 @@ class _SampledAggregate(Function):
         weight, scale = ctx.saved_tensors
         dout = dout.contiguous()
         if scale is not None:
-            dout = dout * scale.unsqueeze(1).to(dout.dtype)
+            dout = (dout * scale.unsqueeze(1)).to(dout.dtype)
         factors = Factors(edge=weight)
         dx = sampled_backward(ctx.relation, dout, factors, ctx.policy, ctx.sample)
         return dx.to(dout.dtype), None, None, None, None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -114,6 +115,16 @@ class MessagePass:
     autocast: tuple[str, bool, torch.dtype] = field(default_factory=_autocast_state)
     pushed_bytes: int = 0
 
+    @cached_property
+    def chosen(self) -> Tensor | None:
+        """bool [num_edges] of the edges that get a message, or ``None`` for all."""
+        eids = self.messages.eids
+        if eids is None:
+            return None
+        chosen = torch.zeros(self.relation.num_edges, dtype=torch.bool, device=eids.device)
+        chosen[eids.long()] = True
+        return chosen
+
     def split(self, values: Sequence) -> tuple[list, list, list]:
         """One value per input, by side: source, destination, edge."""
         a, b = self.num_src, self.num_src + self.num_dst
@@ -201,7 +212,7 @@ def blocks(spec: MessagePass, number: int, shard: Csc, kinds: list[Tensor], size
         number: of the shard in the stream.
         kinds: the edge inputs, for ``sort_by``.
     """
-    messages, chosen = spec.messages, _chosen(spec)
+    messages, chosen = spec.messages, spec.chosen
     for index, (src, dst, position) in enumerate(shard.edge_blocks(size)):
         if messages.ordered:  # as the function would see them in DGL
             order = _ascending(position)
@@ -222,16 +233,6 @@ def _ascending(position: Tensor) -> Tensor:
     if position.device.type != "cpu":
         return torch.argsort(position)
     return torch.from_numpy(np.argsort(position.numpy()))
-
-
-def _chosen(spec: MessagePass) -> Tensor | None:
-    """bool [num_edges] of the edges that get a message, or ``None`` for all."""
-    eids = spec.messages.eids
-    if eids is None:
-        return None
-    chosen = torch.zeros(spec.relation.num_edges, dtype=torch.bool, device=eids.device)
-    chosen[eids.long()] = True
-    return chosen
 
 
 def block_size(spec: MessagePass, layout: RowLayout | None, others: Sequence[Tensor]) -> int:

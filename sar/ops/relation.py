@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sar.comm import Group, HaloPlan, build_halo_plan, join_plans
 from sar.config import Policy
-from sar.kernels import Csc
+from sar.kernels import INT32_EDGES, Csc
 from sar.ops.arrivals import Arrivals, arrange
 from sar.ops.constant import Constants
 from sar.ops.shard_store import LOCAL, EdgeArrays, ShardStore
@@ -34,8 +34,12 @@ class Relation:
         make_keys: makes ``keys``.
 
     Attributes:
+        num_edges_global: edges of all ranks.
         in_degrees: int64 [num_dst] edges that end in each owned row; all of them are local.
         out_degrees: int64 [num_src] edges on all ranks that start in each owned row.
+
+    Raises:
+        ValueError: on every rank, where a rank has 2^31 edges or more.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Relation:
         edges = EdgeArrays(src, dst, eid, list(offsets))
         self.store = ShardStore(plan, num_src, num_dst, edges)
         self.linear: Fewest | None = None  # see sar.ops.linear
-        self.num_edges_global = int(self.group.all_reduce(torch.tensor(len(src)), "sum"))
+        self.num_edges_global = self._count_edges()
         self.in_degrees = torch.bincount(dst, minlength=num_dst)
         self.out_degrees = self._count_out_degrees(edges)
 
@@ -123,6 +127,17 @@ class Relation:
         moved.linear = None
         moved.constants = Constants(self.group)
         return moved
+
+    def _count_edges(self) -> int:
+        """Edges of all ranks; collective. Positions of a rank's edges are int32 numbers."""
+        counts = [int(n) for n in self.group.all_gather(torch.tensor(self.num_edges))]
+        largest = max(counts)
+        if largest > INT32_EDGES:
+            raise ValueError(
+                f"edges: rank {counts.index(largest)} got {largest} of one type, expected at most "
+                f"{INT32_EDGES}: cut the graph into more parts"
+            )
+        return sum(counts)
 
     def _count_out_degrees(self, edges: EdgeArrays) -> Tensor:
         """int64 [num_src]: edges out of owned rows on all ranks; collective."""

@@ -5,12 +5,28 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, MutableMapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sar.partition.mapped import BLOCK_BYTES, MappedTensor
 from sar.partition.row_file import RowFile
+
+
+class Rows(Protocol):
+    """A feature that lies elsewhere: a mapped file, or several one behind the other."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows ``[start, stop)``, as ``dtype`` if given."""
 
 
 class FeatureStore(MutableMapping):
@@ -21,7 +37,11 @@ class FeatureStore(MutableMapping):
     """
 
     def __init__(self, mapped: dict[str, MappedTensor]):
-        self._items: dict[str, MappedTensor | Tensor | Callable[[], Tensor]] = dict(mapped)
+        self._items: dict[str, Rows | Tensor | Callable[[], Tensor]] = dict(mapped)
+
+    def map(self, name: str, rows: Rows) -> None:
+        """Adds a feature that is read from ``rows`` at each access."""
+        self._items[name] = rows
 
     def synthesize(self, name: str, make: Callable[[], Tensor]) -> None:
         """Adds a feature that ``make()`` computes at each access."""
@@ -51,14 +71,12 @@ class FeatureStore(MutableMapping):
     def __repr__(self) -> str:
         return f"FeatureStore({', '.join(self._items)})"
 
-    def _resolve(self, name: str) -> MappedTensor | Tensor:
+    def _resolve(self, name: str) -> Rows | Tensor:
         item = self._items[name]
-        return item if isinstance(item, (MappedTensor, Tensor)) else item()
+        return item() if callable(item) else item
 
     @staticmethod
-    def _read(
-        name: str, item: MappedTensor, start: int, stop: int, dtype: torch.dtype | None
-    ) -> Tensor:
+    def _read(name: str, item: Rows, start: int, stop: int, dtype: torch.dtype | None) -> Tensor:
         if dtype is not None:
             return item.rows(start, stop, dtype)
         found = item.rows(start, stop)
@@ -66,10 +84,14 @@ class FeatureStore(MutableMapping):
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows ``[start, stop)`` of a feature, without reading the others."""
+        return self.reader(name)(start, stop)
+
+    def reader(self, name: str) -> Callable[[int, int], Tensor]:
+        """:meth:`rows` of one feature, for many blocks: what is computed is computed once."""
         item = self._resolve(name)
         if isinstance(item, Tensor):
-            return item[start:stop]
-        return self._read(name, item, start, stop, None)
+            return lambda start, stop: item[start:stop]
+        return lambda start, stop: self._read(name, item, start, stop, None)
 
     def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """``(dtype, shape)`` of a feature, without reading it."""
@@ -98,12 +120,12 @@ class FeatureStore(MutableMapping):
             change: what is done to each block of rows after that.
         """
         stored, shape = self.info(name)
-        dtype = dtype or stored
+        dtype, read = dtype or stored, self.reader(name)
         step = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * dtype.itemsize))
 
         def blocks() -> Iterator[Tensor]:
             for low in range(0, shape[0], step):
-                block = self.rows(name, low, min(low + step, shape[0])).to(dtype)
+                block = read(low, min(low + step, shape[0])).to(dtype)
                 yield block if change is None else change(block)
 
         return RowFile(shape, dtype, blocks(), folder)

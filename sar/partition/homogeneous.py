@@ -119,15 +119,34 @@ def _joint_features(
         every = [f"{one}/{feature}" for one in names if one not in empty]
         keys = [*every, *(f"{one}/{feature}" for one in empty if f"{one}/{feature}" in store)]
         if all(key in store for key in keys) and len({_kind(store, key) for key in keys}) == 1:
-            found.synthesize(f"{joint}/{feature}", partial(_rows, store, keys))
+            found.map(f"{joint}/{feature}", _Joined(store, keys))
     sizes = torch.tensor(list(counts.values()))
     types = torch.arange(len(sizes))
     found.synthesize(f"{joint}/{TYPE_KEY}", lambda: types.repeat_interleave(sizes))
     return found
 
 
-def _rows(store: FeatureStore, keys: list[str]) -> Tensor:
-    return torch.cat([store[key] for key in keys])
+class _Joined:
+    """A feature of several types, of one kind, one behind the other: :class:`.features.Rows`."""
+
+    def __init__(self, store: FeatureStore, keys: list[str]) -> None:
+        self._store, self._keys = store, keys
+        self._sizes = [store.info(key)[1][0] for key in keys]
+        self.dtype, width = _kind(store, keys[0])
+        self.shape = (sum(self._sizes), *width)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows ``[start, stop)``; types without any of them are not read."""
+        parts, first = [self._store.rows(self._keys[0], 0, 0).to(dtype or self.dtype)], 0
+        for key, size in zip(self._keys, self._sizes, strict=True):
+            low, high = max(start - first, 0), min(stop - first, size)
+            if low < high:
+                parts.append(self._store.rows(key, low, high).to(dtype or self.dtype))
+            first += size
+        return torch.cat(parts)
 
 
 def _kind(store: FeatureStore, key: str) -> tuple:

@@ -87,10 +87,10 @@ def _keys(store: FeatureStore, name: str, before: int, start: int, stop: int) ->
     dtype, shape = store.info(name)
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or len(shape) != 1:
         raise PartitionError(f"{name}: got {dtype} {list(shape)}, expected integers of one column")
-    keys = torch.empty(shape, dtype=torch.int32)
+    keys, read = torch.empty(shape, dtype=torch.int32), store.reader(name)
     for first in range(0, len(keys), _BLOCK_ROWS):
         last = min(first + _BLOCK_ROWS, len(keys))
-        block = _narrow(store.rows(name, first, last).long() + before)
+        block = _narrow(read(first, last).long() + before)
         if block.dtype != torch.int32:
             keys = keys.long()
         keys[first:last] = block
