@@ -28,6 +28,7 @@ from sar.kernels.attention import (
     Running,
     Scores,
     attend,
+    attend_grad_additive,
     attend_grad_of_queries,
     attend_grad_of_sources,
 )
@@ -246,12 +247,15 @@ def by_kernels(
     csc = compress(dst.int(), src.int(), len(query), compact=True, order=True)
     csr = compress(src.int(), dst.int(), len(value), compact=False, order=True)
     dvalue, dkey = torch.empty_like(value), torch.empty_like(key)
-    common = (scores, Columns(key), Columns(value), query, weight, incoming)
-    dquery = attend_grad_of_sources(csr, *common, Columns(dkey), Columns(dvalue), mask)
-    dweight = torch.zeros_like(weight)
-    if dquery is None:
-        dquery = torch.zeros_like(query)
-        dweight = attend_grad_of_queries(csc, *common, dquery, mask)
+    keys, values, grads = Columns(key), Columns(value), (Columns(dkey), Columns(dvalue))
+    if scores.kind == ADDITIVE:
+        dquery = query.new_zeros((torch.get_num_threads(), *query.shape))
+        attend_grad_additive(csr, scores, keys, values, query, incoming, *grads, dquery, mask)
+        return out, dvalue, dkey, dquery.sum(0), torch.zeros_like(weight)
+    common = (scores, keys, values, query, weight, incoming)
+    attend_grad_of_sources(csr, *common, *grads, mask)
+    dquery = torch.zeros_like(query)
+    dweight = attend_grad_of_queries(csc, *common, dquery, mask)
     return out, dvalue, dkey, dquery, dweight
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -186,8 +187,7 @@ class HaloPlan:
 
     def to(self, device: torch.device) -> HaloPlan:
         """The same plan with its indices on ``device``; no communication."""
-        moved = object.__new__(HaloPlan)
-        moved.__dict__.update(self.__dict__)
+        moved = copy(self)
         moved.send_idx = [None if idx is None else idx.to(device) for idx in self.send_idx]
         moved._steps = {}
         moved.device = device
@@ -199,8 +199,7 @@ class HaloPlan:
         Args:
             send_idx, recv_counts: as in :class:`HaloPlan`.
         """
-        thin = object.__new__(HaloPlan)
-        thin.__dict__.update(self.__dict__)
+        thin = copy(self)
         thin.send_idx, thin.recv_counts = list(send_idx), recv_counts
         thin.send_counts = [len(idx) for idx in send_idx]
         thin._steps = {}

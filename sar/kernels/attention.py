@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from sar.kernels import attention_loops as loops
-from sar.kernels.attention_loops import ADDITIVE
 from sar.kernels.csc import Csc
 from sar.kernels.jit import in_parallel, num_parts, rows_in_parallel
 
@@ -165,45 +164,54 @@ def attend(
     running.begun = True
 
 
-def attend_grad_of_sources(
-    csr: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, weight: Tensor,
-    incoming: Incoming, dkey: Columns, dvalue: Columns, mask: Mask | None,
-) -> Tensor | None:  # fmt: skip
-    """One shard's gradients of keys and values, by source; for additive scores of queries, too.
+def attend_grad_additive(
+    csr: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, incoming: Incoming,
+    dkey: Columns, dvalue: Columns, dquery: Tensor, mask: Mask | None,
+) -> None:  # fmt: skip
+    """One shard's gradients of keys, values and queries for additive scores, by source.
 
     Args:
         csr: edges by source, with ``order`` when there is a mask.
-        dkey, dvalue: rows to overwrite, one per segment of ``csr``; the same columns where keys
-            are values.
-
-    Returns:
-        [n, H] gradient of the queries for additive scores, else ``None``.
+        dkey, dvalue: rows to overwrite, one per segment of ``csr``.
+        dquery: [threads, n, H] to add to; each thread has a part of its own.
     """
-    edges, rows = (csr.indptr, csr.indices), (key.rows, value.rows)
-    grads = (dkey.rows, dvalue.rows)
+    arrays = _numpy(
+        csr.indptr, csr.indices, key.rows, value.rows, incoming.dout,
+        torch.cat([query, incoming.known], 1), dkey.rows, dvalue.rows,
+    )  # fmt: skip
+    parts, dropped = dquery.numpy(), _dropout(csr, mask, query)
     offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
-    (kind, *sizes, slope, scale), dropped = _numbers(scores, query), _dropout(csr, mask, query)
-    if scores.kind != ADDITIVE:
-        given = (*rows, query, weight.view(-1), incoming.dout, incoming.known)
-        arrays = _numpy(*edges, *given, *grads)
-        numbers = (*offsets, kind, *sizes, slope, scale)
-
-        def wide_part(_: int, first: int, last: int) -> None:
-            loops.wide_grads_of_sources(first, last, *arrays, *numbers, *dropped)
-
-        in_parallel(wide_part, csr.indptr)
-        return None
-    ends = torch.cat([query, incoming.known], 1)
-    arrays = _numpy(*edges, *rows, incoming.dout, ends, *grads)
-    dquery = query.new_zeros((num_parts(csr.indptr), *query.shape))
-    parts = dquery.numpy()
+    _, *sizes, slope, _ = _numbers(scores, query)
 
     def part(index: int, first: int, last: int) -> None:
         own, scratch = (*arrays, parts[index]), _scratch(query, scores)
         loops.additive_grads(first, last, *own, *offsets, *sizes, slope, *dropped, scratch)
 
     in_parallel(part, csr.indptr)
-    return dquery.sum(0)
+
+
+def attend_grad_of_sources(
+    csr: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, weight: Tensor,
+    incoming: Incoming, dkey: Columns, dvalue: Columns, mask: Mask | None,
+) -> None:  # fmt: skip
+    """One shard's gradients of keys and values for mixed or dot scores, by source.
+
+    Args:
+        csr: edges by source, with ``order`` when there is a mask.
+        dkey, dvalue: rows to overwrite, one per segment of ``csr``; the same columns where keys
+            are values.
+    """
+    arrays = _numpy(
+        csr.indptr, csr.indices, key.rows, value.rows, query, weight.view(-1), incoming.dout,
+        incoming.known, dkey.rows, dvalue.rows,
+    )  # fmt: skip
+    offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
+    numbers, dropped = (*offsets, *_numbers(scores, query)), _dropout(csr, mask, query)
+
+    def part(_: int, first: int, last: int) -> None:
+        loops.wide_grads_of_sources(first, last, *arrays, *numbers, *dropped)
+
+    in_parallel(part, csr.indptr)
 
 
 def attend_grad_of_queries(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from sar.kernels.attention import (
     Running,
     Scores,
     attend,
+    attend_grad_additive,
     attend_grad_of_queries,
     attend_grad_of_sources,
 )
@@ -165,18 +165,20 @@ class _Backward:
         self.incoming = incoming
         wide = wide_dtype(sources[0].dtype)
         self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
-        self.dquery = torch.zeros_like(self.query)
+        self.additive = spec.scores.kind == ADDITIVE
+        threads = (torch.get_num_threads(),) if self.additive else ()
+        self.dquery = self.query.new_zeros((*threads, *self.query.shape))
         self.dweight = torch.zeros_like(self.weight, dtype=torch.float64)
 
     def run(self, kept: Sequence[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
         """Gradients of the sources, of the queries and of the weight, in the wide dtype."""
         spec, num_rounds = self.spec, self.spec.num_rounds(self.sources)
-        additive = spec.scores.kind == ADDITIVE
-        by_dst = repeat(None) if additive else iter(spec.shards(num_rounds))
+        by_dst = spec.shards(num_rounds)
         home, pool = self._home(), spec.relation.group.pool
         stream = _stream(spec, self.sources, kept)
-        for (step, rows), csr in zip(stream, spec.transposed(num_rounds), strict=True):
-            csc = next(by_dst)
+        for (step, rows), csr, csc in zip(
+            stream, spec.transposed(num_rounds), by_dst, strict=True
+        ):
             grads = self.homes if step is None else [home.buffer(step)]
             self._shard(rows, csr, csc, grads)
             if step is not None and self.wanted:
@@ -185,7 +187,8 @@ class _Backward:
                 pool.give(grads[0])
         home.finish()
         pool.clear()
-        return self.homes, self.dquery, self.dweight.to(self.weight.dtype)
+        dquery = self.dquery.sum(0) if self.additive else self.dquery
+        return self.homes, dquery, self.dweight.to(self.weight.dtype)
 
     def _home(self) -> GradientReturn:
         spec, own, width = self.spec, self.homes[0], sum(part.shape[1] for part in self.sources)
@@ -200,21 +203,21 @@ class _Backward:
         )
 
     def _shard(
-        self, rows: Sequence[Tensor], csr: Csc, csc: Csc | None, grads: Sequence[Tensor]
+        self, rows: Sequence[Tensor], csr: Csc, csc: Csc, grads: Sequence[Tensor]
     ) -> None:
         scores, mask = self.spec.scores, self.spec.mask
         value, key = _columns(scores, rows)
         dvalue, dkey = _columns(scores, grads)
-        common = (self.query, self.weight, self.incoming)
-        if self.wanted or csc is None:
-            dquery = attend_grad_of_sources(csr, scores, key, value, *common, dkey, dvalue, mask)
-            if dquery is not None:
-                self.dquery += dquery
-        if csc is not None:
-            args = (csc, scores, key, value, *common, self.dquery, mask)
-            dweight = attend_grad_of_queries(*args)
-            if len(self.dweight):
-                self.dweight += dweight
+        if self.additive:
+            own = (key, value, self.query, self.incoming, dkey, dvalue, self.dquery)
+            attend_grad_additive(csr, scores, *own, mask)
+            return
+        common = (scores, key, value, self.query, self.weight, self.incoming)
+        if self.wanted:
+            attend_grad_of_sources(csr, *common, dkey, dvalue, mask)
+        dweight = attend_grad_of_queries(csc, *common, self.dquery, mask)
+        if len(self.dweight):
+            self.dweight += dweight
 
     def _add_home(self, _: Tensor, idx: Tensor, rows: Tensor) -> None:
         parts = rows.split([home.shape[1] for home in self.homes], dim=1)
@@ -254,6 +257,8 @@ class _Attention(Function):
     m, 1 / s    [num_dst, H] each          this rank; saved
     out         [num_dst, H * D]           this rank; saved; computed again in backward where the
                                            caller wrote into it (on every rank)
+    dq          [threads, num_dst, H]      this rank; in backward; additive scores only, else
+                                           [num_dst, K]
     z, a, r     one chunk of edges         recomputed where they are used, never stored
     ==========  =========================  ===================================================
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -116,8 +117,7 @@ class Relation:
 
     def to(self, device: torch.device) -> Relation:
         """The same relation with its arrays on ``device``; no communication."""
-        moved = object.__new__(Relation)
-        moved.__dict__.update(self.__dict__)
+        moved = copy(self)
         for name in ("keys", "arrivals"):
             moved.__dict__.pop(name, None)
         moved.plan = self.plan.to(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -110,8 +111,7 @@ class ShardStore:
 
     def to(self, plan: HaloPlan) -> ShardStore:
         """The same on the device of ``plan``, without what can be made again."""
-        moved = object.__new__(ShardStore)
-        moved.__dict__.update(self.__dict__)
+        moved = copy(self)
         moved.plan, device = plan, plan.device
         moved._reverse = {}
         kept = {LOCAL, self._base} & set(self._forward)
