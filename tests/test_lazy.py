@@ -39,6 +39,9 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "slice": lambda e: e[:, 1:3],
     "matmul": lambda e: e @ torch.arange(12.0, dtype=e.dtype).view(6, 2),
     "where": lambda e: torch.where(e > 0, e, torch.zeros_like(e)),
+    "transposed": lambda e: (e.T * 2).T + (e.view(-1, 2, 3).mT * 3).mT.flatten(1),
+    "adjoint": lambda e: (e.H * 2).H.real,
+    "named results": lambda e: e.sort(1).values + e.max(1, keepdim=True).values,
 }
 
 
@@ -93,6 +96,112 @@ def test_torch_functions_are_recorded(name: str, partitioned: Cutter) -> None:
         warnings.simplefilter("error")
         ranks = on_ranks(partitioned(mixed(), 3, "random"), 3, run, block_bytes=4096)
     assert_same(ranks, reference(run))
+
+
+WRITES: dict[str, Callable[[Tensor, nn.Parameter], Any]] = {
+    "column": lambda h, _: h.mul_(3),
+    "parameter": lambda _, weight: weight.add_(1),
+}
+
+
+class Gate(nn.Module):
+    """A message function that captures a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.factor = 1.0
+
+    def message(self, edges: Any) -> dict[str, Tensor]:
+        return {"e": edges.src["x"] * self.weight * self.factor}
+
+    def forward(self, edges: Any) -> dict[str, Tensor]:
+        return self.message(edges)
+
+
+@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("kernel", [False, True])
+def test_what_was_written_since_is_refused(what: str, kernel: bool, partitioned: Cutter) -> None:
+    """An edge tensor whose column or parameter has changed would have other values."""
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph, gate = sar.construct_full_graph(data), Gate()
+        h = data.node_features["_N/feat"].double()[:, :6].clone()
+        for early in (True, False):
+            graph.srcdata["x"] = h
+            graph.apply_edges(gate.message)
+            values = graph.edata["e"]
+            if kernel:
+                graph.srcdata["v"] = torch.ones(len(h), 6, 1, dtype=torch.float64)
+                graph.edata["a"] = edge_softmax(graph, values.unsqueeze(-1))
+            if early:
+                values.materialize()
+            with torch.no_grad():
+                WRITES[what](h, gate.weight)
+            if early and not kernel:
+                assert len(values.materialize()) == graph.num_edges()
+                continue
+            with pytest.raises(sar.NotSupportedError, match="was written in place after"):
+                graph.update_all(
+                    fn.u_mul_e("v", "a", "m") if kernel else fn.copy_e("e", "m"), fn.sum("m", "o")
+                )
+
+    path = partitioned(mixed(), 2, "random")
+    run_threads(2, case)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_method_sees_its_object_as_it_was(whole: bool, partitioned: Cutter) -> None:
+    def run(graph: Any, x: Tensor) -> Tensor:
+        gate, kept = Gate(), []
+        graph.ndata["x"] = x
+        for gate.factor in (1.0, 2.0, 3.0):
+            graph.apply_edges(gate if whole else gate.message)
+            kept.append(graph.edata["e"])
+        return reduced(graph, kept[0] - 3 * kept[1] + kept[2] * kept[1])
+
+    assert_same(on_ranks(partitioned(mixed(), 3, "random"), 3, run), reference(run))
+
+
+def test_positions_of_edges_are_checked(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
+        graph.ndata["x"] = torch.ones(graph.num_nodes(), 1)
+        wrong = torch.ones(graph.num_edges(), dtype=torch.bool), [3.7], ([1], [0]), 3
+        for edges in wrong:
+            with pytest.raises(TypeError, match="edges: got .*, expected int positions"):
+                graph.apply_edges(fn.copy_u("x", "e"), edges=edges)
+        for edges in ([-1], [0, graph.num_edges()]):
+            with pytest.raises(ValueError, match="edges: got positions"):
+                graph.apply_edges(fn.copy_u("x", "e"), edges=edges)
+        graph.apply_edges(fn.copy_u("x", "e"), edges=[])
+
+    path = partitioned(mixed(), 2, "random")
+    run_threads(2, case)
+
+
+def test_the_mean_of_an_edge_tensor_has_its_gradient(partitioned: Cutter) -> None:
+    def run(graph: Any, x: Tensor) -> Tensor:
+        values = of_edges(graph, x)
+        if isinstance(values, EdgeTensor):
+            return sar.global_mean(values.exp())
+        return values.exp().mean()
+
+    def case(group: Any) -> Any:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        x = data.node_features["_N/feat"].double()[:, :6].requires_grad_()
+        mean = run(sar.construct_full_graph(data), x)
+        mean.backward()
+        return mean.detach(), x.grad, data.node_features["_N/orig_id"]
+
+    path, graph = partitioned(mixed(), 3, "random"), to_dgl(mixed())
+    x = graph.ndata["feat"].double()[:, :6].requires_grad_()
+    want = run(graph, x)
+    want.backward()
+    for mean, grad, ids in run_threads(3, case):
+        torch.testing.assert_close(mean, want.detach(), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(grad, x.grad[ids], rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["cumsum", "median", "sort"])

@@ -150,7 +150,8 @@ def _softmax_of_some(graph: Any, logits: Tensor, eids: Tensor, norm_by: str) -> 
 def gspmm(graph: Any, op: str, reduce_op: str, lhs: Tensor | None, rhs: Tensor | None) -> Tensor:
     """``reduce_op`` over messages ``op(source row, edge row)``; collective.
 
-    As DGL's, unlike ``update_all``: a maximum of no messages is -inf.
+    As DGL's, unlike ``update_all``: a maximum of no messages is -inf, but 0 where the graph has no
+    edge at all.
     """
     from sar.graph.passing import reduce_messages
 
@@ -161,7 +162,7 @@ def gspmm(graph: Any, op: str, reduce_op: str, lhs: Tensor | None, rhs: Tensor |
     operands = {o: t for o, t in ((u, lhs), (e, rhs)) if t is not None}
     scope = graph.scope()
     out = reduce_messages(scope, message, operands, reduce_op)
-    if reduce_op not in ("max", "min"):
+    if reduce_op not in ("max", "min") or not scope.relation.num_edges_global:
         return out
     empty = (scope.relation.in_degrees == 0).view(-1, *[1] * (out.dim() - 1))
     return out.masked_fill(empty, -torch.inf if reduce_op == "max" else torch.inf)

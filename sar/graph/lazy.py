@@ -128,6 +128,9 @@ class EdgeTensor(Tensor):
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        view = _VIEWS.get(getattr(getattr(func, "__self__", None), "__name__", ""))
+        if view is not None and getattr(func, "__name__", "") == "__get__":
+            return view(args[0])
         if func in METADATA or getattr(func, "__name__", "") == "__get__":
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -215,6 +218,16 @@ def eager(tensor: Tensor) -> Tensor:
     """A plain tensor of what may be lazy."""
     return tensor.materialize() if isinstance(tensor, EdgeTensor) else tensor
 
+
+# Attributes that are functions of the values.
+_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "T": lambda x: x.permute(*reversed(range(x.dim()))),
+    "mT": lambda x: x.transpose(-2, -1),
+    "H": torch.adjoint,
+    "mH": torch.adjoint,
+    "real": torch.real,
+    "imag": torch.imag,
+}
 
 METADATA = {
     Tensor.dim,

@@ -139,9 +139,12 @@ def _fill(step: Step) -> float | None:
 
 
 def _finished(store: GraphStore, etype: EType, step: Step, columns: Columns) -> Columns:
-    """As DGL hands a relation's result on: infinite where a maximum has no edge, then applied."""
+    """As DGL hands a relation's result on: infinite where a maximum has no edge, then applied.
+
+    A relation without any edge gives 0.
+    """
     fill = _fill(step)
-    if fill is not None:
+    if fill is not None and store.relations[etype].num_edges_global:
         empty = store.relations[etype].in_degrees == 0
         columns = {
             name: rows.masked_fill(empty.view(-1, *[1] * (rows.dim() - 1)), fill)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sar.graph.builtin import apply_binary
 from sar.graph.lazy import EdgeTensor
-from sar.graph.program import Call, Dropout, Leaf, Node, Softmax
+from sar.graph.program import Call, Dropout, Leaf, Node, Softmax, refuse_written
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops import Relation
@@ -52,6 +52,7 @@ def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
     found = _scores(softmax.scores, value, heads, width)
     if found is None or not _fits(found, value, relation):
         return None
+    refuse_written([messages.node])
     spec = Attention(relation, messages.scope.policy, found.scores, dropout)
     flat = value.reshape(len(value), heads * width)
     reach = heads * (1 if found.scores.kind == ADDITIVE else width)

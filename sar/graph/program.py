@@ -7,10 +7,9 @@ so that an edge tensor exists for one block at a time; :mod:`sar.ops.messages` s
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.graph.builtin import apply_binary
 from sar.graph.message_dropout import Drawn, KeyedDropout
+from sar.graph.support import not_supported
 from sar.graph.udf import Probe, call_udf
 from sar.ops import AnyRelation, Inputs, Messages, Weighting
 from sar.ops.keyed import keyed_dropout
@@ -36,12 +36,24 @@ class Node:
         like: its value for ``BLANK_ROWS`` edges on the meta device, where that is known.
     """
 
-    row_bytes = 0  # no annotation: not an argument of the steps below
-    like = None  # type: Tensor | None
+    row_bytes: int = field(default=0, init=False)
+    like: Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._versions = [_version(tensor) for tensor in self.reads()]
 
     def parents(self) -> Iterable[Node]:
         """The nodes whose values this one needs."""
         return ()
+
+    def reads(self) -> list[Tensor]:
+        """Eager tensors that the value is made of, besides that of the parents."""
+        return []
+
+    @property
+    def is_written(self) -> bool:
+        """Whether one of them was written in place since this was recorded."""
+        return self._versions != [_version(tensor) for tensor in self.reads()]
 
     def compute(self, values: Values, position: Tensor) -> Any:
         """The value on a block, from the parents' in ``values`` (by ``id``).
@@ -60,6 +72,9 @@ class Leaf(Node):
     tensor: Tensor
     name: str = ""  # of the column, if it is one
 
+    def reads(self) -> list[Tensor]:
+        return [self.tensor]
+
 
 @dataclass(eq=False)
 class Call(Node):
@@ -71,6 +86,9 @@ class Call(Node):
 
     def parents(self) -> Iterable[Node]:
         return [a for a in tree_leaves((self.args, self.kwargs)) if isinstance(a, Node)]
+
+    def reads(self) -> list[Tensor]:
+        return [a for a in tree_leaves((self.args, self.kwargs)) if isinstance(a, Tensor)]
 
     def compute(self, values: Values, position: Tensor) -> Any:
         def value(argument: Any) -> Any:
@@ -112,11 +130,15 @@ class Udf(Node):
     dropouts: list[Drawn]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         rows = [math.prod(t.shape[1:]) * t.element_size() for t in self.seen.outputs.values()]
         self.row_bytes = max(rows, default=0)
 
     def parents(self) -> Iterable[Node]:
         return [*self.src, *self.dst, *self.edge]
+
+    def reads(self) -> list[Tensor]:
+        return [t for t in self.seen.captures if t.requires_grad]  # not the buffers it updates
 
     def compute(self, values: Values, position: Tensor) -> Any:
         sides = [[values[id(node)] for node in side] for side in (self.src, self.dst, self.edge)]
@@ -206,6 +228,7 @@ class Program:
     """
 
     def __init__(self, outputs: list[Node], streamed: Softmax | None = None) -> None:
+        refuse_written(outputs)
         self.streamed = streamed
         self.outputs, self.order = outputs, _topological(outputs, streamed)
         leaves = [node for node in self.order if isinstance(node, Leaf)]
@@ -327,6 +350,34 @@ def _is_linear(node: Node, reading: set[int], asking: set[int]) -> bool:
     return not any(id(a) in asking and id(b) in reading for a, b in ((lhs, rhs), (rhs, lhs)))
 
 
+def refuse_written(outputs: list[Node]) -> None:
+    """Raise ``NotSupportedError`` where what outputs are made of is not what it was.
+
+    An edge tensor exists when it is used; values of before a write in place are gone by then.
+    """
+    stack, seen = list(outputs), set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        if node.is_written:
+            what = "a tensor or parameter"
+            if isinstance(node, Leaf) and node.name:
+                what = f"column {node.name!r}"
+            raise not_supported(
+                f"{what} was written in place after an edge tensor was made of it, whose values "
+                "are computed when they are used; expected the write on a copy, or .materialize() "
+                "of the edge tensor before it"
+            )
+        seen.add(id(node))
+        stack.extend(inputs_of(node))
+
+
+def _version(tensor: Tensor) -> int:
+    """Writes so far; those of inference tensors are not counted."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:
     order: list[Node] = []
     done: set[int] = set()
@@ -348,4 +399,4 @@ def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:
 def _distinct(leaves: list[Leaf], side: str) -> list[Leaf]:
     """One leaf per tensor."""
     chosen = {id(leaf.tensor): leaf for leaf in leaves if leaf.side == side}
-    return list(itertools.chain(chosen.values()))
+    return list(chosen.values())

@@ -283,5 +283,6 @@ def _wrap(node: Node, like: Any, axes: dict[int, int], first: EdgeTensor) -> Any
         return EdgeTensor(node, like, first.scope, axes[id(like)])
     if isinstance(like, (tuple, list)):
         parts = [_wrap(Item(node, i), part, axes, first) for i, part in enumerate(like)]
-        return type(like)(parts) if type(like) in (tuple, list) else tuple(parts)
+        named = hasattr(like, "n_sequence_fields")  # as torch.max gives
+        return type(like)(parts) if named or type(like) in (tuple, list) else tuple(parts)
     raise CannotRecord("its result is not a tensor")

@@ -334,9 +334,14 @@ class ShardedGraph(Counts, OriginalMembers):
         Args:
             func: a ``dgl.function`` message or a function of an edge batch.
             edges: int positions [n] of local edges to compute; others keep what they had, or 0.
+
+        Raises:
+            TypeError, ValueError: ``edges`` are not positions of this rank's edges.
         """
-        eids = None if isinstance(edges, str) and edges == ALL else torch.as_tensor(edges)
-        passing.apply_edges(self._store, self._canonical(etype), func, eids, self.policy)
+        etype = self._canonical(etype)
+        all_edges = isinstance(edges, str) and edges == ALL
+        eids = None if all_edges else _positions(edges, self._store.relations[etype].num_edges)
+        passing.apply_edges(self._store, etype, func, eids, self.policy)
 
     def create_formats_(self) -> None:
         """Compress the edges now, by destination and by source, instead of in the first epoch.
@@ -397,3 +402,21 @@ class ShardedGraph(Counts, OriginalMembers):
         edges = {etype[1]: self.num_edges(etype) for etype in self.canonical_etypes}
         where = f"rank {self.group.rank} of {self.group.size}"
         return f"ShardedGraph({kind}, {where}, local nodes {nodes}, local edges {edges})"
+
+
+def _positions(edges: Any, num_edges: int) -> Tensor:
+    """int [n] positions among ``num_edges`` edges; refuses what is not such."""
+    if isinstance(edges, tuple):
+        raise TypeError("edges: got a tuple, expected int positions [n] of local edges")
+    eids = torch.as_tensor(edges)
+    if eids.numel() == 0 and not isinstance(edges, Tensor):
+        eids = eids.long()
+    kind = eids.dtype
+    if eids.dim() != 1 or kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        raise TypeError(f"edges: got {kind} {list(eids.shape)}, expected int positions [n]")
+    if len(eids) and not (0 <= int(eids.min()) and int(eids.max()) < num_edges):
+        raise ValueError(
+            f"edges: got positions {int(eids.min())} to {int(eids.max())}, expected 0 to "
+            f"{num_edges - 1}, those of this rank's edges"
+        )
+    return eids

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
@@ -172,13 +173,19 @@ def call_udf(
 
 
 def frozen(udf: Callable) -> Callable:
-    """``udf`` with the present values of its closure, for a call that happens later.
+    """``udf`` with the present values of its closure or its object, for a call that happens later.
 
-    A lambda in a loop reads its variables when it runs; here it must see them as they are now.
+    A lambda in a loop reads its variables when it runs, a method the attributes of its object; here
+    they must see them as they are now. What a method assigns to attributes, a copy of its object
+    gets.
     """
-    if isinstance(udf, MethodType) or not isinstance(udf, FunctionType) or not udf.__closure__:
+    if isinstance(udf, MethodType):
+        return MethodType(udf.__func__, copy(udf.__self__))
+    if isinstance(udf, nn.Module):
+        return copy(udf)
+    if not isinstance(udf, FunctionType) or not udf.__closure__:
         return udf
     cells = tuple(CellType(cell.cell_contents) for cell in udf.__closure__)
-    copy = FunctionType(udf.__code__, udf.__globals__, udf.__name__, udf.__defaults__, cells)
-    copy.__kwdefaults__ = udf.__kwdefaults__
-    return copy
+    same = FunctionType(udf.__code__, udf.__globals__, udf.__name__, udf.__defaults__, cells)
+    same.__kwdefaults__ = udf.__kwdefaults__
+    return same

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
+from sar.graph.lazy import eager
 from sar.ops.reduce import mean_of_rows
 
 
@@ -18,7 +19,8 @@ def global_mean(
     parameter gradients are *summed* over ranks afterwards, by :func:`sar.nn.gather_grads`.
 
     Args:
-        values: [N] or [N, C], float; N may differ between ranks and be 0.
+        values: [N] or [N, C], float; N may differ between ranks and be 0. Of an edge tensor the
+            values of the local edges, which are then held in memory.
         mask: which rows count: bool [N] (or bool [N, C] to choose single values), or int64
             indices of rows. ``None`` takes all. Values outside of the mask never matter, also NaN;
             but where the function that *made* them has a NaN derivative (a NaN label), select the
@@ -32,7 +34,7 @@ def global_mean(
         TypeError: ``values`` is not float or ``mask`` neither bool nor int64.
         ValueError: the mask does not fit, or no rank has a value to average.
     """
-    group = group or current_group()
+    group, values = group or current_group(), eager(values)
     error = _problem(values, mask)
     if error is None and mask is not None:
         values = _chosen(values, mask.to(values.device))

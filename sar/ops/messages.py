@@ -210,7 +210,7 @@ class _MessagePass(Function):
         whole = tuple(_alias(result) for result in results)
         ctx.mark_non_differentiable(*[t for t in whole if not t.is_floating_point()])
         softmax = softmax_sum(reducers)
-        if softmax is not None:
+        if softmax is not None and not torch.is_inference_mode_enabled():
             softmax.keep(whole[0])
         return whole
 
