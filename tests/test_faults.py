@@ -376,3 +376,15 @@ def test_rows_that_differ_between_ranks(kind: str, partitioned: Cutter) -> None:
         return str(caught.value)
 
     assert len(set(run_threads(3, case))) == 1
+
+
+def test_data_of_another_type_on_one_rank(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> str:
+        data = None if group.rank == 1 else load_partition(path, 0)
+        with pytest.raises(TypeError, match="partition_data: got NoneType") as caught:
+            sar.construct_full_graph(data)
+        return str(caught.value)
+
+    assert len(set(run_threads(2, case))) == 1

@@ -101,8 +101,9 @@ def construct_full_graph(
         TypeError: on every rank, for another ``partition_data`` or ``policy`` on any of them.
         CommError: a rank needs a row that its owner does not have.
     """
-    group, book, part_id = current_group(), partition_data.book, partition_data.part_id
+    group = current_group()
     agree_data(partition_data, group, policy)
+    book, part_id = partition_data.book, partition_data.part_id
     rows = {ntype: torch.arange(partition_data.num_nodes(ntype)) for ntype in book.ntypes}
     relations: dict[EType, AnyRelation] = {}
     edge_frames = {}
