@@ -17,6 +17,7 @@ from harness.rows import Part, join_edges, join_nodes, whole
 from torch import Tensor, nn
 
 import sar
+from sar.errors import SarError
 from sar.graph.lazy import eager
 from sar.kernels import Factors, compress, spmm, spmm_add, spmm_into
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
@@ -395,6 +396,35 @@ def test_apply_edges_on_some_edges(kind: str, partitioned: Cutter) -> None:
         assert_close(join_nodes(parts, "x", len(x)), x.grad, "gradient", torch.float64)
         if kind != "builtin":
             assert_close(parts[0]["weight"], weight.grad, "weight", torch.float64)
+
+
+ODD_PIECES: dict[str, tuple[Any, type[Exception], str]] = {
+    "dtype": (lambda edges: edges.src["x"].double(), ValueError, "float32 .*float64"),
+    "shape": (lambda edges: edges.src["x"][:, :2], ValueError, r"\[2\].*\[3\]"),
+    "names": (lambda edges: edges.src["x"] + edges.src["y" * 5000], SarError, r"ranks \[1\]"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_PIECES)
+@pytest.mark.parametrize("again", [False, True], ids=["alone", "beside another piece"])
+def test_a_piece_that_does_not_fit_raises_on_every_rank(
+    name: str, again: bool, partitioned: Cutter
+) -> None:
+    func, kind, words = ODD_PIECES[name]
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> str:
+        graph = Part(group, path).graph
+        graph.ndata["x"] = graph.ndata["y" * 5000] = torch.ones(graph.num_nodes(), 3)
+        if group.rank == 0 or again:
+            graph.apply_edges(lambda edges: {"m": edges.src["x"]}, torch.tensor([0, 1]))
+        if group.rank == 1:
+            graph.apply_edges(lambda edges: {"m": func(edges)}, torch.tensor([1, 2]))
+        with pytest.raises(kind, match=f"edge column 'm': .*{words}") as caught:
+            graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+        return str(caught.value)
+
+    assert len(set(run_threads(2, case))) == 1
 
 
 # What differs from DGL on purpose: ties, and values that are not finite.

@@ -150,29 +150,51 @@ def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) 
 
 
 def _agree(column: PendingColumn) -> dict[str, Any]:
-    """What the pieces of all ranks read and give: source columns, shape, dtype, gradients."""
+    """What the pieces of all ranks read and give: source columns, shape, dtype, gradients.
+
+    Collective. What is wrong shows in the statuses, so that every rank raises it.
+
+    Raises:
+        KeyError: no rank has a piece.
+        SarError: pieces of a rank read more source columns than fit a status.
+        ValueError: pieces, or a piece and what the column held before, differ in shape or dtype.
+    """
     mine: dict[str, Any] = {}
     if column.pieces:
-        like = column.pieces[0].seen.outputs[column.name]
+        rows = [piece.seen.outputs[column.name] for piece in column.pieces]
+        rows += [] if column.before is None else [column.before]
         captured = any(p.seen.captures or p.seen.hidden for p in column.pieces)
         mine = {
             "src": sorted(column.src),
-            "shape": list(like.shape[1:]),
-            "dtype": str(like.dtype).removeprefix("torch."),
+            "rows": sorted({(str(r.dtype).removeprefix("torch."), *r.shape[1:]) for r in rows}),
             "grad": captured and torch.is_grad_enabled(),
         }
     body = json.dumps(mine).encode()
     if len(body) > _STATUS_BYTES:
-        raise SarError(f"edge column {column.name!r}: too many source columns to agree on")
+        body = json.dumps({"too long": True}).encode()
     status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
     status[: len(body)] = torch.tensor(list(body), dtype=torch.uint8)
     gathered = column.store.group.all_gather(status)
-    known = [
-        plan for plan in (json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in gathered) if plan
-    ]
+    plans = [json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in gathered]
+    too_long = [rank for rank, plan in enumerate(plans) if "too long" in plan]
+    if too_long:
+        raise SarError(
+            f"edge column {column.name!r}: ranks {too_long} read source columns whose names take "
+            f"too many bytes to agree on, expected at most {_STATUS_BYTES}"
+        )
+    known = [plan for plan in plans if plan]
     if not known:
         raise KeyError(f"no edge column {column.name!r} on any rank")
-    agreed = dict(known[0])
-    agreed["src"] = sorted({name for plan in known for name in plan["src"]})
-    agreed["grad"] = any(plan["grad"] for plan in known)
-    return agreed
+    kinds = sorted({(dtype, *shape) for plan in known for dtype, *shape in plan["rows"]})
+    if len(kinds) > 1:
+        got = ", ".join(f"{dtype} {shape}" for dtype, *shape in kinds[:16])
+        raise ValueError(
+            f"edge column {column.name!r}: got rows of {got} for some of the edges, expected one "
+            "dtype and shape on all ranks"
+        )
+    return {
+        "src": sorted({name for plan in known for name in plan["src"]}),
+        "dtype": kinds[0][0],
+        "shape": kinds[0][1:],
+        "grad": any(plan["grad"] for plan in known),
+    }
