@@ -427,6 +427,37 @@ def test_a_piece_that_does_not_fit_raises_on_every_rank(
     assert len(set(run_threads(2, case))) == 1
 
 
+def test_deferred_columns_in_scopes_copies_and_on_other_devices(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        graph = Part(group, path).graph
+        graph.ndata["x"] = torch.ones(graph.num_nodes(), 1)
+        every, some = torch.arange(graph.num_edges()), torch.tensor([0, 2])
+
+        def write(graph: Any, eids: Tensor, value: float) -> None:
+            graph.apply_edges(lambda edges: {"m": edges.src["x"] * value}, eids)
+
+        write(graph, every, 2.0)
+        want = torch.full((graph.num_edges(), 1), 2.0)
+        with graph.local_scope():
+            write(graph, some, 5.0)
+        copy = graph.local_var()
+        write(copy, some, 5.0)
+        moved = sar.ShardedGraph(graph._store.to(torch.device("cpu")))
+        for one in (moved, graph):
+            assert torch.equal(one.edata["m"], want)
+        want[some] = 5.0
+        assert torch.equal(copy.edata["m"], want)
+        write(graph, every, 2.0)
+        del graph.edata["m"]
+        assert "m" not in graph.edata
+        with pytest.raises(KeyError, match="m"):
+            del graph.edata["m"]
+
+    run_threads(2, case)
+
+
 # What differs from DGL on purpose: ties, and values that are not finite.
 
 LEVELS = 3  # distinct values, so that most maxima are shared

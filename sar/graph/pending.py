@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,9 +35,9 @@ class Piece:
     eids: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class PendingColumn:
-    """A column of pieces, later ones over earlier ones.
+    """A column of pieces, later ones over earlier ones; frames and their copies share it.
 
     Attributes:
         src, dst, edge: the columns that the pieces read, as they were when a piece was noted.
@@ -48,7 +48,7 @@ class PendingColumn:
     etype: EType
     name: str
     policy: Policy
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: tuple[Piece, ...] = ()
     src: dict[str, Tensor] = field(default_factory=dict)
     dst: dict[str, Tensor] = field(default_factory=dict)
     edge: dict[str, Tensor] = field(default_factory=dict)
@@ -76,6 +76,23 @@ class PendingColumn:
         inputs = Inputs(list(src.values()), list(self.dst.values()), [*edge, *self.edge.values()])
         relation = self.store.relations[self.etype]
         return run_messages(relation, messages, reduce, self.policy, inputs, [like])[0]
+
+    def to(self, store: GraphStore) -> PendingColumn:
+        """The column for ``store``, a copy of the graph on another device; no communication."""
+        device = store.device
+
+        def moved(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: column.to(device) for name, column in columns.items()}
+
+        return replace(
+            self,
+            store=store,
+            pieces=tuple(replace(piece, eids=piece.eids.to(device)) for piece in self.pieces),
+            src=moved(self.src),
+            dst=moved(self.dst),
+            edge=moved(self.edge),
+            before=None if self.before is None else self.before.to(device),
+        )
 
     def _numbers(self) -> Tensor:
         """int32 [num_edges] which piece gives each edge its value."""
@@ -136,11 +153,14 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
             before = edge[name] if name in edge else None
             column = PendingColumn(store, etype, name, policy, before=before)
             edge.pop(name, None)
-            edge.pending[name] = column
-        column.pieces.append(piece)
-        column.src.update({n: src[n] for n in seen.src})
-        column.dst.update({n: dst[n] for n in seen.dst})
-        column.edge.update(reads)
+        # A new column: what a scope has saved and copies of the graph keep theirs.
+        edge.pending[name] = replace(
+            column,
+            pieces=(*column.pieces, piece),
+            src={**column.src, **{n: src[n] for n in seen.src}},
+            dst={**column.dst, **{n: dst[n] for n in seen.dst}},
+            edge={**column.edge, **reads},
+        )
 
 
 def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) -> Tensor:
