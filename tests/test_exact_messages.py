@@ -17,6 +17,7 @@ from harness.rows import Part, join_edges, join_nodes, whole
 from torch import Tensor, nn
 
 import sar
+from sar.errors import SarError
 from sar.graph.lazy import eager
 from sar.kernels import Factors, compress, spmm, spmm_add, spmm_into
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
@@ -395,6 +396,66 @@ def test_apply_edges_on_some_edges(kind: str, partitioned: Cutter) -> None:
         assert_close(join_nodes(parts, "x", len(x)), x.grad, "gradient", torch.float64)
         if kind != "builtin":
             assert_close(parts[0]["weight"], weight.grad, "weight", torch.float64)
+
+
+ODD_PIECES: dict[str, tuple[Any, type[Exception], str]] = {
+    "dtype": (lambda edges: edges.src["x"].double(), ValueError, "float32 .*float64"),
+    "shape": (lambda edges: edges.src["x"][:, :2], ValueError, r"\[2\].*\[3\]"),
+    "names": (lambda edges: edges.src["x"] + edges.src["y" * 5000], SarError, r"ranks \[1\]"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_PIECES)
+@pytest.mark.parametrize("again", [False, True], ids=["alone", "beside another piece"])
+def test_a_piece_that_does_not_fit_raises_on_every_rank(
+    name: str, again: bool, partitioned: Cutter
+) -> None:
+    func, kind, words = ODD_PIECES[name]
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> str:
+        graph = Part(group, path).graph
+        graph.ndata["x"] = graph.ndata["y" * 5000] = torch.ones(graph.num_nodes(), 3)
+        if group.rank == 0 or again:
+            graph.apply_edges(lambda edges: {"m": edges.src["x"]}, torch.tensor([0, 1]))
+        if group.rank == 1:
+            graph.apply_edges(lambda edges: {"m": func(edges)}, torch.tensor([1, 2]))
+        with pytest.raises(kind, match=f"edge column 'm': .*{words}") as caught:
+            graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+        return str(caught.value)
+
+    assert len(set(run_threads(2, case))) == 1
+
+
+def test_deferred_columns_in_scopes_copies_and_on_other_devices(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        graph = Part(group, path).graph
+        graph.ndata["x"] = torch.ones(graph.num_nodes(), 1)
+        every, some = torch.arange(graph.num_edges()), torch.tensor([0, 2])
+
+        def write(graph: Any, eids: Tensor, value: float) -> None:
+            graph.apply_edges(lambda edges: {"m": edges.src["x"] * value}, eids)
+
+        write(graph, every, 2.0)
+        want = torch.full((graph.num_edges(), 1), 2.0)
+        with graph.local_scope():
+            write(graph, some, 5.0)
+        copy = graph.local_var()
+        write(copy, some, 5.0)
+        moved = sar.ShardedGraph(graph._store.to(torch.device("cpu")))
+        for one in (moved, graph):
+            assert torch.equal(one.edata["m"], want)
+        want[some] = 5.0
+        assert torch.equal(copy.edata["m"], want)
+        write(graph, every, 2.0)
+        del graph.edata["m"]
+        assert "m" not in graph.edata
+        with pytest.raises(KeyError, match="m"):
+            del graph.edata["m"]
+
+    run_threads(2, case)
 
 
 # What differs from DGL on purpose: ties, and values that are not finite.

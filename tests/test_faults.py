@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -22,6 +23,7 @@ from harness.training import Setting, case_train, check, start_state
 import sar
 from sar.errors import CommError, PartitionError
 from sar.partition.arrays import GraphArrays
+from sar.partition.load import load_partition
 
 
 def case_killed(group: Any, path: str, when: str) -> tuple[str, str, float]:
@@ -178,6 +180,32 @@ def test_as_many_parts_as_ranks(parts: int, ranks: int, partitioned: Cutter) -> 
     assert len(set(messages)) == 1
     assert "PartitionError" in messages[0] and f"{parts} parts" in messages[0]
     assert str(ranks) in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"), [((1, 0), "rank 0: .*got 1, expected 0"), ((0, 0), "rank 1: .*got 0")]
+)
+def test_a_rank_loads_its_own_part(
+    parts: tuple[int, int], words: str, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), 2, "random")
+    calls = (
+        lambda part: sar.load_dgl_partition_data(path, part),
+        lambda part: sar.construct_full_graph(load_partition(path, part)),
+        lambda part: sar.construct_mfgs(load_partition(path, part), torch.tensor([]).long(), 1),
+    )
+
+    def case(group: Any) -> list[str]:
+        found = []
+        for call in calls:
+            with pytest.raises(PartitionError, match="own_partition_idx") as caught:
+                call(parts[group.rank])
+            found.append(str(caught.value))
+        return found
+
+    first, second = run_threads(2, case)
+    assert first == second
+    assert all(re.match(words, message) for message in first), first
 
 
 def test_one_rank_without_a_group_says_so_too(partitioned: Cutter) -> None:
@@ -348,3 +376,15 @@ def test_rows_that_differ_between_ranks(kind: str, partitioned: Cutter) -> None:
         return str(caught.value)
 
     assert len(set(run_threads(3, case))) == 1
+
+
+def test_data_of_another_type_on_one_rank(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> str:
+        data = None if group.rank == 1 else load_partition(path, 0)
+        with pytest.raises(TypeError, match="partition_data: got NoneType") as caught:
+            sar.construct_full_graph(data)
+        return str(caught.value)
+
+    assert len(set(run_threads(2, case))) == 1

@@ -182,6 +182,28 @@ def attributed() -> Attributed:
         return Attributed()
 
 
+def test_self_loops_of_one_relation(partitioned: Cutter) -> None:
+    """Ids stay distinct and ascending however often loops are added; a slice stays a slice."""
+    one = to_dgl(hetero())["follows"]
+    likes = {name: getattr(dgl, name)(one) for name in ("add_self_loop", "remove_self_loop")}
+    path = partitioned(hetero(), 3, "random")
+
+    def case(group: Any) -> list[Tensor]:
+        graph = HeteroPart(group, path).graph
+        twice = graph.add_self_loop("follows").add_self_loop("follows")
+        assert twice.canonical_etypes == graph.canonical_etypes
+        for name, like in likes.items():
+            found = getattr(graph["follows"], name)()
+            assert found.canonical_etypes == like.canonical_etypes == [FOLLOWS]
+            assert found.num_edges_global() == like.num_edges()
+        return list(twice.edata["_ID"].values())
+
+    eids = [ids for rank in run_threads(3, case) for ids in rank]
+    assert all((ids.diff() > 0).all() for ids in eids)
+    every = torch.cat(eids)
+    assert len(every.unique()) == len(every) == hetero().total_edges + 2 * one.num_nodes("user")
+
+
 def case_user_message(group: Any, path: str, state: dict) -> dict:
     part = HeteroPart(group, path, sar.Policy(rounds=2))
     x = {t: rows[part.ids[t]].requires_grad_() for t, rows in inputs(hetero()).items()}

@@ -31,18 +31,19 @@ def load_dgl_partition_data(
 
     Args:
         partition_json_file: the JSON of the partitioning.
-        own_partition_idx: the part to load, normally the rank.
+        own_partition_idx: the part to load, the rank.
         device: where edges go; features stay in their files until they are read.
 
     Raises:
         PartitionError: on every rank, when a file of any rank is missing, damaged or belongs to
-            another graph, or when there are not as many parts as ranks.
+            another graph, when there are not as many parts as ranks, or when a rank loads
+            another part than its own.
     """
     group = current_group()
     data, error = None, None
     try:
         data = load_partition(partition_json_file, own_partition_idx, device)
-        _check_part_count(data, group)
+        _check_part(data, group)
     except (ValueError, TypeError, OSError) as caught:
         error = caught
     group.agree(error, "partition")
@@ -52,11 +53,16 @@ def load_dgl_partition_data(
     return data
 
 
-def _check_part_count(data: PartitionData, group: Group) -> None:
+def _check_part(data: PartitionData, group: Group) -> None:
+    """Halos are addressed by rank, so that rank r must hold part r."""
     if data.book.num_parts != group.size:
         raise PartitionError(
             f"partition_json_file: got a graph of {data.book.num_parts} parts, "
             f"expected {group.size}, one per rank"
+        )
+    if data.part_id != group.rank:
+        raise PartitionError(
+            f"own_partition_idx: got {data.part_id}, expected {group.rank}, the rank"
         )
 
 
@@ -90,11 +96,14 @@ def construct_full_graph(
         policy: how halos stream; ``None`` follows :class:`sar.Config` at each call.
 
     Raises:
-        PartitionError: on every rank, when there are not as many parts as ranks.
+        PartitionError: on every rank, when there are not as many parts as ranks, or when a rank
+            has another part than its own.
+        TypeError: on every rank, for another ``partition_data`` or ``policy`` on any of them.
         CommError: a rank needs a row that its owner does not have.
     """
-    group, book, part_id = current_group(), partition_data.book, partition_data.part_id
+    group = current_group()
     agree_data(partition_data, group, policy)
+    book, part_id = partition_data.book, partition_data.part_id
     rows = {ntype: torch.arange(partition_data.num_nodes(ntype)) for ntype in book.ntypes}
     relations: dict[EType, AnyRelation] = {}
     edge_frames = {}
@@ -148,7 +157,7 @@ def agree_data(partition_data: PartitionData, group: Group, policy: Policy | Non
         error = TypeError(f"policy: got {type(policy).__name__}, expected a sar.Policy or None")
     else:
         try:
-            _check_part_count(partition_data, group)
+            _check_part(partition_data, group)
         except PartitionError as caught:
             error = caught
     group.agree(error, "graph")

@@ -50,8 +50,8 @@ class Frame(MutableMapping[str, Tensor]):
         self._columns[name] = value
 
     def __delitem__(self, name: str) -> None:
-        self.pending.pop(name, None)
-        del self._columns[name]
+        if self.pending.pop(name, None) is None:
+            del self._columns[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns or name in self.pending or name in self.defaults
@@ -71,7 +71,7 @@ class Frame(MutableMapping[str, Tensor]):
         self._columns, self.pending = saved
 
     def to(self, device: torch.device) -> Frame:
-        """A copy whose columns lie on ``device``."""
+        """A copy whose columns lie on ``device``, without the pending ones, which need a store."""
         moved = Frame(
             self.num_rows,
             self.kind,
@@ -109,8 +109,11 @@ class FrameSet(MutableMapping[str, dict]):
             self._frames[self._resolve(kind)][name] = tensor
 
     def __delitem__(self, name: str) -> None:
-        for kind in self[name]:
-            del self._frames[kind][name]
+        holding = [frame for frame in self._frames.values() if name in frame]
+        if not holding:
+            raise KeyError(f"no column {name!r}")
+        for frame in holding:  # not by reading it, which would compute what is pending
+            del frame[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter({column: None for frame in self._frames.values() for column in frame})

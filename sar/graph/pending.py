@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,9 +35,9 @@ class Piece:
     eids: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class PendingColumn:
-    """A column of pieces, later ones over earlier ones.
+    """A column of pieces, later ones over earlier ones; frames and their copies share it.
 
     Attributes:
         src, dst, edge: the columns that the pieces read, as they were when a piece was noted.
@@ -48,7 +48,7 @@ class PendingColumn:
     etype: EType
     name: str
     policy: Policy
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: tuple[Piece, ...] = ()
     src: dict[str, Tensor] = field(default_factory=dict)
     dst: dict[str, Tensor] = field(default_factory=dict)
     edge: dict[str, Tensor] = field(default_factory=dict)
@@ -76,6 +76,23 @@ class PendingColumn:
         inputs = Inputs(list(src.values()), list(self.dst.values()), [*edge, *self.edge.values()])
         relation = self.store.relations[self.etype]
         return run_messages(relation, messages, reduce, self.policy, inputs, [like])[0]
+
+    def to(self, store: GraphStore) -> PendingColumn:
+        """The column for ``store``, a copy of the graph on another device; no communication."""
+        device = store.device
+
+        def moved(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: column.to(device) for name, column in columns.items()}
+
+        return replace(
+            self,
+            store=store,
+            pieces=tuple(replace(piece, eids=piece.eids.to(device)) for piece in self.pieces),
+            src=moved(self.src),
+            dst=moved(self.dst),
+            edge=moved(self.edge),
+            before=None if self.before is None else self.before.to(device),
+        )
 
     def _numbers(self) -> Tensor:
         """int32 [num_edges] which piece gives each edge its value."""
@@ -136,11 +153,14 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
             before = edge[name] if name in edge else None
             column = PendingColumn(store, etype, name, policy, before=before)
             edge.pop(name, None)
-            edge.pending[name] = column
-        column.pieces.append(piece)
-        column.src.update({n: src[n] for n in seen.src})
-        column.dst.update({n: dst[n] for n in seen.dst})
-        column.edge.update(reads)
+        # A new column: what a scope has saved and copies of the graph keep theirs.
+        edge.pending[name] = replace(
+            column,
+            pieces=(*column.pieces, piece),
+            src={**column.src, **{n: src[n] for n in seen.src}},
+            dst={**column.dst, **{n: dst[n] for n in seen.dst}},
+            edge={**column.edge, **reads},
+        )
 
 
 def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) -> Tensor:
@@ -150,29 +170,51 @@ def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) 
 
 
 def _agree(column: PendingColumn) -> dict[str, Any]:
-    """What the pieces of all ranks read and give: source columns, shape, dtype, gradients."""
+    """What the pieces of all ranks read and give: source columns, shape, dtype, gradients.
+
+    Collective. What is wrong shows in the statuses, so that every rank raises it.
+
+    Raises:
+        KeyError: no rank has a piece.
+        SarError: pieces of a rank read more source columns than fit a status.
+        ValueError: pieces, or a piece and what the column held before, differ in shape or dtype.
+    """
     mine: dict[str, Any] = {}
     if column.pieces:
-        like = column.pieces[0].seen.outputs[column.name]
+        rows = [piece.seen.outputs[column.name] for piece in column.pieces]
+        rows += [] if column.before is None else [column.before]
         captured = any(p.seen.captures or p.seen.hidden for p in column.pieces)
         mine = {
             "src": sorted(column.src),
-            "shape": list(like.shape[1:]),
-            "dtype": str(like.dtype).removeprefix("torch."),
+            "rows": sorted({(str(r.dtype).removeprefix("torch."), *r.shape[1:]) for r in rows}),
             "grad": captured and torch.is_grad_enabled(),
         }
     body = json.dumps(mine).encode()
     if len(body) > _STATUS_BYTES:
-        raise SarError(f"edge column {column.name!r}: too many source columns to agree on")
+        body = json.dumps({"too long": True}).encode()
     status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
     status[: len(body)] = torch.tensor(list(body), dtype=torch.uint8)
     gathered = column.store.group.all_gather(status)
-    known = [
-        plan for plan in (json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in gathered) if plan
-    ]
+    plans = [json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in gathered]
+    too_long = [rank for rank, plan in enumerate(plans) if "too long" in plan]
+    if too_long:
+        raise SarError(
+            f"edge column {column.name!r}: ranks {too_long} read source columns whose names take "
+            f"too many bytes to agree on, expected at most {_STATUS_BYTES}"
+        )
+    known = [plan for plan in plans if plan]
     if not known:
         raise KeyError(f"no edge column {column.name!r} on any rank")
-    agreed = dict(known[0])
-    agreed["src"] = sorted({name for plan in known for name in plan["src"]})
-    agreed["grad"] = any(plan["grad"] for plan in known)
-    return agreed
+    kinds = sorted({(dtype, *shape) for plan in known for dtype, *shape in plan["rows"]})
+    if len(kinds) > 1:
+        got = ", ".join(f"{dtype} {shape}" for dtype, *shape in kinds[:16])
+        raise ValueError(
+            f"edge column {column.name!r}: got rows of {got} for some of the edges, expected one "
+            "dtype and shape on all ranks"
+        )
+    return {
+        "src": sorted({name for plan in known for name in plan["src"]}),
+        "dtype": kinds[0][0],
+        "shape": kinds[0][1:],
+        "grad": any(plan["grad"] for plan in known),
+    }

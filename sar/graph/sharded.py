@@ -222,13 +222,15 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def add_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
         """A graph with an edge from every node to itself added at the end; collective."""
-        store = transform.add_self_loop(self._store, self._canonical(etype))
-        return ShardedGraph(store, None, self._policy)
+        canonical = self._canonical(etype)
+        store = transform.add_self_loop(self._store, canonical)
+        return ShardedGraph(store, [canonical] if self._is_slice else None, self._policy)
 
     def remove_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
         """A graph without edges from a node to itself; collective."""
-        store = transform.remove_self_loop(self._store, self._canonical(etype))
-        return ShardedGraph(store, None, self._policy)
+        canonical = self._canonical(etype)
+        store = transform.remove_self_loop(self._store, canonical)
+        return ShardedGraph(store, [canonical] if self._is_slice else None, self._policy)
 
     def edge_subgraph(self, edges: Tensor, etype: str | EType | None = None) -> ShardedGraph:
         """A graph of all nodes and some edges, with their columns and ids; collective.

@@ -78,7 +78,7 @@ class GraphStore:
         dst_rows = src_rows
         if self.is_block:
             dst_rows = {name: rows.to(device) for name, rows in self.dst_rows.items()}
-        return GraphStore(
+        moved = GraphStore(
             self.group,
             self.book,
             self.part_id,
@@ -94,6 +94,10 @@ class GraphStore:
             device,
             self.added_loops,
         )
+        for etype, frame in self.edge_frames.items():
+            pending = {name: column.to(moved) for name, column in frame.pending.items()}
+            moved.edge_frames[etype].pending = pending
+        return moved
 
 
 def node_frames(book: PartitionBook, part_id: int, rows: dict[str, Tensor]) -> dict[str, Frame]:

@@ -76,7 +76,8 @@ def with_edges(
 def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
     """An edge from every node to itself, behind the others; collective.
 
-    Their global ids follow the relation's; their columns are 0.
+    Their global ids follow those of all edges, and of loops that were added before; their columns
+    are 0.
     """
     relation, frame = _whole_relation(store, etype, "add_self_loop"), store.edge_frames[etype]
     rank, loops = store.group.rank, torch.arange(relation.num_dst, dtype=torch.int32)
@@ -99,7 +100,8 @@ def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
         offsets=offsets,
         make_keys=keys,
     )
-    new_eids = store.src_rows[etype[0]] + store.first_nid(etype[0]) + store.book.num_edges(etype)
+    first = store.book.num_edges() + times * store.book.num_nodes() + store.first_nid(etype[0])
+    new_eids = store.src_rows[etype[0]] + first
     eids = torch.cat([frame[EID].to(new_eids.device), new_eids])
     columns = {
         name: torch.cat([frame[name], frame[name].new_zeros((len(loops), *frame[name].shape[1:]))])
