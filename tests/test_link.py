@@ -488,6 +488,14 @@ class Wrong(nn.Module):
         return src * dst
 
 
+class Failing(DotScorer):
+    """A user's scorer that does not run on one rank."""
+
+    def forward(self, src: Tensor, dst: Tensor, edge_type: Tensor | None) -> Tensor:
+        assert sar.comm.current_group().rank == 0, "only here"
+        return super().forward(src, dst, edge_type)
+
+
 def case_bad(group: Any, path: str) -> None:
     part = Part(group, path)
     graph = part.graph
@@ -506,6 +514,7 @@ def case_bad(group: Any, path: str) -> None:
         (RuntimeError, "size", lambda: score_edges(graph, distmult, h[:, 1:], edge_type="type")),
         (TypeError, "scorer: got builtin", lambda: score_edges(graph, max, h)),
         (ValueError, "scorer: returned", lambda: score_edges(graph, Wrong(), h)),
+        (AssertionError, "rank 1: .*only here", lambda: score_edges(graph, Failing(), h)),
         (ValueError, "rank 1: .*queries: got shape",
          lambda: rank_links(graph, DotScorer(), h, every[group.rank :])),
         (ValueError, "graph: got a reversed", lambda: score_edges(graph.reverse(), DotScorer(), h)),

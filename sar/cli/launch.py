@@ -169,7 +169,7 @@ def run_rank(
 def _error_of(check: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> Any:
     try:
         check(args)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # any, too little memory as well: the others would wait
         return error
     return None
 
