@@ -530,6 +530,19 @@ def test_a_group_of_another_size_is_refused(processes: WorkerPool) -> None:
     assert all("of 5" in message and "of 2" in message for message in messages)
 
 
+def case_twice(group):
+    import sar
+
+    with pytest.raises(CommError, match="second time, expected sar.shutdown()"):
+        sar.initialize_comms(group.rank, group.size, backend="gloo")
+    assert sar.comm.current_group() is group
+    return float(group.all_reduce(torch.ones(1)))
+
+
+def test_a_second_call_is_refused(processes: WorkerPool) -> None:
+    assert processes.run(2, case_twice) == [2.0, 2.0]
+
+
 def test_timeout_is_a_duration() -> None:
     """The default is five minutes; a constant that tests of other modules rely on."""
     from sar.comm import setup

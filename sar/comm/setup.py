@@ -15,7 +15,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from sar.comm.group import Group, LocalGroup, current_group, set_process_group
+from sar.comm.group import Group, LocalGroup, current_group, process_group, set_process_group
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
 from sar.errors import CommError, MissingDependencyError
@@ -55,7 +55,8 @@ def initialize_comms(
     Raises:
         ValueError: an argument is out of range or unknown, or missing in the environment as well.
         MissingDependencyError: the backend's package is not installed.
-        CommError: the port is taken or the ranks did not meet within ``timeout``.
+        CommError: the port is taken, the ranks did not meet within ``timeout``, or this process
+            has joined already and not called :func:`shutdown`.
     """
     rank = _from_environment("_rank", _rank, "RANK")
     size = _from_environment("_world_size", _world_size, "WORLD_SIZE")
@@ -66,6 +67,11 @@ def initialize_comms(
         raise ValueError(f"timeout: got {timeout}, expected seconds > 0")
     device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
     limit = timedelta(seconds=timeout)
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, size):
+        got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        raise ValueError(f"_rank: got {rank} of {size}, but the process group says {got}")
+    if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
+        raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
     tune_process()
     store = None
     if not dist.is_initialized():
@@ -73,9 +79,6 @@ def initialize_comms(
         choose_interface(address)
         port = master_port_number or int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
         store = _join(rank, size, address, port, backend, limit)
-    elif (dist.get_rank(), dist.get_world_size()) != (rank, size):
-        got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
-        raise ValueError(f"_rank: got {rank} of {size}, but the process group says {got}")
     group = ProcessGroup(backend, device, limit, store)
     set_process_group(group)
     _report_uncaught(group)
