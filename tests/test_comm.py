@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from harness import WorkerPool, run_threads
 from harness.late import run_late
 
@@ -476,7 +477,7 @@ def test_exchanges_name_bad_lists() -> None:
     with pytest.raises(ValueError, match="one per rank"):
         legacy.exchange_tensors([torch.zeros(1), torch.zeros(1)])
     with pytest.raises(ValueError, match="SUM, MAX or MIN"):
-        legacy.all_reduce(torch.zeros(1), torch.distributed.ReduceOp.PRODUCT)
+        legacy.all_reduce(torch.zeros(1), dist.ReduceOp.PRODUCT)
 
 
 def test_initialize_refuses_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +498,7 @@ def test_initialize_refuses_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> No
         sar.initialize_comms(0, 1, backend="gloo", timeout=0)
     with pytest.raises(MissingDependencyError, match="oneccl_bindings_for_pytorch"):
         sar.initialize_comms(0, 1, backend="ccl")
-    if not torch.distributed.is_mpi_available():
+    if not dist.is_mpi_available():
         with pytest.raises(MissingDependencyError, match="mpi"):
             sar.initialize_comms(0, 1, backend="mpi")
     for call in (sar.rank, sar.world_size, sar.comm_device):
@@ -541,6 +542,66 @@ def case_twice(group):
 
 def test_a_second_call_is_refused(processes: WorkerPool) -> None:
     assert processes.run(2, case_twice) == [2.0, 2.0]
+
+
+def case_users_group(group):
+    """A default group that the user made outlives ``shutdown``, and can be joined again."""
+    import sar
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    def sum_of_ones() -> float:
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return float(ones)
+
+    before = threads()
+    sar.shutdown()
+    kept = sum_of_ones()
+    fewer = threads() < before
+    for use in (
+        lambda: group.all_reduce(torch.ones(1)),
+        lambda: group.all_gather(torch.ones(1)),
+        lambda: group.broadcast(torch.ones(1)),
+        lambda: group.all_to_all(torch.ones(2), [1, 1], [1, 1]),
+        lambda: group.begin_sum(torch.ones(1)),
+        lambda: group.prepare_sums(),
+    ):
+        with pytest.raises(CommError, match="was shut down"):
+            use()
+    sar.shutdown()  # a no-op
+    again = sar.initialize_comms(group.rank, group.size, backend="gloo", timeout=30)
+    return kept, fewer, float(again.all_reduce(torch.ones(1)))
+
+
+def case_own_group(group):
+    """A default group that ``initialize_comms`` made ends with it; the user's next one does not."""
+    import sar
+
+    def join() -> None:
+        sar.initialize_comms(0, 1, "127.0.0.1", "gloo", master_port_number=0)
+
+    def users() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    sar.shutdown()
+    dist.destroy_process_group()
+    join()
+    sar.shutdown()
+    found = [dist.is_initialized()]
+    join()
+    dist.destroy_process_group()
+    users()
+    sar.shutdown()
+    found.append(dist.is_initialized())
+    sar.initialize_comms(0, 1, backend="gloo")
+    return found
+
+
+def test_shutdown_ends_what_initialize_made(processes: WorkerPool) -> None:
+    assert processes.run(2, case_users_group) == [(2.0, True, 2.0)] * 2
+    assert processes.run(1, case_own_group) == [[False, True]]
 
 
 def test_timeout_is_a_duration() -> None:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ DEFAULT_TIMEOUT = 300.0  # seconds
 _M_MMAP_THRESHOLD = -3  # glibc mallopt parameter
 _M_TRIM_THRESHOLD = -1
 _BIG_BUFFER = 1 << 20
+_made: dict[str, Any] = {}  # torch's default group, where initialize_comms made it
 
 
 def initialize_comms(
@@ -79,6 +81,7 @@ def initialize_comms(
         choose_interface(address)
         port = master_port_number or int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
         store = _join(rank, size, address, port, backend, limit)
+        _made["default"] = dist.group.WORLD
     group = ProcessGroup(backend, device, limit, store)
     set_process_group(group)
     _report_uncaught(group)
@@ -88,15 +91,20 @@ def initialize_comms(
 
 
 def shutdown() -> None:
-    """Leave the process group that :func:`initialize_comms` made; a no-op when there is none."""
-    group = current_group()
+    """Leave the group that :func:`initialize_comms` made; a no-op when there is none.
+
+    torch's default process group ends as well, unless it was there before ``initialize_comms``.
+    Graphs of the group raise ``CommError`` from now on.
+    """
+    group = process_group()
     set_process_group(None)
     atexit.unregister(shutdown)
     if isinstance(group, ProcessGroup):
         group.close()
     if isinstance(sys.excepthook, _ReportingHook):
         sys.excepthook = sys.excepthook.before
-    if dist.is_initialized():
+    default = _made.pop("default", None)
+    if default is not None and default is dist.group.WORLD:
         dist.destroy_process_group()
 
 
