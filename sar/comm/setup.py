@@ -84,7 +84,7 @@ def initialize_comms(
         _made["default"] = dist.group.WORLD
     group = ProcessGroup(backend, device, limit, store)
     set_process_group(group)
-    _report_uncaught(group)
+    _report_uncaught()
     atexit.unregister(shutdown)  # a process that keeps its group to the end may abort there
     atexit.register(shutdown)
     return group
@@ -178,21 +178,31 @@ def _join(
 class _ReportingHook:
     """An excepthook that leaves the error for the other ranks before the usual traceback."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group, self.before = group, sys.excepthook
+    def __init__(self) -> None:
+        self.before = sys.excepthook
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        self.group.report(error)
-        atexit.unregister(shutdown)  # a collective may be in flight: leave at once
+        leave_after(error)
         self.before(kind, error, trace)
-        self.group.leave()
 
 
-def _report_uncaught(group: ProcessGroup) -> None:
+def leave_after(error: BaseException) -> None:
+    """Make ready to end this process at once: leave ``error`` for the other ranks, begin no more.
+
+    :func:`shutdown` is not called at exit then: a collective may be in flight.
+    """
+    atexit.unregister(shutdown)
+    group = process_group()
+    if isinstance(group, ProcessGroup):
+        group.report(error)
+        group.leave()
+
+
+def _report_uncaught() -> None:
     if not isinstance(sys.excepthook, _ReportingHook):
-        sys.excepthook = _ReportingHook(group)
+        sys.excepthook = _ReportingHook()
 
 
 def tune_process() -> None:
