@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -501,9 +502,21 @@ def test_initialize_refuses_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> No
     if not dist.is_mpi_available():
         with pytest.raises(MissingDependencyError, match="mpi"):
             sar.initialize_comms(0, 1, backend="mpi")
+    monkeypatch.setenv("MASTER_PORT", "abc")
+    with pytest.raises(ValueError, match="MASTER_PORT: got 'abc', expected a non-negative integer"):
+        sar.initialize_comms(0, 1, backend="gloo")
+    with pytest.raises(ValueError, match="got 65536, expected 0 to 65535"):
+        sar.initialize_comms(0, 1, backend="gloo", master_port_number=65536)
     for call in (sar.rank, sar.world_size, sar.comm_device):
         with pytest.raises(CommError, match="initialize_comms"):
             call()
+
+
+def test_waiting_for_an_address_ends(tmp_path: Path) -> None:
+    import sar
+
+    with pytest.raises(CommError, match="ip_file: got no address in .*none' for 0.1 seconds"):
+        sar.nfs_ip_init(1, str(tmp_path / "none"), timeout=0.1)
 
 
 def case_names(group):

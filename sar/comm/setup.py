@@ -23,6 +23,7 @@ from sar.errors import CommError, MissingDependencyError
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
 DEFAULT_PORT = 12345
+_LAST_PORT = 65535
 DEFAULT_TIMEOUT = 300.0  # seconds
 _M_MMAP_THRESHOLD = -3  # glibc mallopt parameter
 _M_TRIM_THRESHOLD = -1
@@ -79,7 +80,7 @@ def initialize_comms(
     if not dist.is_initialized():
         address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
         choose_interface(address)
-        port = master_port_number or int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
+        port = _port(master_port_number)
         store = _join(rank, size, address, port, backend, limit)
         _made["default"] = dist.group.WORLD
     group = ProcessGroup(backend, device, limit, store)
@@ -108,13 +109,22 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
+def _port(number: int | None) -> int:
+    if number is None and "MASTER_PORT" not in os.environ:
+        return DEFAULT_PORT
+    port = _from_environment("master_port_number", number, "MASTER_PORT")
+    if not 0 <= port <= _LAST_PORT:
+        raise ValueError(f"master_port_number, MASTER_PORT: got {port}, expected 0 to {_LAST_PORT}")
+    return port
+
+
 def _from_environment(name: str, value: int | None, variable: str) -> int:
     if value is not None:
         return int(value)
     text = os.environ.get(variable)
     if text is None:
         raise ValueError(f"{name}: got nothing, expected an argument or {variable} from torchrun")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{variable}: got {text!r}, expected a non-negative integer")
     return int(text)
 
