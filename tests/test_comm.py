@@ -474,6 +474,27 @@ def test_exchanges_with_the_original_names(
             assert total == 3
 
 
+def test_exchanges_are_cut_to_the_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """18 elements in two exchanges of at most 10; of 40 in four, where 10 rows make 3, 3, 2, 2."""
+    monkeypatch.setattr(Config, "max_collective_size", 10)
+
+    def case(group, rows):
+        send = [torch.arange(float(rows[abs(p - group.rank)])) for p in range(2)]
+        receive = [torch.zeros_like(part) for part in send]
+        sizes, whole = [], group.all_to_all
+
+        def counting(values, sent, received):
+            sizes.append(sum(sent) + sum(received))
+            return whole(values, sent, received)
+
+        group.all_to_all = counting
+        legacy.all_to_all(receive, send)
+        return sizes, all(map(torch.equal, receive, send))
+
+    assert run_threads(2, case, (5, 4)) == [([10, 8], True)] * 2
+    assert run_threads(2, case, (10, 10)) == [([12, 12, 8, 8], True)] * 2
+
+
 def test_exchanges_name_bad_lists() -> None:
     with pytest.raises(ValueError, match="one per rank"):
         legacy.exchange_tensors([torch.zeros(1), torch.zeros(1)])
