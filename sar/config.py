@@ -149,7 +149,8 @@ class Config:
 
     Attributes:
         disable_sr: keep the fetched rows for backward instead of fetching them again.
-        max_collective_size: elements per all-to-all of ``sar.comm.all_to_all``; 0 is unlimited.
+        max_collective_size: elements per all-to-all of ``sar.comm.all_to_all``, to within a row of
+            each tensor; 0 is unlimited.
         pipeline_depth: accepted for old scripts; two rounds are always in flight.
     """
 

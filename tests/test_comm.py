@@ -6,10 +6,12 @@ import math
 import os
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from harness import WorkerPool, run_threads
 from harness.late import run_late
 
@@ -472,11 +474,32 @@ def test_exchanges_with_the_original_names(
             assert total == 3
 
 
+def test_exchanges_are_cut_to_the_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """18 elements in two exchanges of at most 10; of 40 in four, where 10 rows make 3, 3, 2, 2."""
+    monkeypatch.setattr(Config, "max_collective_size", 10)
+
+    def case(group, rows):
+        send = [torch.arange(float(rows[abs(p - group.rank)])) for p in range(2)]
+        receive = [torch.zeros_like(part) for part in send]
+        sizes, whole = [], group.all_to_all
+
+        def counting(values, sent, received):
+            sizes.append(sum(sent) + sum(received))
+            return whole(values, sent, received)
+
+        group.all_to_all = counting
+        legacy.all_to_all(receive, send)
+        return sizes, all(map(torch.equal, receive, send))
+
+    assert run_threads(2, case, (5, 4)) == [([10, 8], True)] * 2
+    assert run_threads(2, case, (10, 10)) == [([12, 12, 8, 8], True)] * 2
+
+
 def test_exchanges_name_bad_lists() -> None:
     with pytest.raises(ValueError, match="one per rank"):
         legacy.exchange_tensors([torch.zeros(1), torch.zeros(1)])
     with pytest.raises(ValueError, match="SUM, MAX or MIN"):
-        legacy.all_reduce(torch.zeros(1), torch.distributed.ReduceOp.PRODUCT)
+        legacy.all_reduce(torch.zeros(1), dist.ReduceOp.PRODUCT)
 
 
 def test_initialize_refuses_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,12 +520,24 @@ def test_initialize_refuses_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> No
         sar.initialize_comms(0, 1, backend="gloo", timeout=0)
     with pytest.raises(MissingDependencyError, match="oneccl_bindings_for_pytorch"):
         sar.initialize_comms(0, 1, backend="ccl")
-    if not torch.distributed.is_mpi_available():
+    if not dist.is_mpi_available():
         with pytest.raises(MissingDependencyError, match="mpi"):
             sar.initialize_comms(0, 1, backend="mpi")
+    monkeypatch.setenv("MASTER_PORT", "abc")
+    with pytest.raises(ValueError, match="MASTER_PORT: got 'abc', expected a non-negative integer"):
+        sar.initialize_comms(0, 1, backend="gloo")
+    with pytest.raises(ValueError, match="got 65536, expected 0 to 65535"):
+        sar.initialize_comms(0, 1, backend="gloo", master_port_number=65536)
     for call in (sar.rank, sar.world_size, sar.comm_device):
         with pytest.raises(CommError, match="initialize_comms"):
             call()
+
+
+def test_waiting_for_an_address_ends(tmp_path: Path) -> None:
+    import sar
+
+    with pytest.raises(CommError, match="ip_file: got no address in .*none' for 0.1 seconds"):
+        sar.nfs_ip_init(1, str(tmp_path / "none"), timeout=0.1)
 
 
 def case_names(group):
@@ -528,6 +563,79 @@ def case_mismatch(group):
 def test_a_group_of_another_size_is_refused(processes: WorkerPool) -> None:
     messages = processes.run(2, case_mismatch)
     assert all("of 5" in message and "of 2" in message for message in messages)
+
+
+def case_twice(group):
+    import sar
+
+    with pytest.raises(CommError, match="second time, expected sar.shutdown()"):
+        sar.initialize_comms(group.rank, group.size, backend="gloo")
+    assert sar.comm.current_group() is group
+    return float(group.all_reduce(torch.ones(1)))
+
+
+def test_a_second_call_is_refused(processes: WorkerPool) -> None:
+    assert processes.run(2, case_twice) == [2.0, 2.0]
+
+
+def case_users_group(group):
+    """A default group that the user made outlives ``shutdown``, and can be joined again."""
+    import sar
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    def sum_of_ones() -> float:
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return float(ones)
+
+    before = threads()
+    sar.shutdown()
+    kept = sum_of_ones()
+    fewer = threads() < before
+    for use in (
+        lambda: group.all_reduce(torch.ones(1)),
+        lambda: group.all_gather(torch.ones(1)),
+        lambda: group.broadcast(torch.ones(1)),
+        lambda: group.all_to_all(torch.ones(2), [1, 1], [1, 1]),
+        lambda: group.begin_sum(torch.ones(1)),
+        lambda: group.prepare_sums(),
+    ):
+        with pytest.raises(CommError, match="was shut down"):
+            use()
+    sar.shutdown()  # a no-op
+    again = sar.initialize_comms(group.rank, group.size, backend="gloo", timeout=30)
+    return kept, fewer, float(again.all_reduce(torch.ones(1)))
+
+
+def case_own_group(group):
+    """A default group that ``initialize_comms`` made ends with it; the user's next one does not."""
+    import sar
+
+    def join() -> None:
+        sar.initialize_comms(0, 1, "127.0.0.1", "gloo", master_port_number=0)
+
+    def users() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    sar.shutdown()
+    dist.destroy_process_group()
+    join()
+    sar.shutdown()
+    found = [dist.is_initialized()]
+    join()
+    dist.destroy_process_group()
+    users()
+    sar.shutdown()
+    found.append(dist.is_initialized())
+    sar.initialize_comms(0, 1, backend="gloo")
+    return found
+
+
+def test_shutdown_ends_what_initialize_made(processes: WorkerPool) -> None:
+    assert processes.run(2, case_users_group) == [(2.0, True, 2.0)] * 2
+    assert processes.run(1, case_own_group) == [[False, True]]
 
 
 def test_timeout_is_a_duration() -> None:

@@ -22,6 +22,7 @@ from harness.training import Setting, case_train, check, start_state
 
 import sar
 from sar.errors import CommError, PartitionError
+from sar.graph import build
 from sar.partition.arrays import GraphArrays
 from sar.partition.load import load_partition
 
@@ -148,6 +149,21 @@ def test_a_bad_file_on_one_rank_raises_on_all(
     messages = run_threads(3, case_load, path, other, 1)
     assert len(set(messages)) == 1, messages
     assert messages[0].startswith("PartitionError: "), messages[0]
+
+
+def test_too_little_memory_on_one_rank_raises_on_all(
+    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, load = partitioned(mixed(), 2, "random"), build.load_partition
+
+    def failing(file: str, part: int, device: str) -> Any:
+        if part == 1:
+            raise RuntimeError("not enough memory")
+        return load(file, part, device)
+
+    monkeypatch.setattr(build, "load_partition", failing)
+    messages = run_threads(2, case_load, path, path, -1)
+    assert messages == ["RuntimeError: rank 1: partition: not enough memory"] * 2
 
 
 def other_graph() -> GraphArrays:

@@ -204,6 +204,37 @@ def test_joins_torchrun_and_cuts_its_input(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "sar").glob("*/*.json"))) == 1
 
 
+RAISING = """
+import argparse
+import sys
+from sar.cli.launch import run_rank
+from sar.comm import ProcessGroup
+
+def work(args, group, device):
+    raise ValueError("boom")
+
+ProcessGroup.report = lambda self, error: print("reported", error)
+ProcessGroup.leave = lambda self: print("left")
+ProcessGroup.close = lambda self: print("shut down")
+try:
+    run_rank(argparse.Namespace(device="cpu", backend="gloo", timeout=20, threads=None), work)
+except ValueError:
+    sys.exit(2)
+"""
+
+
+@pytest.mark.system
+def test_a_rank_leaves_after_an_error_without_shutdown() -> None:
+    """The command catches the error, so that no excepthook sees it."""
+    done = subprocess.run(
+        [sys.executable, "-c", RAISING],
+        env=environment(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"),
+        capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.splitlines() == ["reported boom", "left"]
+
+
 def wait_for(condition) -> None:
     end = time.monotonic() + DEADLINE
     while not condition():

@@ -478,6 +478,28 @@ def test_given_negatives(size: int) -> None:
     assert all(part["hits"] == [*shares, 1.0] for part in parts)
 
 
+def test_ids_of_negatives_are_exact_and_known() -> None:
+    """float64 does not tell the first two ids apart."""
+    links = torch.tensor([2**53 + 2, 2**53 + 3, 5])
+    positive, negative = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 4.0, 4.0])
+
+    def case(group: Any) -> list[float]:
+        mine = slice(0, 3) if group.rank == 0 else slice(0, 0)
+        theirs = slice(0, 3) if group.rank == 1 else slice(0, 0)
+        twice = links[[0, 0, 2]]
+        for words, of, to in (
+            (f"positive_ids: got {2**53 + 2} more than once", twice, links),
+            ("negative_ids: got 6, expected one of positive_ids", links, torch.full((3,), 6)),
+            (r"negative_ids: got torch.int32 \(\d,\), expected int64", links, links.int()),
+        ):
+            with pytest.raises(ValueError, match="rank 0: .*" + words):
+                negative_ranks(positive[mine], negative[theirs], of[mine], to[theirs])
+        to = links[[0, 1, 1]]
+        return negative_ranks(positive[mine], negative[theirs], links[mine], to[theirs]).tolist()
+
+    assert run_threads(2, case) == [[2.0, 3.0, 1.0], []]
+
+
 # ---------------------------------------------------------------- bad input
 
 
@@ -486,6 +508,14 @@ class Wrong(nn.Module):
 
     def forward(self, src: Tensor, dst: Tensor, edge_type: Tensor | None) -> Tensor:
         return src * dst
+
+
+class Failing(DotScorer):
+    """A user's scorer that does not run on one rank."""
+
+    def forward(self, src: Tensor, dst: Tensor, edge_type: Tensor | None) -> Tensor:
+        assert sar.comm.current_group().rank == 0, "only here"
+        return super().forward(src, dst, edge_type)
 
 
 def case_bad(group: Any, path: str) -> None:
@@ -506,6 +536,7 @@ def case_bad(group: Any, path: str) -> None:
         (RuntimeError, "size", lambda: score_edges(graph, distmult, h[:, 1:], edge_type="type")),
         (TypeError, "scorer: got builtin", lambda: score_edges(graph, max, h)),
         (ValueError, "scorer: returned", lambda: score_edges(graph, Wrong(), h)),
+        (AssertionError, "rank 1: .*only here", lambda: score_edges(graph, Failing(), h)),
         (ValueError, "rank 1: .*queries: got shape",
          lambda: rank_links(graph, DotScorer(), h, every[group.rank :])),
         (ValueError, "graph: got a reversed", lambda: score_edges(graph.reverse(), DotScorer(), h)),

@@ -137,5 +137,8 @@ def test_a_folder_that_is_missing_is_named_on_every_rank(tmp_path: Path) -> None
         with pytest.raises(FileNotFoundError, match="file: got '.*none/t.json'"):
             with sar.trace(tmp_path / "none" / "t.json", group=group):
                 pass
+        with pytest.raises(TypeError, match="rank 0: "):
+            with sar.trace(5, group=group):
+                pass
 
     run_threads(2, nowhere)

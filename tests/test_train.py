@@ -31,6 +31,7 @@ from sar.train import (
     memory,
     score,
 )
+from sar.train import data as data_module
 from sar.train.data import normalize_rows_
 
 pytest.importorskip("dgl")  # the models are made of its layers
@@ -162,6 +163,24 @@ def test_a_field_missing_on_one_rank_is_every_ranks_error(tmp_path: Path) -> Non
         return str(caught.value)
 
     assert len(set(on_ranks(with_fields(tmp_path), 2, case))) == 1
+
+
+def test_too_little_memory_on_one_rank_is_every_ranks_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = data_module._local
+
+    def failing(part: PartitionData, *others) -> NodeData:
+        if part.part_id == 1:
+            raise RuntimeError("not enough memory")
+        return read(part, *others)
+
+    def case(group: Group, part: PartitionData) -> None:
+        with pytest.raises(RuntimeError, match="rank 1: not enough memory"):
+            load_node_data(part, DataOptions())
+
+    monkeypatch.setattr(data_module, "_local", failing)
+    on_ranks(cut(graph(), 2, tmp_path), 2, case)
 
 
 # ---------------------------------------------------------------- metrics

@@ -152,7 +152,7 @@ def _write(results: dict[str, Tensor], args: argparse.Namespace, group: Group) -
     arrays = {key: rows.numpy() for key, rows in results.items()}
     try:
         write_whole(Path(args.out) / name, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
-    except OSError as error:
+    except Exception as error:  # any, too little memory as well: the others would wait
         return error
     return None
 

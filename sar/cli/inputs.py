@@ -54,7 +54,7 @@ def parts_of_rank(args: argparse.Namespace, group: Group) -> str:
         if first == (os.environ.get("LOCAL_RANK", "0") == "0"):
             try:
                 path, _ = resolve_parts(args, group.size)
-            except (ValueError, OSError, SarError) as problem:
+            except Exception as problem:  # any, too little memory as well: the others would wait
                 error = problem
         group.agree(error)
     return path

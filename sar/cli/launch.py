@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from sar.comm import Group, ProcessGroup, initialize_comms, shutdown
+from sar.comm import Group, initialize_comms, shutdown
+from sar.comm.setup import leave_after
 from sar.config import ALLOCATOR, CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy
 from sar.errors import SarError
 
@@ -159,17 +160,16 @@ def run_rank(
         if check is not None:
             group.agree(_error_of(check, args))
         work(args, group, device)
-    except Exception as error:
-        if isinstance(group, ProcessGroup):
-            group.report(error)
-        raise  # without shutdown: leaving at once is what ends the other ranks' waiting
+    except (Exception, KeyboardInterrupt) as error:
+        leave_after(error)  # without shutdown: leaving at once is what ends the others' waiting
+        raise
     shutdown()
 
 
 def _error_of(check: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> Any:
     try:
         check(args)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # any, too little memory as well: the others would wait
         return error
     return None
 

@@ -257,6 +257,11 @@ def current_group() -> Group:
     return _process["group"]
 
 
+def process_group() -> Group | None:
+    """The group made by ``initialize_comms``, whatever a thread has entered; ``None`` before."""
+    return _process.get("group")
+
+
 def set_process_group(group: Group | None) -> None:
     """Make ``group`` what :func:`current_group` returns in this process; ``None`` forgets it."""
     _process.clear()

@@ -34,7 +34,8 @@ def all_to_all(
     """Send ``send_tensors[p]`` to rank p and fill ``recv_tensors[p]`` from rank p, in place.
 
     Tensors of a pair of ranks have equal shapes; different pairs may differ in rows.
-    ``Config.max_collective_size`` bounds the elements of one exchange.
+    ``Config.max_collective_size`` bounds the elements that one exchange sends and receives, to
+    within a row of each tensor: all are cut along rows, into the same number of pieces.
     """
     group = current_group()
     _check_lists(recv_tensors, send_tensors, group.size)
@@ -86,11 +87,15 @@ def _check_lists(recv: list[Tensor], send: list[Tensor], size: int) -> None:
 
 
 def _slices(recv: list[Tensor], send: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Cut both lists along rows so that no exchange exceeds ``Config.max_collective_size``."""
+    """Cut both lists along rows into ceil(elements / ``Config.max_collective_size``) pieces.
+
+    A piece has up to ceil(rows / pieces) rows of each tensor: more than the limit where the rows
+    cannot be cut evenly, such as those of many tensors of one row.
+    """
     if Config.max_collective_size <= 0:
         return [(recv, send)]
     elements = sum(part.numel() for part in recv) + sum(part.numel() for part in send)
-    wanted = torch.tensor(max(1, elements // Config.max_collective_size))
+    wanted = torch.tensor(max(1, -(-elements // Config.max_collective_size)))
     pieces = int(current_group().all_reduce(wanted, "max"))
     cuts = [
         tuple([part.tensor_split(pieces)[i] for part in parts] for parts in (recv, send))

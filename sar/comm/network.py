@@ -8,6 +8,8 @@ import struct
 import time
 from pathlib import Path
 
+from sar.errors import CommError
+
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _DOCUMENTATION_ADDRESS = "192.0.2.1"  # routed like any other, belongs to nobody
 
@@ -65,10 +67,12 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def nfs_ip_init(_rank: int, ip_file: str) -> str:
+def nfs_ip_init(_rank: int, ip_file: str, *, timeout: float = 300.0) -> str:
     """Rank 0 writes its address to ``ip_file`` on a shared file system; the others wait and read.
 
     Returns the address of rank 0. Remove the file between runs: an old one is taken at its word.
+
+    Raises ``CommError`` on a rank that found no address there for ``timeout`` seconds.
     """
     path = Path(ip_file)
     if _rank == 0:
@@ -77,6 +81,12 @@ def nfs_ip_init(_rank: int, ip_file: str) -> str:
         partial.write_text(address, encoding="utf-8")
         partial.replace(path)
         return address
+    end = time.monotonic() + timeout
     while not (path.is_file() and path.read_text(encoding="utf-8").strip()):
+        if time.monotonic() > end:
+            raise CommError(
+                f"ip_file: got no address in {str(path)!r} for {timeout:g} seconds, expected rank "
+                "0 to write it: has it started, and does it see the same file?"
+            )
         time.sleep(0.2)
     return path.read_text(encoding="utf-8").splitlines()[0].strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -37,24 +38,37 @@ class ProcessGroup(Group):
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), backend, device)
         self.store = store
-        self._small = dist.new_group(timeout=timeout)
-        self._rows = dist.new_group(timeout=timeout)
+        self._small: Any = dist.new_group(timeout=timeout)
+        self._rows: Any = dist.new_group(timeout=timeout)
         is_paced = self.size > 1 and dist.get_backend(self._rows) == "gloo"
         self._lane = Lane() if is_paced else None
         # the other direction of pairs that send to each other in one step
-        self._back = dist.new_group(timeout=timeout) if is_paced and self.size % 2 == 0 else None
+        self._back: Any = None
+        if is_paced and self.size % 2 == 0:
+            self._back = dist.new_group(timeout=timeout)
         self._sums: Any = None
         self._timeout = timeout
+        self._is_closed = False
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CommError(
+                f"rank {self.rank}: the group was shut down; make graphs anew after "
+                "sar.initialize_comms"
+            )
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        self._check_open()
         self._call(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        self._check_open()
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         self._call(dist.all_gather, parts, tensor, group=self._small)
         return parts
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
+        self._check_open()
         self._call(dist.broadcast, tensor, src=src, group=self._small)
 
     def _exchange(
@@ -65,6 +79,7 @@ class ProcessGroup(Group):
         send_counts: list[int],
         distances: Sequence[int] = (),
     ) -> Work:
+        self._check_open()
         if self._lane is None:
             return self._begin(recv, send, recv_counts, send_counts, self._rows)
         if not distances:
@@ -103,10 +118,12 @@ class ProcessGroup(Group):
         return _Watched(work, self._call)
 
     def prepare_sums(self) -> None:
+        self._check_open()
         if self._sums is None and self.size > 1:
             self._sums = dist.new_group(timeout=self._timeout)
 
     def _begin_sum(self, tensor: Tensor) -> Work:
+        self._check_open()
         if self._sums is None or tensor.device.type != self.device.type:
             return super()._begin_sum(tensor)
         work = self._call(dist.all_reduce, tensor, op=_OPS["sum"], group=self._sums, async_op=True)
@@ -129,14 +146,22 @@ class ProcessGroup(Group):
         )
 
     def close(self) -> None:
-        """Let go of the process groups; graphs that still hold this object cannot keep them.
+        """End the process groups made here, not torch's default one; a no-op the second time.
 
+        Graphs that still hold this object cannot keep them: their collectives raise ``CommError``.
         gloo's threads end with their group. One that outlives the interpreter and frees a tensor
         then aborts the process.
         """
+        self._is_closed = True
         if self._lane is not None:
             self._lane.clear()
-        del self._small, self._rows, self._back, self._sums
+        groups = [self._small, self._rows, self._back, self._sums]
+        self._small = self._rows = self._back = self._sums = None
+        while groups:
+            group = groups.pop()
+            if group is not None:
+                with suppress(ValueError):  # the user has destroyed them all with the default one
+                    dist.destroy_process_group(group)
 
     def leave(self) -> None:
         """Let what is on the wire end, for a moment, before the process ends after an error."""

@@ -11,21 +11,24 @@ import sys
 import warnings
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sar.comm.group import Group, LocalGroup, current_group, set_process_group
+from sar.comm.group import Group, LocalGroup, current_group, process_group, set_process_group
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
 from sar.errors import CommError, MissingDependencyError
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
 DEFAULT_PORT = 12345
+_LAST_PORT = 65535
 DEFAULT_TIMEOUT = 300.0  # seconds
 _M_MMAP_THRESHOLD = -3  # glibc mallopt parameter
 _M_TRIM_THRESHOLD = -1
 _BIG_BUFFER = 1 << 20
+_made: dict[str, Any] = {}  # torch's default group, where initialize_comms made it
 
 
 def initialize_comms(
@@ -55,7 +58,8 @@ def initialize_comms(
     Raises:
         ValueError: an argument is out of range or unknown, or missing in the environment as well.
         MissingDependencyError: the backend's package is not installed.
-        CommError: the port is taken or the ranks did not meet within ``timeout``.
+        CommError: the port is taken, the ranks did not meet within ``timeout``, or this process
+            has joined already and not called :func:`shutdown`.
     """
     rank = _from_environment("_rank", _rank, "RANK")
     size = _from_environment("_world_size", _world_size, "WORLD_SIZE")
@@ -66,35 +70,52 @@ def initialize_comms(
         raise ValueError(f"timeout: got {timeout}, expected seconds > 0")
     device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
     limit = timedelta(seconds=timeout)
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, size):
+        got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        raise ValueError(f"_rank: got {rank} of {size}, but the process group says {got}")
+    if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
+        raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
     tune_process()
     store = None
     if not dist.is_initialized():
         address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
         choose_interface(address)
-        port = master_port_number or int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
+        port = _port(master_port_number)
         store = _join(rank, size, address, port, backend, limit)
-    elif (dist.get_rank(), dist.get_world_size()) != (rank, size):
-        got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
-        raise ValueError(f"_rank: got {rank} of {size}, but the process group says {got}")
+        _made["default"] = dist.group.WORLD
     group = ProcessGroup(backend, device, limit, store)
     set_process_group(group)
-    _report_uncaught(group)
+    _report_uncaught()
     atexit.unregister(shutdown)  # a process that keeps its group to the end may abort there
     atexit.register(shutdown)
     return group
 
 
 def shutdown() -> None:
-    """Leave the process group that :func:`initialize_comms` made; a no-op when there is none."""
-    group = current_group()
+    """Leave the group that :func:`initialize_comms` made; a no-op when there is none.
+
+    torch's default process group ends as well, unless it was there before ``initialize_comms``.
+    Graphs of the group raise ``CommError`` from now on.
+    """
+    group = process_group()
     set_process_group(None)
     atexit.unregister(shutdown)
     if isinstance(group, ProcessGroup):
         group.close()
     if isinstance(sys.excepthook, _ReportingHook):
         sys.excepthook = sys.excepthook.before
-    if dist.is_initialized():
+    default = _made.pop("default", None)
+    if default is not None and default is dist.group.WORLD:
         dist.destroy_process_group()
+
+
+def _port(number: int | None) -> int:
+    if number is None and "MASTER_PORT" not in os.environ:
+        return DEFAULT_PORT
+    port = _from_environment("master_port_number", number, "MASTER_PORT")
+    if not 0 <= port <= _LAST_PORT:
+        raise ValueError(f"master_port_number, MASTER_PORT: got {port}, expected 0 to {_LAST_PORT}")
+    return port
 
 
 def _from_environment(name: str, value: int | None, variable: str) -> int:
@@ -103,7 +124,7 @@ def _from_environment(name: str, value: int | None, variable: str) -> int:
     text = os.environ.get(variable)
     if text is None:
         raise ValueError(f"{name}: got nothing, expected an argument or {variable} from torchrun")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{variable}: got {text!r}, expected a non-negative integer")
     return int(text)
 
@@ -167,21 +188,31 @@ def _join(
 class _ReportingHook:
     """An excepthook that leaves the error for the other ranks before the usual traceback."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group, self.before = group, sys.excepthook
+    def __init__(self) -> None:
+        self.before = sys.excepthook
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        self.group.report(error)
-        atexit.unregister(shutdown)  # a collective may be in flight: leave at once
+        leave_after(error)
         self.before(kind, error, trace)
-        self.group.leave()
 
 
-def _report_uncaught(group: ProcessGroup) -> None:
+def leave_after(error: BaseException) -> None:
+    """Make ready to end this process at once: leave ``error`` for the other ranks, begin no more.
+
+    :func:`shutdown` is not called at exit then: a collective may be in flight.
+    """
+    atexit.unregister(shutdown)
+    group = process_group()
+    if isinstance(group, ProcessGroup):
+        group.report(error)
+        group.leave()
+
+
+def _report_uncaught() -> None:
     if not isinstance(sys.excepthook, _ReportingHook):
-        sys.excepthook = _ReportingHook(group)
+        sys.excepthook = _ReportingHook()
 
 
 def tune_process() -> None:

@@ -44,7 +44,7 @@ def load_dgl_partition_data(
     try:
         data = load_partition(partition_json_file, own_partition_idx, device)
         _check_part(data, group)
-    except (ValueError, TypeError, OSError) as caught:
+    except Exception as caught:  # any, too little memory as well: the others would wait
         error = caught
     group.agree(error, "partition")
     if data is None:

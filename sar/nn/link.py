@@ -135,7 +135,7 @@ def link_inputs(graph: ShardedGraph, scorer: LinkScorer, h: Ends, edge_type: str
     try:
         inputs = _inputs(graph, h, edge_type)
         _probe(scorer, inputs)
-    except (ValueError, TypeError, KeyError, RuntimeError) as caught:
+    except Exception as caught:  # the scorer may be a user's; raised on every rank
         error = caught
     graph.group.agree(error, "link scores")
     return inputs

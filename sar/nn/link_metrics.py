@@ -38,7 +38,8 @@ def negative_ranks(
         float64 [n] ranks.
 
     Raises:
-        ValueError, TypeError: shapes that do not fit; on every rank where the call is collective.
+        ValueError: shapes or dtypes that do not fit, a positive id that repeats, or a negative id
+            that is none of them; on every rank where the call is collective.
     """
     if negative_ids is None and positive_ids is None:
         if negative.dim() != 2 or positive.shape != negative.shape[:1]:
@@ -57,32 +58,53 @@ def negative_ranks(
 
 
 def _ids_error(name: str, scores: Tensor, ids: Tensor | None) -> Exception | None:
-    if ids is not None and ids.dtype == torch.int64 and ids.shape == scores.shape:
+    if scores.dim() != 1:
+        return ValueError(f"{name}: got shape {tuple(scores.shape)}, expected [n] with ids")
+    if isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.shape == scores.shape:
         return None
-    return ValueError(f"{name}_ids: expected int64 {list(scores.shape)}, one for each score")
+    got = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+    return ValueError(f"{name}_ids: got {got}, expected int64 [{len(scores)}], one for each score")
 
 
 def _ranks_by_id(positive: tuple, negative: tuple, group: Group) -> Tensor:
     """The rank that an id names collects its negatives and answers its true link."""
     owners = [pair[0].cpu() % group.size for pair in (positive, negative)]
+    # int64 rows with the bits of the scores: float64 does not tell ids above 2^53 apart
     asked, given = (
-        torch.stack([ids.double(), scores.detach().double()], 1).cpu()
+        torch.stack([ids.cpu(), scores.detach().double().cpu().view(torch.int64)], 1)
         for ids, scores in (positive, negative)
     )
-    ids, scores = send_rows(group, owners[1], given).T.contiguous()
+    ids, scores = _columns(send_rows(group, owners[1], given))
 
     def ranks(rows: Tensor) -> Tensor:
+        asked_ids, truths = _columns(rows)
+        known, order = asked_ids.sort()
+        group.agree(_known_error(known, ids), "negative_ranks")  # on all: each answers once
+        query = order[torch.searchsorted(known, ids)]
+        above, level = ~(scores <= truths[query]), scores == truths[query]
         result = torch.ones(len(rows), dtype=torch.float64)
-        if not len(rows):
-            return result
-        known, order = rows[:, 0].contiguous().sort()
-        slot = torch.searchsorted(known, ids).clamp_(max=len(known) - 1)
-        fits = known[slot] == ids
-        query, truth = order[slot[fits]], rows[order[slot[fits]], 1]
-        above, level = ~(scores[fits] <= truth), scores[fits] == truth
         return result.index_add_(0, query, above.double() + level.double() / 2)
 
     return ask_rows(group, owners[0], asked, ranks).to(positive[1].device)
+
+
+def _columns(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """int64 [m] ids and float64 [m] scores of int64 [m, 2] rows."""
+    ids, bits = rows.T.contiguous()
+    return ids, bits.view(torch.float64)
+
+
+def _known_error(known: Tensor, ids: Tensor) -> Exception | None:
+    """What is wrong with the ids of this rank's true links, ascending, or of their negatives."""
+    repeated = known[1:][known[1:] == known[:-1]]
+    if len(repeated):
+        return ValueError(
+            f"positive_ids: got {int(repeated[0])} more than once, expected each once on all ranks"
+        )
+    unknown = ids[~torch.isin(ids, known)]
+    if len(unknown):
+        return ValueError(f"negative_ids: got {int(unknown[0])}, expected one of positive_ids")
+    return None
 
 
 def ranking_metrics(

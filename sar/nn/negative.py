@@ -58,7 +58,7 @@ class NegativeSampler:
         try:
             _check(graph, k, method, seed)
             self.columns = {name: _column(graph, name) for name in columns}
-        except (ValueError, TypeError, KeyError) as caught:
+        except Exception as caught:  # any, too little memory as well: the others would wait
             error = caught
         graph.group.agree(error, "NegativeSampler")
         self.graph, self.k, self.method, self.seed = graph, k, method, seed

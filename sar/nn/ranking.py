@@ -51,7 +51,7 @@ def rank_links(
     chosen, error = queries, None
     try:
         chosen = _positions(eager(queries), graph.num_edges())
-    except (ValueError, TypeError) as caught:
+    except Exception as caught:  # any, too little memory as well: the others would wait
         error = caught
     graph.group.agree(error, "rank_links")
     ranker = _Ranker(graph, scorer, (inputs.src[0], inputs.dst[0]), inputs.edge, filtered)

@@ -149,7 +149,8 @@ def trace(
         A :class:`Trace`, which sums up by layer.
 
     Raises:
-        FileNotFoundError: on every rank, where the file's folder does not exist.
+        FileNotFoundError: on every rank, where the file's folder does not exist. TypeError,
+            PermissionError: where ``file`` is no path, or in a folder that may not be looked into.
     """
     group = group or current_group()
     group.agree(_folder_error(file, group))
@@ -178,7 +179,13 @@ def _now(meter: Meter) -> float:
 
 
 def _folder_error(file: str | os.PathLike | None, group: Group) -> Exception | None:
-    if file is None or group.rank != 0 or Path(file).absolute().parent.is_dir():
+    if file is None or group.rank != 0:
+        return None
+    try:
+        is_there = Path(file).absolute().parent.is_dir()
+    except Exception as error:  # no path, or a folder that may not be looked into
+        return error
+    if is_there:
         return None
     return FileNotFoundError(f"file: got {str(file)!r}, expected one in a folder that exists")
 
@@ -219,6 +226,6 @@ def write_events(file: str | os.PathLike, events: list[Row], group: Group) -> No
         merged = [event for events in everybody for event in events]
         try:
             Path(file).write_text(json.dumps({"traceEvents": merged, "displayTimeUnit": "ms"}))
-        except OSError as failure:
+        except Exception as failure:  # any, the others would wait
             error = failure
     group.agree(error)

@@ -26,7 +26,7 @@ def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: G
     if group.rank == 0:
         try:
             write_file(Path(folder) / FILE_NAME, content)
-        except (OSError, RuntimeError) as problem:  # torch reports a full disk as RuntimeError
+        except Exception as problem:  # torch reports a full disk as RuntimeError
             error = OSError(f"{folder}: could not write the checkpoint: {problem}")
     group.agree(error)
 
@@ -60,7 +60,7 @@ def load_checkpoint(folder: str | os.PathLike, group: Group) -> dict[str, Any]:
     if group.rank == 0:
         try:
             blob = _read(Path(folder) / FILE_NAME)
-        except ValueError as problem:
+        except Exception as problem:  # any, too little memory as well: the others would wait
             error = problem
     group.agree(error)
     size = int(group.broadcast(torch.tensor([len(blob)])))

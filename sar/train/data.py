@@ -69,14 +69,15 @@ def load_node_data(
     ``val_mask`` and ``test_mask``, of which only the first is needed to train.
 
     Raises, on every rank, ``ValueError`` for a graph with several node types, a field that is
-    missing (naming those there are) or of the wrong shape, or labels that are not classes.
+    missing (naming those there are) or of the wrong shape, or labels that are not classes; and
+    what any rank's reading raises, such as ``OSError`` or too little memory.
     """
     group = group or current_group()
     error: Exception | None = None
     data = None
     try:
         data = _local(partition, options, need_labels, map_features)
-    except (ValueError, TypeError, OSError) as problem:
+    except Exception as problem:  # any, too little memory as well: the others would wait
         error = problem
     group.agree(error)
     if data is None:

@@ -79,7 +79,8 @@ def load_embedding(
 
     Raises:
         ValueError: on every rank, when there is no checkpoint, it is damaged, or it is of another
-            graph, width or numbering. Nothing is changed then.
+            graph, width or numbering, or cannot be read for another reason. Nothing is changed
+            then.
     """
     group = group or current_group()
     error: Exception | None = None
@@ -89,6 +90,9 @@ def load_embedding(
         rows, other = _collect(Path(folder), embedding)
     except ValueError as problem:
         error = problem
+    except Exception as problem:  # any that a damaged file leads to, or too little memory
+        text = f"{type(problem).__name__}: {problem}"
+        error = ValueError(f"{folder}: could not take rows of {embedding.ntype!r}: {text}")
     group.agree(error)
     weight = embedding.weight
     with torch.no_grad():
@@ -119,7 +123,7 @@ def _write(path: Path, content: dict[str, Any], group: Group, rank: int | None) 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, content)
-        except (OSError, RuntimeError) as problem:  # torch reports a full disk as RuntimeError
+        except Exception as problem:  # torch reports a full disk as RuntimeError
             error = OSError(f"{path}: could not write the embedding: {problem}")
     group.agree(error)
 
@@ -131,6 +135,10 @@ def _collect(folder: Path, embedding: ShardedEmbedding) -> tuple[Columns, dict[s
     missing = torch.ones(len(embedding.ids), dtype=torch.bool)
     for shard in _shards(folder, embedding):
         other = other or copy.deepcopy(shard["other"])  # not a map of the file
+        shapes = {name: tuple(part.shape) for name, part in shard["rows"].items()}
+        wanted = (len(shard["ids"]), embedding.dim)
+        if "weight" not in shapes or set(shapes.values()) != {wanted}:
+            raise ValueError(f"{folder}: damaged: got rows {shapes}, expected weight {wanted}")
         mine, theirs = _common(embedding.ids, shard["ids"])
         missing[mine] = False
         for name, part in shard["rows"].items():

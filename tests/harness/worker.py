@@ -74,6 +74,10 @@ def _join(membership: Membership) -> None:
 
 def _leave(membership: Membership | None) -> None:
     if membership is not None:
+        import torch.distributed as dist
+
         import sar
 
         sar.shutdown()
+        if dist.is_initialized():
+            dist.destroy_process_group()
