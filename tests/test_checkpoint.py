@@ -236,6 +236,11 @@ def test_truncated_checkpoint(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, LocalGroup())
 
 
+def test_the_folder_is_made(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "new" / "run", {"format": 1, "epoch": 3}, LocalGroup())
+    assert load_checkpoint(tmp_path / "new" / "run", LocalGroup())["epoch"] == 3
+
+
 def test_a_failed_write_is_every_ranks_error_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,14 +218,14 @@ def _report_uncaught() -> None:
 def tune_process() -> None:
     """Settings that a running process can still make: threads, and memory that goes back.
 
-    torchrun sets ``OMP_NUM_THREADS=1`` when the user did not; then this rank's share of the cores
-    is used instead, with a warning. Buffers of 1 MiB and more are mapped, so that freeing them
+    torchrun sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this
+    rank's share of the cores is used instead, with a warning. Buffers of 1 MiB and more are mapped, so that freeing them
     returns memory (``mallopt``), unless ``MALLOC_MMAP_THRESHOLD_`` says otherwise.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     share = max(1, len(os.sched_getaffinity(0)) // local_ranks)
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
-    if silent and share > 1 and os.environ.get("SAR_KEEP_THREADS") is None:
+    if silent and local_ranks > 1 and share > 1 and os.environ.get("SAR_KEEP_THREADS") is None:
         warnings.warn(
             f"torchrun set OMP_NUM_THREADS=1; using {share} threads, this rank's share of the "
             "cores. Set SAR_KEEP_THREADS=1 to keep one.",

@@ -32,7 +32,11 @@ def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: G
 
 
 def write_file(path: Path, content: dict[str, Any]) -> None:
-    """Write, flush to the disk, then take the place of the old file in one step."""
+    """Write, flush to the disk, then take the place of the old file in one step.
+
+    The folder is made where there is none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:
