@@ -151,6 +151,22 @@ def test_agreed_errors_are_equal_on_all_ranks(
         assert "bad width 7" in results[1][2]  # the rank at fault keeps its own stack
 
 
+def case_alike(group, options):
+    try:
+        group.agree(None, "loading", {"k": options[group.rank]})
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_options_that_differ_are_named_on_all_ranks() -> None:
+    assert run_threads(3, case_alike, [1, 1, 1]) == [""] * 3
+    (message,) = set(run_threads(3, case_alike, [1, 1, 2]))
+    assert message == (
+        "loading: rank 2 got {'k': 2}, rank 0 got {'k': 1}; expected the same on all ranks"
+    )
+
+
 def test_agreement_survives_long_and_foreign_text() -> None:
     text = "ünïcödé " * 1000
     results = run_threads(2, case_agree, [None, ValueError(text)])

@@ -173,11 +173,11 @@ class Group(ABC):
         self.exchange(recv, rows.contiguous(), recv_counts, send_counts).wait()
         return recv
 
-    def agree(self, error: Exception | None, what: str = "") -> None:
+    def agree(self, error: Exception | None, what: str = "", alike: object = None) -> None:
         """Raise on every rank if any rank passes an error; see :mod:`sar.comm.agreement`."""
         from sar.comm.agreement import agree
 
-        agree(self, error, what)
+        agree(self, error, what, alike)
 
     def _staged(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.device).contiguous()

@@ -219,8 +219,9 @@ def tune_process() -> None:
     """Settings that a running process can still make: threads, and memory that goes back.
 
     torchrun sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this
-    rank's share of the cores is used instead, with a warning. Buffers of 1 MiB and more are mapped, so that freeing them
-    returns memory (``mallopt``), unless ``MALLOC_MMAP_THRESHOLD_`` says otherwise.
+    rank's share of the cores is used instead, with a warning. Buffers of 1 MiB and more are mapped,
+    so that freeing them returns memory (``mallopt``), unless ``MALLOC_MMAP_THRESHOLD_`` says
+    otherwise.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     share = max(1, len(os.sched_getaffinity(0)) // local_ranks)

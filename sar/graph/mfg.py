@@ -39,7 +39,8 @@ def construct_mfgs(
     """
     group = current_group()
     agree_data(partition_data, group, policy)
-    group.agree(_seed_error(partition_data, seed_nodes, n_layers), "construct_mfgs")
+    error = _seed_error(partition_data, seed_nodes, n_layers)
+    group.agree(error, "construct_mfgs", {"n_layers": n_layers})
     dst_rows, whole = _split_seeds(partition_data, seed_nodes), whole_of_data(partition_data)
     blocks = []
     for _ in range(n_layers):

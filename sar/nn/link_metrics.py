@@ -118,8 +118,11 @@ def ranking_metrics(
 
     Returns:
         ``{"mrr": .., "hits@1": .., ..}``, equal everywhere; NaN where nobody has a rank.
+
+    Raises ``ValueError`` on every rank when ``hits`` differ.
     """
     group = group or current_group()
+    group.agree(None, "ranking_metrics", {"hits": list(hits)})
     ranks = ranks.detach().double().reshape(-1)
     sums = [torch.tensor(len(ranks)), (1 / ranks).sum(), *((ranks <= k).sum() for k in hits)]
     count, *totals = group.all_reduce(torch.stack([s.double().cpu() for s in sums])).tolist()
@@ -138,7 +141,8 @@ def hits_at(positive: Tensor, negative: Tensor, k: int, *, group: Group | None =
     Raises ``ValueError`` on every rank when k is less than 1; NaN without true links.
     """
     group = group or current_group()
-    group.agree(None if k >= 1 else ValueError(f"k: got {k}, expected at least 1"), "hits_at")
+    error = None if k >= 1 else ValueError(f"k: got {k}, expected at least 1")
+    group.agree(error, "hits_at", {"k": k})
     best = negative.detach().double().cpu().view(-1)
     best = best.topk(min(k, len(best))).values
     padded = torch.full((k,), -math.inf, dtype=torch.float64)

@@ -60,7 +60,8 @@ class NegativeSampler:
             self.columns = {name: _column(graph, name) for name in columns}
         except Exception as caught:  # any, too little memory as well: the others would wait
             error = caught
-        graph.group.agree(error, "NegativeSampler")
+        alike = {"k": k, "method": method, "seed": seed, "columns": list(columns)}
+        graph.group.agree(error, "NegativeSampler", alike)
         self.graph, self.k, self.method, self.seed = graph, k, method, seed
         self.keys = graph.scope().relation.keys.long().cpu()
         types = (graph.srctypes[0], graph.dsttypes[0])

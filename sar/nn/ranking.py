@@ -53,7 +53,7 @@ def rank_links(
         chosen = _positions(eager(queries), graph.num_edges())
     except Exception as caught:  # any, too little memory as well: the others would wait
         error = caught
-    graph.group.agree(error, "rank_links")
+    graph.group.agree(error, "rank_links", {"filtered": filtered})
     ranker = _Ranker(graph, scorer, (inputs.src[0], inputs.dst[0]), inputs.edge, filtered)
     return ranker.run(chosen)
 
