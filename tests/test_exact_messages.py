@@ -458,6 +458,31 @@ def test_deferred_columns_in_scopes_copies_and_on_other_devices(partitioned: Cut
     run_threads(2, case)
 
 
+@pytest.mark.parametrize("kind", ["read", "read before", "no gradient"])
+def test_gradients_of_a_deferred_column(kind: str, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        graph = Part(group, path).graph
+        x = torch.ones(graph.num_nodes(), 1, dtype=torch.float64, requires_grad=True)
+        graph.ndata["x"] = x
+        with torch.set_grad_enabled(kind != "no gradient"):
+            every = torch.arange(graph.num_edges())
+            graph.apply_edges(lambda edges: {"m": edges.src["x"] * 2}, every)
+        if kind == "read before":
+            with torch.no_grad():
+                assert graph.edata["m"] is graph.edata["m"]
+        graph.update_all(lambda edges: {"n": edges.data["m"] * edges.dst["x"]}, fn.sum("n", "out"))
+        graph.ndata["out"].sum().backward()
+        with torch.no_grad():
+            incoming = graph.in_degrees().view(-1, 1).double()
+            outgoing = graph.out_degrees().view(-1, 1).double()
+        return x.grad, 2 * incoming + (0 if kind == "no gradient" else 2 * outgoing)
+
+    for got, want in run_threads(2, case):
+        assert_close(got, want, "gradient of x", torch.float64)
+
+
 # What differs from DGL on purpose: ties, and values that are not finite.
 
 LEVELS = 3  # distinct values, so that most maxima are shared

@@ -27,16 +27,36 @@ class Frame(MutableMapping[str, Tensor]):
         self.num_rows, self.kind, self.defaults = num_rows, kind, dict(defaults)
         self._columns: dict[str, Tensor] = {}
         self.pending: dict[str, Any] = {}
+        self._without_grad: dict[str, tuple[Any, Tensor]] = {}  # pending columns, computed
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.pending:
-            self[name] = self.pending[name].materialize()
+            value = self._computed(name)
+            if not torch.is_grad_enabled():
+                return value  # and a later read may want gradients
+            self[name] = value
         if name in self._columns:
             return self._columns[name]
         if name in self.defaults:
             return self.defaults[name]()
         have = ", ".join(sorted(self._columns)) or "none"
         raise KeyError(f"no column {name!r} for {self.kind}; there are: {have}")
+
+    def _computed(self, name: str) -> Tensor:
+        """[num_rows, ...] values of a pending column, once without gradients; collective."""
+        column = self.pending[name]
+        if torch.is_grad_enabled():
+            return column.materialize()
+        if name not in self._without_grad or self._without_grad[name][0] is not column:
+            self._without_grad[name] = column, column.materialize()
+        return self._without_grad[name][1]
+
+    def like(self, name: str) -> Tensor:
+        """A tensor of the column's dtype, device and shape but for rows; no communication.
+
+        Raises ``KeyError`` when there is no such column.
+        """
+        return self.pending[name].like if name in self.pending else self[name]
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         if not isinstance(value, Tensor):
@@ -47,9 +67,11 @@ class Frame(MutableMapping[str, Tensor]):
                 f"one per local row of {self.kind}"
             )
         self.pending.pop(name, None)
+        self._without_grad.pop(name, None)
         self._columns[name] = value
 
     def __delitem__(self, name: str) -> None:
+        self._without_grad.pop(name, None)
         if self.pending.pop(name, None) is None:
             del self._columns[name]
 

@@ -28,11 +28,15 @@ _NO_PIECE = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """A user function and the positions (int64 [n]) of the edges it is for."""
+    """A user function and the positions (int64 [n]) of the edges it is for.
+
+    Without ``with_grad`` it was noted where gradients were disabled, and its values have none.
+    """
 
     function: Callable
     seen: Probe
     eids: Tensor
+    with_grad: bool
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class PendingColumn:
     dst: dict[str, Tensor] = field(default_factory=dict)
     edge: dict[str, Tensor] = field(default_factory=dict)
     before: Tensor | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """[0, ...] of the dtype, device and trailing shape of the last piece."""
+        return self.pieces[-1].seen.outputs[self.name]
 
     def materialize(self) -> Tensor:
         """[num_edges, ...] values on the local edges; collective."""
@@ -136,7 +145,9 @@ class _Piecewise:
                     [rows_of_edge[name].index_select(0, mine) for name in piece.seen.edge],
                     len(mine),
                 )
-                out = out.index_copy(0, mine, values[column.name].to(out.dtype))
+                value = values[column.name]
+                value = value if piece.with_grad else value.detach()
+                out = out.index_copy(0, mine, value.to(out.dtype))
         return [out]
 
 
@@ -145,7 +156,7 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
     src, dst = store.src_frames[etype[0]], store.dst_frames[etype[2]]
     edge = store.edge_frames[etype]
     seen = probe(func, src, dst, edge)
-    piece = Piece(frozen(func), seen, eids.long())
+    piece = Piece(frozen(func), seen, eids.long(), torch.is_grad_enabled())
     reads = {name: edge[name] for name in seen.edge}
     for name in seen.outputs:
         column = edge.pending.get(name)
