@@ -483,6 +483,32 @@ def test_gradients_of_a_deferred_column(kind: str, partitioned: Cutter) -> None:
         assert_close(got, want, "gradient of x", torch.float64)
 
 
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_pieces_keep_the_source_columns_they_were_noted_with(
+    everywhere: bool, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        graph = Part(group, path).graph
+        want = torch.zeros(graph.num_edges(), 1)
+        for index, value in enumerate((2.0, 3.0)):
+            graph.ndata["x"] = torch.full((graph.num_nodes(), 1), value)
+            eids = torch.arange(index, graph.num_edges(), 3)
+            want[eids] = value
+            if everywhere or group.rank == 0:
+                graph.apply_edges(lambda edges: {"m": edges.src["x"]}, eids)
+        if everywhere:
+            with graph.local_scope():
+                graph.ndata["x"] = torch.zeros(graph.num_nodes(), 1)
+                assert torch.equal(graph.edata["m"], want)
+        else:  # rank 1 no longer has the first source column
+            with pytest.raises(SarError, match="rank 1 has changed source column 'x'"):
+                graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+
+    run_threads(2, case)
+
+
 # What differs from DGL on purpose: ties, and values that are not finite.
 
 LEVELS = 3  # distinct values, so that most maxima are shared

@@ -25,11 +25,14 @@ from sar.ops import Inputs, Messages, run_messages
 _STATUS_BYTES = 4096
 _NO_PIECE = -1
 
+Key = tuple[str, int]  # a column's name and its version
+
 
 @dataclass(frozen=True)
 class Piece:
     """A user function and the positions (int64 [n]) of the edges it is for.
 
+    ``src``, ``dst`` and ``edge`` are the columns that it reads, in the order of the probe's names.
     Without ``with_grad`` it was noted where gradients were disabled, and its values have none.
     """
 
@@ -37,6 +40,9 @@ class Piece:
     seen: Probe
     eids: Tensor
     with_grad: bool
+    src: list[Key]
+    dst: list[Key]
+    edge: list[Key]
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class PendingColumn:
     """A column of pieces, later ones over earlier ones; frames and their copies share it.
 
     Attributes:
+        store: of the graph that the last piece was noted on.
         src, dst, edge: the columns that the pieces read, as they were when a piece was noted.
         before: the column's values outside all pieces; ``None`` for 0.
     """
@@ -53,9 +60,9 @@ class PendingColumn:
     name: str
     policy: Policy
     pieces: tuple[Piece, ...] = ()
-    src: dict[str, Tensor] = field(default_factory=dict)
-    dst: dict[str, Tensor] = field(default_factory=dict)
-    edge: dict[str, Tensor] = field(default_factory=dict)
+    src: dict[Key, Tensor] = field(default_factory=dict)
+    dst: dict[Key, Tensor] = field(default_factory=dict)
+    edge: dict[Key, Tensor] = field(default_factory=dict)
     before: Tensor | None = None
 
     @property
@@ -70,8 +77,7 @@ class PendingColumn:
     def run(self, reduce: str) -> Tensor:
         """Stream the pieces of all ranks and reduce their values; collective."""
         agreed = _agree(self)
-        frame = self.store.src_frames[self.etype[0]]
-        src = {name: self.src[name] if name in self.src else frame[name] for name in agreed["src"]}
+        src = self._sources(agreed["src"])
         dtype = getattr(torch, agreed["dtype"])
         like = torch.empty((0, *agreed["shape"]), dtype=dtype, device=self.store.device)
         edge = [self._numbers(), *([] if self.before is None else [self.before])]
@@ -90,8 +96,8 @@ class PendingColumn:
         """The column for ``store``, a copy of the graph on another device; no communication."""
         device = store.device
 
-        def moved(columns: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: column.to(device) for name, column in columns.items()}
+        def moved(columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
+            return {key: column.to(device) for key, column in columns.items()}
 
         return replace(
             self,
@@ -102,6 +108,27 @@ class PendingColumn:
             edge=moved(self.edge),
             before=None if self.before is None else self.before.to(device),
         )
+
+    def _sources(self, keys: list[Key]) -> dict[Key, Tensor]:
+        """The source columns that the pieces of all ranks read; collective.
+
+        Raises ``SarError`` on every rank when one has no piece and no longer has a column of it.
+        """
+        frame, error = self.store.src_frames[self.etype[0]], None
+        found = dict(self.src)
+        for name, version in keys:
+            if (name, version) in found:
+                continue
+            if name in frame and frame.version(name) == version:
+                found[name, version] = frame[name]
+            else:
+                error = SarError(
+                    f"edge column {self.name!r}: rank {self.store.group.rank} has changed source "
+                    f"column {name!r} since other ranks called apply_edges with it; expected such "
+                    "a change after the edge column is read, or apply_edges on all ranks"
+                )
+        self.store.group.agree(error, "source columns")
+        return {key: found[key] for key in keys}
 
     def _numbers(self) -> Tensor:
         """int32 [num_edges] which piece gives each edge its value."""
@@ -120,8 +147,8 @@ class PendingColumn:
 class _Piecewise:
     """The message function of a pending column: runs each piece on its edges of a block."""
 
-    def __init__(self, column: PendingColumn, src_names: list[str], like: Tensor) -> None:
-        self.column, self.src_names, self.like = column, src_names, like
+    def __init__(self, column: PendingColumn, src_keys: list[Key], like: Tensor) -> None:
+        self.column, self.src_keys, self.like = column, src_keys, like
 
     def __call__(
         self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], _: Tensor
@@ -131,7 +158,7 @@ class _Piecewise:
             out = self.like.new_zeros((len(numbers), *self.like.shape[1:]))
         else:
             out, rest = rest[0], rest[1:]
-        rows_of_src = dict(zip(self.src_names, src, strict=True))
+        rows_of_src = dict(zip(self.src_keys, src, strict=True))
         rows_of_dst = dict(zip(column.dst, dst, strict=True))
         rows_of_edge = dict(zip(column.edge, rest, strict=True))
         for index, piece in enumerate(column.pieces):
@@ -140,9 +167,9 @@ class _Piecewise:
                 values = call_udf(
                     piece.function,
                     piece.seen,
-                    [rows_of_src[name].index_select(0, mine) for name in piece.seen.src],
-                    [rows_of_dst[name].index_select(0, mine) for name in piece.seen.dst],
-                    [rows_of_edge[name].index_select(0, mine) for name in piece.seen.edge],
+                    [rows_of_src[key].index_select(0, mine) for key in piece.src],
+                    [rows_of_dst[key].index_select(0, mine) for key in piece.dst],
+                    [rows_of_edge[key].index_select(0, mine) for key in piece.edge],
                     len(mine),
                 )
                 value = values[column.name]
@@ -156,8 +183,16 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
     src, dst = store.src_frames[etype[0]], store.dst_frames[etype[2]]
     edge = store.edge_frames[etype]
     seen = probe(func, src, dst, edge)
-    piece = Piece(frozen(func), seen, eids.long(), torch.is_grad_enabled())
-    reads = {name: edge[name] for name in seen.edge}
+    reads = {(name, edge.version(name)): edge[name] for name in seen.edge}
+    piece = Piece(
+        frozen(func),
+        seen,
+        eids.long(),
+        torch.is_grad_enabled(),
+        [(name, src.version(name)) for name in seen.src],
+        [(name, dst.version(name)) for name in seen.dst],
+        list(reads),
+    )
     for name in seen.outputs:
         column = edge.pending.get(name)
         if column is None:
@@ -167,9 +202,10 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
         # A new column: what a scope has saved and copies of the graph keep theirs.
         edge.pending[name] = replace(
             column,
+            store=store,
             pieces=(*column.pieces, piece),
-            src={**column.src, **{n: src[n] for n in seen.src}},
-            dst={**column.dst, **{n: dst[n] for n in seen.dst}},
+            src={**column.src, **{key: src[key[0]] for key in piece.src}},
+            dst={**column.dst, **{key: dst[key[0]] for key in piece.dst}},
             edge={**column.edge, **reads},
         )
 
@@ -224,7 +260,7 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
             "dtype and shape on all ranks"
         )
     return {
-        "src": sorted({name for plan in known for name in plan["src"]}),
+        "src": sorted({(name, version) for plan in known for name, version in plan["src"]}),
         "dtype": kinds[0][0],
         "shape": kinds[0][1:],
         "grad": any(plan["grad"] for plan in known),
