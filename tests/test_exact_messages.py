@@ -509,6 +509,30 @@ def test_pieces_keep_the_source_columns_they_were_noted_with(
     run_threads(2, case)
 
 
+def test_a_piece_that_reads_a_deferred_column_on_one_rank(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        part = Part(group, path)
+        graph = part.graph
+        x = torch.ones(graph.num_nodes(), 1, dtype=torch.float64, requires_grad=True)
+        graph.ndata["x"] = x
+        every = torch.arange(graph.num_edges())
+        graph.apply_edges(lambda edges: {"m": edges.src["x"] * 2}, every)
+        if group.rank == 0:
+            graph.apply_edges(lambda edges: {"m": edges.data["m"] * edges.data["m"]}, every[::2])
+        out = eager(graph.edata["m"])
+        want = torch.full_like(out, 2.0)
+        if group.rank == 0:
+            want[::2] = 4.0
+        assert torch.equal(out, want)
+        out.sum().backward()
+        return x.grad.sum(), torch.where(want == 4.0, 8.0, 2.0).sum()
+
+    grads, want = zip(*run_threads(2, case), strict=True)
+    assert sum(grads) == sum(want)
+
+
 # What differs from DGL on purpose: ties, and values that are not finite.
 
 LEVELS = 3  # distinct values, so that most maxima are shared

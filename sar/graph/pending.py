@@ -32,7 +32,8 @@ Key = tuple[str, int]  # a column's name and its version
 class Piece:
     """A user function and the positions (int64 [n]) of the edges it is for.
 
-    ``src``, ``dst`` and ``edge`` are the columns that it reads, in the order of the probe's names.
+    ``src``, ``dst`` and ``edge`` are the columns that it reads, in the order of the probe's names;
+    an edge column that was pending itself is computed along with this one, block by block.
     Without ``with_grad`` it was noted where gradients were disabled, and its values have none.
     """
 
@@ -42,7 +43,7 @@ class Piece:
     with_grad: bool
     src: list[Key]
     dst: list[Key]
-    edge: list[Key]
+    edge: list[Key | PendingColumn]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class PendingColumn:
     Attributes:
         store: of the graph that the last piece was noted on.
         src, dst, edge: the columns that the pieces read, as they were when a piece was noted.
-        before: the column's values outside all pieces; ``None`` for 0.
+            Those that pending columns among them read are here, too.
+        before: where in ``edge`` the values outside all pieces are; ``None`` for 0.
     """
 
     store: GraphStore
@@ -63,7 +65,7 @@ class PendingColumn:
     src: dict[Key, Tensor] = field(default_factory=dict)
     dst: dict[Key, Tensor] = field(default_factory=dict)
     edge: dict[Key, Tensor] = field(default_factory=dict)
-    before: Tensor | None = None
+    before: Key | None = None
 
     @property
     def like(self) -> Tensor:
@@ -80,17 +82,27 @@ class PendingColumn:
         src = self._sources(agreed["src"])
         dtype = getattr(torch, agreed["dtype"])
         like = torch.empty((0, *agreed["shape"]), dtype=dtype, device=self.store.device)
-        edge = [self._numbers(), *([] if self.before is None else [self.before])]
+        pieces = [piece for column in self.columns() for piece in column.pieces]
         messages = Messages(
             _Piecewise(self, list(src), like),
             is_udf=True,
             ordered=True,
-            captures=self._captures(agreed["grad"]),
-            hidden=tuple({id(t): t for p in self.pieces for t in p.seen.hidden}.values()),
+            captures=_captures(pieces, agreed["grad"]),
+            hidden=tuple({id(t): t for p in pieces for t in p.seen.hidden}.values()),
         )
-        inputs = Inputs(list(src.values()), list(self.dst.values()), [*edge, *self.edge.values()])
+        edge = [*(column.numbers() for column in self.columns()), *self.edge.values()]
+        inputs = Inputs(list(src.values()), list(self.dst.values()), edge)
         relation = self.store.relations[self.etype]
         return run_messages(relation, messages, reduce, self.policy, inputs, [like])[0]
+
+    def columns(self) -> list[PendingColumn]:
+        """This one and the pending columns that its pieces read, each once."""
+        found = {id(self): self}
+        for piece in self.pieces:
+            for read in piece.edge:
+                if isinstance(read, PendingColumn):
+                    found.update((id(column), column) for column in read.columns())
+        return list(found.values())
 
     def to(self, store: GraphStore) -> PendingColumn:
         """The column for ``store``, a copy of the graph on another device; no communication."""
@@ -99,14 +111,17 @@ class PendingColumn:
         def moved(columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
             return {key: column.to(device) for key, column in columns.items()}
 
+        def moved_piece(piece: Piece) -> Piece:
+            edge = [r.to(store) if isinstance(r, PendingColumn) else r for r in piece.edge]
+            return replace(piece, eids=piece.eids.to(device), edge=edge)
+
         return replace(
             self,
             store=store,
-            pieces=tuple(replace(piece, eids=piece.eids.to(device)) for piece in self.pieces),
+            pieces=tuple(moved_piece(piece) for piece in self.pieces),
             src=moved(self.src),
             dst=moved(self.dst),
             edge=moved(self.edge),
-            before=None if self.before is None else self.before.to(device),
         )
 
     def _sources(self, keys: list[Key]) -> dict[Key, Tensor]:
@@ -130,7 +145,7 @@ class PendingColumn:
         self.store.group.agree(error, "source columns")
         return {key: found[key] for key in keys}
 
-    def _numbers(self) -> Tensor:
+    def numbers(self) -> Tensor:
         """int32 [num_edges] which piece gives each edge its value."""
         size, device = self.store.relations[self.etype].num_edges, self.store.device
         numbers = torch.full((size,), _NO_PIECE, dtype=torch.int32, device=device)
@@ -138,10 +153,11 @@ class PendingColumn:
             numbers[piece.eids] = index
         return numbers
 
-    def _captures(self, anywhere: bool) -> tuple[Tensor, ...]:
-        """Captured tensors; an empty one where only other ranks have some, to join backward."""
-        own = tuple({id(t): t for p in self.pieces for t in p.seen.captures}.values())
-        return (*own, torch.zeros(0, requires_grad=True)) if anywhere else own
+
+def _captures(pieces: list[Piece], anywhere: bool) -> tuple[Tensor, ...]:
+    """Captured tensors; an empty one where only other ranks have some, to join backward."""
+    own = tuple({id(t): t for piece in pieces for t in piece.seen.captures}.values())
+    return (*own, torch.zeros(0, requires_grad=True)) if anywhere else own
 
 
 class _Piecewise:
@@ -153,29 +169,62 @@ class _Piecewise:
     def __call__(
         self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], _: Tensor
     ) -> list[Tensor]:
-        column, numbers, rest = self.column, edge[0], edge[1:]
+        column, columns = self.column, self.column.columns()
+        block = _Block(
+            dict(zip(self.src_keys, src, strict=True)),
+            dict(zip(column.dst, dst, strict=True)),
+            dict(zip(column.edge, edge[len(columns) :], strict=True)),
+            {id(c): numbers for c, numbers in zip(columns, edge, strict=False)},
+        )
+        return [block.values(column, self.like)]
+
+
+@dataclass
+class _Block:
+    """Rows of a block of edges.
+
+    Attributes:
+        src, dst, edge: [e, ...] rows of columns.
+        numbers: int32 [e] which piece gives each edge its value, by the ``id`` of the column.
+        known: [e, ...] values of pending columns, by their ``id``.
+    """
+
+    src: dict[Key, Tensor]
+    dst: dict[Key, Tensor]
+    edge: dict[Key, Tensor]
+    numbers: dict[int, Tensor]
+    known: dict[int, Tensor] = field(default_factory=dict)
+
+    def values(self, column: PendingColumn, like: Tensor) -> Tensor:
+        """[e, ...] values of a column, computed once."""
+        if id(column) not in self.known:
+            self.known[id(column)] = self._run(column, like)
+        return self.known[id(column)]
+
+    def _run(self, column: PendingColumn, like: Tensor) -> Tensor:
+        numbers = self.numbers[id(column)]
         if column.before is None:
-            out = self.like.new_zeros((len(numbers), *self.like.shape[1:]))
+            out = like.new_zeros((len(numbers), *like.shape[1:]))
         else:
-            out, rest = rest[0], rest[1:]
-        rows_of_src = dict(zip(self.src_keys, src, strict=True))
-        rows_of_dst = dict(zip(column.dst, dst, strict=True))
-        rows_of_edge = dict(zip(column.edge, rest, strict=True))
+            out = self.edge[column.before]
         for index, piece in enumerate(column.pieces):
             mine = (numbers == index).nonzero().view(-1)
             if len(mine):
-                values = call_udf(
+                results = call_udf(
                     piece.function,
                     piece.seen,
-                    [rows_of_src[key].index_select(0, mine) for key in piece.src],
-                    [rows_of_dst[key].index_select(0, mine) for key in piece.dst],
-                    [rows_of_edge[key].index_select(0, mine) for key in piece.edge],
+                    [self.src[key].index_select(0, mine) for key in piece.src],
+                    [self.dst[key].index_select(0, mine) for key in piece.dst],
+                    [self._edge_rows(read).index_select(0, mine) for read in piece.edge],
                     len(mine),
                 )
-                value = values[column.name]
+                value = results[column.name]
                 value = value if piece.with_grad else value.detach()
                 out = out.index_copy(0, mine, value.to(out.dtype))
-        return [out]
+        return out
+
+    def _edge_rows(self, read: Key | PendingColumn) -> Tensor:
+        return self.values(read, read.like) if isinstance(read, PendingColumn) else self.edge[read]
 
 
 def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy: Policy) -> None:
@@ -183,7 +232,6 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
     src, dst = store.src_frames[etype[0]], store.dst_frames[etype[2]]
     edge = store.edge_frames[etype]
     seen = probe(func, src, dst, edge)
-    reads = {(name, edge.version(name)): edge[name] for name in seen.edge}
     piece = Piece(
         frozen(func),
         seen,
@@ -191,23 +239,32 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
         torch.is_grad_enabled(),
         [(name, src.version(name)) for name in seen.src],
         [(name, dst.version(name)) for name in seen.dst],
-        list(reads),
+        [edge.pending.get(name) or (name, edge.version(name)) for name in seen.edge],
     )
+    inner = [read for read in piece.edge if isinstance(read, PendingColumn)]
+    reads = {read: edge[read[0]] for read in piece.edge if not isinstance(read, PendingColumn)}
     for name in seen.outputs:
         column = edge.pending.get(name)
         if column is None:
-            before = edge[name] if name in edge else None
-            column = PendingColumn(store, etype, name, policy, before=before)
+            column = PendingColumn(store, etype, name, policy)
+            if name in edge:
+                before = (name, edge.version(name))
+                column = replace(column, before=before, edge={before: edge[name]})
             edge.pop(name, None)
         # A new column: what a scope has saved and copies of the graph keep theirs.
+        known = [column, *inner]
         edge.pending[name] = replace(
             column,
             store=store,
             pieces=(*column.pieces, piece),
-            src={**column.src, **{key: src[key[0]] for key in piece.src}},
-            dst={**column.dst, **{key: dst[key[0]] for key in piece.dst}},
-            edge={**column.edge, **reads},
+            src=_joined([c.src for c in known]) | {key: src[key[0]] for key in piece.src},
+            dst=_joined([c.dst for c in known]) | {key: dst[key[0]] for key in piece.dst},
+            edge=_joined([c.edge for c in known]) | reads,
         )
+
+
+def _joined(columns: list[dict[Key, Tensor]]) -> dict[Key, Tensor]:
+    return {key: tensor for each in columns for key, tensor in each.items()}
 
 
 def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) -> Tensor:
@@ -229,8 +286,11 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
     mine: dict[str, Any] = {}
     if column.pieces:
         rows = [piece.seen.outputs[column.name] for piece in column.pieces]
-        rows += [] if column.before is None else [column.before]
-        captured = any(p.seen.captures or p.seen.hidden for p in column.pieces)
+        rows += [] if column.before is None else [column.edge[column.before]]
+        pieces = [piece for each in column.columns() for piece in each.pieces]
+        captured = any(p.seen.captures or p.seen.hidden for p in pieces)
+        read = [*column.src.values(), *column.dst.values(), *column.edge.values()]
+        captured |= any(tensor.requires_grad for tensor in read)
         mine = {
             "src": sorted(column.src),
             "rows": sorted({(str(r.dtype).removeprefix("torch."), *r.shape[1:]) for r in rows}),
