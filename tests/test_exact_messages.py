@@ -533,6 +533,33 @@ def test_a_piece_that_reads_a_deferred_column_on_one_rank(partitioned: Cutter) -
     assert sum(grads) == sum(want)
 
 
+@pytest.mark.parametrize("kind", ["over", "read", "read on one rank"])
+def test_pieces_and_lazy_columns(kind: str, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        graph = Part(group, path).graph
+        x = torch.ones(graph.num_nodes(), 1, dtype=torch.float64, requires_grad=True)
+        graph.ndata["x"] = x
+        graph.apply_edges(fn.u_add_v("x", "x", "s"))
+        eids = torch.arange(0, graph.num_edges(), 2)
+        if kind == "over":
+            graph.apply_edges(lambda edges: {"s": edges.src["x"] * 5}, eids)
+            total = 5 * len(eids) + 2 * (graph.num_edges() - len(eids))
+        else:
+            total = 0
+            if kind == "read" or group.rank == 0:
+                graph.apply_edges(lambda edges: {"m": edges.data["s"] * 2}, eids)
+                total = 4 * len(eids)
+        name = "s" if kind == "over" else "m"
+        graph.update_all(fn.copy_e(name, "m"), fn.sum("m", "out"))
+        graph.ndata["out"].sum().backward()
+        return x.grad.sum(), torch.tensor(float(total))
+
+    grads, want = zip(*run_threads(2, case), strict=True)
+    assert float(sum(grads)) == pytest.approx(float(sum(want)))
+
+
 # What differs from DGL on purpose: ties, and values that are not finite.
 
 LEVELS = 3  # distinct values, so that most maxima are shared

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.errors import SarError
+from sar.graph.lazy import EdgeTensor, eager
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import Probe, call_udf, frozen, probe
 from sar.ops import Inputs, Messages, run_messages
@@ -79,18 +80,21 @@ class PendingColumn:
     def run(self, reduce: str) -> Tensor:
         """Stream the pieces of all ranks and reduce their values; collective."""
         agreed = _agree(self)
-        src = self._sources(agreed["src"])
+        src = self._find("source", self.src, agreed["src"])
+        lazy = self._find("edge", self.edge, agreed["lazy"]) if agreed["lazy"] else {}
+        # On every rank, though only some have pieces that read them, forward and backward.
+        columns = self.edge | {key: eager(tensor) for key, tensor in lazy.items()}
         dtype = getattr(torch, agreed["dtype"])
         like = torch.empty((0, *agreed["shape"]), dtype=dtype, device=self.store.device)
         pieces = [piece for column in self.columns() for piece in column.pieces]
         messages = Messages(
-            _Piecewise(self, list(src), like),
+            _Piecewise(self, list(src), list(columns), like),
             is_udf=True,
             ordered=True,
             captures=_captures(pieces, agreed["grad"]),
             hidden=tuple({id(t): t for p in pieces for t in p.seen.hidden}.values()),
         )
-        edge = [*(column.numbers() for column in self.columns()), *self.edge.values()]
+        edge = [*(column.numbers() for column in self.columns()), *columns.values()]
         inputs = Inputs(list(src.values()), list(self.dst.values()), edge)
         relation = self.store.relations[self.etype]
         return run_messages(relation, messages, reduce, self.policy, inputs, [like])[0]
@@ -124,26 +128,27 @@ class PendingColumn:
             edge=moved(self.edge),
         )
 
-    def _sources(self, keys: list[Key]) -> dict[Key, Tensor]:
-        """The source columns that the pieces of all ranks read; collective.
+    def _find(self, what: str, own: dict[Key, Tensor], keys: list[Key]) -> dict[Key, Tensor]:
+        """The columns ``keys``, which pieces of some ranks read, of this rank; collective.
 
-        Raises ``SarError`` on every rank when one has no piece and no longer has a column of it.
+        Raises ``SarError`` on every rank when one has no such piece and no longer has a column.
         """
-        frame, error = self.store.src_frames[self.etype[0]], None
-        found = dict(self.src)
+        source = what == "source"
+        frames: Any = self.store.src_frames if source else self.store.edge_frames
+        frame, found, error = frames[self.etype[0] if source else self.etype], {}, None
         for name, version in keys:
-            if (name, version) in found:
-                continue
-            if name in frame and frame.version(name) == version:
+            if (name, version) in own:
+                found[name, version] = own[name, version]
+            elif name in frame and frame.version(name) == version:
                 found[name, version] = frame[name]
             else:
                 error = SarError(
-                    f"edge column {self.name!r}: rank {self.store.group.rank} has changed source "
+                    f"edge column {self.name!r}: rank {self.store.group.rank} has changed {what} "
                     f"column {name!r} since other ranks called apply_edges with it; expected such "
                     "a change after the edge column is read, or apply_edges on all ranks"
                 )
-        self.store.group.agree(error, "source columns")
-        return {key: found[key] for key in keys}
+        self.store.group.agree(error, f"{what} columns")
+        return found
 
     def numbers(self) -> Tensor:
         """int32 [num_edges] which piece gives each edge its value."""
@@ -163,8 +168,10 @@ def _captures(pieces: list[Piece], anywhere: bool) -> tuple[Tensor, ...]:
 class _Piecewise:
     """The message function of a pending column: runs each piece on its edges of a block."""
 
-    def __init__(self, column: PendingColumn, src_keys: list[Key], like: Tensor) -> None:
-        self.column, self.src_keys, self.like = column, src_keys, like
+    def __init__(
+        self, column: PendingColumn, src_keys: list[Key], edge_keys: list[Key], like: Tensor
+    ) -> None:
+        self.column, self.src_keys, self.edge_keys, self.like = column, src_keys, edge_keys, like
 
     def __call__(
         self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], _: Tensor
@@ -173,7 +180,7 @@ class _Piecewise:
         block = _Block(
             dict(zip(self.src_keys, src, strict=True)),
             dict(zip(column.dst, dst, strict=True)),
-            dict(zip(column.edge, edge[len(columns) :], strict=True)),
+            dict(zip(self.edge_keys, edge[len(columns) :], strict=True)),
             {id(c): numbers for c, numbers in zip(columns, edge, strict=False)},
         )
         return [block.values(column, self.like)]
@@ -274,13 +281,13 @@ def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) 
 
 
 def _agree(column: PendingColumn) -> dict[str, Any]:
-    """What the pieces of all ranks read and give: source columns, shape, dtype, gradients.
+    """What the pieces of all ranks read and give: columns, shape, dtype, gradients.
 
     Collective. What is wrong shows in the statuses, so that every rank raises it.
 
     Raises:
         KeyError: no rank has a piece.
-        SarError: pieces of a rank read more source columns than fit a status.
+        SarError: pieces of a rank read more columns than fit a status.
         ValueError: pieces, or a piece and what the column held before, differ in shape or dtype.
     """
     mine: dict[str, Any] = {}
@@ -293,6 +300,7 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
         captured |= any(tensor.requires_grad for tensor in read)
         mine = {
             "src": sorted(column.src),
+            "lazy": sorted(k for k, t in column.edge.items() if isinstance(t, EdgeTensor)),
             "rows": sorted({(str(r.dtype).removeprefix("torch."), *r.shape[1:]) for r in rows}),
             "grad": captured and torch.is_grad_enabled(),
         }
@@ -306,7 +314,7 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
     too_long = [rank for rank, plan in enumerate(plans) if "too long" in plan]
     if too_long:
         raise SarError(
-            f"edge column {column.name!r}: ranks {too_long} read source columns whose names take "
+            f"edge column {column.name!r}: ranks {too_long} read columns whose names take "
             f"too many bytes to agree on, expected at most {_STATUS_BYTES}"
         )
     known = [plan for plan in plans if plan]
@@ -321,6 +329,7 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
         )
     return {
         "src": sorted({(name, version) for plan in known for name, version in plan["src"]}),
+        "lazy": sorted({(name, version) for plan in known for name, version in plan["lazy"]}),
         "dtype": kinds[0][0],
         "shape": kinds[0][1:],
         "grad": any(plan["grad"] for plan in known),
