@@ -458,6 +458,108 @@ def test_deferred_columns_in_scopes_copies_and_on_other_devices(partitioned: Cut
     run_threads(2, case)
 
 
+@pytest.mark.parametrize("kind", ["read", "read before", "no gradient"])
+def test_gradients_of_a_deferred_column(kind: str, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        graph = Part(group, path).graph
+        x = torch.ones(graph.num_nodes(), 1, dtype=torch.float64, requires_grad=True)
+        graph.ndata["x"] = x
+        with torch.set_grad_enabled(kind != "no gradient"):
+            every = torch.arange(graph.num_edges())
+            graph.apply_edges(lambda edges: {"m": edges.src["x"] * 2}, every)
+        if kind == "read before":
+            with torch.no_grad():
+                assert graph.edata["m"] is graph.edata["m"]
+        graph.update_all(lambda edges: {"n": edges.data["m"] * edges.dst["x"]}, fn.sum("n", "out"))
+        graph.ndata["out"].sum().backward()
+        with torch.no_grad():
+            incoming = graph.in_degrees().view(-1, 1).double()
+            outgoing = graph.out_degrees().view(-1, 1).double()
+        return x.grad, 2 * incoming + (0 if kind == "no gradient" else 2 * outgoing)
+
+    for got, want in run_threads(2, case):
+        assert_close(got, want, "gradient of x", torch.float64)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_pieces_keep_the_source_columns_they_were_noted_with(
+    everywhere: bool, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        graph = Part(group, path).graph
+        want = torch.zeros(graph.num_edges(), 1)
+        for index, value in enumerate((2.0, 3.0)):
+            graph.ndata["x"] = torch.full((graph.num_nodes(), 1), value)
+            eids = torch.arange(index, graph.num_edges(), 3)
+            want[eids] = value
+            if everywhere or group.rank == 0:
+                graph.apply_edges(lambda edges: {"m": edges.src["x"]}, eids)
+        if everywhere:
+            with graph.local_scope():
+                graph.ndata["x"] = torch.zeros(graph.num_nodes(), 1)
+                assert torch.equal(graph.edata["m"], want)
+        else:  # rank 1 no longer has the first source column
+            with pytest.raises(SarError, match="rank 1 has changed source column 'x'"):
+                graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+
+    run_threads(2, case)
+
+
+def test_a_piece_that_reads_a_deferred_column_on_one_rank(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        part = Part(group, path)
+        graph = part.graph
+        x = torch.ones(graph.num_nodes(), 1, dtype=torch.float64, requires_grad=True)
+        graph.ndata["x"] = x
+        every = torch.arange(graph.num_edges())
+        graph.apply_edges(lambda edges: {"m": edges.src["x"] * 2}, every)
+        if group.rank == 0:
+            graph.apply_edges(lambda edges: {"m": edges.data["m"] * edges.data["m"]}, every[::2])
+        out = eager(graph.edata["m"])
+        want = torch.full_like(out, 2.0)
+        if group.rank == 0:
+            want[::2] = 4.0
+        assert torch.equal(out, want)
+        out.sum().backward()
+        return x.grad.sum(), torch.where(want == 4.0, 8.0, 2.0).sum()
+
+    grads, want = zip(*run_threads(2, case), strict=True)
+    assert sum(grads) == sum(want)
+
+
+@pytest.mark.parametrize("kind", ["over", "read", "read on one rank"])
+def test_pieces_and_lazy_columns(kind: str, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        graph = Part(group, path).graph
+        x = torch.ones(graph.num_nodes(), 1, dtype=torch.float64, requires_grad=True)
+        graph.ndata["x"] = x
+        graph.apply_edges(fn.u_add_v("x", "x", "s"))
+        eids = torch.arange(0, graph.num_edges(), 2)
+        if kind == "over":
+            graph.apply_edges(lambda edges: {"s": edges.src["x"] * 5}, eids)
+            total = 5 * len(eids) + 2 * (graph.num_edges() - len(eids))
+        else:
+            total = 0
+            if kind == "read" or group.rank == 0:
+                graph.apply_edges(lambda edges: {"m": edges.data["s"] * 2}, eids)
+                total = 4 * len(eids)
+        name = "s" if kind == "over" else "m"
+        graph.update_all(fn.copy_e(name, "m"), fn.sum("m", "out"))
+        graph.ndata["out"].sum().backward()
+        return x.grad.sum(), torch.tensor(float(total))
+
+    grads, want = zip(*run_threads(2, case), strict=True)
+    assert float(sum(grads)) == pytest.approx(float(sum(want)))
+
+
 # What differs from DGL on purpose: ties, and values that are not finite.
 
 LEVELS = 3  # distinct values, so that most maxima are shared

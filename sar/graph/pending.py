@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.errors import SarError
+from sar.graph.lazy import EdgeTensor, eager
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import Probe, call_udf, frozen, probe
 from sar.ops import Inputs, Messages, run_messages
@@ -25,14 +26,25 @@ from sar.ops import Inputs, Messages, run_messages
 _STATUS_BYTES = 4096
 _NO_PIECE = -1
 
+Key = tuple[str, int]  # a column's name and its version
+
 
 @dataclass(frozen=True)
 class Piece:
-    """A user function and the positions (int64 [n]) of the edges it is for."""
+    """A user function and the positions (int64 [n]) of the edges it is for.
+
+    ``src``, ``dst`` and ``edge`` are the columns that it reads, in the order of the probe's names;
+    an edge column that was pending itself is computed along with this one, block by block.
+    Without ``with_grad`` it was noted where gradients were disabled, and its values have none.
+    """
 
     function: Callable
     seen: Probe
     eids: Tensor
+    with_grad: bool
+    src: list[Key]
+    dst: list[Key]
+    edge: list[Key | PendingColumn]
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,10 @@ class PendingColumn:
     """A column of pieces, later ones over earlier ones; frames and their copies share it.
 
     Attributes:
+        store: of the graph that the last piece was noted on.
         src, dst, edge: the columns that the pieces read, as they were when a piece was noted.
-        before: the column's values outside all pieces; ``None`` for 0.
+            Those that pending columns among them read are here, too.
+        before: where in ``edge`` the values outside all pieces are; ``None`` for 0.
     """
 
     store: GraphStore
@@ -49,10 +63,15 @@ class PendingColumn:
     name: str
     policy: Policy
     pieces: tuple[Piece, ...] = ()
-    src: dict[str, Tensor] = field(default_factory=dict)
-    dst: dict[str, Tensor] = field(default_factory=dict)
-    edge: dict[str, Tensor] = field(default_factory=dict)
-    before: Tensor | None = None
+    src: dict[Key, Tensor] = field(default_factory=dict)
+    dst: dict[Key, Tensor] = field(default_factory=dict)
+    edge: dict[Key, Tensor] = field(default_factory=dict)
+    before: Key | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """[0, ...] of the dtype, device and trailing shape of the last piece."""
+        return self.pieces[-1].seen.outputs[self.name]
 
     def materialize(self) -> Tensor:
         """[num_edges, ...] values on the local edges; collective."""
@@ -61,40 +80,77 @@ class PendingColumn:
     def run(self, reduce: str) -> Tensor:
         """Stream the pieces of all ranks and reduce their values; collective."""
         agreed = _agree(self)
-        frame = self.store.src_frames[self.etype[0]]
-        src = {name: self.src[name] if name in self.src else frame[name] for name in agreed["src"]}
+        src = self._find("source", self.src, agreed["src"])
+        lazy = self._find("edge", self.edge, agreed["lazy"]) if agreed["lazy"] else {}
+        # On every rank, though only some have pieces that read them, forward and backward.
+        columns = self.edge | {key: eager(tensor) for key, tensor in lazy.items()}
         dtype = getattr(torch, agreed["dtype"])
         like = torch.empty((0, *agreed["shape"]), dtype=dtype, device=self.store.device)
-        edge = [self._numbers(), *([] if self.before is None else [self.before])]
+        pieces = [piece for column in self.columns() for piece in column.pieces]
         messages = Messages(
-            _Piecewise(self, list(src), like),
+            _Piecewise(self, list(src), list(columns), like),
             is_udf=True,
             ordered=True,
-            captures=self._captures(agreed["grad"]),
-            hidden=tuple({id(t): t for p in self.pieces for t in p.seen.hidden}.values()),
+            captures=_captures(pieces, agreed["grad"]),
+            hidden=tuple({id(t): t for p in pieces for t in p.seen.hidden}.values()),
         )
-        inputs = Inputs(list(src.values()), list(self.dst.values()), [*edge, *self.edge.values()])
+        edge = [*(column.numbers() for column in self.columns()), *columns.values()]
+        inputs = Inputs(list(src.values()), list(self.dst.values()), edge)
         relation = self.store.relations[self.etype]
         return run_messages(relation, messages, reduce, self.policy, inputs, [like])[0]
+
+    def columns(self) -> list[PendingColumn]:
+        """This one and the pending columns that its pieces read, each once."""
+        found = {id(self): self}
+        for piece in self.pieces:
+            for read in piece.edge:
+                if isinstance(read, PendingColumn):
+                    found.update((id(column), column) for column in read.columns())
+        return list(found.values())
 
     def to(self, store: GraphStore) -> PendingColumn:
         """The column for ``store``, a copy of the graph on another device; no communication."""
         device = store.device
 
-        def moved(columns: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: column.to(device) for name, column in columns.items()}
+        def moved(columns: dict[Key, Tensor]) -> dict[Key, Tensor]:
+            return {key: column.to(device) for key, column in columns.items()}
+
+        def moved_piece(piece: Piece) -> Piece:
+            edge = [r.to(store) if isinstance(r, PendingColumn) else r for r in piece.edge]
+            return replace(piece, eids=piece.eids.to(device), edge=edge)
 
         return replace(
             self,
             store=store,
-            pieces=tuple(replace(piece, eids=piece.eids.to(device)) for piece in self.pieces),
+            pieces=tuple(moved_piece(piece) for piece in self.pieces),
             src=moved(self.src),
             dst=moved(self.dst),
             edge=moved(self.edge),
-            before=None if self.before is None else self.before.to(device),
         )
 
-    def _numbers(self) -> Tensor:
+    def _find(self, what: str, own: dict[Key, Tensor], keys: list[Key]) -> dict[Key, Tensor]:
+        """The columns ``keys``, which pieces of some ranks read, of this rank; collective.
+
+        Raises ``SarError`` on every rank when one has no such piece and no longer has a column.
+        """
+        source = what == "source"
+        frames: Any = self.store.src_frames if source else self.store.edge_frames
+        frame, found, error = frames[self.etype[0] if source else self.etype], {}, None
+        for name, version in keys:
+            if (name, version) in own:
+                found[name, version] = own[name, version]
+            elif name in frame and frame.version(name) == version:
+                found[name, version] = frame[name]
+            else:
+                error = SarError(
+                    f"edge column {self.name!r}: rank {self.store.group.rank} has changed {what} "
+                    f"column {name!r} since other ranks called apply_edges with it; expected such "
+                    "a change after the edge column is read, or apply_edges on all ranks"
+                )
+        self.store.group.agree(error, f"{what} columns")
+        return found
+
+    def numbers(self) -> Tensor:
         """int32 [num_edges] which piece gives each edge its value."""
         size, device = self.store.relations[self.etype].num_edges, self.store.device
         numbers = torch.full((size,), _NO_PIECE, dtype=torch.int32, device=device)
@@ -102,42 +158,80 @@ class PendingColumn:
             numbers[piece.eids] = index
         return numbers
 
-    def _captures(self, anywhere: bool) -> tuple[Tensor, ...]:
-        """Captured tensors; an empty one where only other ranks have some, to join backward."""
-        own = tuple({id(t): t for p in self.pieces for t in p.seen.captures}.values())
-        return (*own, torch.zeros(0, requires_grad=True)) if anywhere else own
+
+def _captures(pieces: list[Piece], anywhere: bool) -> tuple[Tensor, ...]:
+    """Captured tensors; an empty one where only other ranks have some, to join backward."""
+    own = tuple({id(t): t for piece in pieces for t in piece.seen.captures}.values())
+    return (*own, torch.zeros(0, requires_grad=True)) if anywhere else own
 
 
 class _Piecewise:
     """The message function of a pending column: runs each piece on its edges of a block."""
 
-    def __init__(self, column: PendingColumn, src_names: list[str], like: Tensor) -> None:
-        self.column, self.src_names, self.like = column, src_names, like
+    def __init__(
+        self, column: PendingColumn, src_keys: list[Key], edge_keys: list[Key], like: Tensor
+    ) -> None:
+        self.column, self.src_keys, self.edge_keys, self.like = column, src_keys, edge_keys, like
 
     def __call__(
         self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], _: Tensor
     ) -> list[Tensor]:
-        column, numbers, rest = self.column, edge[0], edge[1:]
+        column, columns = self.column, self.column.columns()
+        block = _Block(
+            dict(zip(self.src_keys, src, strict=True)),
+            dict(zip(column.dst, dst, strict=True)),
+            dict(zip(self.edge_keys, edge[len(columns) :], strict=True)),
+            {id(c): numbers for c, numbers in zip(columns, edge, strict=False)},
+        )
+        return [block.values(column, self.like)]
+
+
+@dataclass
+class _Block:
+    """Rows of a block of edges.
+
+    Attributes:
+        src, dst, edge: [e, ...] rows of columns.
+        numbers: int32 [e] which piece gives each edge its value, by the ``id`` of the column.
+        known: [e, ...] values of pending columns, by their ``id``.
+    """
+
+    src: dict[Key, Tensor]
+    dst: dict[Key, Tensor]
+    edge: dict[Key, Tensor]
+    numbers: dict[int, Tensor]
+    known: dict[int, Tensor] = field(default_factory=dict)
+
+    def values(self, column: PendingColumn, like: Tensor) -> Tensor:
+        """[e, ...] values of a column, computed once."""
+        if id(column) not in self.known:
+            self.known[id(column)] = self._run(column, like)
+        return self.known[id(column)]
+
+    def _run(self, column: PendingColumn, like: Tensor) -> Tensor:
+        numbers = self.numbers[id(column)]
         if column.before is None:
-            out = self.like.new_zeros((len(numbers), *self.like.shape[1:]))
+            out = like.new_zeros((len(numbers), *like.shape[1:]))
         else:
-            out, rest = rest[0], rest[1:]
-        rows_of_src = dict(zip(self.src_names, src, strict=True))
-        rows_of_dst = dict(zip(column.dst, dst, strict=True))
-        rows_of_edge = dict(zip(column.edge, rest, strict=True))
+            out = self.edge[column.before]
         for index, piece in enumerate(column.pieces):
             mine = (numbers == index).nonzero().view(-1)
             if len(mine):
-                values = call_udf(
+                results = call_udf(
                     piece.function,
                     piece.seen,
-                    [rows_of_src[name].index_select(0, mine) for name in piece.seen.src],
-                    [rows_of_dst[name].index_select(0, mine) for name in piece.seen.dst],
-                    [rows_of_edge[name].index_select(0, mine) for name in piece.seen.edge],
+                    [self.src[key].index_select(0, mine) for key in piece.src],
+                    [self.dst[key].index_select(0, mine) for key in piece.dst],
+                    [self._edge_rows(read).index_select(0, mine) for read in piece.edge],
                     len(mine),
                 )
-                out = out.index_copy(0, mine, values[column.name].to(out.dtype))
-        return [out]
+                value = results[column.name]
+                value = value if piece.with_grad else value.detach()
+                out = out.index_copy(0, mine, value.to(out.dtype))
+        return out
+
+    def _edge_rows(self, read: Key | PendingColumn) -> Tensor:
+        return self.values(read, read.like) if isinstance(read, PendingColumn) else self.edge[read]
 
 
 def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy: Policy) -> None:
@@ -145,22 +239,39 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
     src, dst = store.src_frames[etype[0]], store.dst_frames[etype[2]]
     edge = store.edge_frames[etype]
     seen = probe(func, src, dst, edge)
-    piece = Piece(frozen(func), seen, eids.long())
-    reads = {name: edge[name] for name in seen.edge}
+    piece = Piece(
+        frozen(func),
+        seen,
+        eids.long(),
+        torch.is_grad_enabled(),
+        [(name, src.version(name)) for name in seen.src],
+        [(name, dst.version(name)) for name in seen.dst],
+        [edge.pending.get(name) or (name, edge.version(name)) for name in seen.edge],
+    )
+    inner = [read for read in piece.edge if isinstance(read, PendingColumn)]
+    reads = {read: edge[read[0]] for read in piece.edge if not isinstance(read, PendingColumn)}
     for name in seen.outputs:
         column = edge.pending.get(name)
         if column is None:
-            before = edge[name] if name in edge else None
-            column = PendingColumn(store, etype, name, policy, before=before)
+            column = PendingColumn(store, etype, name, policy)
+            if name in edge:
+                before = (name, edge.version(name))
+                column = replace(column, before=before, edge={before: edge[name]})
             edge.pop(name, None)
         # A new column: what a scope has saved and copies of the graph keep theirs.
+        known = [column, *inner]
         edge.pending[name] = replace(
             column,
+            store=store,
             pieces=(*column.pieces, piece),
-            src={**column.src, **{n: src[n] for n in seen.src}},
-            dst={**column.dst, **{n: dst[n] for n in seen.dst}},
-            edge={**column.edge, **reads},
+            src=_joined([c.src for c in known]) | {key: src[key[0]] for key in piece.src},
+            dst=_joined([c.dst for c in known]) | {key: dst[key[0]] for key in piece.dst},
+            edge=_joined([c.edge for c in known]) | reads,
         )
+
+
+def _joined(columns: list[dict[Key, Tensor]]) -> dict[Key, Tensor]:
+    return {key: tensor for each in columns for key, tensor in each.items()}
 
 
 def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) -> Tensor:
@@ -170,22 +281,26 @@ def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) 
 
 
 def _agree(column: PendingColumn) -> dict[str, Any]:
-    """What the pieces of all ranks read and give: source columns, shape, dtype, gradients.
+    """What the pieces of all ranks read and give: columns, shape, dtype, gradients.
 
     Collective. What is wrong shows in the statuses, so that every rank raises it.
 
     Raises:
         KeyError: no rank has a piece.
-        SarError: pieces of a rank read more source columns than fit a status.
+        SarError: pieces of a rank read more columns than fit a status.
         ValueError: pieces, or a piece and what the column held before, differ in shape or dtype.
     """
     mine: dict[str, Any] = {}
     if column.pieces:
         rows = [piece.seen.outputs[column.name] for piece in column.pieces]
-        rows += [] if column.before is None else [column.before]
-        captured = any(p.seen.captures or p.seen.hidden for p in column.pieces)
+        rows += [] if column.before is None else [column.edge[column.before]]
+        pieces = [piece for each in column.columns() for piece in each.pieces]
+        captured = any(p.seen.captures or p.seen.hidden for p in pieces)
+        read = [*column.src.values(), *column.dst.values(), *column.edge.values()]
+        captured |= any(tensor.requires_grad for tensor in read)
         mine = {
             "src": sorted(column.src),
+            "lazy": sorted(k for k, t in column.edge.items() if isinstance(t, EdgeTensor)),
             "rows": sorted({(str(r.dtype).removeprefix("torch."), *r.shape[1:]) for r in rows}),
             "grad": captured and torch.is_grad_enabled(),
         }
@@ -199,7 +314,7 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
     too_long = [rank for rank, plan in enumerate(plans) if "too long" in plan]
     if too_long:
         raise SarError(
-            f"edge column {column.name!r}: ranks {too_long} read source columns whose names take "
+            f"edge column {column.name!r}: ranks {too_long} read columns whose names take "
             f"too many bytes to agree on, expected at most {_STATUS_BYTES}"
         )
     known = [plan for plan in plans if plan]
@@ -213,7 +328,8 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
             "dtype and shape on all ranks"
         )
     return {
-        "src": sorted({name for plan in known for name in plan["src"]}),
+        "src": sorted({(name, version) for plan in known for name, version in plan["src"]}),
+        "lazy": sorted({(name, version) for plan in known for name, version in plan["lazy"]}),
         "dtype": kinds[0][0],
         "shape": kinds[0][1:],
         "grad": any(plan["grad"] for plan in known),

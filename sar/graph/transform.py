@@ -39,7 +39,7 @@ def reverse(
     node_frames = [*whole.src_frames.values(), *whole.dst_frames.values()]
     edge_frames = list(whole.edge_frames.values())
     for frame in [*([] if copy_nodes else node_frames), *([] if copy_edges else edge_frames)]:
-        frame.restore(({}, {}))
+        frame.restore(({}, {}, {}))
     return replace(
         whole,
         relations={e[::-1]: reverse_relation(store.relations[e]) for e in etypes},
