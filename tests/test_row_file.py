@@ -101,19 +101,22 @@ def test_a_folder_that_is_not_there_is_named_on_every_rank(partitioned: Cutter) 
 
 def test_features_in_a_file_take_no_memory(tmp_path: Path) -> None:
     """64 MB, written and read by blocks."""
-    rows, width = 1 << 17, 128
+    size, width = 1 << 17, 128
 
-    class Stored(FeatureStore):
-        def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-            return torch.float32, (rows, width)
+    class Twos:
+        dtype, shape = torch.float32, (size, width)
 
-        def rows(self, name: str, start: int, stop: int) -> Tensor:
-            return torch.full((stop - start, width), 2.0)
+        def __len__(self) -> int:
+            return size
 
-    before = memory.anonymous_mb()
-    file = Stored({}).to_file("x", folder=tmp_path)
+        def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.full((stop - start, width), 2.0, dtype=dtype)
+
+    before, store = memory.anonymous_mb(), FeatureStore({})
+    store.map("x", Twos())
+    file = store.to_file("x", folder=tmp_path)
     total = sum(float(block.sum()) for block in file.tensor.split(1 << 12))
-    assert total == 2.0 * rows * width
+    assert total == 2.0 * size * width
     assert memory.anonymous_mb() - before < 50
 
     def released() -> float:
