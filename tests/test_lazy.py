@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 import sar
 from sar.graph.lazy import EdgeTensor
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "arithmetic": lambda e: (2 * e - 1) / (e.abs() + 1) ** 2,
@@ -162,6 +163,39 @@ def test_a_method_sees_its_object_as_it_was(whole: bool, partitioned: Cutter) ->
         return reduced(graph, kept[0] - 3 * kept[1] + kept[2] * kept[1])
 
     assert_same(on_ranks(partitioned(mixed(), 3, "random"), 3, run), reference(run))
+
+
+def test_sums_with_softmax_weights_run_in_inference_mode(partitioned: Cutter) -> None:
+    def run(graph: Any, x: Tensor) -> Tensor:
+        values = of_edges(graph, x)
+        return reduced(graph, edge_softmax(graph, values.sum(-1, keepdim=True)) * values)
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        x = data.node_features["_N/feat"].double()[:, :6]
+        with torch.inference_mode():
+            out = run(sar.construct_full_graph(data), x)
+        return out.clone(), data.node_features["_N/orig_id"]
+
+    path, want = partitioned(looped(), 2, "random"), to_dgl(looped())
+    whole = run(want, want.ndata["feat"].double()[:, :6])
+    for out, ids in run_threads(2, case):
+        torch.testing.assert_close(out, whole[ids], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_an_extreme_over_no_edge_at_all_is_zero(op: str, partitioned: Cutter) -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    empty = GraphArrays("empty", {"_N": 6}, {ETYPE_HOMO: (none, none)}, {})
+    path = partitioned(empty, 2, [0] * 3 + [1] * 3)
+
+    def case(group: Any) -> Tensor:
+        graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
+        return getattr(dgl.ops, f"copy_u_{op}")(graph, torch.ones(3, 2))
+
+    want = getattr(dgl.ops, f"copy_u_{op}")(to_dgl(empty), torch.ones(6, 2))
+    for out in run_threads(2, case):
+        assert torch.equal(out, want[:3])
 
 
 def test_positions_of_edges_are_checked(partitioned: Cutter) -> None:
