@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from sar.cli.launch import USER_ERROR
 from sar.errors import SarError
 
 COMMANDS = ("partition", "inspect", "plan", "train", "evaluate", "bench")
-USER_ERROR = 2  # as argparse's own
 
 
 class _Parser(argparse.ArgumentParser):

@@ -701,11 +701,12 @@ def test_a_store_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
 
     group = object.__new__(process.ProcessGroup)
     monkeypatch.setattr(process, "_STORE_SECONDS", 0.2)
-    group.rank, group.store = 1, Silent()
+    group.rank, group.size, group.store = 0, 2, Silent()
     assert group.first_error() is None and group.store is None
     group.store = Silent()
-    group.report(ValueError("lost"))
-    assert group.store is None
+    group._lane, group._keeps_store = None, True
+    group.leave(ValueError("lost"))
+    assert group.store is None and len(asked) == 2
     over.set()
     for thread in asked:
         thread.join()

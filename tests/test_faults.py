@@ -201,9 +201,7 @@ def test_as_many_parts_as_ranks(parts: int, ranks: int, partitioned: Cutter) -> 
 @pytest.mark.parametrize(
     ("parts", "words"), [((1, 0), "rank 0: .*got 1, expected 0"), ((0, 0), "rank 1: .*got 0")]
 )
-def test_a_rank_loads_its_own_part(
-    parts: tuple[int, int], words: str, partitioned: Cutter
-) -> None:
+def test_a_rank_loads_its_own_part(parts: tuple[int, int], words: str, partitioned: Cutter) -> None:
     path = partitioned(mixed(), 2, "random")
     calls = (
         lambda part: sar.load_dgl_partition_data(path, part),

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_comm import case_rotation, check_rotation
 
-from sar.comm import halo
+from sar.comm import halo, paced
 from sar.comm.paced import Lane, Message, Turn, Turns, steps_of, when_all_done
 from sar.errors import CommError
 
@@ -186,12 +186,12 @@ def test_thousands_of_turns_that_end_at_once() -> None:
         lane.add(turns[-1], large=True)
     gate.end()
     assert begun == list(range(5000))
-    Turns(turns).wait()
+    Turns(turns, lambda: None).wait()
 
 
 def test_an_exchange_is_done_when_its_last_turn_is() -> None:
     runway = Runway()
-    both = Turns([runway.add("a"), runway.add("b")])
+    both = Turns([runway.add("a"), runway.add("b")], lambda: None)
     done: list[bool] = []
     both.when_done(lambda: done.append(True))
     runway.flights["a"][0].end()
@@ -202,13 +202,38 @@ def test_an_exchange_is_done_when_its_last_turn_is() -> None:
     assert done == [True, True]
 
 
-def test_a_cleared_lane_begins_nothing_more() -> None:
+def test_a_turn_that_may_never_end_is_looked_after() -> None:
     runway = Runway()
-    runway.add("a")
-    runway.add("b")
-    runway.lane.clear()
-    runway.flights["a"][0].end()
-    assert runway.begun == ["a"]
+    turn, seen = runway.add("a", number=2), []
+
+    def check() -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            raise CommError("another rank left")
+
+    with mock.patch.object(paced, "_CHECK_SECONDS", 0.01):
+        with pytest.raises(CommError, match="left"):
+            Turns([turn], check).wait()
+        late = runway.add("b")
+        with pytest.raises(CommError, match="left"):
+            seen.clear()
+            Turns([late], check).wait()
+    for flight in runway.flights["a"]:
+        flight.end()
+    Turns([turn], check).wait()
+
+
+def test_the_first_work_of_a_turn_that_fails_is_raised() -> None:
+    class Failed(Flight):
+        def wait(self) -> None:
+            raise CommError("cut off")
+
+    flights = [Flight(), Failed()]
+    turn = Turn(lambda: flights)
+    turn.start()
+    flights[1].end()
+    with pytest.raises(CommError, match="cut off"):
+        Turns([turn], lambda: None).wait()
 
 
 def test_a_lane_settles_when_what_is_under_way_has_ended() -> None:
@@ -224,6 +249,15 @@ def test_a_lane_settles_when_what_is_under_way_has_ended() -> None:
     assert time.monotonic() - begin < 20
     assert runway.begun == ["a"]
     Lane().settle(30.0)
+
+
+def test_a_cleared_lane_begins_nothing_more() -> None:
+    runway = Runway()
+    runway.add("a")
+    runway.add("b")
+    runway.lane.clear()
+    runway.flights["a"][0].end()
+    assert runway.begun == ["a"]
 
 
 RAISING = """
@@ -245,16 +279,51 @@ for turn in range(3):
 """
 
 
-def test_a_rank_that_raises_with_rows_on_the_wire_ends_with_its_error() -> None:
+STUCK = """
+import atexit
+import sys
+import torch
+import sar
+from sar.comm import build_halo_plan, fetch
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+group = sar.initialize_comms(rank, 2, "127.0.0.1", "gloo", master_port_number=port, timeout=300)
+wanted = [torch.arange(0) if peer == rank else torch.arange(40000) for peer in range(2)]
+plan = build_halo_plan(group, wanted, 40000)
+if rank == 1:
+    time.sleep(300)
+atexit.register(lambda: print("handler", file=sys.stderr))
+sys.stderr.reconfigure(write_through=False, line_buffering=False)
+stream = fetch(plan, torch.ones(40000, 64), plan.rounds(1))
+raise ValueError("boom")
+"""
+
+
+def start(script: str, size: int) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RAISING, rank, port], stderr=subprocess.PIPE, text=True
-        )
-        for rank in "0123"
+    words = [sys.executable, "-c", script]
+    return [
+        subprocess.Popen([*words, str(rank), port], stderr=subprocess.PIPE, text=True)
+        for rank in range(size)
     ]
+
+
+def test_a_rank_that_raises_does_not_wait_for_one_that_is_stuck() -> None:
+    raising, stuck = start(STUCK, 2)
+    try:
+        told = raising.communicate(timeout=60)[1]
+    finally:
+        stuck.kill()
+        stuck.communicate()
+        raising.kill()
+    assert raising.returncode == 1
+    assert "ValueError: boom" in told and told.endswith("handler\n")
+
+
+def test_a_rank_that_raises_with_rows_on_the_wire_ends_with_its_error() -> None:
+    ranks = start(RAISING, 4)
     told = [rank.communicate(timeout=60)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [1] * 4, told
     assert "ValueError: boom" in told[1]

@@ -24,6 +24,7 @@ from sar.errors import SarError
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
+USER_ERROR = 2  # a status, argparse's own
 LAUNCHER_PID = "SAR_LAUNCHER_PID"
 FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
 _SHUTDOWN_SECONDS = 5
@@ -161,7 +162,7 @@ def run_rank(
             group.agree(_error_of(check, args))
         work(args, group, device)
     except (Exception, KeyboardInterrupt) as error:
-        leave_after(error)  # without shutdown: leaving at once is what ends the others' waiting
+        leave_after(error, USER_ERROR)  # at once: that is what ends the others' waiting
         raise
     shutdown()
 

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 
-from sar.cli.launch import LAUNCHER_PID, run_rank
+from sar.cli.launch import LAUNCHER_PID, USER_ERROR, run_rank
 from sar.errors import SarError
 
 _PR_SET_PDEATHSIG = 1
@@ -29,7 +29,7 @@ def main(command: str, arguments: str) -> int:
         leave_error(error)
         if args.debug or not isinstance(error, (SarError, ValueError, OSError)):
             traceback.print_exc()
-        return 1
+        return USER_ERROR
     return 0
 
 

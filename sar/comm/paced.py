@@ -14,11 +14,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from torch import Tensor
 
 Callback = Callable[[], None]
+
+_CHECK_SECONDS = 1.0
 
 
 class Begun(Protocol):
@@ -100,6 +104,18 @@ class Turn:
         for work in self._works:
             work.wait()
 
+    def watch(self, check: Callback) -> None:
+        """As :meth:`wait`, but raises for the first work that fails, and calls ``check``."""
+        while not self._begun.wait(_CHECK_SECONDS):
+            check()
+        if self._error is not None:
+            raise self._error
+        ended: SimpleQueue[Begun] = SimpleQueue()
+        for work in self._works:
+            work.when_done(partial(ended.put, work))
+        for _ in self._works:
+            _next(ended, check).wait()
+
     def when_done(self, callback: Callback) -> None:
         with self._lock:
             if not self._begun.is_set():
@@ -108,15 +124,28 @@ class Turn:
         when_all_done(self._works, callback)
 
 
-class Turns:
-    """The turns of one exchange."""
+def _next(ended: SimpleQueue[Begun], check: Callback) -> Begun:
+    while True:
+        try:
+            return ended.get(timeout=_CHECK_SECONDS)
+        except Empty:
+            check()
 
-    def __init__(self, turns: list[Turn]) -> None:
-        self._turns = turns
+
+class Turns:
+    """The turns of one exchange.
+
+    Args:
+        check: called every second while a turn is waited for. It raises where the turn may never
+            end, as gloo does not always tell that a message was cut off.
+    """
+
+    def __init__(self, turns: list[Turn], check: Callback) -> None:
+        self._turns, self._check = turns, check
 
     def wait(self) -> None:
         for turn in self._turns:
-            turn.wait()
+            turn.watch(self._check)
 
     def when_done(self, callback: Callback) -> None:
         when_all_done(self._turns, callback)
@@ -165,11 +194,7 @@ class Lane:
             self._waiting.clear()
 
     def settle(self, seconds: float) -> None:
-        """Begin nothing more; return when no large turn is under way, or after ``seconds``.
-
-        For a process that ends without a word: a transport that calls back into an interpreter
-        that is going down aborts it.
-        """
+        """Begin nothing more; return when no large turn is under way, or after ``seconds``."""
         with self._lock:
             self._waiting.clear()
             self._lock.wait_for(lambda: not self._is_taken, seconds)

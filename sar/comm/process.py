@@ -20,7 +20,10 @@ from sar.errors import CommError
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _FIRST_ERROR = "sar/first_error"
 _STORE_SECONDS = 3.0  # to wait for an answer of the store
-_LEAVE_SECONDS = 1.0  # others may never come
+_SOME_LEFT = "sar/left"  # after an error
+_LEFT = "sar/left/{}"  # by rank
+_LEAVE_SECONDS = 2.0  # for others to see that a rank has left
+_SETTLE_SECONDS = 5.0  # for large messages to end
 
 
 class ProcessGroup(Group):
@@ -31,13 +34,19 @@ class ProcessGroup(Group):
 
     Args:
         store: where a failing rank leaves its error for the others; ``None`` when there is none.
+        keeps_store: it ends with this process.
     """
 
     def __init__(
-        self, backend: str, device: torch.device, timeout: timedelta, store: dist.Store | None
+        self,
+        backend: str,
+        device: torch.device,
+        timeout: timedelta,
+        store: dist.Store | None,
+        keeps_store: bool = False,
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), backend, device)
-        self.store = store
+        self.store, self._keeps_store = store, keeps_store
         self._small: Any = dist.new_group(timeout=timeout)
         self._rows: Any = dist.new_group(timeout=timeout)
         is_paced = self.size > 1 and dist.get_backend(self._rows) == "gloo"
@@ -91,7 +100,7 @@ class ProcessGroup(Group):
         for step in steps_of(self.rank, recv, send, recv_counts, send_counts, distances):
             turns.append(Turn(partial(self._begin_step, step)))
             self._lane.add(turns[-1], large=True)
-        return Turns(turns)
+        return Turns(turns, self._check_others)
 
     def _begin_step(self, messages: list[Message]) -> list[Begun]:
         works: list[Begun] = []
@@ -134,9 +143,9 @@ class ProcessGroup(Group):
         try:
             return collective(*args, **kwargs)
         except RuntimeError as error:
-            raise CommError(self._explain(error)) from error
+            raise CommError(self._explain(str(error))) from error
 
-    def _explain(self, error: RuntimeError) -> str:
+    def _explain(self, error: str) -> str:
         first = self.first_error()
         if first is not None:
             return f"rank {self.rank}: stopped because another rank failed first: {first}"
@@ -163,38 +172,52 @@ class ProcessGroup(Group):
                 with suppress(ValueError):  # the user has destroyed them all with the default one
                     dist.destroy_process_group(group)
 
-    def leave(self) -> None:
-        """Let what is on the wire end, for a moment, before the process ends after an error."""
-        if self._lane is not None:
-            self._lane.settle(_LEAVE_SECONDS)
+    def leave(self, error: BaseException) -> None:
+        """Begin no more, as this process ends, and leave ``error`` for the other ranks to name.
 
-    def report(self, error: BaseException) -> None:
-        """Leave ``error`` for the other ranks to name, unless it only follows from theirs."""
-        if self.store is None or isinstance(error, CommError):
-            return
-        store, text = self.store, f"rank {self.rank}: {type(error).__name__}: {error}"[:2000]
-        self._ask(lambda: store.compare_set(_FIRST_ERROR, "", text))
+        Large messages get some seconds to end. Of one that is cut off gloo may not tell the other
+        rank: a write that fails in gloo's own thread is lost.
+        """
+
+        def tell(store: dist.Store) -> None:
+            if not isinstance(error, CommError):  # which only follows from another's
+                text = f"rank {self.rank}: {type(error).__name__}: {error}"
+                store.compare_set(_FIRST_ERROR, "", text[:2000])
+            store.set(_LEFT.format(self.rank), "")
+            store.set(_SOME_LEFT, "")
+
+        self._ask(tell)
+        if self._lane is not None:
+            self._lane.settle(_SETTLE_SECONDS)
+        if self._keeps_store:
+            left = [_LEFT.format(rank) for rank in range(self.size)]
+            self._ask(lambda store: store.wait(left, timedelta(seconds=_LEAVE_SECONDS)))
+
+    def _check_others(self) -> None:
+        """Raise if another rank has left after an error."""
+        if self._ask(lambda store: store.check([_SOME_LEFT])):
+            raise CommError(self._explain("it left"))
 
     def first_error(self) -> str | None:
         """What the first failing rank reported, or ``None`` when nothing is known."""
-        if self.store is None:
-            return None
-        store = self.store
 
-        def read() -> bytes:
+        def read(store: dist.Store) -> bytes:
             store.wait([_FIRST_ERROR], timedelta(seconds=1))
             return store.get(_FIRST_ERROR)
 
         found = self._ask(read)
         return None if found is None else found.decode()
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
+    def _ask(self, question: Callable[[dist.Store], Any]) -> Any:
         """Ask the store, for a bounded time: the host that keeps it may be gone without a word."""
         answers: list[Any] = []
+        store = self.store
+        if store is None:
+            return None
 
         def body() -> None:
             try:
-                answers.append(question())
+                answers.append(question(store))
             except (RuntimeError, ValueError):  # nothing there, or the store has ended
                 pass
 

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -28,7 +29,9 @@ DEFAULT_TIMEOUT = 300.0  # seconds
 _M_MMAP_THRESHOLD = -3  # glibc mallopt parameter
 _M_TRIM_THRESHOLD = -1
 _BIG_BUFFER = 1 << 20
+_INTERRUPTED = 130  # as shells call it
 _made: dict[str, Any] = {}  # torch's default group, where initialize_comms made it
+_ending: dict[str, int] = {}  # the status to end with, after an error
 
 
 def initialize_comms(
@@ -83,7 +86,8 @@ def initialize_comms(
         port = _port(master_port_number)
         store = _join(rank, size, address, port, backend, limit)
         _made["default"] = dist.group.WORLD
-    group = ProcessGroup(backend, device, limit, store)
+    keeps_store = store is not None and rank == 0 and not _agent_keeps_store()
+    group = ProcessGroup(backend, device, limit, store, keeps_store)
     set_process_group(group)
     _report_uncaught()
     atexit.unregister(shutdown)  # a process that keeps its group to the end may abort there
@@ -169,11 +173,9 @@ def _join(
     if backend == "mpi":  # its ranks come from mpirun, no store
         dist.init_process_group("mpi", timeout=limit)
         return None
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = dist.TCPStore(
-            address, port, size, is_master=rank == 0 and not hosted, timeout=limit
-        )
+        is_master = rank == 0 and not _agent_keeps_store()
+        store = dist.TCPStore(address, port, size, is_master=is_master, timeout=limit)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         scoped = dist.PrefixStore(f"sar/attempt_{attempt}", store)
         dist.init_process_group(backend, store=scoped, rank=rank, world_size=size, timeout=limit)
@@ -183,6 +185,11 @@ def _join(
             f"(is the port in use, the address reachable, every rank started?): {error}"
         ) from error
     return scoped
+
+
+def _agent_keeps_store() -> bool:
+    """Whether ``torchrun`` holds the store where ranks meet; else rank 0 does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 class _ReportingHook:
@@ -198,16 +205,29 @@ class _ReportingHook:
         self.before(kind, error, trace)
 
 
-def leave_after(error: BaseException) -> None:
+def leave_after(error: BaseException, status: int = 1) -> None:
     """Make ready to end this process at once: leave ``error`` for the other ranks, begin no more.
 
-    :func:`shutdown` is not called at exit then: a collective may be in flight.
+    A collective may be in flight, and its peer may be stuck. So :func:`shutdown`, which waits for
+    it, is not called at exit. Nor is the interpreter taken down: that waits too, and a transport
+    that calls back meanwhile aborts the process. It ends with ``status`` after its exit handlers,
+    those that were registered since ``sar`` was imported; with 130 after an interrupt.
     """
     atexit.unregister(shutdown)
     group = process_group()
     if isinstance(group, ProcessGroup):
-        group.report(error)
-        group.leave()
+        group.leave(error)
+        _ending["status"] = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else status
+
+
+@atexit.register
+def _end_at_once() -> None:
+    if not _ending:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # absent, full, closed
+            stream.flush()
+    os._exit(_ending["status"])
 
 
 def _report_uncaught() -> None:

@@ -74,9 +74,10 @@ def _mailbox(
 
 
 def apply_edges(
-    store: GraphStore, etype: EType, func: Any, eids: Tensor | None, policy: Policy
+    store: GraphStore, etype: EType, func: Any, edges: Any | None, policy: Policy
 ) -> None:
-    """See :meth:`sar.graph.ShardedGraph.apply_edges`."""
+    """See :meth:`sar.graph.ShardedGraph.apply_edges`; ``edges`` of ``None`` are all."""
+    eids = None if edges is None else _positions(edges, store.relations[etype].num_edges)
     frame, message = store.edge_frames[etype], parse_message(func)
     if message is None and eids is not None:
         pending.defer(store, etype, func, eids, policy)
@@ -94,6 +95,24 @@ def apply_edges(
     messages, inputs, like = builtin_messages(message, operands, eids)
     (result,) = run_messages(scope.relation, messages, "edges", policy, inputs, [like])
     frame[message.out] = _merged(frame, message.out, result, eids)
+
+
+def _positions(edges: Any, num_edges: int) -> Tensor:
+    """int [n] positions among ``num_edges`` edges; refuses what is not such."""
+    if isinstance(edges, tuple):
+        raise TypeError("edges: got a tuple, expected int positions [n] of local edges")
+    eids = torch.as_tensor(edges)
+    if eids.numel() == 0 and not isinstance(edges, Tensor):
+        eids = eids.long()
+    kind = eids.dtype
+    if eids.dim() != 1 or kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        raise TypeError(f"edges: got {kind} {list(eids.shape)}, expected int positions [n]")
+    if len(eids) and not (0 <= int(eids.min()) and int(eids.max()) < num_edges):
+        raise ValueError(
+            f"edges: got positions {int(eids.min())} to {int(eids.max())}, expected 0 to "
+            f"{num_edges - 1}, those of this rank's edges"
+        )
+    return eids
 
 
 def scope_of(store: GraphStore, etype: EType, policy: Policy) -> Scope:

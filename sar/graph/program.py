@@ -361,13 +361,11 @@ def refuse_written(outputs: list[Node]) -> None:
         if id(node) in seen:
             continue
         if node.is_written:
-            what = "a tensor or parameter"
-            if isinstance(node, Leaf) and node.name:
-                what = f"column {node.name!r}"
+            name = getattr(node, "name", "")
             raise not_supported(
-                f"{what} was written in place after an edge tensor was made of it, whose values "
-                "are computed when they are used; expected the write on a copy, or .materialize() "
-                "of the edge tensor before it"
+                f"{f'column {name!r}' if name else 'a tensor or parameter'} was written in place "
+                "after an edge tensor was made of it, whose values are computed when used; "
+                "expected the write on a copy, or .materialize() of the edge tensor before it"
             )
         seen.add(id(node))
         stack.extend(inputs_of(node))

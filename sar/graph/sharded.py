@@ -217,20 +217,20 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def local_var(self) -> ShardedGraph:
         """A graph with the same columns whose later changes do not show here."""
+        return self._over(transform.copy_frames(self._store))
+
+    def _over(self, store: GraphStore) -> ShardedGraph:
+        """A graph over ``store``, the same slice if this is one."""
         etypes = self.canonical_etypes if self._is_slice else None
-        return ShardedGraph(transform.copy_frames(self._store), etypes, self._policy)
+        return ShardedGraph(store, etypes, self._policy)
 
     def add_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
         """A graph with an edge from every node to itself added at the end; collective."""
-        canonical = self._canonical(etype)
-        store = transform.add_self_loop(self._store, canonical)
-        return ShardedGraph(store, [canonical] if self._is_slice else None, self._policy)
+        return self._over(transform.add_self_loop(self._store, self._canonical(etype)))
 
     def remove_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
         """A graph without edges from a node to itself; collective."""
-        canonical = self._canonical(etype)
-        store = transform.remove_self_loop(self._store, canonical)
-        return ShardedGraph(store, [canonical] if self._is_slice else None, self._policy)
+        return self._over(transform.remove_self_loop(self._store, self._canonical(etype)))
 
     def edge_subgraph(self, edges: Tensor, etype: str | EType | None = None) -> ShardedGraph:
         """A graph of all nodes and some edges, with their columns and ids; collective.
@@ -325,25 +325,17 @@ class ShardedGraph(Counts, OriginalMembers):
         multi.multi_update_all(self._store, steps, cross_reducer, apply_node_func, self.policy)
 
     def apply_edges(
-        self,
-        func: Any,
-        edges: Any = ALL,
-        etype: str | EType | None = None,
-        inplace: bool = False,
+        self, func: Any, edges: Any = ALL, etype: str | EType | None = None, inplace: bool = False
     ) -> None:
         """Compute columns of the local edges; collective.
 
         Args:
             func: a ``dgl.function`` message or a function of an edge batch.
             edges: int positions [n] of local edges to compute; others keep what they had, or 0.
-
-        Raises:
-            TypeError, ValueError: ``edges`` are not positions of this rank's edges.
+                ``TypeError`` or ``ValueError`` for what are no positions of local edges.
         """
-        etype = self._canonical(etype)
-        all_edges = isinstance(edges, str) and edges == ALL
-        eids = None if all_edges else _positions(edges, self._store.relations[etype].num_edges)
-        passing.apply_edges(self._store, etype, func, eids, self.policy)
+        chosen = None if isinstance(edges, str) and edges == ALL else edges
+        passing.apply_edges(self._store, self._canonical(etype), func, chosen, self.policy)
 
     def create_formats_(self) -> None:
         """Compress the edges now, by destination and by source, instead of in the first epoch.
@@ -404,21 +396,3 @@ class ShardedGraph(Counts, OriginalMembers):
         edges = {etype[1]: self.num_edges(etype) for etype in self.canonical_etypes}
         where = f"rank {self.group.rank} of {self.group.size}"
         return f"ShardedGraph({kind}, {where}, local nodes {nodes}, local edges {edges})"
-
-
-def _positions(edges: Any, num_edges: int) -> Tensor:
-    """int [n] positions among ``num_edges`` edges; refuses what is not such."""
-    if isinstance(edges, tuple):
-        raise TypeError("edges: got a tuple, expected int positions [n] of local edges")
-    eids = torch.as_tensor(edges)
-    if eids.numel() == 0 and not isinstance(edges, Tensor):
-        eids = eids.long()
-    kind = eids.dtype
-    if eids.dim() != 1 or kind.is_floating_point or kind.is_complex or kind == torch.bool:
-        raise TypeError(f"edges: got {kind} {list(eids.shape)}, expected int positions [n]")
-    if len(eids) and not (0 <= int(eids.min()) and int(eids.max()) < num_edges):
-        raise ValueError(
-            f"edges: got positions {int(eids.min())} to {int(eids.max())}, expected 0 to "
-            f"{num_edges - 1}, those of this rank's edges"
-        )
-    return eids

@@ -176,9 +176,7 @@ class _Backward:
         by_dst = spec.shards(num_rounds)
         home, pool = self._home(), spec.relation.group.pool
         stream = _stream(spec, self.sources, kept)
-        for (step, rows), csr, csc in zip(
-            stream, spec.transposed(num_rounds), by_dst, strict=True
-        ):
+        for (step, rows), csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
             grads = self.homes if step is None else [home.buffer(step)]
             self._shard(rows, csr, csc, grads)
             if step is not None and self.wanted:
@@ -202,9 +200,7 @@ class _Backward:
             spec.policy.lossy,
         )
 
-    def _shard(
-        self, rows: Sequence[Tensor], csr: Csc, csc: Csc, grads: Sequence[Tensor]
-    ) -> None:
+    def _shard(self, rows: Sequence[Tensor], csr: Csc, csc: Csc, grads: Sequence[Tensor]) -> None:
         scores, mask = self.spec.scores, self.spec.mask
         value, key = _columns(scores, rows)
         dvalue, dkey = _columns(scores, grads)

@@ -121,7 +121,6 @@ def _write(path: Path, content: dict[str, Any], group: Group, rank: int | None) 
     error: Exception | None = None
     if rank is None or group.rank == rank:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, content)
         except Exception as problem:  # torch reports a full disk as RuntimeError
             error = OSError(f"{path}: could not write the embedding: {problem}")
