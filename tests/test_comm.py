@@ -439,6 +439,10 @@ def test_buffer_pool_hands_out_what_came_back() -> None:
     assert empty.shape == (0, 5)
     for buffer in (second, third, empty):
         pool.give(buffer)
+    pool.shrink(3)
+    assert pool.idle_bytes == 96 + 8
+    pool.shrink(1)
+    assert pool.idle_bytes == 96, "the largest stays"
     pool.clear()
     assert pool.idle_bytes == 0
 

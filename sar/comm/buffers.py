@@ -31,7 +31,11 @@ class BufferPool:
     def give(self, buffer: Tensor) -> None:
         """Take a buffer back. The caller holds no view of it any more."""
         self._free.append(buffer.untyped_storage())
-        if len(self._free) > self.LIMIT:
+        self.shrink(self.LIMIT)
+
+    def shrink(self, number: int) -> None:
+        """Let all idle buffers go but the largest ``number``."""
+        while len(self._free) > number:
             self._drop_smallest()
 
     def clear(self) -> None:

@@ -33,6 +33,8 @@ from sar.ops.saving import spares_memory
 from sar.ops.shard_store import LOCAL
 from sar.ops.wanted import agree_wanted
 
+_IDLE = 3  # buffers of rounds that stay for the next layer
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -41,7 +43,7 @@ class Attention:
     Attributes:
         scores: kind, heads H and width D of a head.
         dropout: (seed, probability) of the weights' dropout; ``None`` for none.
-        window: rounds of fetched rows in flight.
+        window: rounds of fetched rows in flight; one where memory counts more than time.
     """
 
     relation: Relation
@@ -56,6 +58,10 @@ class Attention:
         if self.dropout is None:
             return None
         return Mask(self.relation.keys, *self.dropout)
+
+    def end_pass(self) -> None:
+        """Let buffers of rounds go, whose rows are wide: dense layers need the memory, too."""
+        self.relation.group.pool.shrink(0 if self.window == 1 else _IDLE)
 
     def num_rounds(self, sources: Sequence[Tensor]) -> int:
         """Rounds of either pass: backward has rows and their gradients in flight."""
@@ -115,7 +121,7 @@ def attention_forward(
         attend(shard, scores, key, value, query, weight, running, mask)
         if step is not None and not spec.policy.rematerialize:
             kept.append(rows[0])
-    spec.relation.group.pool.clear()  # wide rows: not to be held while dense layers run
+    spec.end_pass()
     return *running.finish(), kept
 
 
@@ -184,7 +190,7 @@ class _Backward:
             elif step is not None:
                 pool.give(grads[0])
         home.finish()
-        pool.clear()
+        spec.end_pass()
         dquery = self.dquery.sum(0) if self.additive else self.dquery
         return self.homes, dquery, self.dweight.to(self.weight.dtype)
 
