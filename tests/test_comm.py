@@ -29,6 +29,7 @@ from sar.comm import (
 from sar.comm.buffers import BufferPool
 from sar.config import Config, Policy
 from sar.errors import CommError, NotSupportedError, PartitionError, SarError
+from sar.kernels import add_rows
 
 SIZES = [1, 2, 3, 4]
 
@@ -229,7 +230,7 @@ def case_rotation(group, pattern, num_rounds, keep):
         asked.append(True)
         return torch.full((NUM, 2), 0.5, dtype=torch.float64)
 
-    back = GradientReturn(plan, 2, torch.float64, local)
+    back = GradientReturn(plan, 2, torch.float64, local, add_rows)
     for step in steps:
         grads = back.buffer(step)
         start = 0
@@ -730,7 +731,7 @@ def case_on_the_wire(group):
         asked.append(counters.collectives - start)
         return torch.zeros(NUM, 2)
 
-    back = GradientReturn(plan, 2, torch.float32, local)
+    back = GradientReturn(plan, 2, torch.float32, local, add_rows)
     for step in steps:
         back.send(step, back.buffer(step).zero_())
     back.finish()

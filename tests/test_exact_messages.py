@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import sar
 from sar.errors import SarError
 from sar.graph.lazy import eager
-from sar.kernels import Factors, compress, spmm, spmm_add, spmm_into
+from sar.kernels import Factors, add_rows, compress, spmm, spmm_add, spmm_into
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 
 BINARY = [
@@ -771,14 +771,17 @@ def test_bad_calls_say_what_is_wrong(name: str, partitioned: Cutter) -> None:
 # What the graphs above are too small for, or hide.
 
 
+@pytest.mark.parametrize("width", [3, 40])
 @pytest.mark.parametrize("compact", [False, True])
-def test_sums_in_blocks_of_rows(compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels cut rows where a result outgrows the cache; here after every 16."""
+def test_sums_in_blocks_of_rows(compact: bool, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow rows are cut where a result outgrows the cache, here after every 16; wide ones are
+    summed by a compiled loop, here in three threads."""
     monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(sys.modules["sar.kernels.jit"], "num_parts", lambda _: 3)
     rng = torch.Generator().manual_seed(5)
     dst = torch.randint(45, (300,), generator=rng) * 2  # odd rows have no edge
     src = torch.randint(40, (300,), generator=rng)
-    x, edge = whole(40, (3,), 1), whole(300, (), 2)
+    x, edge = whole(40, (width,), 1), whole(300, (), 2)
     row, gathered = whole(90, (), 3), whole(40, (), 4)
     csc = compress(dst.int(), src.int(), 90, compact=compact, order=True)
     matrix = torch.zeros(90, 40, dtype=torch.float64)
@@ -793,6 +796,31 @@ def test_sums_in_blocks_of_rows(compact: bool, monkeypatch: pytest.MonkeyPatch) 
     segments = torch.empty_like(want[rows])
     spmm_into(segments, csc, x, factors)
     assert_close(segments, want[rows], "spmm_into", torch.float64)
+    strided = torch.full((len(segments), width + 2), 7.0, dtype=torch.float64)
+    spmm_into(strided[:, 1:-1], csc, x, factors)
+    assert_close(strided[:, 1:-1], want[rows], "columns", torch.float64)
+    assert (strided[:, [0, -1]] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("num", [0, 1, 1500])
+def test_rows_are_added_into_columns_of_wider_rows(
+    num: int, index: torch.dtype, dtype: torch.dtype
+) -> None:
+    """Of target and rows each is a tensor of its own, columns of one, its transpose or one row."""
+    rng = torch.Generator().manual_seed(num)
+    idx = torch.randint(50, (num,), generator=rng, dtype=index)
+    wide = torch.randint(-4, 5, (num, 9), generator=rng).to(dtype)  # small: sums are exact
+    kinds = [wide[:, 2:8], wide[:, 2:8].contiguous(), wide.t().contiguous().t()[:, 2:8]]
+    kinds += [wide[:1, 2:8].expand(num, 6)]
+    for rows in kinds:
+        want = torch.zeros(50, 6, dtype=torch.float64).index_add_(0, idx.long(), rows.double())
+        for around in (0, 3):
+            target = torch.ones(50, 6 + 2 * around, dtype=dtype)
+            add_rows(target[:, around : around + 6], idx, rows)
+            assert torch.equal(target[:, around : around + 6].double(), want + 1)
+            assert (target.double().sum() - 50 * 2 * around).item() == (want + 1).sum()
 
 
 class Scaled(torch.autograd.Function):

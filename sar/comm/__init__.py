@@ -1,7 +1,7 @@
 """Process group, portable collectives, halo plan and the rotation of rounds."""
 
 from sar.comm.group import Counters, Group, LocalGroup, current_group, set_process_group, use_group
-from sar.comm.halo import HaloPlan, Round, add_rows, build_halo_plan, exchange_counts, join_plans
+from sar.comm.halo import HaloPlan, Round, build_halo_plan, exchange_counts, join_plans
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
@@ -29,7 +29,6 @@ __all__ = [
     "Round",
     "SeedStream",
     "ThreadGroup",
-    "add_rows",
     "all_reduce",
     "all_to_all",
     "backend",

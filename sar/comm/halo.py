@@ -66,12 +66,7 @@ def _spread(peers: Sequence[int], rows: Sequence[int], size: int) -> list[int]:
     return counts
 
 
-Combine = Callable[[Tensor, Tensor, Tensor], None]
-
-
-def add_rows(home: Tensor, idx: Tensor, rows: Tensor) -> None:
-    """home[idx] += rows, an index as often as it comes."""
-    home.index_add_(0, idx.long(), rows)  # twice as fast as int32
+Combine = Callable[[Tensor, Tensor, Tensor], None]  # of owned rows, which of them, what came home
 
 
 class HaloPlan:
@@ -128,14 +123,8 @@ class HaloPlan:
                 torch.index_select(part, 0, idx[span], out=columns)
 
     def scatter(self, peer: int, home: Tensor, grads: Tensor, combine: Combine) -> None:
-        """Add (or ``combine``) into ``home`` [num_rows, width] what ``peer`` sent back."""
-        idx = self.send_idx[peer]
-        if idx is not None:
-            combine(home, idx, grads)
-        elif combine is add_rows:
-            home.add_(grads)
-        else:
-            combine(home, torch.arange(len(home), device=home.device), grads)
+        """``combine`` into ``home`` [num_rows, width] what ``peer`` sent back."""
+        combine(home, self.rows_for(peer), grads)
 
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.

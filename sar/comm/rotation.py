@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Work
-from sar.comm.halo import Combine, HaloPlan, Round, add_rows
+from sar.comm.halo import Combine, HaloPlan, Round
 from sar.comm.wire import Codec, block_rows, codec_of
 from sar.config import EXACT, Lossy
 
@@ -141,13 +141,13 @@ class _Stream:
 
 
 class GradientReturn:
-    """Sends gradients of halo rows to their owners and adds what comes home; a bounded window.
+    """Sends gradients of halo rows to their owners, takes in what comes home; a bounded window.
 
     Args:
         width, dtype: of the rows on the wire.
         local: computes the owned rows' own gradient, [num_rows, width] in the dtype to accumulate
             in; called once, when rounds are in flight already.
-        combine: what is done with rows that come home instead of adding them.
+        combine: adds rows that come home to the owned ones.
         window: rounds in flight; fewer where a fetch is in flight beside them.
         lossy: says what rows travel as.
     """
@@ -158,7 +158,7 @@ class GradientReturn:
         width: int,
         dtype: torch.dtype,
         local: Callable[[], Tensor],
-        combine: Combine = add_rows,
+        combine: Combine,
         window: int = WINDOW,
         lossy: Lossy = EXACT,
     ) -> None:

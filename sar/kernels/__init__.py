@@ -1,6 +1,7 @@
 """Pure functions on compressed edges; no autograd, no network."""
 
 from sar.kernels.csc import INT32_EDGES, Csc, compress, transpose
+from sar.kernels.rows import add_rows
 from sar.kernels.segment import ExtremeReducer
 from sar.kernels.spmm import Factors, spmm, spmm_add, spmm_into, wide_dtype
 
@@ -9,6 +10,7 @@ __all__ = [
     "Csc",
     "ExtremeReducer",
     "Factors",
+    "add_rows",
     "compress",
     "spmm",
     "spmm_add",

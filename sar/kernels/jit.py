@@ -36,7 +36,7 @@ _emitted: Any = intrinsic  # the decorated function takes the arguments of the c
 
 
 @_emitted
-def _prefetch_byte(typing_context: Any, array: Any, offset: Any) -> Any:
+def prefetch_byte(typing_context: Any, array: Any, offset: Any) -> Any:
     """Ask for the cache line ``offset`` bytes into an array."""
     signature = types.void(array, offset)
 
@@ -64,7 +64,7 @@ def prefetch_row(rows: Any, indices: Any, edge: int, low: int, width: int) -> No
     size = rows.itemsize
     start = (np.int64(indices[edge + _AHEAD]) * rows.shape[1] + low) * size
     for byte in range(start, start + width * size, _LINE):
-        _prefetch_byte(rows, byte)
+        prefetch_byte(rows, byte)
 
 
 @_emitted
@@ -138,8 +138,11 @@ def in_parallel(run: Callable[[int, int, int], None], indptr: Tensor) -> None:
 
     As many parts as torch has threads; the same cut for the same number of threads.
     """
-    parts = num_parts(indptr)
-    num_segments, num_edges = len(indptr) - 1, int(indptr[-1])
+    parts, num_segments = num_parts(indptr), len(indptr) - 1
+    if parts == 1:
+        run(0, 0, num_segments)
+        return
+    num_edges = int(indptr[-1])
     goals = torch.tensor([num_edges * part // parts for part in range(1, parts)])
     inner = torch.searchsorted(indptr, goals.to(indptr.dtype)).clamp_(max=num_segments)
     _run_parts(run, [0, *inner.tolist(), num_segments])
@@ -167,4 +170,5 @@ def _run_parts(run: Callable[[int, int, int], None], bounds: list[int]) -> None:
 
 def num_parts(indptr: Tensor) -> int:
     """In how many parts :func:`in_parallel` cuts; few edges are not worth a thread."""
-    return max(1, min(torch.get_num_threads(), int(indptr[-1]) // _EDGES_A_THREAD))
+    threads = torch.get_num_threads()
+    return threads if threads == 1 else max(1, min(threads, int(indptr[-1]) // _EDGES_A_THREAD))

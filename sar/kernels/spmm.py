@@ -1,19 +1,30 @@
-"""Sums of gathered rows over the edges of a :class:`Csc`: out_i = s_i sum_e w_e t_j x_j."""
+"""Sums of gathered rows over the edges of a :class:`Csc`: out_i = s_i sum_e w_e t_j x_j.
+
+Wide rows of float32 and float64 on the CPU are summed by a compiled loop, all others by torch's
+``embedding_bag``, block by block; both take the edges of a segment in the same order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sar.kernels.csc import Csc
+from sar.kernels.jit import in_parallel, inlined, kernel, prefetch_row
 
 # A block's result is scaled and added while it is in cache, and stays below the size from which
 # the allocator maps fresh pages for it.
 _BLOCK_BYTES = 256 << 10
+_DEVICE_BLOCK_BYTES = 64 << 20  # elsewhere than on the CPU a block is a few calls of its own
+_NONE = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in (torch.float32, torch.float64)}
+_NOWHERE = torch.empty(0, dtype=torch.int32).numpy()
+_NARROW = 32  # columns; torch sums fewer as fast
 
 
 @dataclass(frozen=True)
@@ -45,43 +56,119 @@ def spmm(csc: Csc, x: Tensor, factors: Factors = NO_FACTORS) -> Tensor:
     Args:
         x: [*, width] contiguous floating point rows that ``csc.indices`` address.
     """
-    wide = wide_dtype(x.dtype)
-    if csc.rows is not None:
-        out = x.new_zeros((csc.num_rows, x.shape[1]), dtype=wide)
-        spmm_add(out, csc, x, factors)
-        return out
-    if factors.row is None and wide == x.dtype:
-        return _segment_sum(csc, x, factors, 0, csc.num_segments)
-    out = x.new_empty((csc.num_rows, x.shape[1]), dtype=wide)
-    for start, stop in _row_blocks(csc, x):
-        out[start:stop] = _scaled_sum(csc, x, factors, start, stop)
+    make = x.new_empty if csc.rows is None else x.new_zeros
+    out = make((csc.num_rows, x.shape[1]), dtype=wide_dtype(x.dtype))
+    _reduce(out, csc, x, factors, csc.rows, add=False)
     return out
 
 
 def spmm_add(out: Tensor, csc: Csc, x: Tensor, factors: Factors = NO_FACTORS) -> None:
     """Add the sums to ``out`` ([csc.num_rows, width], wide dtype) in place."""
-    for start, stop in _row_blocks(csc, x):
-        sums = _scaled_sum(csc, x, factors, start, stop)
-        if csc.rows is None:
-            out[start:stop].add_(sums)
-        else:  # int64 indices add twice as fast as int32
-            out.index_add_(0, csc.rows[start:stop].long(), sums)
+    _reduce(out, csc, x, factors, csc.rows, add=True)
 
 
 def spmm_into(out: Tensor, csc: Csc, x: Tensor, factors: Factors = NO_FACTORS) -> None:
     """Overwrite ``out`` ([csc.num_segments, width]) with one sum per segment."""
+    if factors.row is not None and csc.rows is not None:
+        factors = replace(factors, row=factors.row.index_select(0, csc.rows))
+    _reduce(out, csc, x, factors, None, add=False)
+
+
+def _reduce(
+    out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
+) -> None:
+    """Add sums to rows ``rows`` of ``out`` (``None``: 0, 1, ..), or write over these."""
+    wide = x.shape[1] >= _NARROW and x.dtype in _NONE
+    if wide and x.device.type == "cpu" and out.is_contiguous():
+        _reduce_compiled(out, csc, x, factors, rows, add)
+        return
     for start, stop in _row_blocks(csc, x):
-        out[start:stop].copy_(_scaled_sum(csc, x, factors, start, stop))
+        sums = _scaled_sum(csc, x, factors, rows, start, stop)
+        if rows is None:
+            target = out[start:stop]
+            target.add_(sums) if add else target.copy_(sums)
+        else:  # int64 indices add twice as fast as int32
+            place = rows[start:stop].long()
+            out.index_add_(0, place, sums) if add else out.index_copy_(0, place, sums)
+
+
+def _reduce_compiled(
+    out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
+) -> None:
+    none = _NONE[x.dtype]
+    edge, row, gathered = (
+        none if factor is None else factor.detach().numpy()
+        for factor in (factors.edge, factors.row, factors.gathered)
+    )
+    places, order = (_NOWHERE if ids is None else ids.numpy() for ids in (rows, csc.order))
+    ends = places, csc.indptr.numpy(), csc.indices.numpy(), order
+    arrays = x.detach().numpy(), edge, gathered, row, out.numpy()
+
+    def part(_: int, first: int, last: int) -> None:
+        _sum_rows(first, last, *ends, *arrays, x.new_empty(x.shape[1]).numpy(), add)
+
+    in_parallel(part, csc.indptr)
+
+
+@inlined
+def _factor(edge: Any, order: Any, gathered: Any, e: int, j: int, one: Any) -> Any:
+    factor = one
+    if len(edge):
+        factor = edge[order[e]] if len(order) else edge[e]
+    if len(gathered):
+        factor *= gathered[j]
+    return factor
+
+
+@kernel
+def _sum_rows(
+    first: Any, last: Any, rows: Any, indptr: Any, indices: Any, order: Any,
+    x: Any, edge: Any, gathered: Any, scale: Any, out: Any, sums: Any, add: Any,
+) -> None:  # fmt: skip
+    """``sums`` [width] keeps a segment's sum, in one pass for four edges."""
+    width, one = np.uint64(x.shape[1]), x.dtype.type(1)
+    for segment in range(first, last):
+        i = rows[segment] if len(rows) else segment
+        low, high = indptr[segment], indptr[segment + 1]
+        fours = high - (high - low) % 4
+        for d in range(width):
+            sums[d] = 0
+        for e in range(low, fours, 4):
+            for later in range(4):
+                prefetch_row(x, indices, e + later, 0, width)
+            j0, j1, j2, j3 = indices[e], indices[e + 1], indices[e + 2], indices[e + 3]
+            a0 = _factor(edge, order, gathered, e, j0, one)
+            a1 = _factor(edge, order, gathered, e + 1, j1, one)
+            a2 = _factor(edge, order, gathered, e + 2, j2, one)
+            a3 = _factor(edge, order, gathered, e + 3, j3, one)
+            for d in range(width):
+                sums[d] += a0 * x[j0, d] + a1 * x[j1, d] + a2 * x[j2, d] + a3 * x[j3, d]
+        for e in range(fours, high):
+            prefetch_row(x, indices, e, 0, width)
+            j = indices[e]
+            a = _factor(edge, order, gathered, e, j, one)
+            for d in range(width):
+                sums[d] += a * x[j, d]
+        factor = scale[i] if len(scale) else one
+        if add:
+            for d in range(width):
+                out[i, d] += factor * sums[d]
+        else:
+            for d in range(width):
+                out[i, d] = factor * sums[d]
 
 
 def _row_blocks(csc: Csc, x: Tensor) -> Iterator[tuple[int, int]]:
     row_bytes = max(1, x.shape[1] * wide_dtype(x.dtype).itemsize)
-    step, segments = max(16, _BLOCK_BYTES // row_bytes), csc.num_segments
+    block_bytes = _BLOCK_BYTES if x.device.type == "cpu" else _DEVICE_BLOCK_BYTES
+    step, segments = max(16, block_bytes // row_bytes), csc.num_segments
     for start in range(0, segments, step):
         yield start, min(start + step, segments)
 
 
-def _scaled_sum(csc: Csc, x: Tensor, factors: Factors, start: int, stop: int) -> Tensor:
+def _scaled_sum(
+    csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, start: int, stop: int
+) -> Tensor:
     """[stop - start, width] sums of segments [start, stop) with the rows' factors, wide dtype."""
     sums = _segment_sum(csc, x, factors, start, stop)
     if sums.dtype != wide_dtype(x.dtype):
@@ -89,7 +176,7 @@ def _scaled_sum(csc: Csc, x: Tensor, factors: Factors, start: int, stop: int) ->
     if factors.row is None:
         return sums
     span = slice(start, stop)
-    scale = factors.row[span] if csc.rows is None else factors.row.index_select(0, csc.rows[span])
+    scale = factors.row[span] if rows is None else factors.row.index_select(0, rows[span])
     return sums.mul_(scale.unsqueeze(1))
 
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from sar.comm import GradientReturn, fetch
 from sar.config import CONSTANT_INPUTS, Policy
-from sar.kernels import Factors, spmm, spmm_add, spmm_into, wide_dtype
+from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
 from sar.ops.linear import LinearRelation, linear_relation
 from sar.ops.relation import Relation
@@ -58,7 +58,7 @@ def aggregate_backward(
     def local() -> Tensor:
         return spmm(next(relation.transposed(LOCAL, policy, order=order)), dout, factors)
 
-    home = GradientReturn(plan, dout.shape[1], dout.dtype, local, lossy=policy.lossy)
+    home = GradientReturn(plan, dout.shape[1], dout.dtype, local, add_rows, lossy=policy.lossy)
     for step, shard in zip(plan.rounds(num_rounds), shards, strict=True):
         grads = home.buffer(step)
         spmm_into(grads, shard, dout, factors)

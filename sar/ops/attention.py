@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from sar.comm import WINDOW, GradientReturn, Round, fetch
 from sar.config import Policy
-from sar.kernels import Csc, wide_dtype
+from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import (
     Columns,
     Incoming,
@@ -224,7 +224,7 @@ class _Backward:
     def _add_home(self, _: Tensor, idx: Tensor, rows: Tensor) -> None:
         parts = rows.split([home.shape[1] for home in self.homes], dim=1)
         for home, part in zip(self.homes, parts, strict=True):
-            home.index_add_(0, idx.long(), part)
+            add_rows(home, idx, part)
 
 
 class _Writes:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from sar.comm import GradientReturn, HaloPlan, Round, fetch
 from sar.config import Policy
 from sar.errors import NotSupportedError
-from sar.kernels import Factors, spmm, spmm_add, spmm_into
+from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into
 from sar.ops.keyed import keyed_uniform
 from sar.ops.relation import Relation
 from sar.ops.shard_store import LOCAL
@@ -81,7 +81,7 @@ def sampled_backward(
         return spmm(next(relation.transposed(LOCAL, policy, order=order)), dout, factors)
 
     shape = (dout.shape[1], dout.dtype)
-    home = GradientReturn(sample.plan, *shape, local, lossy=policy.lossy)
+    home = GradientReturn(sample.plan, *shape, local, add_rows, lossy=policy.lossy)
     steps = zip(plan.rounds(num_rounds), sample.plan.rounds(num_rounds), shards, strict=True)
     for step, thin, shard in steps:
         grads = plan.group.pool.take((step.num_recv, dout.shape[1]), dout.dtype, dout.device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import GradientReturn, fetch
-from sar.kernels import wide_dtype
+from sar.kernels import add_rows, wide_dtype
 from sar.ops.arrivals import MailBlock
 from sar.ops.message_blocks import Block, MessagePass, Rows, rounds_of
 from sar.ops.packing import RowLayout
@@ -122,9 +122,8 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
     relation = spec.messages.relation
     plan, starts = relation.plan, relation.halo_starts
     own = table[: relation.num_src]
-    home = GradientReturn(
-        plan, table.shape[1], table.dtype, lambda: own, lossy=spec.messages.policy.lossy
-    )
+    shape, lossy = (table.shape[1], table.dtype), spec.messages.policy.lossy
+    home = GradientReturn(plan, *shape, lambda: own, add_rows, lossy=lossy)
     for step in plan.rounds(rounds_of(spec.messages, layout)):
         buffer = home.buffer(step)
         parts = buffer.split(step.recv_rows)

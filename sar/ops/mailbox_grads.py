@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sar.kernels import wide_dtype
+from sar.kernels import add_rows, wide_dtype
 from sar.ops.arrivals import MailBlock
 from sar.ops.capture import ReplaceCaptures, block_gradients, detached_leaf
 from sar.ops.mailbox_blocks import MailboxPass, fetch_table, grad_layout, return_table
 from sar.ops.message_blocks import pack_rows, unpack_rows
+from sar.ops.packing import flat_rows
 
 
 class MailboxGrads:
@@ -104,12 +105,8 @@ class MailboxGrads:
         _add(self.node_grads, node_rows, block.dst, by_leaf)
 
     def _add_src(self, target: Tensor | None, idx: Tensor, grads: list[Tensor | None]) -> None:
-        if target is None or self.layout is None:
-            return
-        for grad, (low, high) in zip(grads, self.layout.bounds, strict=True):
-            if grad is not None:
-                rows = grad.reshape(len(grad), high - low).to(target.dtype)
-                target[:, low:high].index_add_(0, idx.long(), rows)
+        if target is not None and self.layout is not None:
+            self.layout.add_rows(target, idx, grads)
 
     def _src_grads(self, home: Tensor | None) -> list[Tensor | None]:
         parts = iter([] if home is None or self.layout is None else self.layout.unpack(home))
@@ -123,7 +120,7 @@ class MailboxGrads:
 def _blank(tensors: list[Tensor], needs: list[bool]) -> list[Tensor | None]:
     """Zeroed totals in the dtype to accumulate in, where a gradient is asked for."""
     return [
-        torch.zeros_like(t, dtype=wide_dtype(t.dtype)) if needed else None
+        torch.zeros(t.shape, dtype=wide_dtype(t.dtype), device=t.device) if needed else None
         for t, needed in zip(tensors, needs, strict=True)
     ]
 
@@ -138,4 +135,4 @@ def _add(
     for total, leaf in zip(totals, rows, strict=True):
         grad = by_leaf.get(id(leaf))
         if total is not None and grad is not None:
-            total.index_add_(0, idx.long(), grad.to(total.dtype))
+            add_rows(flat_rows(total), idx, flat_rows(grad.to(total.dtype)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import GradientReturn, Round
-from sar.kernels import Csc, wide_dtype
+from sar.kernels import Csc, add_rows, wide_dtype
 from sar.ops.capture import ReplaceCaptures, block_gradients, detached_leaf
 from sar.ops.message_blocks import (
     Block,
@@ -21,7 +21,7 @@ from sar.ops.message_blocks import (
     stream,
     unpack_rows,
 )
-from sar.ops.packing import RowLayout
+from sar.ops.packing import RowLayout, flat_rows
 from sar.ops.reducers import Reducer
 from sar.ops.softmax_sum import Weights, softmax_sum
 
@@ -33,11 +33,12 @@ class _RowGrads:
         self.dtype = tensor.dtype
         self.total: Tensor | None = None
         if needed:
-            self.total = torch.zeros_like(tensor, dtype=wide_dtype(tensor.dtype))
+            wide = wide_dtype(tensor.dtype)
+            self.total = torch.zeros(tensor.shape, dtype=wide, device=tensor.device)
 
     def add(self, idx: Tensor, grad: Tensor | None) -> None:
         if self.total is not None and grad is not None:
-            self.total.index_add_(0, idx.long(), grad.to(self.total.dtype))
+            add_rows(flat_rows(self.total), idx, flat_rows(grad.to(self.total.dtype)))
 
     def result(self) -> Tensor | None:
         return None if self.total is None else self.total.to(self.dtype)
@@ -121,7 +122,8 @@ class MessageGrads:
 
     def _open_return(self, own: Tensor) -> GradientReturn:
         plan, width = self.spec.relation.plan, own.shape[1]
-        return GradientReturn(plan, width, own.dtype, lambda: own, lossy=self.spec.policy.lossy)
+        lossy = self.spec.policy.lossy
+        return GradientReturn(plan, width, own.dtype, lambda: own, add_rows, lossy=lossy)
 
     def _target(self, home: GradientReturn | None, step: Round | None) -> Tensor | None:
         """Zeroed rows that collect the gradients of a shard's sources."""
@@ -175,12 +177,8 @@ class MessageGrads:
         return [t for t, needed in zip(tensors, self.needs_src, strict=True) if needed]
 
     def _add_src(self, target: Tensor | None, idx: Tensor, grads: list[Tensor | None]) -> None:
-        if target is None or self.layout is None:
-            return
-        for grad, (low, high) in zip(grads, self.layout.bounds, strict=True):
-            if grad is not None:
-                rows = grad.reshape(len(grad), high - low).to(target.dtype)
-                target[:, low:high].index_add_(0, idx.long(), rows)
+        if target is not None and self.layout is not None:
+            self.layout.add_rows(target, idx, grads)
 
     def _src_grads(self, home: Tensor | None) -> list[Tensor | None]:
         parts = iter([] if home is None or self.layout is None else self.layout.unpack(home))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sar.kernels import add_rows
+
 _ALIGNMENT = 16  # bytes; every dtype's columns start on a multiple of its size
 
 
@@ -35,7 +37,7 @@ class RowLayout:
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """[rows, width] contiguous; a single tensor is only reshaped."""
-        flat = [t.reshape(len(t), math.prod(t.shape[1:])) for t in tensors]
+        flat = [flat_rows(t) for t in tensors]
         if len(flat) == 1:
             return flat[0].contiguous()
         if not self.mixed:
@@ -54,3 +56,14 @@ class RowLayout:
                 columns = columns.contiguous().view(dtype)
             parts.append(columns.reshape(len(packed), *shape))
         return parts
+
+    def add_rows(self, target: Tensor, idx: Tensor, parts: Sequence[Tensor | None]) -> None:
+        """target[idx] += the columns of those ``parts`` that are there; one dtype is packed."""
+        for part, (low, high) in zip(parts, self.bounds, strict=True):
+            if part is not None:
+                add_rows(target[:, low:high], idx, flat_rows(part).to(target.dtype))
+
+
+def flat_rows(tensor: Tensor) -> Tensor:
+    """[rows, numbers of a row]; a view where there can be one."""
+    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from sar.comm import GradientReturn, add_rows
+from sar.comm import GradientReturn
 from sar.config import Policy
-from sar.kernels import wide_dtype
+from sar.kernels import add_rows, wide_dtype
 from sar.ops.capture import RecordCaptures
 from sar.ops.message_blocks import (
     Inputs,
