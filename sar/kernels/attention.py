@@ -157,7 +157,7 @@ def attend(
     def part(_: int, first: int, last: int) -> None:
         loops.attend(
             first, last, *arrays, key.offset, value.offset, *numbers, fresh, *state, *dropped,
-            _scratch(query, scores),
+            *_scratch(query, scores),
         )  # fmt: skip
 
     in_parallel(part, csc.indptr)
@@ -185,7 +185,7 @@ def attend_grad_additive(
 
     def part(index: int, first: int, last: int) -> None:
         own, scratch = (*arrays, parts[index]), _scratch(query, scores)
-        loops.additive_grads(first, last, *own, *offsets, *sizes, slope, *dropped, scratch)
+        loops.additive_grads(first, last, *own, *offsets, *sizes, slope, *dropped, *scratch)
 
     in_parallel(part, csr.indptr)
 
@@ -242,9 +242,11 @@ def attend_grad_of_queries(
     return dweight.sum(0)
 
 
-def _scratch(like: Tensor, scores: Scores) -> np.ndarray:
-    """[*, H, edges of a chunk]: numbers that compiled code keeps, which owns no memory."""
-    return like.new_empty((loops.SCRATCH, scores.heads, loops.CHUNK)).numpy()
+def _scratch(like: Tensor, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+    """[*, edges of a chunk, H] numbers that compiled code keeps, as it owns no memory; the first
+    of them as one row, too."""
+    made = like.new_zeros((loops.SCRATCH, loops.CHUNK, scores.heads))
+    return made.numpy(), made[0].view(-1).numpy()
 
 
 def _rows(csc: Csc) -> Tensor:

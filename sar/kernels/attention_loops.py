@@ -16,6 +16,7 @@ from sar.kernels.jit import exp, inlined, keep_factor, kernel, prefetch_row
 
 ADDITIVE, MIXED, DOT = 0, 1, 2
 CHUNK = 32  # edges whose scores are taken together
+VECTOR = 32  # exponentials that are computed together; divides the scores of a chunk
 SCRATCH = 3  # numbers kept of an edge and head
 
 
@@ -26,12 +27,25 @@ def _clear(rows, row, low, width):
 
 
 @inlined
-def _absorb(p, count, i, largest, total, sums, heads, width):
-    """Turn a chunk's scores [H, count] into exp(score - largest); rescale what came before."""
+def _exp_all(flat, count):
+    """exp of ``count`` numbers in place, and of what lies behind them up to a whole vector.
+
+    Most segments are short, and one by one exponentials take ten times as long.
+    """
+    for n in range((count + VECTOR - 1) // VECTOR * VECTOR):
+        flat[n] = exp(flat[n])
+
+
+@inlined
+def _absorb(p, flat, count, i, largest, total, sums, heads, width):
+    """Turn a chunk's scores [count, H] into exp(score - largest); rescale what came before.
+
+    ``flat``: the memory of ``p`` as one row.
+    """
     for h in range(heads):
         top = largest[i, h]
         for k in range(count):
-            top = max(top, p[h, k])
+            top = max(top, p[k, h])
         if top != largest[i, h]:
             shrink = exp(largest[i, h] - top)
             largest[i, h] = top
@@ -40,16 +54,15 @@ def _absorb(p, count, i, largest, total, sums, heads, width):
                 sums[i, h * width + d] *= shrink
         if top == -np.inf:  # no difference of infinities while all scores are -inf; NaN stays
             for k in range(count):
-                p[h, k] = 0 if p[h, k] == top else p[h, k]
+                p[k, h] = 0 if p[k, h] == top else p[k, h]
         else:
             for k in range(count):
-                p[h, k] -= top
-        chunk = p[h]
+                p[k, h] -= top
+    _exp_all(flat, count * np.int64(heads))
+    for h in range(heads):
         subtotal = p.dtype.type(0)
         for k in range(count):
-            weight = exp(chunk[k])
-            chunk[k] = weight
-            subtotal += weight
+            subtotal += p[k, h]
         total[i, h] += subtotal
 
 
@@ -68,7 +81,7 @@ def _add_rows(p, start, count, indices, rows, rows_low, out, i, out_low, heads, 
             if ahead:
                 for later in range(4):
                     prefetch_row(rows, indices, e + later, there, width)
-            a0, a1, a2, a3 = p[h, k], p[h, k + 1], p[h, k + 2], p[h, k + 3]
+            a0, a1, a2, a3 = p[k, h], p[k + 1, h], p[k + 2, h], p[k + 3, h]
             for d in range(width):
                 out[i, low + d] += (
                     a0 * rows[j0, there + d]
@@ -82,7 +95,7 @@ def _add_rows(p, start, count, indices, rows, rows_low, out, i, out_low, heads, 
             prefetch_row(rows, indices, e, rows_low, heads * width)
         j = indices[e]
         for h in range(heads):
-            a, low, there = p[h, k], out_low + h * width, rows_low + h * width
+            a, low, there = p[k, h], out_low + h * width, rows_low + h * width
             for d in range(width):
                 out[i, low + d] += a * rows[j, there + d]
 
@@ -106,7 +119,7 @@ def _dot_rows(p, start, count, indices, rows, row, j, row_low, heads, width):
                 b1 += x * rows[i1, low + d]
                 b2 += x * rows[i2, low + d]
                 b3 += x * rows[i3, low + d]
-            p[h, k], p[h, k + 1], p[h, k + 2], p[h, k + 3] = b0, b1, b2, b3
+            p[k, h], p[k + 1, h], p[k + 2, h], p[k + 3, h] = b0, b1, b2, b3
     for k in range(fours, count):
         e = start + k
         prefetch_row(rows, indices, e, 0, heads * width)
@@ -115,7 +128,7 @@ def _dot_rows(p, start, count, indices, rows, row, j, row_low, heads, width):
             b, low = zero, h * width
             for d in range(width):
                 b += row[j, row_low + low + d] * rows[i, low + d]
-            p[h, k] = b
+            p[k, h] = b
 
 
 @kernel
@@ -161,7 +174,7 @@ def _score(kind, key, j, key_low, query, i, weight, h, width, slope, scale):
 def attend(
     first, last, rows, indptr, indices, key, value, query, weight, key_low, value_low,
     kind, heads, width, slope, scale, fresh, largest, total, sums,
-    position, keys, seed, probability, keep, scratch,
+    position, keys, seed, probability, keep, scratch, flat,
 ):  # fmt: skip
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     p = scratch[0]
@@ -176,13 +189,13 @@ def attend(
                     prefetch_row(key, indices, start + k, key_low, heads * width)
                 j = indices[start + k]
                 for h in range(heads):
-                    p[h, k] = _score(
+                    p[k, h] = _score(
                         kind, key, j, key_low, query, i, weight, h, width, slope, scale
                     )
-            _absorb(p, count, i, largest, total, sums, heads, width)
+            _absorb(p, flat, count, i, largest, total, sums, heads, width)
             for k in range(count if len(keys) else 0):
                 for h in range(heads):
-                    p[h, k] *= keep_factor(keys[position[start + k]], h, seed, probability, keep)
+                    p[k, h] *= keep_factor(keys[position[start + k]], h, seed, probability, keep)
             _add_rows(
                 p, start, count, indices, value, value_low, sums, i, np.uint64(0), heads, width,
                 True,
@@ -193,7 +206,7 @@ def attend(
 def additive_grads(
     first, last, indptr, indices, key, value, dout, ends, dkey, dvalue, dquery,
     key_low, value_low, dkey_low, dvalue_low, heads, width, slope,
-    position, keys, seed, probability, keep, scratch,
+    position, keys, seed, probability, keep, scratch, flat,
 ):  # fmt: skip
     """``ends``: the queries and what is known of the destinations, [n, H] each, side by side."""
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
@@ -211,21 +224,18 @@ def additive_grads(
                 i = indices[start + k]
                 for h in range(heads):
                     t = key[j, key_low + h] + ends[i, h]
-                    steep[h, k] = one if t > 0 else slope
-                    p[h, k] = _lrelu(t, slope) - ends[i, heads + h]
-            for h in range(heads):
-                chunk = p[h]
-                for k in range(count):
-                    chunk[k] = exp(chunk[k])
+                    steep[k, h] = one if t > 0 else slope
+                    p[k, h] = _lrelu(t, slope) - ends[i, heads + h]
+            _exp_all(flat, count * np.int64(heads))
             _dot_rows(product, start, count, indices, dout, value, j, value_low, heads, width)
             for k in range(count):
                 i = indices[start + k]
                 for h in range(heads):
-                    a, r = p[h, k] * ends[i, two + h], one
+                    a, r = p[k, h] * ends[i, two + h], one
                     if len(keys):
                         r = keep_factor(keys[position[start + k]], h, seed, probability, keep)
-                    p[h, k] = a * r
-                    dz = a * (r * product[h, k] - ends[i, three + h]) * steep[h, k]
+                    p[k, h] = a * r
+                    dz = a * (r * product[k, h] - ends[i, three + h]) * steep[k, h]
                     dkey[j, dkey_low + h] += dz
                     dquery[i, h] += dz
             _add_rows(

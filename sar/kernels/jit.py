@@ -75,8 +75,19 @@ def _float_of_bits(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.int32), emit
 
 
+@_emitted
+def _floor(typing_context: Any, x: Any) -> Any:
+    """The largest whole number that is not above ``x``; ``math.floor`` would be a call."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        floor = builder.module.declare_intrinsic("llvm.floor", [args[0].type])
+        return builder.call(floor, args)
+
+    return x(x), emit
+
+
 def exp(x: Any) -> Any:
-    """e^x of a scalar inside kernels; float32 x must not exceed 88."""
+    """e^x of a scalar inside kernels; of float32 x above 88 that of 88."""
     raise TypeError("exp: only for compiled kernels")
 
 
@@ -94,9 +105,9 @@ def _exp32(x: Any) -> Any:
 
     Unlike the library's function it is computed for a vector of numbers at once.
     """
-    low = max(x, np.float32(-87.0))
-    k = np.int32(math.floor(low * np.float32(1.44269504) + np.float32(0.5)))
-    whole = np.float32(k)
+    low = min(max(x, np.float32(-87.0)), np.float32(88.0))
+    whole = _floor(low * np.float32(1.44269504) + np.float32(0.5))
+    k = np.int32(whole)
     r = low - whole * np.float32(0.693359375) + whole * np.float32(2.12194440e-4)
     y = np.float32(1.9875691500e-4) * r + np.float32(1.3981999507e-3)
     y = y * r + np.float32(8.3334519073e-3)
