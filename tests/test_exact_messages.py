@@ -772,12 +772,16 @@ def test_bad_calls_say_what_is_wrong(name: str, partitioned: Cutter) -> None:
 
 
 @pytest.mark.parametrize("width", [3, 40])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("compact", [False, True])
-def test_sums_in_blocks_of_rows(compact: bool, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Narrow rows are cut where a result outgrows the cache, here after every 16; wide ones are
-    summed by a compiled loop, here in three threads."""
-    monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "_BLOCK_BYTES", 1)
+def test_sums_of_segments(
+    compact: bool, compiled: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiled loop, here in three threads, and torch's sums of blocks, here of 16 segments."""
     monkeypatch.setattr(sys.modules["sar.kernels.jit"], "num_parts", lambda _: 3)
+    monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "_BLOCK_BYTES", 1)
+    if not compiled:
+        monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "_NONE", {})
     rng = torch.Generator().manual_seed(5)
     dst = torch.randint(45, (300,), generator=rng) * 2  # odd rows have no edge
     src = torch.randint(40, (300,), generator=rng)

@@ -1,6 +1,6 @@
 """Sums of gathered rows over the edges of a :class:`Csc`: out_i = s_i sum_e w_e t_j x_j.
 
-Wide rows of float32 and float64 on the CPU are summed by a compiled loop, all others by torch's
+Rows of float32 and float64 on the CPU are summed by a compiled loop, all others by torch's
 ``embedding_bag``, block by block; both take the edges of a segment in the same order.
 """
 
@@ -24,7 +24,6 @@ _BLOCK_BYTES = 256 << 10
 _DEVICE_BLOCK_BYTES = 64 << 20  # elsewhere than on the CPU a block is a few calls of its own
 _NONE = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in (torch.float32, torch.float64)}
 _NOWHERE = torch.empty(0, dtype=torch.int32).numpy()
-_NARROW = 32  # columns; torch sums fewer as fast
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ def _reduce(
     out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
 ) -> None:
     """Add sums to rows ``rows`` of ``out`` (``None``: 0, 1, ..), or write over these."""
-    wide = x.shape[1] >= _NARROW and x.dtype in _NONE
-    if wide and x.device.type == "cpu" and out.is_contiguous():
+    if x.dtype in _NONE and x.device.type == "cpu" and out.is_contiguous():
         _reduce_compiled(out, csc, x, factors, rows, add)
         return
     for start, stop in _row_blocks(csc, x):
