@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import measure
 
 _GROUPS = {
-    "spmm": ("embedding_bag", "embedding_bag_forward_only", "SpMM"),
+    "spmm": ("embedding_bag", "embedding_bag_forward_only", "SpMM", "sum_rows"),
     "dense": ("mm", "addmm", "linear", "linear_backward"),
-    "rows": ("index_select", "index_add", "index_add_", "gather", "scatter_add_", "index"),
+    "rows": (
+        "index_select", "index_add", "index_add_", "gather", "scatter_add_", "index", "add_rows",
+    ),
     "exchange": ("post", "wait"),
 }
 
@@ -25,8 +27,8 @@ _GROUPS = {
 class Breakdown(TorchDispatchMode):
     """Adds up the main thread's processor seconds of every operator it sees, forward and backward.
 
-    Work outside torch's operators is wrapped by name: DGL's sparse kernels, the posting of an
-    exchange and the wait for it (whose wall seconds are kept too).
+    Work outside torch's operators is wrapped by name: DGL's sparse kernels, compiled loops, the
+    posting of an exchange and the wait for it (whose wall seconds are kept too).
     """
 
     def __init__(self) -> None:
@@ -44,6 +46,8 @@ class Breakdown(TorchDispatchMode):
     def __enter__(self) -> Breakdown:
         super().__enter__()
         self._wrap("dgl._sparse_ops", "_CAPI_DGLKernelSpMM", "SpMM")
+        self._wrap("sar.kernels.spmm", "_sum_rows", "sum_rows")
+        self._wrap("sar.kernels.rows", "_add", "add_rows")
         self._wrap("sar.comm.process", "ProcessGroup._exchange", "post")
         self._wrap("sar.comm.process", "_Watched.wait", "wait")
         self._watch, self._thread = measure.Stopwatch(), time.thread_time()

@@ -126,6 +126,35 @@ def test_edge_inputs_get_their_gradient(name: str, partitioned: Cutter) -> None:
     assert_exact(arrays, lambda: of_layer(name), partitioned, block_bytes=2048)
 
 
+def in_sequence(nodes: Any) -> dict[str, Tensor]:
+    return {"out": nodes.mailbox["m"].cumsum(1).sin().sum(1) * nodes.data["third"]}
+
+
+@pytest.mark.filterwarnings("ignore:reduce function")
+@pytest.mark.parametrize("reduce", [fn.sum("m", "out"), in_sequence], ids=["blocks", "mailbox"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_rows_of_two_types_and_of_columns_first_get_gradients(
+    size: int, reduce: Any, partitioned: Cutter
+) -> None:
+    def run(graph: Any, x: Tensor, weight: Tensor, kind: Tensor) -> Tensor:
+        graph.srcdata["first"], graph.srcdata["second"] = x.float(), x[:, :1]
+        graph.dstdata["third"] = x.t().contiguous().t()
+
+        def message(edges: Any) -> dict[str, Tensor]:
+            product = edges.src["first"].double() * edges.src["second"]
+            return {"m": torch.tanh(product) * edges.dst["third"]}
+
+        graph.update_all(message, reduce)
+        return graph.dstdata["out"]
+
+    want = reference(mixed(), run, None)
+    path = partitioned(mixed(), size, "random")
+    got = on_ranks(path, size, lambda: (run, None), block_bytes=2048)
+    for name, bound in (("rows", 1e-12), ("x", 1e-6)):  # float32's gradient is added up in float32
+        apart = (got[name] - want[name]).abs().max() / want[name].abs().max()
+        assert apart < bound, f"{name}: {apart:.1e}"
+
+
 def rows_times_weight(op: Any) -> Run:
     """A sum or mean of rows of two axes, each times the number of its edge."""
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sar.comm import GradientReturn, fetch
-from sar.kernels import add_rows, wide_dtype
+from sar.kernels import add_rows
 from sar.ops.arrivals import MailBlock
 from sar.ops.message_blocks import Block, MessagePass, Rows, rounds_of
-from sar.ops.packing import RowLayout
+from sar.ops.packing import RowLayout, sum_layout
 
 _MAX_RUNS = 2**32  # runs in a block, for the numbers that random functions are seeded by
 
@@ -135,7 +135,4 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
 
 def grad_layout(tensors: list[Tensor], needs: list[bool]) -> RowLayout | None:
     """How the gradients of the inputs that need one are packed; ``None`` when none does."""
-    wanted = [
-        t[:0].to(wide_dtype(t.dtype)) for t, needed in zip(tensors, needs, strict=True) if needed
-    ]
-    return RowLayout(wanted) if wanted else None
+    return sum_layout([t for t, needed in zip(tensors, needs, strict=True) if needed])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from sar.ops.message_blocks import (
     stream,
     unpack_rows,
 )
-from sar.ops.packing import RowLayout, flat_rows
+from sar.ops.packing import RowLayout, flat_rows, sum_layout
 from sar.ops.reducers import Reducer
 from sar.ops.softmax_sum import Weights, softmax_sum
 
@@ -73,10 +72,7 @@ class MessageGrads:
         self.dst_grads = [_RowGrads(*p) for p in zip(self.dst, self.needs_dst, strict=True)]
         self.edge_grads = [_RowGrads(*p) for p in zip(self.edge, self.needs_edge, strict=True)]
         self.captured_grads = [torch.zeros_like(t, dtype=torch.float64) for t in self.captured]
-        needed = self._needed(self.src)
-        wide = reduce(torch.promote_types, [wide_dtype(t.dtype) for t in needed], torch.bfloat16)
-        wanted = [t[:0].to(wide) for t in needed]  # one dtype, to be added up in place
-        self.layout = RowLayout(wanted) if wanted else None
+        self.layout = sum_layout(self._needed(self.src))
 
     def run(self, grads: list[Tensor]) -> list[Tensor | None]:
         """Gradients of all inputs and captured tensors, ``None`` where nobody asked."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from sar.kernels import add_rows
+from sar.kernels import add_rows, wide_dtype
 
 _ALIGNMENT = 16  # bytes; every dtype's columns start on a multiple of its size
 
@@ -67,3 +68,10 @@ class RowLayout:
 def flat_rows(tensor: Tensor) -> Tensor:
     """[rows, numbers of a row]; a view where there can be one."""
     return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+
+
+def sum_layout(tensors: Sequence[Tensor]) -> RowLayout | None:
+    """Of the sums of rows like those of ``tensors``, all in one wide dtype, so that they can be
+    added up in place; ``None`` where there are none."""
+    wide = reduce(torch.promote_types, [wide_dtype(t.dtype) for t in tensors], torch.bfloat16)
+    return RowLayout([t[:0].to(wide) for t in tensors]) if tensors else None
