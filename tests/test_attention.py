@@ -243,14 +243,15 @@ def by_kernels(
         own = None if mask is None else Mask(mask.keys[part], mask.seed, mask.probability)
         attend(csc, scores, keys, values, query, weight, running, own)
     out, normalizer = running.finish()
-    incoming = Incoming.of(dout, out, normalizer)
+    ends = [query] if scores.kind == ADDITIVE else []
+    incoming = Incoming.of(dout, out, normalizer, *ends)
     csc = compress(dst.int(), src.int(), len(query), compact=True, order=True)
     csr = compress(src.int(), dst.int(), len(value), compact=False, order=True)
     dvalue, dkey = torch.empty_like(value), torch.empty_like(key)
     keys, values, grads = Columns(key), Columns(value), (Columns(dkey), Columns(dvalue))
     if scores.kind == ADDITIVE:
         dquery = query.new_zeros((torch.get_num_threads(), *query.shape))
-        attend_grad_additive(csr, scores, keys, values, query, incoming, *grads, dquery, mask)
+        attend_grad_additive(csr, scores, keys, values, incoming, *grads, dquery, mask)
         return out, dvalue, dkey, dquery.sum(0), torch.zeros_like(weight)
     common = (scores, keys, values, query, weight, incoming)
     attend_grad_of_sources(csr, *common, *grads, mask)

@@ -16,6 +16,7 @@ from torch import Tensor
 from sar.graph.builtin import apply_binary
 from sar.graph.lazy import EdgeTensor
 from sar.graph.program import Call, Dropout, Leaf, Node, Softmax, refuse_written
+from sar.graph.projection import find_projection
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops import Relation
@@ -59,7 +60,13 @@ def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
     key = None if found.key is value else found.key.reshape(len(value), reach)
     query = found.query.reshape(relation.num_dst, reach)
     weight = None if found.weight is None else found.weight.reshape(-1)
-    return attention(spec, flat, key, query, weight).view(relation.num_dst, *value.shape[1:])
+    projections = {}
+    if key is not None and found.scores.kind == ADDITIVE:
+        ends = {"key": found.key, "query": found.query}
+        projections = {name: find_projection(scores, value) for name, scores in ends.items()}
+        key, query = key.clone(), query.clone()  # as views they would keep the scores alive
+    out = attention(spec, flat, key, query, weight, projections)
+    return out.view(relation.num_dst, *value.shape[1:])
 
 
 def _fits(found: _Found, value: Tensor, relation: Relation) -> bool:

@@ -17,6 +17,7 @@ round to the digits of m: a relative error of a_e of 1e-7 |m| in float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,15 +117,15 @@ class Running:
 class Incoming:
     """What backward knows of each destination: [n, H * D] do, [n, 3 H] m, 1 / s and delta.
 
-    Side by side, because an edge reads all three.
+    Side by side, because an edge reads all three; of additive scores [n, 4 H], queries first.
     """
 
     dout: Tensor
     known: Tensor
 
     @staticmethod
-    def of(dout: Tensor, out: Tensor, normalizer: Normalizer) -> Incoming:
-        """With delta computed from do and o."""
+    def of(dout: Tensor, out: Tensor, normalizer: Normalizer, *query: Tensor) -> Incoming:
+        """With delta computed from do and o; ``query``: of additive scores."""
         delta = torch.empty_like(normalizer.largest)
         arrays = _numpy(dout, out, delta)
 
@@ -132,7 +133,7 @@ class Incoming:
             loops.dots_of_heads(first, last, *arrays)
 
         rows_in_parallel(part, len(dout), dout.numel())
-        return Incoming(dout, torch.cat([*normalizer, delta], 1))
+        return Incoming(dout, torch.cat([*query, *normalizer, delta], 1))
 
 
 def attend(
@@ -165,26 +166,27 @@ def attend(
 
 
 def attend_grad_additive(
-    csr: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, incoming: Incoming,
-    dkey: Columns, dvalue: Columns, dquery: Tensor, mask: Mask | None,
+    csr: Csc, scores: Scores, key: Columns, value: Columns, incoming: Incoming, dkey: Columns,
+    dvalue: Columns, dquery: Tensor, mask: Mask | None,
 ) -> None:  # fmt: skip
     """One shard's gradients of keys, values and queries for additive scores, by source.
 
     Args:
         csr: edges by source, with ``order`` when there is a mask.
+        incoming: with the queries.
         dkey, dvalue: rows to overwrite, one per segment of ``csr``.
         dquery: [threads, n, H] to add to; each thread has a part of its own.
     """
     arrays = _numpy(
-        csr.indptr, csr.indices, key.rows, value.rows, incoming.dout,
-        torch.cat([query, incoming.known], 1), dkey.rows, dvalue.rows,
+        csr.indptr, csr.indices, key.rows, value.rows, incoming.dout, incoming.known, dkey.rows,
+        dvalue.rows,
     )  # fmt: skip
-    parts, dropped = dquery.numpy(), _dropout(csr, mask, query)
+    parts, dropped = dquery.numpy(), _dropout(csr, mask, dquery)
     offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
-    _, *sizes, slope, _ = _numbers(scores, query)
+    _, *sizes, slope, _ = _numbers(scores, dquery)
 
     def part(index: int, first: int, last: int) -> None:
-        own, scratch = (*arrays, parts[index]), _scratch(query, scores)
+        own, scratch = (*arrays, parts[index]), _scratch(dquery, scores)
         loops.additive_grads(first, last, *own, *offsets, *sizes, slope, *dropped, *scratch)
 
     in_parallel(part, csr.indptr)
@@ -240,6 +242,32 @@ def attend_grad_of_queries(
 
     in_parallel(part, csc.indptr)
     return dweight.sum(0)
+
+
+def add_projected_grads(
+    drows: Tensor, rows: Tensor, grads: Sequence[Tensor], vectors: Sequence[Tensor]
+) -> Tensor:
+    """Pass gradients of scores s_h = <a_h, row_h> on: drow_h += g_h a_h for each vector a.
+
+    Args:
+        drows: [n, H * D] to add to.
+        rows: [n, H * D].
+        grads: [n, H] g of the scores of each vector.
+        vectors: [H * D] each.
+
+    Returns:
+        [number of vectors, H * D] float64 gradients of the vectors, sum over rows of g_h row_h.
+    """
+    joined, stacked = torch.cat(tuple(grads), 1), torch.stack(tuple(vectors))
+    arrays = _numpy(rows, stacked, joined, drows)
+    sums = stacked.new_zeros((torch.get_num_threads(), *stacked.shape), dtype=torch.float64)
+    some, total = torch.zeros_like(sums, dtype=stacked.dtype).numpy(), sums.numpy()
+
+    def part(index: int, first: int, last: int) -> None:
+        loops.projected_grads(first, last, *arrays, some[index], total[index])
+
+    rows_in_parallel(part, len(rows), rows.numel())
+    return sums.sum(0)
 
 
 def _scratch(like: Tensor, scores: Scores) -> tuple[np.ndarray, np.ndarray]:

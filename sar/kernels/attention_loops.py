@@ -17,7 +17,8 @@ from sar.kernels.jit import exp, inlined, keep_factor, kernel, prefetch_row
 ADDITIVE, MIXED, DOT = 0, 1, 2
 CHUNK = 32  # edges whose scores are taken together
 VECTOR = 32  # exponentials that are computed together; divides the scores of a chunk
-SCRATCH = 3  # numbers kept of an edge and head
+SCRATCH = 4  # numbers kept of an edge and head
+FEW = 256  # rows whose terms are summed in the precision of the rows
 
 
 @inlined
@@ -101,8 +102,13 @@ def _add_rows(p, start, count, indices, rows, rows_low, out, i, out_low, heads, 
 
 
 @inlined
-def _dot_rows(p, start, count, indices, rows, row, j, row_low, heads, width):
-    """p_h = <rows_i, row_j> per head h of a chunk's edges, like :func:`_add_rows`."""
+def _dot_and_add_rows(
+    p, product, start, count, indices, rows, row, j, row_low, out, out_low, heads, width
+):
+    """product_h = <rows_i, row_j> per head h of a chunk's edges and out_j += p_h rows_i.
+
+    Like :func:`_add_rows`; both at once, because rows_i come from far away.
+    """
     zero = p.dtype.type(0)
     fours = count - count % 4
     for k in range(0, fours, 4):
@@ -112,23 +118,30 @@ def _dot_rows(p, start, count, indices, rows, row, j, row_low, heads, width):
             low = h * width
             for later in range(4):
                 prefetch_row(rows, indices, e + later, low, width)
+            a0, a1, a2, a3 = p[k, h], p[k + 1, h], p[k + 2, h], p[k + 3, h]
             b0, b1, b2, b3 = zero, zero, zero, zero
             for d in range(width):
                 x = row[j, row_low + low + d]
-                b0 += x * rows[i0, low + d]
-                b1 += x * rows[i1, low + d]
-                b2 += x * rows[i2, low + d]
-                b3 += x * rows[i3, low + d]
-            p[k, h], p[k + 1, h], p[k + 2, h], p[k + 3, h] = b0, b1, b2, b3
+                x0, x1 = rows[i0, low + d], rows[i1, low + d]
+                x2, x3 = rows[i2, low + d], rows[i3, low + d]
+                b0 += x * x0
+                b1 += x * x1
+                b2 += x * x2
+                b3 += x * x3
+                out[j, out_low + low + d] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+            product[k, h], product[k + 1, h] = b0, b1
+            product[k + 2, h], product[k + 3, h] = b2, b3
     for k in range(fours, count):
         e = start + k
         prefetch_row(rows, indices, e, 0, heads * width)
         i = indices[e]
         for h in range(heads):
-            b, low = zero, h * width
+            a, b, low = p[k, h], zero, h * width
             for d in range(width):
-                b += row[j, row_low + low + d] * rows[i, low + d]
-            p[k, h] = b
+                x = rows[i, low + d]
+                b += row[j, row_low + low + d] * x
+                out[j, out_low + low + d] += a * x
+            product[k, h] = b
 
 
 @kernel
@@ -141,6 +154,25 @@ def dots_of_heads(first, last, a, b, out):
             for d in range(width):
                 total += a[i, h * width + d] * b[i, h * width + d]
             out[i, h] = total
+
+
+@kernel
+def projected_grads(first, last, rows, vectors, grads, drows, some, dvectors):
+    """``some`` has the sums of a few rows, which ``dvectors`` adds up in double precision."""
+    count, columns = np.uint64(vectors.shape[0]), np.uint64(vectors.shape[1])
+    heads = np.uint64(grads.shape[1]) // count
+    width = columns // heads
+    for i in range(first, last):
+        for v in range(count):
+            for h in range(heads):
+                g, low = grads[i, v * heads + h], h * width
+                for d in range(width):
+                    drows[i, low + d] += g * vectors[v, low + d]
+                    some[v, low + d] += g * rows[i, low + d]
+            if i % FEW == 0 or i == last - 1:
+                for d in range(columns):
+                    dvectors[v, d] += some[v, d]
+                    some[v, d] = 0
 
 
 @inlined
@@ -212,7 +244,8 @@ def additive_grads(
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
     two, three = heads + heads, heads + heads + heads
-    p, product, steep, one = scratch[0], scratch[1], scratch[2], key.dtype.type(1)
+    p, product, steep, fixed = scratch[0], scratch[1], scratch[2], scratch[3]
+    one = key.dtype.type(1)
     for j in range(first, last):
         _clear(dkey, j, dkey_low, heads)
         _clear(dvalue, j, dvalue_low, heads * width)
@@ -227,7 +260,6 @@ def additive_grads(
                     steep[k, h] = one if t > 0 else slope
                     p[k, h] = _lrelu(t, slope) - ends[i, heads + h]
             _exp_all(flat, count * np.int64(heads))
-            _dot_rows(product, start, count, indices, dout, value, j, value_low, heads, width)
             for k in range(count):
                 i = indices[start + k]
                 for h in range(heads):
@@ -235,13 +267,17 @@ def additive_grads(
                     if len(keys):
                         r = keep_factor(keys[position[start + k]], h, seed, probability, keep)
                     p[k, h] = a * r
-                    dz = a * (r * product[k, h] - ends[i, three + h]) * steep[k, h]
+                    fixed[k, h] = a * ends[i, three + h]
+            _dot_and_add_rows(
+                p, product, start, count, indices, dout, value, j, value_low, dvalue, dvalue_low,
+                heads, width,
+            )  # fmt: skip
+            for k in range(count):
+                i = indices[start + k]
+                for h in range(heads):
+                    dz = (p[k, h] * product[k, h] - fixed[k, h]) * steep[k, h]
                     dkey[j, dkey_low + h] += dz
                     dquery[i, h] += dz
-            _add_rows(
-                p, start, count, indices, dout, np.uint64(0), dvalue, j, dvalue_low, heads, width,
-                False,
-            )  # fmt: skip
 
 
 @kernel

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from sar.kernels.attention import (
     Normalizer,
     Running,
     Scores,
+    add_projected_grads,
     attend,
     attend_grad_additive,
     attend_grad_of_queries,
@@ -81,8 +84,31 @@ class Attention:
             yield from self.relation.transposed(number, self.policy, order=order)
 
 
+@dataclass(frozen=True)
+class Projection:
+    """Keys or queries that are ``(value * vector)`` summed over each head's columns.
+
+    Note [Projected scores]. Gradients of such keys and queries are those of the values and of the
+    vector: attention adds them there in one pass and returns none for the scores, so that autograd
+    has nothing to compute on that way. It does so only if the scores are gone by then: nobody can
+    ask for their gradient.
+
+    Attributes:
+        vector: [H * D].
+        scores: the keys or queries as the layer made them.
+    """
+
+    vector: Tensor
+    scores: ReferenceType[Tensor]
+
+
 def attention(
-    spec: Attention, value: Tensor, key: Tensor | None, query: Tensor, weight: Tensor | None
+    spec: Attention,
+    value: Tensor,
+    key: Tensor | None,
+    query: Tensor,
+    weight: Tensor | None,
+    projections: Mapping[str, Projection | None] = MappingProxyType({}),
 ) -> Tensor:
     """o_i = sum over edges e = (j -> i) of a_e v_j with a = softmax of scores; collective.
 
@@ -94,6 +120,7 @@ def attention(
             keys.
         query: [num_dst, H] for additive scores, else [num_dst, H * D].
         weight: [H * D] of mixed scores.
+        projections: of additive scores, what ``"key"`` and ``"query"`` are where that is known.
 
     Returns:
         [num_dst, H * D] in the dtype of ``value``; 0 where no edge ends.
@@ -104,7 +131,10 @@ def attention(
     agree_wanted(spec.relation.plan, given, 1 if key is None else 2)
     if spares_memory():
         spec = replace(spec, window=1)
-    return _Attention.apply(spec, value, key, query, weight)
+    known = [projections.get(name) for name in ("key", "query")]
+    vectors = [None if one is None else one.vector for one in known]
+    scores = [None if one is None else one.scores for one in known]
+    return _Attention.apply(spec, value, key, query, weight, scores, *vectors)
 
 
 def attention_forward(
@@ -211,7 +241,7 @@ class _Backward:
         value, key = _columns(scores, rows)
         dvalue, dkey = _columns(scores, grads)
         if self.additive:
-            own = (key, value, self.query, self.incoming, dkey, dvalue, self.dquery)
+            own = (key, value, self.incoming, dkey, dvalue, self.dquery)
             attend_grad_additive(csr, scores, *own, mask)
             return
         common = (scores, key, value, self.query, self.weight, self.incoming)
@@ -254,6 +284,8 @@ class _Attention(Function):
     v, k        [num_src, H * D], [.., K]  this rank; saved (inputs, not copies); k may be v
     q           [num_dst, K]               this rank; saved (an input)
     w           [H * D]                    every rank; saved (an input); mixed scores only
+    a_k, a_q    [H * D] each               every rank; saved (inputs); where k_j = <a_k, v_j> or
+                                           q_i = <a_q, v_i> per head, see Note [Projected scores]
     halo        [<= round, H * D + K]      peers; fetched per round in forward and again in
                                            backward (kept when policy.rematerialize is off)
     m, 1 / s    [num_dst, H] each          this rank; saved
@@ -269,6 +301,7 @@ class _Attention(Function):
     with delta_i = <dout_i, out_i> per head: dz_e = a_e (r_e <dout_i, v_j> - delta_i),
     dv_j = sum_e r_e a_e dout_i, (dk_j, dq_i, dw) = sum_e (ds/d(k_j, q_i, w))^T dz_e;
     dv and dk of halo rows go home round by round, unless nobody asks for gradients of v and k.
+    Then, of projected scores, dv_j += dk_j a_k + dq_j a_q, da_k = sum_j dk_j v_j, da_q likewise.
     """
 
     @staticmethod
@@ -279,34 +312,69 @@ class _Attention(Function):
         key: Tensor | None,
         query: Tensor,
         weight: Tensor | None,
+        scores: Sequence[ReferenceType[Tensor] | None],
+        key_vector: Tensor | None,
+        query_vector: Tensor | None,
     ) -> Tensor:
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
         wide, normalizer, kept = attention_forward(spec, sources, query, used)
         out = wide.to(value.dtype)
-        ctx.spec, ctx.kept = spec, kept
+        ctx.spec, ctx.kept, ctx.scores = spec, kept, scores
         if not torch.is_inference_mode_enabled():
             ctx.writes = _Writes(out)
-        ctx.save_for_backward(value, key, query, weight, *normalizer, out.data)
+        vectors = (key_vector, query_vector)
+        ctx.save_for_backward(value, key, query, weight, *vectors, *normalizer, out.data)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        value, key, query, weight, largest, inverse, out = ctx.saved_tensors
+        value, key, query, weight, *vectors, largest, inverse, out = ctx.saved_tensors
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
         normalizer = Normalizer(largest, inverse)
         if ctx.writes.happened:  # as a sum's result, it may be written into
             out = attention_forward(ctx.spec, sources, query, used)[0].to(value.dtype)
         wanted = any(ctx.needs_input_grad[1:3])
-        incoming = Incoming.of(_wide(dout), _wide(out), normalizer)
+        queries = [_wide(query)] if ctx.spec.scores.kind == ADDITIVE else []
+        incoming = Incoming.of(_wide(dout), _wide(out), normalizer, *queries)
         del out  # its last use: where autograd does not hold it, its memory is free now
         passed = _Backward(ctx.spec, sources, query, used, incoming, wanted)
         homes, dquery, dweight = passed.run(ctx.kept)
-        dsources: list[Tensor | None] = [None, None]
-        if wanted:
-            dsources = [home.to(part.dtype) for home, part in zip(homes, sources, strict=True)]
-        dkey = dsources[1] if key is not None else None
-        dused = dweight.to(weight.dtype) if weight is not None else None
-        return None, dsources[0], dkey, dquery.to(query.dtype), dused
+        dvalue, dkey = (*homes, None)[:2] if wanted else (None, None)
+        ends: list[Tensor | None] = [dkey, dquery]
+        dvectors: list[Tensor | None] = [None, None]
+        if dvalue is not None:
+            dvectors = _pass_on(dvalue, sources[0], ends, vectors, ctx.scores)
+            ends = [d if vector is None else None for d, vector in zip(ends, dvectors, strict=True)]
+        inputs = (value, key, query, weight)
+        grads = (dvalue, *ends, None if weight is None else dweight)
+        typed = [d if d is None else d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
+        return None, *typed, None, *dvectors
+
+
+def _pass_on(
+    dvalue: Tensor,
+    value: Tensor,
+    dscores: Sequence[Tensor | None],
+    vectors: Sequence[Tensor | None],
+    scores: Sequence[ReferenceType[Tensor] | None],
+) -> list[Tensor | None]:
+    """Add gradients of keys and queries to ``dvalue`` where Note [Projected scores] allows it.
+
+    Returns:
+        The gradients of the vectors; ``None`` for keys or queries whose gradients are not added.
+    """
+    found: list[Tensor | None] = [None, None]
+    known = zip(dscores, vectors, scores, strict=True)
+    chosen = {
+        n: (dscore, _wide(vector))
+        for n, (dscore, vector, made) in enumerate(known)
+        if dscore is not None and vector is not None and made is not None and made() is None
+    }
+    if chosen:
+        sums = add_projected_grads(dvalue, _wide(value), *zip(*chosen.values(), strict=True))
+        for n, dvector in zip(chosen, sums, strict=True):
+            found[n] = dvector.to(value.dtype)
+    return found

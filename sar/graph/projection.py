@@ -1,0 +1,48 @@
+"""Scores that a layer has projected from the rows it sums: ``(rows * vector).sum(-1)``.
+
+Layers of the field compute them outside of any edge program, and autograd's way back makes two
+tensors of the size of the rows for each. What autograd noted of the forward pass tells what the
+scores are, so that attention can add their gradients to those of the rows itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import Tensor
+
+from sar.ops.attention import Projection
+
+
+def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:
+    """What ``scores`` [n, .., 1] are of ``rows`` [n, .., D]; ``None``: not such a sum.
+
+    The vector is a leaf that requires a gradient, and no hook waits for the gradient of the scores.
+    """
+    node, here = scores.grad_fn, (rows.grad_fn, rows.output_nr)
+    if node is None or here[0] is None or scores._backward_hooks:
+        return None
+    if node.name() == "UnsqueezeBackward0":
+        node = node.next_functions[0][0]
+    if node is None or node.name() != "SumBackward1" or not _over_columns(node, rows):
+        return None
+    node = node.next_functions[0][0]
+    if node is None or node.name() != "MulBackward0":
+        return None
+    for factor, (other, _) in zip(node.next_functions, node.next_functions[::-1], strict=True):
+        vector = getattr(other, "variable", None)
+        if factor == here and vector is not None and _is_row(vector, rows):
+            return Projection(vector.reshape(-1), weakref.ref(scores))
+    return None
+
+
+def _over_columns(node: object, rows: Tensor) -> bool:
+    """Whether a sum is that of the last axis of a tensor of the shape of ``rows``."""
+    shape, axes = node._saved_self_sym_sizes, node._saved_dim  # type: ignore[attr-defined]
+    last = (rows.dim() - 1, 2**64 - 1)  # autograd holds -1 without a sign
+    return tuple(shape) == tuple(rows.shape) and len(axes) == 1 and axes[0] % 2**64 in last
+
+
+def _is_row(vector: Tensor, rows: Tensor) -> bool:
+    columns = tuple(rows.shape[1:])
+    return tuple(vector.shape) in (columns, (1, *columns))
