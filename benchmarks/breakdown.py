@@ -18,7 +18,13 @@ _GROUPS = {
     "spmm": ("embedding_bag", "embedding_bag_forward_only", "SpMM", "sum_rows"),
     "dense": ("mm", "addmm", "linear", "linear_backward"),
     "rows": (
-        "index_select", "index_add", "index_add_", "gather", "scatter_add_", "index", "add_rows",
+        "index_select",
+        "index_add",
+        "index_add_",
+        "gather",
+        "scatter_add_",
+        "index",
+        "add_rows",
     ),
     "exchange": ("post", "wait"),
 }

@@ -27,6 +27,8 @@ def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
         if match is None or match.group(2).upper() not in _UNITS:
             raise ValueError(f"{name}: got {text!r}, expected a size like '4GiB' or '500MB'")
+        if re.fullmatch("[A-Z]b", match.group(2)):
+            raise ValueError(f"{name}: got {text!r}, which reads as bits, expected bytes, as 'GB'")
         size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
     if size <= 0:
         raise ValueError(f"{name}: got {text!r}, expected more than 0 bytes")

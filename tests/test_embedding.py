@@ -378,6 +378,10 @@ def test_bad_arguments(partitioned: Cutter) -> None:
             ShardedEmbedding(graph, "user", 0)
         with pytest.raises(ValueError, match="max_norm: got -1"):
             clip_grad_norm_(nn.Linear(1, 1), -1)
+        with pytest.raises(TypeError, match="max_norm: got str"):
+            clip_grad_norm_(nn.Linear(1, 1), "1")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="model: got NoneType"):
+            sar.sync_params(None)  # type: ignore[arg-type]
 
     path = partitioned(shop(), 2, "random")
     run_threads(2, case)

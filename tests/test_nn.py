@@ -95,6 +95,7 @@ def test_nothing_outside_of_the_mask_matters() -> None:
         (torch.zeros(3), torch.zeros(3), TypeError, "rank 1: mask.*float32"),
         (torch.zeros(3, dtype=torch.int64), None, TypeError, "rank 1: values.*int64"),
         (torch.zeros(()), None, ValueError, "rank 1: values"),
+        (torch.zeros(3), [1], TypeError, "rank 1: mask: got list"),
     ],
 )
 def test_global_mean_errors_are_raised_by_every_rank(

@@ -124,6 +124,12 @@ def test_options(tmp_path):
     assert (tmp_path / "p" / "mine.json").exists()
 
 
+def test_more_partitions_than_nodes_are_told(tmp_path, capsys):
+    out = str(tmp_path / "p")
+    assert main(["partition", SMALL, "--parts", "300", "--out", out, "--method", "random"]) == 0
+    assert "of 300 partitions have no node" in capsys.readouterr().out
+
+
 def test_the_root_is_no_output(capsys):
     assert "not empty" in fails(capsys, "partition", SMALL, "--parts", "2", "--out", "/")
 

@@ -194,6 +194,7 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned:
         (["ogbn-products", "--hosts", "0"], "--hosts: got 0, expected at least 1"),
         (["ogbn-products", "--hosts", "2", "--bandwidth", "25GB"], "--bandwidth: got '25GB'"),
         (["ogbn-products", "--hosts", "2", "--memory", "much"], "--memory: got 'much'"),
+        (["ogbn-products", "--hosts", "2", "--memory", "4Gb"], "--memory: got '4Gb', which reads"),
         (["ogbn-products", "--hosts", "2", "--halo-share", "-1"], "--halo-share: got -1.0"),
         (["ogbn-products", "--hosts", "2", "--model", "gat", "--heads", "3"], "heads: got 3"),
         (["nowhere.json"], "nowhere.json"),

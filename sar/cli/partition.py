@@ -102,12 +102,14 @@ def _summary(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> list[str]
         cut += int((parts[src.numpy() + offsets[src_type]] != home).sum())
     total = graph.total_edges
     share = f" ({100 * cut / total:.1f} %)" if total else ""
+    empty = int((nodes == 0).sum())
     return [
         f"graph    {graph.name}: {graph.total_nodes:,} nodes, {total:,} edges, "
         f"{len(graph.num_nodes)} node and {len(graph.edges)} edge types",
         f"cut      {cut:,} edges{share} run between {num_parts} partitions",
         f"nodes    {_spread(nodes)}",
         f"edges    {_spread(edges)}",
+        *([f"empty    {empty:,} of {num_parts:,} partitions have no node"] if empty else []),
     ]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 # Sums may be reordered, so that they use vector units; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
 _AHEAD = 8  # edges between the prefetch of a row and its use
-_LINE = 64  # bytes of a cache line
+LINE = 64  # bytes of a cache line
 _EDGES_A_THREAD = 4096  # fewer are not worth one
 _ELEMENTS_A_THREAD = 1 << 17
 
@@ -63,7 +63,7 @@ def prefetch_row(rows: Any, indices: Any, edge: int, low: int, width: int) -> No
         return
     size = rows.itemsize
     start = (np.int64(indices[edge + _AHEAD]) * rows.shape[1] + low) * size
-    for byte in range(start, start + width * size, _LINE):
+    for byte in range(start, start + width * size, LINE):
         prefetch_byte(rows, byte)
 
 

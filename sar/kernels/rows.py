@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.jit import kernel, prefetch_byte
+from sar.kernels.jit import LINE, kernel, prefetch_byte
 
 _COMPILED = (torch.float32, torch.float64)
 _FEW = 1 << 13  # numbers; torch adds fewer before this has begun
@@ -49,7 +49,7 @@ def _add(target: Any, idx: Any, rows: Any, target_stride: Any, stride: Any, widt
     for n in range(len(idx)):
         if n + _LATER < len(idx):
             start = np.uint64(idx[n + _LATER]) * target_stride * target.itemsize
-            for byte in range(start, start + width * target.itemsize, 64):
+            for byte in range(start, start + width * target.itemsize, LINE):
                 prefetch_byte(target, byte)
         to, low = np.uint64(idx[n]) * target_stride, np.uint64(n) * stride
         for d in range(width):

@@ -83,11 +83,11 @@ def _reduce(
     for start, stop in _row_blocks(csc, x):
         sums = _scaled_sum(csc, x, factors, rows, start, stop)
         if rows is None:
-            target = out[start:stop]
-            target.add_(sums) if add else target.copy_(sums)
+            write = Tensor.add_ if add else Tensor.copy_
+            write(out[start:stop], sums)
         else:  # int64 indices add twice as fast as int32
-            place = rows[start:stop].long()
-            out.index_add_(0, place, sums) if add else out.index_copy_(0, place, sums)
+            write = Tensor.index_add_ if add else Tensor.index_copy_
+            write(out, 0, rows[start:stop].long(), sums)
 
 
 def _reduce_compiled(

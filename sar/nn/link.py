@@ -77,10 +77,11 @@ def link_loss(
     Raises ``ValueError`` on every rank when there is no edge or no negative, and what
     :func:`score_edges` raises.
     """
-    false = [negatives] if isinstance(negatives, ShardedGraph) else list(negatives)
-    return (
-        _mean_loss([graph], scorer, h, edge_type, -1) + _mean_loss(false, scorer, h, edge_type, 1)
-    ) / 2
+    false = [negatives] if isinstance(negatives, ShardedGraph) else negatives
+    if not isinstance(false, Sequence) or not all(isinstance(g, ShardedGraph) for g in false):
+        raise TypeError(f"negatives: got {type(negatives).__name__}, expected sharded graphs")
+    on_edges = _mean_loss([graph], scorer, h, edge_type, -1)
+    return (on_edges + _mean_loss(list(false), scorer, h, edge_type, 1)) / 2
 
 
 def _mean_loss(

@@ -49,12 +49,16 @@ def _chosen(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _problem(values: Tensor, mask: Tensor | None) -> Exception | None:
+    if not isinstance(values, Tensor):
+        return TypeError(f"values: got {type(values).__name__}, expected a tensor")
     if not values.is_floating_point():
         return TypeError(f"values: got {values.dtype}, expected a floating point type")
     if values.dim() not in (1, 2):
         return ValueError(f"values: got shape {tuple(values.shape)}, expected [N] or [N, C]")
     if mask is None:
         return None
+    if not isinstance(mask, Tensor):
+        return TypeError(f"mask: got {type(mask).__name__}, expected a tensor")
     if mask.dtype not in (torch.bool, torch.int64):
         return TypeError(f"mask: got {mask.dtype}, expected bool or int64 indices")
     if mask.dtype == torch.bool:

@@ -67,8 +67,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = 
         The norm before, a float64 scalar, equal on every rank.
 
     Raises:
-        ValueError: ``max_norm`` is not positive.
+        TypeError, ValueError: ``max_norm`` is not a number, or not positive.
     """
+    if not hasattr(max_norm, "__float__"):
+        raise TypeError(f"max_norm: got {type(max_norm).__name__}, expected a number")
     if not max_norm > 0:
         raise ValueError(f"max_norm: got {max_norm!r}, expected more than 0")
     squares = torch.zeros(2, dtype=torch.float64)
@@ -93,6 +95,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = 
 
 def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that every rank holds whole, by name."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
     return {n: p for n, p in model.named_parameters() if not isinstance(p, ShardedParameter)}
 
 
