@@ -547,7 +547,7 @@ def case_bad(group: Any, path: str) -> None:
         (ValueError, "k: got 0", lambda: hits_at(h[0], h[0], 0)),
         (ValueError, "negative_ids", lambda: negative_ranks(h[0], h[0], torch.arange(DIM), None)),
         (ValueError, "edges: got", lambda: graph.edge_subgraph(every[group.rank :])),
-        (TypeError, "edges: got NoneType", lambda: graph.edge_subgraph(None)),
+        (ValueError, "edges: got NoneType", lambda: graph.edge_subgraph(None)),
         (TypeError, "negatives: got NoneType", lambda: link_loss(graph, None, DotScorer(), h)),
     ]  # fmt: skip
     for kind, words, call in bad:

@@ -240,14 +240,14 @@ class ShardedGraph(Counts, OriginalMembers):
         Args:
             edges: bool [E], which local edges stay.
 
-        Raises ``TypeError`` or ``ValueError`` on every rank for anything else, and for a block.
+        Raises ``ValueError`` on every rank for anything else, and for a block.
         """
-        canonical, error = self._canonical(etype), None
-        num_edges = self.num_edges(canonical)
+        canonical = self._canonical(etype)
+        num_edges, error = self.num_edges(canonical), None
         if self.is_block:
             error = ValueError("edge_subgraph: got a block, expected a whole graph")
         elif not hasattr(edges, "dtype"):
-            error = TypeError(f"edges: got {type(edges).__name__}, expected bool [{num_edges}]")
+            error = ValueError(f"edges: got {type(edges).__name__}, expected bool [{num_edges}]")
         elif edges.dtype != torch.bool or tuple(edges.shape) != (num_edges,):
             got = f"{edges.dtype} {tuple(edges.shape)}"
             error = ValueError(f"edges: got {got}, expected bool [{num_edges}]")

@@ -82,12 +82,14 @@ def _reduce(
         return
     for start, stop in _row_blocks(csc, x):
         sums = _scaled_sum(csc, x, factors, rows, start, stop)
-        if rows is None:
-            write = Tensor.add_ if add else Tensor.copy_
-            write(out[start:stop], sums)
-        else:  # int64 indices add twice as fast as int32
-            write = Tensor.index_add_ if add else Tensor.index_copy_
-            write(out, 0, rows[start:stop].long(), sums)
+        if rows is None and add:
+            out[start:stop].add_(sums)
+        elif rows is None:
+            out[start:stop].copy_(sums)
+        elif add:  # int64 indices add twice as fast as int32
+            out.index_add_(0, rows[start:stop].long(), sums)
+        else:
+            out.index_copy_(0, rows[start:stop].long(), sums)
 
 
 def _reduce_compiled(
