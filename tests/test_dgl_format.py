@@ -97,6 +97,30 @@ def test_rows_and_conversion_work_block_by_block(tmp_path, monkeypatch):
             found["abc"].rows(start, stop)
 
 
+def resident_bytes(path):
+    """Of the mappings of a file by this process."""
+    total, mine = 0, False
+    for line in open("/proc/self/smaps"):
+        if "-" in line.split()[0]:
+            mine = line.rstrip().endswith(str(path))
+        elif mine and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux' /proc")
+def test_pages_of_what_was_read_are_given_back(tmp_path):
+    """A mapped file's pages count as memory of the process, beside the copies made of them."""
+    rows, numbers = torch.rand(1 << 16, 16), torch.arange(1 << 19)
+    raw = files.tensor_dict({"x" * 11: rows, "n": numbers})
+    path = write(tmp_path / "a.dgl", raw)
+    found = read_tensor_dict(path)
+    assert torch.equal(found["x" * 11].read(), rows)
+    assert torch.equal(found["x" * 11].rows(100, 60000, torch.float64), rows[100:60000].double())
+    assert np.array_equal(found["n"].ints(0, 1 << 19), numbers.numpy())
+    assert resident_bytes(path) < 1 << 18 < len(raw) // 16
+
+
 @pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["csr", "csc"], ["coo", "csc"]])
 def test_graph_reads_what_dgl_writes_in_every_layout(tmp_path, formats, idtype):

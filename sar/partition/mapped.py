@@ -52,6 +52,11 @@ class MappedTensor:
         view = np.frombuffer(self.file.map, np.uint8, count, self.offset + start * width)
         return view.reshape(stop - start, width)
 
+    def _release(self, start: int, stop: int) -> None:
+        """Give the pages of rows back, which otherwise count as this process' memory."""
+        width = self.row_bytes
+        self.file.release(self.offset + start * width, self.offset + stop * width)
+
     def _check_rows(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= len(self):
             raise ValueError(f"rows: got [{start}, {stop}), expected within [0, {len(self)})")
@@ -73,6 +78,7 @@ class MappedTensor:
             else:
                 block = torch.from_numpy(self._bytes(at, end).copy())
                 target.copy_(block.view(self.dtype))
+            self._release(at, end)
         return out
 
     def read(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -88,6 +94,7 @@ class MappedTensor:
     def ints(self, start: int, stop: int) -> np.ndarray:
         """Rows ``[start, stop)`` of a 1-D integer tensor, as an int64 copy."""
         raw = self._bytes(start, stop).copy()
+        self._release(start, stop)
         return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
 
 
@@ -117,6 +124,12 @@ class MappedFile:
             raise PartitionError(f"{self.path}: no such file") from err
         except (OSError, ValueError) as err:
             raise PartitionError(f"{self.path}: cannot be mapped ({err})") from err
+
+    def release(self, start: int, stop: int) -> None:
+        """Unmap the pages of bytes ``[start, stop)`` until they are read again."""
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop > start:
+            self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
     def check_size(self) -> None:
         """Raises PartitionError when the file shrank: touching lost pages kills the process."""
