@@ -13,12 +13,6 @@ from torch import Tensor, nn
 from benchmarks.tasks import sage
 from benchmarks.tasks.sage import HIDDEN
 from benchmarks.tasks.stack import HEADS, Stack
-from sar import Policy
-from sar.comm import LocalGroup
-from sar.kernels.attention import Scores
-from sar.kernels.attention_loops import ADDITIVE, MIXED
-from sar.ops.attention import Attention, attention
-from sar.ops.relation import build_relation
 
 
 class Operation(nn.Module):
@@ -77,20 +71,3 @@ class Sar(_Chosen, sage.Sar):
     def __init__(self, rank: int, size: int, port: int, kind: str, **arguments: Any) -> None:
         self.kind = kind
         super().__init__(rank, size, port, **arguments)
-
-    def start(self) -> None:
-        compile_kernels()
-        self.graph.create_formats_()  # as for DGL
-        super().start()
-
-
-def compile_kernels() -> None:
-    """Load the machine code, which is neither activation memory nor time of an epoch."""
-    ring = torch.arange(8, dtype=torch.int32)
-    sizes, keys = ([0, len(ring)], len(ring), len(ring)), lambda: ring.long()
-    relation = build_relation(LocalGroup(), ring, ring.flip(0), ring, *sizes, keys)
-    for kind, width in ((ADDITIVE, 2), (MIXED, 8)):
-        value = torch.ones(len(ring), 8, requires_grad=True)
-        ends = torch.ones(len(ring), width, requires_grad=True)
-        spec = Attention(relation, Policy(), Scores(kind, 2, 4))
-        attention(spec, value, ends, ends, torch.ones(8)).sum().backward()
