@@ -8,6 +8,7 @@ scores are, so that attention can add their gradients to those of the rows itsel
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 from torch import Tensor
 
@@ -37,8 +38,10 @@ def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:
 
 
 def _over_columns(node: object, rows: Tensor) -> bool:
-    """Whether a sum is that of the last axis of a tensor of the shape of ``rows``."""
-    shape, axes = node._saved_self_sym_sizes, node._saved_dim  # type: ignore[attr-defined]
+    """Whether a sum is known to be that of the last axis of a tensor of the shape of ``rows``."""
+    # Torch promises neither name: without them scores are as any others.
+    shape: Any = getattr(node, "_saved_self_sym_sizes", ())
+    axes: Any = getattr(node, "_saved_dim", ())
     last = (rows.dim() - 1, 2**64 - 1)  # autograd holds -1 without a sign
     return tuple(shape) == tuple(rows.shape) and len(axes) == 1 and axes[0] % 2**64 in last
 
