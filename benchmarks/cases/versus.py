@@ -133,7 +133,7 @@ def memory(options: Options) -> Report:
     """Activation memory of the largest of 8 ranks, strict rounds, against IntelLabs SAR.
 
     Each launched as its own documents say (the allocator as it comes for theirs), and both in the
-    environment that this library's launcher sets.
+    environment that this library's launcher sets. Bounds are those of kept activations.
     """
     if options.sar_path is None:
         return Report(skipped=SKIPPED)
@@ -146,17 +146,26 @@ def memory(options: Options) -> Report:
         ("gat", "same"): None,
     }
     for model in ("sage", "gat"):
-        ours = _activation(STRICT, model, options, LAUNCH)
-        table.rows.append([model, STRICT, "launcher's", ours / MB])
+        ours = {
+            mode: _activation(STRICT, model, options, LAUNCH, activations=mode)
+            for mode in ("keep", "recompute")
+        }
+        for mode, size in ours.items():
+            table.rows.append([model, f"{STRICT}, {mode}", "launcher's", size / MB])
         for kind, environment in (("own", ONE_THREAD), ("same", LAUNCH)):
             theirs = _activation(ORIGINAL, model, options, environment)
             shown = "launcher's" if kind == "same" else "as it comes"
             table.rows.append([model, ORIGINAL, shown, theirs / MB])
-            name = f"{model}, {kind} environment: times smaller"
-            report.figures.append(Figure(name, theirs / ours, at_least=bounds.get((model, kind))))
+            name, bound = f"{model}, {kind} environment", bounds[model, kind]
+            times = {mode: theirs / size for mode, size in ours.items()}
+            figure = Figure(f"{name}: times smaller", times["keep"], at_least=bound)
+            again = Figure(f"{name}, recomputed: times smaller", times["recompute"])
+            report.figures += [figure, again]
     return report
 
 
-def _activation(name: str, model: str, options: Options, environment: dict[str, str]) -> int:
-    with start(name, model, 8, options, environment=environment) as cluster:
+def _activation(
+    name: str, model: str, options: Options, environment: dict[str, str], **arguments: Any
+) -> int:
+    with start(name, model, 8, options, environment=environment, **arguments) as cluster:
         return max(one["activation"] for one in cluster.call("memory", epochs=3))

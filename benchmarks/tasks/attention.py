@@ -71,3 +71,7 @@ class Sar(_Chosen, sage.Sar):
     def __init__(self, rank: int, size: int, port: int, kind: str, **arguments: Any) -> None:
         self.kind = kind
         super().__init__(rank, size, port, **arguments)
+
+    def start(self) -> None:
+        self.graph.create_formats_()  # as for DGL
+        super().start()

@@ -187,7 +187,6 @@ class Sar(Task):
         from benchmarks.tasks.kernels import load_kernels
 
         load_kernels()
-        self.graph.create_formats_()  # as for DGL
         super().start()
         self.sar.sync_params(self.model)
         self.sar.set_activations(self.model, self.activations)
