@@ -74,6 +74,12 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[bool]]]:
     yield seen
 
 
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of these tests count as DGL's."""
+    monkeypatch.setattr("sar.graph.projection.in_layer_of_dgl", lambda: True)
+
+
 class Layer(nn.Module):
     """Attention as GATConv writes it; ``look`` is shown the scores of the sources."""
 
@@ -130,7 +136,7 @@ def on_ranks(path: str, size: int, make: Callable[[], Layer]) -> list[Tensor]:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_gradients_of_projected_scores_go_to_the_rows(
-    size: int, partitioned: Cutter, passed_on: list
+    size: int, partitioned: Cutter, passed_on: list, anywhere: None
 ) -> None:
     got = on_ranks(partitioned(mixed(), size, "random"), size, Layer)
     assert passed_on == [[True, True]] * size
@@ -145,31 +151,53 @@ def test_layers_of_dgl_are_recognized(partitioned: Cutter, passed_on: list) -> N
     assert passed_on == [[True, True]]
 
 
-def hook(scores: Tensor) -> None:
-    scores.register_hook(lambda grad: 2 * grad)
-
-
-HELD: dict[str, Callable[[Tensor, list], Any]] = {
-    "retained": lambda scores, kept: (scores.retain_grad(), kept.append(scores)),
-    "hooked": lambda scores, kept: hook(scores),
-    "hooked and kept": lambda scores, kept: (kept.append(scores), hook(scores)),
-}
-
-
-@pytest.mark.parametrize("name", HELD)
 def test_gradients_of_scores_that_somebody_holds_are_theirs(
-    name: str, partitioned: Cutter, passed_on: list
+    partitioned: Cutter, passed_on: list, anywhere: None
 ) -> None:
-    def make() -> tuple[Layer, list[Tensor]]:
-        kept: list[Tensor] = []
-        return Layer(lambda scores: HELD[name](scores, kept)), kept
+    kept: list[Tensor] = []
+    expected: list[Tensor] = []
 
-    (layer, kept), (one, expected) = make(), make()
+    def held(scores: Tensor, by: list[Tensor]) -> None:
+        scores.retain_grad()
+        by.append(scores)
+
+    layer = Layer(lambda scores: held(scores, kept))
     got = on_ranks(partitioned(mixed(), 1, "random"), 1, lambda: layer)
+    want = in_one(Layer(lambda scores: held(scores, expected)))
     assert passed_on == [[False, True]]
-    torch.testing.assert_close(got, in_one(one), rtol=1e-11, atol=1e-11)
-    if name == "retained":
-        assert kept[0].grad is not None and expected[0].grad is not None
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+    for scores in (*kept, *expected):
+        assert scores.grad is not None
+
+
+def test_layers_of_ones_own_keep_their_hooks(partitioned: Cutter, passed_on: list) -> None:
+    """Nobody knows who looks at what lies between rows and scores there."""
+
+    def hooked(scores: Tensor) -> None:
+        scores._base.register_hook(lambda grad: 2 * grad)  # type: ignore[union-attr]
+
+    got = on_ranks(partitioned(mixed(), 1, "random"), 1, lambda: Layer(hooked))
+    assert passed_on == [[False, False]]
+    torch.testing.assert_close(got, in_one(Layer(hooked)), rtol=1e-11, atol=1e-11)
+
+
+def test_parameters_that_get_other_memory_before_backward(partitioned: Cutter) -> None:
+    """As averages of weights do it; DGL's backward sees what they are by then."""
+
+    def run(graph: Any, x: Tensor) -> list[Tensor]:
+        torch.manual_seed(0)
+        layer = dgl.nn.GATConv(6, 4, 2, allow_zero_in_degree=True).double()
+        out = layer(graph, x)
+        layer.attn_l.data = layer.attn_l.data * 2
+        out.square().sum().backward()
+        return [parameter.grad for parameter in layer.parameters()]  # type: ignore[misc]
+
+    data = sar.load_dgl_partition_data(partitioned(mixed(), 1, "random"), 0, "cpu")
+    got = run(sar.construct_full_graph(data), data.node_features["_N/feat"].double())
+    (src, dst), (size,) = next(iter(mixed().edges.values())), mixed().num_nodes.values()
+    x = next(iter(mixed().node_data.values()))["feat"].double()
+    want = run(dgl.graph((src, dst), num_nodes=size), x)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
 
 
 def leaf(*shape: int) -> Tensor:
@@ -193,15 +221,15 @@ OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_scores_are_not_taken_for_projections(name: str) -> None:
+def test_other_scores_are_not_taken_for_projections(name: str, anywhere: None) -> None:
     rows = leaf(WIDTH, HEADS, WIDTH).sin()  # as many rows as columns: shapes alone do not tell
     assert find_projection(OTHERS[name](rows), rows) is None
     made = (rows * (vector := leaf(HEADS, WIDTH))).sum(-1, keepdim=True)
     found = find_projection(made, rows)
-    assert found is not None and torch.equal(found.vector, vector.view(-1))
+    assert found is not None and found.vector is vector
 
 
-def test_constant_rows_are_not_taken_for_each_other() -> None:
+def test_constant_rows_are_not_taken_for_each_other(anywhere: None) -> None:
     rows, others = torch.ones(5, HEADS, WIDTH), torch.zeros(5, HEADS, WIDTH)
     scores = (others * leaf(HEADS, WIDTH)).sum(-1, keepdim=True)
     assert find_projection(scores, rows) is None

@@ -2,12 +2,15 @@
 
 Layers of the field compute them outside of any edge program, and autograd's way back makes two
 tensors of the size of the rows for each. What autograd noted of the forward pass tells what the
-scores are, so that attention can add their gradients to those of the rows itself.
+scores are, so that attention can add their gradients to those of the rows itself. Only in layers of
+DGL, whose scores nobody outside can hold, hook or ask the gradient of, on the way either.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -18,10 +21,12 @@ from sar.ops.attention import Projection
 def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:
     """What ``scores`` [n, .., 1] are of ``rows`` [n, .., D]; ``None``: not such a sum.
 
-    The vector is a leaf that requires a gradient, and no hook waits for the gradient of the scores.
+    The vector is a leaf that requires a gradient.
     """
+    if not in_layer_of_dgl():
+        return None
     node, here = scores.grad_fn, (rows.grad_fn, rows.output_nr)
-    if node is None or here[0] is None or scores._backward_hooks:
+    if node is None or here[0] is None:
         return None
     if node.name() == "UnsqueezeBackward0":
         node = node.next_functions[0][0]
@@ -33,8 +38,20 @@ def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:
     for factor, (other, _) in zip(node.next_functions, node.next_functions[::-1], strict=True):
         vector = getattr(other, "variable", None)
         if factor == here and vector is not None and _is_row(vector, rows):
-            return Projection(vector.reshape(-1), weakref.ref(scores))
+            return Projection(vector, weakref.ref(scores))
     return None
+
+
+def in_layer_of_dgl() -> bool:
+    """Whether it is a layer of ``dgl.nn`` that calls the library."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _module(frame).startswith("sar."):
+        frame = frame.f_back
+    return frame is not None and _module(frame).startswith("dgl.nn.")
+
+
+def _module(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
 
 
 def _over_columns(node: object, rows: Tensor) -> bool:

@@ -94,7 +94,7 @@ class Projection:
     ask for their gradient.
 
     Attributes:
-        vector: [H * D].
+        vector: H * D numbers of any shape, a leaf.
         scores: the keys or queries as the layer made them.
     """
 
@@ -284,7 +284,7 @@ class _Attention(Function):
     v, k        [num_src, H * D], [.., K]  this rank; saved (inputs, not copies); k may be v
     q           [num_dst, K]               this rank; saved (an input)
     w           [H * D]                    every rank; saved (an input); mixed scores only
-    a_k, a_q    [H * D] each               every rank; saved (inputs); where k_j = <a_k, v_j> or
+    a_k, a_q    H * D numbers each         every rank; saved (inputs); where k_j = <a_k, v_j> or
                                            q_i = <a_q, v_i> per head, see Note [Projected scores]
     halo        [<= round, H * D + K]      peers; fetched per round in forward and again in
                                            backward (kept when policy.rematerialize is off)
@@ -369,12 +369,12 @@ def _pass_on(
     found: list[Tensor | None] = [None, None]
     known = zip(dscores, vectors, scores, strict=True)
     chosen = {
-        n: (dscore, _wide(vector))
+        n: (dscore, _wide(vector).view(-1))
         for n, (dscore, vector, made) in enumerate(known)
         if dscore is not None and vector is not None and made is not None and made() is None
     }
     if chosen:
         sums = add_projected_grads(dvalue, _wide(value), *zip(*chosen.values(), strict=True))
         for n, dvector in zip(chosen, sums, strict=True):
-            found[n] = dvector.to(value.dtype)
+            found[n] = dvector.to(value.dtype).view(vectors[n].shape)  # type: ignore[union-attr]
     return found
