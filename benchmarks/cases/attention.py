@@ -106,9 +106,9 @@ def _race(
         clusters = {"DGL": stack.enter_context(whole(environment=ONE_THREAD))}
         for name, (ranks, _) in bounds.items():
             clusters[name] = stack.enter_context(_ranks(prepared, kind, ranks, LAUNCH))
-        if two_threads:
-            cluster = _ranks(prepared, kind, 1, TWO_THREADS)
-            clusters["two threads"] = stack.enter_context(cluster)
+            if two_threads and ranks == 1:  # right after it: the machine's speed changes
+                cluster = _ranks(prepared, kind, 1, TWO_THREADS)
+                clusters["two threads"] = stack.enter_context(cluster)
         turns = [
             {name: _turn(cluster) for name, cluster in clusters.items()}
             for _ in range(options.repeats)

@@ -64,7 +64,8 @@ def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
     if key is not None and found.scores.kind == ADDITIVE:
         ends = {"key": found.key, "query": found.query}
         projections = {name: find_projection(scores, value) for name, scores in ends.items()}
-        key, query = key.clone(), query.clone()  # as views they would keep the scores alive
+        if any(projections.values()):  # as views they would keep the scores alive
+            key, query = key.clone(), query.clone()
     out = attention(spec, flat, key, query, weight, projections)
     return out.view(relation.num_dst, *value.shape[1:])
 
