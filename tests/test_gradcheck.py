@@ -164,3 +164,20 @@ def test_gradcheck_finds_a_wrong_gradient(partitioned: Cutter) -> None:
 
     path = partitioned(small(), 2, "random")
     assert run_threads(2, case) == [False, False]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_gradients_are_not_differentiated_again(op: str, partitioned: Cutter) -> None:
+    """``torch.autograd.grad`` would leave their part of the second derivative out, silently."""
+    path = partitioned(small(), 2, [0] * 5 + [1] * 2)
+    num_edges = len(small().edges["_N", "_E", "_N"][0])
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        x = part.node_rows(whole(NUM_NODES, (WIDTH,), 1))
+        e = part.edge_rows(whole(num_edges, (WIDTH,), 2))
+        out = run_op(part.graph, op, x, e, whole(WIDTH, (WIDTH,), 3))
+        with pytest.raises(sar.NotSupportedError, match="create_graph: got True"):
+            torch.autograd.grad(out.square().sum(), [x], create_graph=True)
+
+    run_threads(2, case)

@@ -7,14 +7,17 @@ over all edges (:mod:`sar.graph.edge_reduce`), or get the local edges, with a wa
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.config import Policy
@@ -38,6 +41,16 @@ class Scope:
     device: torch.device
 
 
+class Memory:
+    """What an edge tensor and its views would share if they were stored.
+
+    Attributes:
+        writes: how often something was written into it in place.
+    """
+
+    writes = 0
+
+
 class EdgeTensor(Tensor):
     """One row per local edge, computed block by block when it is reduced.
 
@@ -51,13 +64,17 @@ class EdgeTensor(Tensor):
     node: Node
     scope: Scope
     axis: int
+    memory: Memory
+    _writes: int  # into the memory that the program knows of
     _eager: Tensor | None
     _with_grad: bool
     _recorded_with_grad: bool
 
     @staticmethod
-    def __new__(cls, node: Node, like: Tensor, scope: Scope, axis: int = 0) -> EdgeTensor:
-        """``like``: its shape, but for the size of ``axis``, and dtype."""
+    def __new__(
+        cls, node: Node, like: Tensor, scope: Scope, axis: int = 0, memory: Memory | None = None
+    ) -> EdgeTensor:
+        """``like``: its shape, but for the size of ``axis``, and dtype; ``memory``: of a view."""
         shape = list(like.shape)
         shape[axis] = scope.relation.num_edges
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
@@ -68,6 +85,8 @@ class EdgeTensor(Tensor):
         node.row_bytes = max(node.row_bytes, row)
         shape[axis] = BLANK_ROWS
         node.like = torch.empty(shape, dtype=like.dtype, device="meta")
+        made.memory = memory or Memory()
+        made._writes = made.memory.writes
         made._eager, made._with_grad = None, False
         made._recorded_with_grad = torch.is_grad_enabled()
         return made
@@ -79,6 +98,9 @@ class EdgeTensor(Tensor):
 
     def read(self) -> Node:
         """The program; a constant to gradients where it was recorded without them."""
+        self._refuse_stale()
+        if self._recorded_with_grad and not torch.is_grad_enabled():
+            _refuse_function(self)
         given = torch.is_grad_enabled() and not self._recorded_with_grad
         if given and not isinstance(self.node, Leaf):
             constant = Call(Tensor.detach, (self.node,), {})
@@ -88,12 +110,23 @@ class EdgeTensor(Tensor):
 
     def rebind(self, node: Node) -> None:
         """What was written in place is the program from now on."""
+        self._refuse_stale()
         node.like = self.node.like
         self.node, self._eager = node, None
+        self.memory.writes += 1
+        self._writes = self.memory.writes
         self._recorded_with_grad = torch.is_grad_enabled()
+
+    def _refuse_stale(self) -> None:
+        if self._writes != self.memory.writes:
+            raise not_supported(
+                f"an edge tensor {tuple(self.shape)}: a tensor that shares its values was written "
+                "in place; expected the write on a copy, or a view that is taken after it"
+            )
 
     def materialize(self) -> Tensor:
         """[num_edges, ...] eager values; collective unless stored, computed once."""
+        self._refuse_stale()
         if isinstance(self.node, Leaf) and self.node.side == "e":
             return self.node.tensor
         if self.axis != 0:
@@ -166,6 +199,27 @@ class EdgeTensor(Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"EdgeTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def _refuse_function(x: EdgeTensor) -> None:
+    """Raise ``NotSupportedError`` in the forward pass of a ``torch.autograd.Function``.
+
+    Its steps could be recorded, but torch would never call its backward pass: that takes the
+    gradient of values, and these do not exist yet.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    if frame is not None:
+        name = frame.f_locals["cls"].__name__
+        raise not_supported(
+            f"{name}.apply: got an edge tensor {tuple(x.shape)}, whose values exist block by "
+            "block; expected to be called in a message function, as in update_all(lambda edges: "
+            f"{{'m': {name}.apply(edges.src['h'])}}, ..), or with its .materialize()"
+        )
+
+
+_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 def refuse_escape(func: Callable, args: Any) -> None:

@@ -13,7 +13,7 @@ from sar.graph.frame import Frame
 from sar.graph.lazy import EdgeTensor, Scope
 from sar.graph.message_dropout import inside_function
 from sar.graph.program import Program
-from sar.graph.udf import Recorder, trace
+from sar.graph.udf import Recorder, rows_to_write, trace
 from sar.ops import Messages, Relation, as_stored, run_mailbox
 
 _PROBE_ROWS = 2
@@ -53,10 +53,11 @@ class NodeBatch:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a reduce function was seen to read and return on blank mailboxes."""
+    """What a reduce function was seen to read, write in place and return on blank mailboxes."""
 
     mailbox: list[str]
     data: list[str]
+    written: list[list[str]]  # messages, columns
     outputs: dict[str, Tensor]
     captures: tuple[Tensor, ...]
     hidden: tuple[Tensor, ...]
@@ -121,8 +122,9 @@ class _Reduce:
     def __call__(
         self, boxes: list[Tensor], data: list[Tensor], _: list[Tensor], rows: Tensor
     ) -> list[Tensor]:
-        mailbox = _Known(zip(self.seen.mailbox, boxes, strict=True))
-        columns = _Known(zip(self.seen.data, data, strict=True))
+        seen = self.seen
+        mailbox = _Known(rows_to_write(seen.mailbox, boxes, seen.written[0]))
+        columns = _Known(rows_to_write(seen.data, data, seen.written[1]))
         with inside_function():
             outputs = self.func(NodeBatch(columns, len(rows), self.ntype, mailbox))
         _check(outputs, len(rows))
@@ -175,7 +177,8 @@ def _probe(
             return _check(func(NodeBatch(data, _PROBE_ROWS, ntype, mailbox)), _PROBE_ROWS)
 
     outputs, captures, hidden = trace(run)
-    return _Seen(list(mailbox.read), list(data.read), outputs, captures, hidden)
+    written = [mailbox.written, data.written]
+    return _Seen(list(mailbox.read), list(data.read), written, outputs, captures, hidden)
 
 
 def _least_in_degree(relation: Relation) -> int:

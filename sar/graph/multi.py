@@ -82,6 +82,17 @@ def steps_of_all(etypes: list[EType], message: Any, reduce: Any) -> tuple[dict[E
     return dict.fromkeys(etypes, step), step.builtin.op
 
 
+def update_all(store: GraphStore, etype: EType, step: Step, policy: Policy) -> None:
+    """See :meth:`sar.graph.ShardedGraph.update_all`, of one relation."""
+    found = reduced(store, etype, step.message, step.reduce, policy)
+    if step.apply is not None:
+        found = _finished(store, etype, step, found)
+        if _fill(step) is not None and found:
+            first = next(iter(found))
+            found[first] = _without_infinities(found[first])
+    store.dst_frames[etype[2]].update(found)
+
+
 def multi_update_all(
     store: GraphStore,
     steps: dict[EType, Step],

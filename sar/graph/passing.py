@@ -29,16 +29,10 @@ from sar.graph.message_dropout import Drawn
 from sar.graph.patterns import attend_if_matched
 from sar.graph.program import Call, Item, Leaf, Node, Program, Udf
 from sar.graph.store import EType, GraphStore
+from sar.graph.support import not_supported
+from sar.graph.transform import reverse
 from sar.graph.udf import frozen, probe
-from sar.ops import AnyRelation, Relation, aggregate, agree_wanted, run_messages
-
-
-def update_all(
-    store: GraphStore, etype: EType, message_func: Any, reduce_func: Any, policy: Policy
-) -> None:
-    """See :meth:`sar.graph.ShardedGraph.update_all`."""
-    found = reduced(store, etype, message_func, reduce_func, policy)
-    store.dst_frames[etype[2]].update(found)
+from sar.ops import AnyRelation, Relation, ReversedRelation, aggregate, agree_wanted, run_messages
 
 
 def reduced(
@@ -148,6 +142,11 @@ def _udf_columns(
         raise TypeError(f"message function: got {type(func).__name__}, expected a callable")
     src, dst, edge = _sides(store, etype)
     seen, scope = probe(func, src, dst, edge), scope_of(store, etype, policy)
+    if seen.written[2]:
+        raise not_supported(
+            f"message function: writes edge columns {seen.written[2]} in place; expected a new "
+            "tensor, because its blocks may be computed again, in any order"
+        )
     group = scope.relation.group
     udf = Udf(
         frozen(func),
@@ -190,10 +189,17 @@ def _reduce_builtin(
 ) -> Tensor:
     column = message.lhs.name
     if message.op == "copy" and message.lhs.side == "e":
-        frame = store.edge_frames[etype]
+        frame, relation = store.edge_frames[etype], store.relations[etype]
         if column in frame.pending or column not in frame:
+            if isinstance(relation, ReversedRelation):  # the functions are of the other direction
+                rows = pending.reduce(
+                    reverse(store, [etype], True, True), etype[::-1], column, "edges", policy
+                )
+                return reduce_messages(
+                    scope_of(store, etype, policy), message, {message.lhs: rows}, op
+                )
             out = pending.reduce(store, etype, column, _summed(op), policy)
-            return mean_of_sum(out, store.relations[etype]) if op == "mean" else out
+            return mean_of_sum(out, relation) if op == "mean" else out
     operands = _operands(store, etype, message)
     if store.sharing is not None and message.op == "copy" and message.lhs.side == "u":
         rows = store.sharing.reduce(etype, operands[message.lhs], op, policy)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sar.graph.lazy import CannotRecord, EdgeTensor, node_of
+from sar.graph.lazy import CannotRecord, EdgeTensor, Memory, node_of
 from sar.graph.message_dropout import DROPOUTS, arguments
 from sar.graph.program import EDGE_COUNT, Call, Dropout, Item, Node
 from sar.ops import AnyRelation
@@ -43,8 +43,8 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor)
         if args[0] is not first:
             raise CannotRecord("it writes into a tensor that is stored")
         func, kwargs = in_place
-    node, like, axes = _infer(func, args, kwargs, first)
-    result = _wrap(node, like, axes, first)
+    node, like, axes, memories = _infer(func, args, kwargs, first)
+    result = _wrap(node, like, axes, memories, first)
     if in_place is None:
         return result
     if result.shape != first.shape or result.dtype != first.dtype:
@@ -93,8 +93,9 @@ def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
 
 def _infer(
     func: Callable, args: Any, kwargs: dict, first: EdgeTensor
-) -> tuple[Node, Any, dict[int, int]]:
-    """The node, its value on meta tensors of all local edges, and each tensor's edge axis by id.
+) -> tuple[Node, Any, dict[int, int], dict[int, Memory | None]]:
+    """The node, its value on meta tensors of all local edges, and, by the id of each of these, its
+    edge axis and what it shares memory with.
 
     Raises ``ValueError`` for a call that no reading can run, before anything is computed.
     """
@@ -119,7 +120,8 @@ def _infer(
         if axes and None not in axes:
             reading.check_rowwise([axis or 0 for axis in axes])
             by_id = {id(a): axis or 0 for (a, _), axis in zip(pairs, axes, strict=True)}
-            return reading.node(), small, by_id
+            shared = {id(a): reading.shared.get(_storage(a)) for a, _ in pairs}
+            return reading.node(), small, by_id, shared
         problem = problem or CannotRecord("its result has no row per edge")
     text = str(problem).split("\n")[0]
     if not isinstance(problem, CannotRecord) and not any(r.runs() for r in readings):
@@ -135,6 +137,10 @@ def _growing(small: Tensor, large: Tensor, rows: int) -> int | None:
     sizes = enumerate(zip(small.shape, large.shape, strict=True))
     grown = [(d, a, b) for d, (a, b) in sizes if a != b]
     return grown[0][0] if len(grown) == 1 and grown[0][1:] == (rows, rows + 1) else None
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
 
 
 def _axis(value: Tensor) -> int:
@@ -170,12 +176,16 @@ class _Reading:
         self.func, self.args, self.kwargs = func, tuple(args), kwargs
         self.relation, self.rows = relation, relation.num_edges
         self.aligned, self.count = aligned, count
+        self.shared: dict[int, Memory] = {}  # by the storage of the meta tensor
 
     def on_meta(self, rows: int) -> Any:
         """The call on tensors without data, for a number of edges."""
 
         def column(value: Tensor) -> Tensor:
-            return torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
+            made = torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
+            if isinstance(value, EdgeTensor):
+                self.shared[_storage(made)] = value.memory
+            return made
 
         def other(value: Tensor) -> Tensor:
             return torch.empty(value.shape, dtype=value.dtype, device=_META)
@@ -278,11 +288,17 @@ def _random_rows(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
 
 
-def _wrap(node: Node, like: Any, axes: dict[int, int], first: EdgeTensor) -> Any:
+def _wrap(
+    node: Node,
+    like: Any,
+    axes: dict[int, int],
+    memories: dict[int, Memory | None],
+    first: EdgeTensor,
+) -> Any:
     if isinstance(like, Tensor):
-        return EdgeTensor(node, like, first.scope, axes[id(like)])
+        return EdgeTensor(node, like, first.scope, axes[id(like)], memories[id(like)])
     if isinstance(like, (tuple, list)):
-        parts = [_wrap(Item(node, i), part, axes, first) for i, part in enumerate(like)]
+        parts = [_wrap(Item(node, i), part, axes, memories, first) for i, part in enumerate(like)]
         named = hasattr(like, "n_sequence_fields")  # as torch.max gives
         return type(like)(parts) if named or type(like) in (tuple, list) else tuple(parts)
     raise CannotRecord("its result is not a tensor")

@@ -18,7 +18,6 @@ from sar.graph.edge_columns import EdgeColumns
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.lazy import Scope, eager
 from sar.graph.legacy import OriginalMembers
-from sar.graph.mailbox import NodeBatch
 from sar.graph.store import EType, GraphStore
 from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
 from sar.graph.undistributed import refuse_undistributed
@@ -280,7 +279,9 @@ class ShardedGraph(Counts, OriginalMembers):
             reduce_func: ``dgl.function`` sum, mean, max or min, or a function of a batch of nodes
                 with a ``mailbox``, called once per in-degree and block. Rows without edges get 0;
                 a tie of max or min gives its gradient to the edge of smallest global id.
-            apply_node_func: called with the destination columns, returns columns to store.
+            apply_node_func: called with the destination columns and, among them, what was reduced;
+                returns the columns to store instead. As in DGL, it gets -inf or inf of max and min
+                in rows without edges, and infinities in the first column that it returns become 0.
             etype: the relation; without, a graph of several reduces over the edges of all, by
                 built-in functions, sum, max or min.
 
@@ -292,13 +293,8 @@ class ShardedGraph(Counts, OriginalMembers):
             steps, op = multi.steps_of_all(self.canonical_etypes, message_func, reduce_func)
             multi.multi_update_all(self._store, steps, op, apply_node_func, self.policy)
             return
-        canonical = self._canonical(etype)
-        passing.update_all(self._store, canonical, message_func, reduce_func, self.policy)
-        if apply_node_func is not None:
-            frame = self._store.dst_frames[canonical[2]]
-            batch = NodeBatch(frame, frame.num_rows, canonical[2])
-            for name, value in apply_node_func(batch).items():
-                frame[name] = value
+        step = multi.Step(message_func, reduce_func, apply_node_func)
+        multi.update_all(self._store, self._canonical(etype), step, self.policy)
 
     def multi_update_all(
         self,

@@ -56,6 +56,7 @@ class Recorder(Mapping[str, Tensor]):
 
     Attributes:
         read: the blank rows by name, in the order in which they were first read.
+        written: names of those that were written in place.
     """
 
     def __init__(self, frame: Mapping[str, Tensor], rows: tuple[int, ...] = (_PROBE_ROWS,)) -> None:
@@ -70,6 +71,10 @@ class Recorder(Mapping[str, Tensor]):
             self.read[name] = torch.zeros(shape, dtype=column.dtype, device=column.device)
         return self.read[name]
 
+    @property
+    def written(self) -> list[str]:
+        return [name for name, rows in self.read.items() if rows._version]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._frame)
 
@@ -83,6 +88,7 @@ class Probe:
 
     Attributes:
         src, dst, edge: names of the columns it reads.
+        written: those that it writes in place, by side.
         outputs: its results by name, without rows: trailing shapes and dtypes.
         captures, hidden: Note [Captured tensors].
         dropouts: per call of dropout its probability, and whether on rows of edges.
@@ -91,6 +97,7 @@ class Probe:
     src: list[str]
     dst: list[str]
     edge: list[str]
+    written: list[list[str]]
     outputs: dict[str, Tensor]
     captures: tuple[Tensor, ...]
     hidden: tuple[Tensor, ...]
@@ -115,8 +122,8 @@ def probe(
         return outputs
 
     outputs, captures, hidden = trace(run)
-    read = [list(side.read) for side in sides]
-    return Probe(read[0], read[1], read[2], outputs, captures, hidden, dropouts)
+    read, written = [list(side.read) for side in sides], [side.written for side in sides]
+    return Probe(read[0], read[1], read[2], written, outputs, captures, hidden, dropouts)
 
 
 def trace(
@@ -164,13 +171,21 @@ def call_udf(
 ) -> Mapping[str, Tensor]:
     """Run ``udf`` on the rows of a block, given in the order of the probe's names."""
     batch = EdgeBatch(
-        dict(zip(seen.src, src, strict=True)),
-        dict(zip(seen.dst, dst, strict=True)),
-        dict(zip(seen.edge, edge, strict=True)),
+        rows_to_write(seen.src, src, seen.written[0]),
+        rows_to_write(seen.dst, dst, seen.written[1]),
+        rows_to_write(seen.edge, edge, seen.written[2]),
         size,
     )
     with inside_function():
         return udf(batch)
+
+
+def rows_to_write(names: list[str], rows: list[Tensor], written: list[str]) -> dict[str, Tensor]:
+    """The rows by name; of columns that are written in place copies, as DGL's always are."""
+    return {
+        name: block.clone() if name in written else block
+        for name, block in zip(names, rows, strict=True)
+    }
 
 
 def frozen(udf: Callable) -> Callable:

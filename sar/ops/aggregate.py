@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from sar.comm import GradientReturn, fetch
 from sar.config import CONSTANT_INPUTS, Policy
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
+from sar.ops.first_order import first_order
 from sar.ops.linear import LinearRelation, linear_relation
 from sar.ops.relation import Relation
 from sar.ops.saving import spares_memory
@@ -81,7 +81,7 @@ class _Home(Function):
         return x.view_as(x)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         home = ctx.awaited.pop()
         return home.finish().to(dx.dtype), None
@@ -131,7 +131,7 @@ class _Aggregate(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         weight, scale, x = ctx.saved_tensors
         dx, dweight, dout = None, None, dout.contiguous()

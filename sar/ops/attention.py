@@ -11,7 +11,6 @@ from weakref import ReferenceType
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from sar.comm import WINDOW, GradientReturn, Round, fetch
 from sar.config import Policy
@@ -31,6 +30,7 @@ from sar.kernels.attention import (
 )
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.boundary import refuse_sampling
+from sar.ops.first_order import first_order
 from sar.ops.relation import Relation
 from sar.ops.saving import spares_memory
 from sar.ops.shard_store import LOCAL
@@ -328,7 +328,7 @@ class _Attention(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         value, key, query, weight, *vectors, largest, inverse, out = ctx.saved_tensors
         sources = [part.contiguous() for part in (value, key) if part is not None]

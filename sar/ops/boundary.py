@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from sar.comm import GradientReturn, HaloPlan, Round, fetch
 from sar.config import Policy
 from sar.errors import NotSupportedError
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into
+from sar.ops.first_order import first_order
 from sar.ops.keyed import keyed_uniform
 from sar.ops.relation import Relation
 from sar.ops.shard_store import LOCAL
@@ -125,7 +125,7 @@ class _SampledAggregate(Function):
         return sampled_forward(relation, x, factors, policy, sample).to(x.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         dout = dout.contiguous()

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from sar.config import Policy
 from sar.ops.boundary import refuse_sampling
 from sar.ops.capture import RecordCaptures
+from sar.ops.first_order import first_order
 from sar.ops.mailbox_blocks import MailboxPass, fetch_table
 from sar.ops.mailbox_grads import MailboxGrads
 from sar.ops.message_blocks import Inputs, MessagePass, Messages, block_size, pack_rows, unpack_rows
@@ -209,7 +209,7 @@ class _Mailbox(Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         collect = MailboxGrads(
             ctx.spec,

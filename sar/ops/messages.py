@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from sar.config import Policy
 from sar.errors import NotSupportedError
 from sar.ops.boundary import refuse_sampling
 from sar.ops.capture import RecordCaptures
+from sar.ops.first_order import first_order
 from sar.ops.message_blocks import (
     Inputs,
     MessagePass,
@@ -215,7 +215,7 @@ class _MessagePass(Function):
         return whole
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         spec, needs, tensors = ctx.spec, ctx.needs_input_grad[5:], ctx.saved_tensors
         reducers, softmax = ctx.reducers, softmax_sum(ctx.reducers)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from sar.comm import GradientReturn
 from sar.config import Policy
 from sar.kernels import add_rows, wide_dtype
 from sar.ops.capture import RecordCaptures
+from sar.ops.first_order import first_order
 from sar.ops.message_blocks import (
     Inputs,
     MessagePass,
@@ -162,7 +162,7 @@ class _PushSum(Function):
         return total.view_as(total)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         spec, relation = ctx.spec, ctx.spec.relation
         messages = replace(

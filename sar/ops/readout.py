@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from sar.comm import Group
 from sar.kernels import wide_dtype
+from sar.ops.first_order import first_order
 
 
 def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
@@ -86,7 +86,7 @@ class _SumOverRanks(Function):
         return group.all_reduce(x.sum(0, dtype=wide)).to(x.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
         total = ctx.group.all_reduce(dout.to(torch.float64, copy=True).contiguous())
         return total.to(ctx.dtype).expand(ctx.shape), None
@@ -121,7 +121,7 @@ class _LargestOverRanks(Function):
         return out.to(x.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
         (row,) = ctx.saved_tensors
         total = ctx.group.all_reduce(dout.to(torch.float64, copy=True).contiguous()).to(dout.dtype)

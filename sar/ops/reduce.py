@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sar.comm import Group
+from sar.ops.first_order import first_order
 from sar.ops.saving import once
 
 _BLOCK_ELEMENTS = 1 << 17
@@ -70,7 +70,7 @@ class _GlobalMean(torch.autograd.Function):
         return torch.tensor(total / count, dtype=wide_dtype(values.dtype), device=values.device)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return (grad * ctx.scale).to(ctx.dtype).expand(ctx.shape), None, None
 
@@ -147,7 +147,7 @@ class _Normalize(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+
+from sar.ops.first_order import first_order
 
 
 def typed_product(a: Tensor, b: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -60,7 +61,7 @@ class _TypedProduct(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
         wants_a, wants_b, _ = ctx.needs_input_grad

@@ -1,0 +1,227 @@
+"""What users write in place: as DGL does it, or refused where the values do not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dgl.function as fn
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import mixed, to_dgl
+from harness.parts import Cutter
+from harness.rows import Part, whole
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+import sar
+
+WIDTH = 4
+Run = Callable[[Any, Tensor], Tensor]
+
+
+def compare(run: Run, partitioned: Cutter) -> None:
+    """``run`` on 3 ranks equals DGL on the whole graph, gradients included."""
+    arrays = mixed()
+    rows = whole(arrays.total_nodes, (WIDTH,), seed=1)
+    factor = whole(arrays.total_nodes, (WIDTH,), seed=2)
+
+    def trained(graph: Any, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        out = run(graph, x.requires_grad_())
+        (out * factor).sum().backward()
+        return out.detach(), x.grad
+
+    want = trained(to_dgl(arrays), rows.clone(), factor)
+    path = partitioned(arrays, 3, "random")
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        for got, all_rows in zip(
+            trained(part.graph, rows[part.nodes], factor[part.nodes]), want, strict=True
+        ):
+            torch.testing.assert_close(got, all_rows[part.nodes], rtol=1e-11, atol=1e-11)
+
+    run_threads(3, case)
+
+
+def refused(run: Run, partitioned: Cutter, match: str) -> None:
+    """``run`` raises the same ``NotSupportedError`` on both ranks."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> str:
+        graph = Part(group, path).graph
+        x = torch.ones(graph.num_nodes(), WIDTH, requires_grad=True)
+        with pytest.raises(sar.NotSupportedError, match=match) as caught:
+            run(graph, x).sum().backward()
+        return str(caught.value)
+
+    run_threads(2, case)
+
+
+def through(message: Any, reduce: Any = None, apply: Any = None) -> Run:
+    """A call of ``update_all`` on the rows and a column of ones of the edges."""
+
+    def run(graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["x"] = x * 1
+        graph.edata["q"] = torch.ones(graph.num_edges(), WIDTH, dtype=x.dtype)
+        graph.update_all(message, reduce or fn.sum("m", "out"), apply)
+        return graph.ndata["out"] + graph.ndata["x"]
+
+    return run
+
+
+def relu_of_sources(edges: Any) -> dict[str, Tensor]:
+    return {"m": F.relu(edges.src["x"], inplace=True) * edges.dst["x"]}
+
+
+def both_ends(edges: Any) -> dict[str, Tensor]:
+    edges.src["x"][:, :2].add_(1)
+    edges.dst["x"].add_(edges.src["x"])
+    return {"m": edges.src["x"] * edges.dst["x"]}
+
+
+def mailbox(nodes: Any) -> dict[str, Tensor]:
+    nodes.mailbox["m"].mul_(2)
+    nodes.data["x"].add_(1)
+    return {"out": torch.tanh(nodes.mailbox["m"]).sum(1) * nodes.data["x"]}
+
+
+FUNCTIONS = {
+    "sources": through(relu_of_sources),
+    "both ends": through(both_ends),
+    "mailbox": through(fn.copy_u("x", "m"), mailbox),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_write_into_copies(name: str, partitioned: Cutter) -> None:
+    compare(FUNCTIONS[name], partitioned)
+
+
+def test_functions_do_not_write_into_edge_columns(partitioned: Cutter) -> None:
+    def message(edges: Any) -> dict[str, Tensor]:
+        return {"m": edges.data["q"].mul_(2) * edges.src["x"]}
+
+    refused(through(message), partitioned, r"writes edge columns \['q'\] in place")
+
+
+def edge_program(change: Callable[[Any, Tensor], Tensor]) -> Run:
+    """Sums of what ``change`` returns for a lazy edge tensor."""
+
+    def run(graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["x"] = x
+        graph.apply_edges(fn.u_sub_v("x", "x", "e"))
+        graph.edata["m"] = change(graph, graph.edata["e"])
+        graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+        return graph.ndata["out"]
+
+    return run
+
+
+def after(write: Callable[[Tensor], Any], read: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """What ``read`` makes of a tensor and its view [e, 2, 2] when ``write`` has been called."""
+
+    def change(_: Any, e: Tensor) -> Tensor:
+        view = e.view(-1, 2, 2)
+        write(view)
+        return read(e, view)
+
+    return change
+
+
+ALLOWED = {
+    "a view alone": after(lambda view: view.mul_(3), lambda _, view: view.flatten(1)),
+    "a view of what nobody reads": lambda _, e: F.relu(e.view(-1, WIDTH), inplace=True),
+    "a copy": lambda _, e: (e * 2).add_(1) * e,
+    "before a view": lambda _, e: e.add_(1).view(-1, 2, 2).flatten(1),
+    "read before": lambda _, e: e.exp() * e.add_(1),
+}
+STALE = {
+    "a view": after(lambda view: view.mul_(3), lambda e, _: e),
+    "a view of a view": after(lambda view: view[:, 0].add_(1), lambda e, _: e),
+    "through a view": after(lambda view: view[:, 0].add_(1), lambda _, view: view.flatten(1)),
+    "itself": lambda _, e: (e.view(-1, 2, 2), e.add_(1))[0].flatten(1),
+    "no copy": lambda _, e: (e, e.contiguous().add_(1))[0],
+    "detached": lambda _, e: (e, e.detach().add_(1))[0],
+    "stale in place": after(lambda view: view.mul_(3), lambda e, _: e.add_(1)),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_writes_that_nobody_else_sees(name: str, partitioned: Cutter) -> None:
+    compare(edge_program(ALLOWED[name]), partitioned)
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_what_shares_values_with_a_written_tensor_is_stale(name: str, partitioned: Cutter) -> None:
+    refused(edge_program(STALE[name]), partitioned, "shares its values was written in place")
+
+
+class Square(Function):
+    """With a gradient of its own: three times the true one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 6 * x * grad
+
+
+@pytest.mark.parametrize("change", [Square.apply, lambda e: Square.apply(e.exp()).mean(1)])
+def test_a_function_of_autograd_wants_values(change: Any, partitioned: Cutter) -> None:
+    refused(edge_program(lambda _, e: change(e)), partitioned, r"Square.apply: got an edge tensor")
+
+
+def test_a_function_of_autograd_inside_a_message_function(partitioned: Cutter) -> None:
+    def message(edges: Any) -> dict[str, Tensor]:
+        return {"m": Square.apply(edges.src["x"] - edges.dst["x"])}
+
+    compare(through(message), partitioned)
+    compare(
+        edge_program(lambda _, e: Square.apply(getattr(e, "materialize", e.clone)())), partitioned
+    )
+
+
+def shifted(nodes: Any) -> dict[str, Tensor]:
+    return {"out": 2 * nodes.data["out"] + nodes.data["x"]}
+
+
+def other_column(nodes: Any) -> dict[str, Tensor]:
+    return {"z": torch.sigmoid(nodes.data["out"]), "y": nodes.data["out"].clamp(-9, 9)}
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("message", [fn.copy_u("x", "m"), lambda edges: {"m": -edges.src["x"]}])
+def test_a_function_of_what_was_reduced(op: str, message: Any, partitioned: Cutter) -> None:
+    """Rows without edges included; columns that it does not return stay as they were."""
+
+    def run(graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["x"], graph.ndata["out"] = x, x * 3
+        graph.update_all(message, getattr(fn, op)("m", "out"), other_column)
+        first = graph.ndata["z"] + graph.ndata["y"] + graph.ndata["out"]
+        graph.update_all(message, getattr(fn, op)("m", "out"), shifted)
+        return first + graph.ndata["out"]
+
+    assert (to_dgl(mixed()).in_degrees() == 0).any()
+    compare(run, partitioned)
+
+
+def test_columns_written_in_pieces_of_a_reversed_graph(partitioned: Cutter) -> None:
+    """Their functions read the ends of the edges as they were when they were called."""
+
+    def run(graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["x"] = x
+        graph.apply_edges(lambda edges: {"m": edges.src["x"] * 3}, torch.arange(graph.num_edges()))
+        back = graph.reverse(copy_edata=True)
+        graph.apply_edges(lambda edges: {"m": edges.src["x"] * 7}, torch.arange(graph.num_edges()))
+        back.update_all(fn.copy_e("m", "m"), fn.mean("m", "out"))
+        graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+        return graph.ndata["out"] + back.ndata["out"]
+
+    compare(run, partitioned)
