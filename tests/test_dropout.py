@@ -434,6 +434,65 @@ def test_dropout_in_a_users_message(kind: type, partitioned: Cutter) -> None:
         assert relative(parts[0]["weight"], want["weight"]) <= 1e-12
 
 
+def case_pieces(group: Any, path: str, policy: dict, first: str) -> dict:
+    """Two columns for some of the edges, the second made of the first; ``first``: read first."""
+    part = Rank(group, path, **policy)
+    sar.manual_seed(4)
+    x = part.feat().requires_grad_()
+    graph, eids = part.graph, (part.edges() % 3 > 0).nonzero().view(-1)
+    graph.ndata["x"] = x
+    found = []
+    for _ in range(2):
+        graph.apply_edges(lambda e: {"a": F.dropout(e.src["x"] * 2, 0.5)}, eids)
+        graph.apply_edges(lambda e: {"b": F.dropout(e.data["a"], 0.2, True, True) + 1}, eids)
+        columns = {name: graph.edata[name] for name in (first, *"ab")}
+        kept = columns["a"][eids] != 0
+        assert torch.equal(columns["b"][eids][~kept], torch.ones(int((~kept).sum())).double())
+        if len(eids) > 9:
+            assert bool((columns["b"][eids][kept] != 1).any())
+        found.append(columns["a"].detach() != 0)
+        graph.update_all(dgl.function.copy_e("b", "m"), dgl.function.sum("m", "out"))
+        graph.edata.pop("a"), graph.edata.pop("b")
+    assert len(eids) < 10 or not torch.equal(*found)
+    out = graph.ndata["out"]
+    (out.sin() * part.nodes().view(-1, 1).cos()).sum().backward()
+    return {"nodes": part.nodes(), "out": out.detach(), "x": x.grad}
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_dropout_in_columns_written_by_pieces(first: str, partitioned: Cutter) -> None:
+    """One mask for a piece, whether it is read or another one reads it; the same for any cut."""
+    graph = mixed()
+    want = run_threads(1, case_pieces, partitioned(graph, 1), {}, first)[0]
+    order = torch.argsort(want["nodes"])
+    for size, method, policy in CUTS:
+        parts = run_threads(size, case_pieces, partitioned(graph, size, method), policy, first)
+        nodes = [p["nodes"] for p in parts]
+        for key in ("out", "x"):
+            got = joined([p[key] for p in parts], nodes, graph.total_nodes)
+            assert relative(got, want[key][order]) <= 1e-12, (key, size, method)
+
+
+def test_dropout_in_place_in_a_users_message(partitioned: Cutter) -> None:
+    def case(group: Any, path: str) -> None:
+        part, results = Rank(group, path), []
+        for inplace in (False, True):
+            sar.manual_seed(3)
+            x = part.feat().requires_grad_()
+            part.graph.ndata["x"] = x
+            part.graph.update_all(
+                lambda e, inplace=inplace: {"m": F.dropout(e.src["x"], 0.5, inplace=inplace)},
+                dgl.function.sum("m", "out"),
+            )
+            out = part.graph.ndata["out"]
+            out.sin().sum().backward()
+            results.append((out.detach(), x.grad))
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b)
+
+    run_threads(2, case, partitioned(mixed(), 2, "random"))
+
+
 # Nodes.
 
 

@@ -62,9 +62,17 @@ class SeedStream:
                 "torch.utils.checkpoint context_fn=sar.nn.same_dropout, use_reentrant=False"
             )
         self._begin(group)
-        digest = hashlib.sha256(f"{self.base} {self.count}".encode()).digest()
         self.count += 1
-        return int.from_bytes(digest[:8], "big") >> 1
+        return self._seed(f"{self.base} {self.count - 1}")
+
+    def named(self, count: int, name: str) -> int:
+        """A seed that belongs to the time before draw number ``count``, when only some ranks may
+        have asked for it, and to ``name``; there is a base."""
+        return self._seed(f"{self.base} {count} {name}")
+
+    @staticmethod
+    def _seed(text: str) -> int:
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
     def _begin(self, group: Group) -> None:
         if self.base is None:

@@ -75,8 +75,10 @@ class FindDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in DROPOUTS:
             return func(*args, **(kwargs or {}))
-        x, probability, _ = arguments(*args, **(kwargs or {}))
+        x, probability, inplace = arguments(*args, **(kwargs or {}))
         self.found.append((probability, x.dim() > 0 and len(x) == self.rows))
+        if inplace:
+            x.mul_(1)  # the probe sees that it is written
         return F.dropout(x, training=False)  # other modes see the input
 
 

@@ -9,7 +9,7 @@ of all of them read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.lazy import EdgeTensor, eager
+from sar.graph.message_dropout import Drawn, KeyedDropout
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import Probe, call_udf, frozen, probe
 from sar.ops import Inputs, Messages, run_messages
@@ -36,15 +37,28 @@ class Piece:
     ``src``, ``dst`` and ``edge`` are the columns that it reads, in the order of the probe's names;
     an edge column that was pending itself is computed along with this one, block by block.
     Without ``with_grad`` it was noted where gradients were disabled, and its values have none.
+    Its dropouts have the seeds of the time when it was noted, ``draws`` after the first.
     """
 
     function: Callable
     seen: Probe
     eids: Tensor
     with_grad: bool
+    draws: int
     src: list[Key]
     dst: list[Key]
     edge: list[Key | PendingColumn]
+
+    def dropouts(self, column: PendingColumn) -> list[Drawn]:
+        """Those on rows of edges with a seed each, whichever column is computed."""
+        function = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        seeds = column.store.group.seeds
+        return [
+            Drawn(p, seeds.named(self.draws, f"{column.name} {function} {number}"))
+            if on_edges and p > 0
+            else Drawn(p, None)
+            for number, (p, on_edges) in enumerate(self.seen.dropouts)
+        ]
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,8 @@ class PendingColumn:
     def run(self, reduce: str) -> Tensor:
         """Stream the pieces of all ranks and reduce their values; collective."""
         agreed = _agree(self)
+        if agreed["dropout"]:
+            self.store.group.seeds.draw(self.store.group)  # what is noted later gets other seeds
         src = self._find("source", self.src, agreed["src"])
         lazy = self._find("edge", self.edge, agreed["lazy"]) if agreed["lazy"] else {}
         # On every rank, though only some have pieces that read them, forward and backward.
@@ -174,10 +190,11 @@ class _Piecewise:
         self.column, self.src_keys, self.edge_keys, self.like = column, src_keys, edge_keys, like
 
     def __call__(
-        self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], _: Tensor
+        self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], position: Tensor
     ) -> list[Tensor]:
         column, columns = self.column, self.column.columns()
         block = _Block(
+            position,
             dict(zip(self.src_keys, src, strict=True)),
             dict(zip(column.dst, dst, strict=True)),
             dict(zip(self.edge_keys, edge[len(columns) :], strict=True)),
@@ -191,11 +208,13 @@ class _Block:
     """Rows of a block of edges.
 
     Attributes:
+        position: int32 [e] positions of the edges among the local ones.
         src, dst, edge: [e, ...] rows of columns.
         numbers: int32 [e] which piece gives each edge its value, by the ``id`` of the column.
         known: [e, ...] values of pending columns, by their ``id``.
     """
 
+    position: Tensor
     src: dict[Key, Tensor]
     dst: dict[Key, Tensor]
     edge: dict[Key, Tensor]
@@ -217,18 +236,26 @@ class _Block:
         for index, piece in enumerate(column.pieces):
             mine = (numbers == index).nonzero().view(-1)
             if len(mine):
-                results = call_udf(
-                    piece.function,
-                    piece.seen,
-                    [self.src[key].index_select(0, mine) for key in piece.src],
-                    [self.dst[key].index_select(0, mine) for key in piece.dst],
-                    [self._edge_rows(read).index_select(0, mine) for read in piece.edge],
-                    len(mine),
-                )
-                value = results[column.name]
+                value = self._results(column, piece, mine)[column.name]
                 value = value if piece.with_grad else value.detach()
                 out = out.index_copy(0, mine, value.to(out.dtype))
         return out
+
+    def _results(self, column: PendingColumn, piece: Piece, mine: Tensor) -> Mapping[str, Tensor]:
+        """What a piece gives on the edges ``mine`` of the block."""
+        arguments = (
+            [self.src[key].index_select(0, mine) for key in piece.src],
+            [self.dst[key].index_select(0, mine) for key in piece.dst],
+            [self._edge_rows(read).index_select(0, mine) for read in piece.edge],
+            len(mine),
+        )
+        dropouts = piece.dropouts(column)
+        if not dropouts:
+            return call_udf(piece.function, piece.seen, *arguments)
+        relation = column.store.relations[column.etype]
+        keys = relation.keys.index_select(0, self.position.index_select(0, mine))
+        with KeyedDropout(keys, dropouts):
+            return call_udf(piece.function, piece.seen, *arguments)
 
     def _edge_rows(self, read: Key | PendingColumn) -> Tensor:
         return self.values(read, read.like) if isinstance(read, PendingColumn) else self.edge[read]
@@ -244,6 +271,7 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
         seen,
         eids.long(),
         torch.is_grad_enabled(),
+        store.group.seeds.count,
         [(name, src.version(name)) for name in seen.src],
         [(name, dst.version(name)) for name in seen.dst],
         [edge.pending.get(name) or (name, edge.version(name)) for name in seen.edge],
@@ -281,7 +309,7 @@ def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) 
 
 
 def _agree(column: PendingColumn) -> dict[str, Any]:
-    """What the pieces of all ranks read and give: columns, shape, dtype, gradients.
+    """What the pieces of all ranks read and give: columns, shape, dtype, gradients, dropout.
 
     Collective. What is wrong shows in the statuses, so that every rank raises it.
 
@@ -303,6 +331,7 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
             "lazy": sorted(k for k, t in column.edge.items() if isinstance(t, EdgeTensor)),
             "rows": sorted({(str(r.dtype).removeprefix("torch."), *r.shape[1:]) for r in rows}),
             "grad": captured and torch.is_grad_enabled(),
+            "dropout": any(p > 0 for piece in pieces for p, _ in piece.seen.dropouts),
         }
     body = json.dumps(mine).encode()
     if len(body) > _STATUS_BYTES:
@@ -333,4 +362,5 @@ def _agree(column: PendingColumn) -> dict[str, Any]:
         "dtype": kinds[0][0],
         "shape": kinds[0][1:],
         "grad": any(plan["grad"] for plan in known),
+        "dropout": any(plan["dropout"] for plan in known),
     }
