@@ -434,6 +434,11 @@ def test_dropout_in_a_users_message(kind: type, partitioned: Cutter) -> None:
         assert relative(parts[0]["weight"], want["weight"]) <= 1e-12
 
 
+def two_columns(edges: Any) -> dict[str, Tensor]:
+    a = F.dropout(edges.src["x"] * 2, 0.5)
+    return {"a": a, "c": a}
+
+
 def case_pieces(group: Any, path: str, policy: dict, first: str) -> dict:
     """Two columns for some of the edges, the second made of the first; ``first``: read first."""
     part = Rank(group, path, **policy)
@@ -443,13 +448,14 @@ def case_pieces(group: Any, path: str, policy: dict, first: str) -> dict:
     graph.ndata["x"] = x
     found = []
     for _ in range(2):
-        graph.apply_edges(lambda e: {"a": F.dropout(e.src["x"] * 2, 0.5)}, eids)
+        graph.apply_edges(two_columns, eids)
         graph.apply_edges(lambda e: {"b": F.dropout(e.data["a"], 0.2, True, True) + 1}, eids)
         columns = {name: graph.edata[name] for name in (first, *"ab")}
         kept = columns["a"][eids] != 0
         assert torch.equal(columns["b"][eids][~kept], torch.ones(int((~kept).sum())).double())
         if len(eids) > 9:
             assert bool((columns["b"][eids][kept] != 1).any())
+        assert torch.equal(columns["a"], graph.edata.pop("c"))
         found.append(columns["a"].detach() != 0)
         graph.update_all(dgl.function.copy_e("b", "m"), dgl.function.sum("m", "out"))
         graph.edata.pop("a"), graph.edata.pop("b")

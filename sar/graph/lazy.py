@@ -219,7 +219,7 @@ def _refuse_function(x: EdgeTensor) -> None:
         )
 
 
-_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
 
 
 def refuse_escape(func: Callable, args: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.comm import SeedStream
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.lazy import EdgeTensor, eager
@@ -49,14 +50,12 @@ class Piece:
     dst: list[Key]
     edge: list[Key | PendingColumn]
 
-    def dropouts(self, column: PendingColumn) -> list[Drawn]:
-        """Those on rows of edges with a seed each, whichever column is computed."""
-        function = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        seeds = column.store.group.seeds
+    def dropouts(self, seeds: SeedStream) -> list[Drawn]:
+        """Those on rows of edges with a seed each, whichever of its columns is computed."""
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        what = " ".join([name, *self.seen.outputs])
         return [
-            Drawn(p, seeds.named(self.draws, f"{column.name} {function} {number}"))
-            if on_edges and p > 0
-            else Drawn(p, None)
+            Drawn(p, seeds.named(self.draws, f"{what} {number}") if on_edges and p > 0 else None)
             for number, (p, on_edges) in enumerate(self.seen.dropouts)
         ]
 
@@ -103,8 +102,9 @@ class PendingColumn:
         dtype = getattr(torch, agreed["dtype"])
         like = torch.empty((0, *agreed["shape"]), dtype=dtype, device=self.store.device)
         pieces = [piece for column in self.columns() for piece in column.pieces]
+        dropouts = {id(piece): piece.dropouts(self.store.group.seeds) for piece in pieces}
         messages = Messages(
-            _Piecewise(self, list(src), list(columns), like),
+            _Piecewise(self, list(src), list(columns), like, dropouts),
             is_udf=True,
             ordered=True,
             captures=_captures(pieces, agreed["grad"]),
@@ -185,9 +185,15 @@ class _Piecewise:
     """The message function of a pending column: runs each piece on its edges of a block."""
 
     def __init__(
-        self, column: PendingColumn, src_keys: list[Key], edge_keys: list[Key], like: Tensor
+        self,
+        column: PendingColumn,
+        src_keys: list[Key],
+        edge_keys: list[Key],
+        like: Tensor,
+        dropouts: dict[int, list[Drawn]],
     ) -> None:
         self.column, self.src_keys, self.edge_keys, self.like = column, src_keys, edge_keys, like
+        self.dropouts = dropouts
 
     def __call__(
         self, src: list[Tensor], dst: list[Tensor], edge: list[Tensor], position: Tensor
@@ -195,6 +201,7 @@ class _Piecewise:
         column, columns = self.column, self.column.columns()
         block = _Block(
             position,
+            self.dropouts,
             dict(zip(self.src_keys, src, strict=True)),
             dict(zip(column.dst, dst, strict=True)),
             dict(zip(self.edge_keys, edge[len(columns) :], strict=True)),
@@ -209,12 +216,14 @@ class _Block:
 
     Attributes:
         position: int32 [e] positions of the edges among the local ones.
+        dropouts: of pieces, by their ``id``.
         src, dst, edge: [e, ...] rows of columns.
         numbers: int32 [e] which piece gives each edge its value, by the ``id`` of the column.
         known: [e, ...] values of pending columns, by their ``id``.
     """
 
     position: Tensor
+    dropouts: dict[int, list[Drawn]]
     src: dict[Key, Tensor]
     dst: dict[Key, Tensor]
     edge: dict[Key, Tensor]
@@ -249,7 +258,7 @@ class _Block:
             [self._edge_rows(read).index_select(0, mine) for read in piece.edge],
             len(mine),
         )
-        dropouts = piece.dropouts(column)
+        dropouts = self.dropouts[id(piece)]
         if not dropouts:
             return call_udf(piece.function, piece.seen, *arguments)
         relation = column.store.relations[column.etype]

@@ -57,7 +57,9 @@ def _load_json(path: str) -> dict:
     except PartitionError:
         raise
     except (OSError, ValueError, RecursionError) as err:
-        raise PartitionError(f"{path}: not a readable JSON file ({err})") from err
+        raise PartitionError(
+            f"{path}: not a readable JSON file ({err}), expected that of a partitioned graph"
+        ) from err
     if not isinstance(config, dict):
         raise PartitionError(f"{path}: holds a {type(config).__name__}, expected a JSON object")
     return config
