@@ -479,6 +479,18 @@ def test_dropout_in_columns_written_by_pieces(first: str, partitioned: Cutter) -
             assert relative(got, want[key][order]) <= 1e-12, (key, size, method)
 
 
+def test_pieces_have_masks_of_their_own(partitioned: Cutter) -> None:
+    def case(group: Any, path: str) -> None:
+        graph = Rank(group, path).graph
+        graph.ndata["x"] = torch.ones(graph.num_nodes(), 100)
+        every = torch.arange(graph.num_edges())
+        graph.apply_edges(lambda e: {"a": F.dropout(e.src["x"], 0.5)}, every)
+        graph.apply_edges(lambda e: {"a": F.dropout(e.data["a"], 0.5)}, every)
+        assert abs(float((graph.edata["a"] != 0).float().mean()) - 0.25) < 0.05
+
+    run_threads(2, case, partitioned(mixed(), 2, "random"))
+
+
 def test_dropout_in_place_in_a_users_message(partitioned: Cutter) -> None:
     def case(group: Any, path: str) -> None:
         part, results = Rank(group, path), []

@@ -15,6 +15,7 @@ from harness.rows import Part, whole
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import sar
 
@@ -107,6 +108,14 @@ def test_functions_do_not_write_into_edge_columns(partitioned: Cutter) -> None:
     refused(through(message), partitioned, r"writes edge columns \['q'\] in place")
 
 
+def transposed(e: Tensor) -> Tensor:
+    return e.view(-1, 2, 2).transpose(1, 2)
+
+
+def gated(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([F.relu(a, inplace=True), b], 1)
+
+
 def edge_program(change: Callable[[Any, Tensor], Tensor]) -> Run:
     """Sums of what ``change`` returns for a lazy edge tensor."""
 
@@ -137,6 +146,17 @@ ALLOWED = {
     "a copy": lambda _, e: (e * 2).add_(1) * e,
     "before a view": lambda _, e: e.add_(1).view(-1, 2, 2).flatten(1),
     "read before": lambda _, e: e.exp() * e.add_(1),
+    "another view": lambda _, e: gated(e[:, :2], e[:, 2:]),
+    "nothing": lambda _, e: (e.view(-1, 2, 2), e.detach_())[0].flatten(1),
+    "a transposed copy": lambda _, e: transposed(e).contiguous().mul_(2).flatten(1) + e,
+    "a reshaped copy": lambda _, e: transposed(e).reshape(-1, 4).mul_(2) + e,
+    "an expanded copy": lambda _, e: e.unsqueeze(2).expand(-1, -1, 2).flatten(1).mul_(2)[:, 4:] + e,
+    "zeros": lambda _, e: (e.exp(), (e * 1).zero_())[0],
+    "filled": lambda graph, e: e.fill_(2.0) * graph.edata["e"],
+    "copied": lambda _, e: e.copy_(e * 3) * e.copy_(torch.arange(4.0)).add_(1),
+    "elu": lambda _, e: (F.elu_(e), e * 2)[1],
+    "leaky relu": lambda _, e: (F.leaky_relu_(e, 0.2), e * 2)[1],
+    "selu": lambda _, e: (torch.selu_(e), e * 2)[1],
 }
 STALE = {
     "a view": after(lambda view: view.mul_(3), lambda e, _: e),
@@ -145,6 +165,7 @@ STALE = {
     "itself": lambda _, e: (e.view(-1, 2, 2), e.add_(1))[0].flatten(1),
     "no copy": lambda _, e: (e, e.contiguous().add_(1))[0],
     "detached": lambda _, e: (e, e.detach().add_(1))[0],
+    "a fallback": after(lambda view: view.cumsum_(0), lambda e, _: e),
     "stale in place": after(lambda view: view.mul_(3), lambda e, _: e.add_(1)),
 }
 
@@ -173,9 +194,65 @@ class Square(Function):
         return 6 * x * grad
 
 
+def test_a_write_without_gradients_is_refused(partitioned: Cutter) -> None:
+    def change(_: Any, e: Tensor) -> Tensor:
+        with torch.no_grad():
+            return e.clamp_(-1, 1)
+
+    refused(edge_program(change), partitioned, "written in place where gradients are disabled")
+
+
+def test_functions_that_write_run_in_inference_mode(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        part, results = Part(group, path), []
+        for mode in (torch.inference_mode, torch.no_grad):
+            with mode():
+                x = part.node_rows(whole(mixed().total_nodes, (WIDTH,), seed=1), grad=False)
+                results.append(FUNCTIONS["both ends"](part.graph, x).clone())
+        assert torch.equal(*results)
+
+    run_threads(2, case)
+
+
+@pytest.mark.parametrize("p, training", [(0.5, False), (0.0, True)])
+def test_dropout_that_does_nothing_writes_nothing(
+    p: float, training: bool, partitioned: Cutter
+) -> None:
+    def message(edges: Any) -> dict[str, Tensor]:
+        return {"m": F.dropout(edges.data["q"], p, training, inplace=True) * edges.src["x"]}
+
+    compare(through(message), partitioned)
+
+
 @pytest.mark.parametrize("change", [Square.apply, lambda e: Square.apply(e.exp()).mean(1)])
 def test_a_function_of_autograd_wants_values(change: Any, partitioned: Cutter) -> None:
     refused(edge_program(lambda _, e: change(e)), partitioned, r"Square.apply: got an edge tensor")
+
+
+def test_functions_of_autograd_without_a_gradient_or_around_a_layer(partitioned: Cutter) -> None:
+    def constant(graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["y"] = x.detach() * 2
+        graph.apply_edges(fn.u_sub_v("y", "y", "d"))
+        graph.ndata["x"], graph.edata["m"] = x, Square.apply(graph.edata["d"])
+        graph.update_all(fn.u_mul_e("x", "m", "m"), fn.sum("m", "out"))
+        return graph.ndata["out"]
+
+    def layer(graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["x"] = x
+        graph.apply_edges(fn.u_add_v("x", "x", "e"))
+        graph.edata["m"] = graph.edata["e"].detach()
+
+        def inner(rows: Tensor) -> Tensor:
+            graph.ndata["y"] = rows
+            graph.update_all(fn.u_mul_e("y", "m", "m"), fn.sum("m", "out"))
+            return graph.ndata["out"]
+
+        return checkpoint(inner, x, use_reentrant=True)
+
+    compare(constant, partitioned)
+    compare(layer, partitioned)
 
 
 def test_a_function_of_autograd_inside_a_message_function(partitioned: Cutter) -> None:

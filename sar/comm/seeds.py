@@ -24,18 +24,19 @@ class SeedStream:
     Attributes:
         base: what :func:`manual_seed` was given; ``None`` until it is given or first needed.
         count: seeds drawn since.
+        notes: seeds asked for by :meth:`note` since the last draw.
         replays: draws are those of an earlier forward pass.
     """
 
     def __init__(self) -> None:
         self.base: int | None = None
-        self.count = 0
+        self.count, self.notes = 0, 0
         self.replays = False
         self._noise: torch.Generator | None = None
 
     def restart(self, base: int, count: int = 0) -> None:
         """Begin anew, or where ``state`` says another stream was."""
-        self.base, self.count, self._noise = base, count, None
+        self.base, self.count, self.notes, self._noise = base, count, 0, None
 
     def noise(self, rank: int) -> torch.Generator:
         """Random numbers of a rank alone, for rounding what it sends; begin anew with the seed."""
@@ -62,13 +63,20 @@ class SeedStream:
                 "torch.utils.checkpoint context_fn=sar.nn.same_dropout, use_reentrant=False"
             )
         self._begin(group)
-        self.count += 1
+        self.count, self.notes = self.count + 1, 0
         return self._seed(f"{self.base} {self.count - 1}")
 
-    def named(self, count: int, name: str) -> int:
-        """A seed that belongs to the time before draw number ``count``, when only some ranks may
-        have asked for it, and to ``name``; there is a base."""
-        return self._seed(f"{self.base} {count} {name}")
+    def note(self) -> tuple[int, int]:
+        """The present time, for seeds that only some ranks may ask for; no communication.
+
+        The same on all ranks where all of them note the same since the last draw.
+        """
+        self.notes += 1
+        return self.count, self.notes
+
+    def noted(self, time: tuple[int, int], number: int) -> int:
+        """Seed ``number`` of the time that was noted; there is a base."""
+        return self._seed(f"{self.base} noted {time[0]} {time[1]} {number}")
 
     @staticmethod
     def _seed(text: str) -> int:
@@ -95,17 +103,18 @@ class _Again:
     """Inside, a stream draws what it drew from the time this was made."""
 
     def __init__(self, seeds: SeedStream) -> None:
-        self.seeds, self.state = seeds, (seeds.base, seeds.count)
-        self.kept: list[tuple[int | None, int, bool]] = []
+        self.seeds, self.state = seeds, (seeds.base, seeds.count, seeds.notes)
+        self.kept: list[tuple[int | None, int, int, bool]] = []
 
     def __enter__(self) -> None:
-        seeds, (base, count) = self.seeds, self.state
-        self.kept.append((seeds.base, seeds.count, seeds.replays))
+        seeds, (base, count, notes) = self.seeds, self.state
+        self.kept.append((seeds.base, seeds.count, seeds.notes, seeds.replays))
         seeds.base = seeds.base if base is None else base  # it was found after this was made
-        seeds.count, seeds.replays = count, True
+        seeds.count, seeds.notes, seeds.replays = count, notes, True
 
     def __exit__(self, *_: object) -> None:
-        self.seeds.base, self.seeds.count, self.seeds.replays = self.kept.pop()
+        seeds = self.seeds
+        seeds.base, seeds.count, seeds.notes, seeds.replays = self.kept.pop()
 
 
 def manual_seed(seed: int, *, group: Group | None = None) -> None:

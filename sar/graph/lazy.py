@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -41,16 +41,6 @@ class Scope:
     device: torch.device
 
 
-class Memory:
-    """What an edge tensor and its views would share if they were stored.
-
-    Attributes:
-        writes: how often something was written into it in place.
-    """
-
-    writes = 0
-
-
 class EdgeTensor(Tensor):
     """One row per local edge, computed block by block when it is reduced.
 
@@ -64,17 +54,20 @@ class EdgeTensor(Tensor):
     node: Node
     scope: Scope
     axis: int
-    memory: Memory
-    _writes: int  # into the memory that the program knows of
+    base: EdgeTensor | None
+    _writes: int
+    _writes_of_base: int  # when this view of it was taken
+    _is_stale: bool
+    is_dense: bool  # its elements would lie one behind the other
     _eager: Tensor | None
     _with_grad: bool
     _recorded_with_grad: bool
 
     @staticmethod
     def __new__(
-        cls, node: Node, like: Tensor, scope: Scope, axis: int = 0, memory: Memory | None = None
+        cls, node: Node, like: Tensor, scope: Scope, axis: int = 0, base: EdgeTensor | None = None
     ) -> EdgeTensor:
-        """``like``: its shape, but for the size of ``axis``, and dtype; ``memory``: of a view."""
+        """``like``: its shape, but for the size of ``axis``, and dtype; ``base``: of a view."""
         shape = list(like.shape)
         shape[axis] = scope.relation.num_edges
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
@@ -85,8 +78,9 @@ class EdgeTensor(Tensor):
         node.row_bytes = max(node.row_bytes, row)
         shape[axis] = BLANK_ROWS
         node.like = torch.empty(shape, dtype=like.dtype, device="meta")
-        made.memory = memory or Memory()
-        made._writes = made.memory.writes
+        made.base, made._writes, made._is_stale = base, 0, False
+        made._writes_of_base = 0 if base is None else base._writes
+        made.is_dense = like.is_contiguous() and (base is None or base.is_dense)
         made._eager, made._with_grad = None, False
         made._recorded_with_grad = torch.is_grad_enabled()
         return made
@@ -108,17 +102,37 @@ class EdgeTensor(Tensor):
             return constant
         return self.node
 
-    def rebind(self, node: Node) -> None:
+    def rebind(self, node: Node, *, same_values: bool = False) -> None:
         """What was written in place is the program from now on."""
         self._refuse_stale()
+        if (
+            self._recorded_with_grad
+            and not torch.is_grad_enabled()
+            and asks_for_gradients(self.node)
+        ):
+            raise not_supported(
+                f"an edge tensor {tuple(self.shape)}: written in place where gradients are "
+                "disabled, but its values have one; expected the write on its .detach()"
+            )
         node.like = self.node.like
         self.node, self._eager = node, None
-        self.memory.writes += 1
-        self._writes = self.memory.writes
         self._recorded_with_grad = torch.is_grad_enabled()
+        if same_values:
+            return
+        self._writes += 1
+        for x in self._bases():
+            x._is_stale = True
+
+    def _bases(self) -> Iterator[EdgeTensor]:
+        """What this is a view of, and that is a view of, and so on."""
+        base = self.base
+        while base is not None:
+            yield base
+            base = base.base
 
     def _refuse_stale(self) -> None:
-        if self._writes != self.memory.writes:
+        views = zip((self, *self._bases()), self._bases(), strict=False)
+        if self._is_stale or any(x._writes_of_base != base._writes for x, base in views):
             raise not_supported(
                 f"an edge tensor {tuple(self.shape)}: a tensor that shares its values was written "
                 "in place; expected the write on a copy, or a view that is taken after it"
@@ -182,8 +196,8 @@ class EdgeTensor(Tensor):
                 hold_local_edges(func, args, kwargs, problem)
         eager_args, kwargs = tree_map(_made_eager, (args, kwargs))
         result = func(*eager_args, **kwargs)
-        if func is Tensor.__setitem__ and isinstance(args[0], EdgeTensor):
-            args[0].rebind(Leaf("e", eager_args[0]))  # later functions see what was written
+        if args and isinstance(args[0], EdgeTensor) and is_in_place(func):
+            args[0].rebind(_stored(eager_args[0], args[0].axis))  # later functions see the write
         return result
 
     @classmethod
@@ -202,7 +216,8 @@ class EdgeTensor(Tensor):
 
 
 def _refuse_function(x: EdgeTensor) -> None:
-    """Raise ``NotSupportedError`` in the forward pass of a ``torch.autograd.Function``.
+    """Raise ``NotSupportedError`` where ``x``, with a gradient, is an argument of the
+    ``torch.autograd.Function`` whose forward pass is running.
 
     Its steps could be recorded, but torch would never call its backward pass: that takes the
     gradient of values, and these do not exist yet.
@@ -210,7 +225,9 @@ def _refuse_function(x: EdgeTensor) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not _APPLY:
         frame = frame.f_back
-    if frame is not None:
+    if frame is None or not any(argument is x for argument in frame.f_locals["args"]):
+        return
+    if asks_for_gradients(x.node):
         name = frame.f_locals["cls"].__name__
         raise not_supported(
             f"{name}.apply: got an edge tensor {tuple(x.shape)}, whose values exist block by "
@@ -219,7 +236,31 @@ def _refuse_function(x: EdgeTensor) -> None:
         )
 
 
+def asks_for_gradients(node: Node) -> bool:
+    todo, seen = [node], {id(node)}
+    while todo:
+        node = todo.pop()
+        if any(tensor.requires_grad for tensor in node.reads()):
+            return True
+        new = [parent for parent in node.parents() if id(parent) not in seen]
+        seen.update(id(parent) for parent in new)
+        todo += new
+    return False
+
+
 _APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
+
+
+def is_in_place(func: Callable) -> bool:
+    """Whether a torch function writes into its first argument, as its name tells."""
+    name = getattr(func, "__name__", "")
+    return func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
+
+
+def _stored(values: Tensor, axis: int) -> Node:
+    """A program for values whose edges are along ``axis``."""
+    leaf = Leaf("e", values.movedim(axis, 0))
+    return Call(Tensor.movedim, (leaf, 0, axis), {}) if axis else leaf
 
 
 def refuse_escape(func: Callable, args: Any) -> None:

@@ -77,7 +77,7 @@ class FindDropout(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         x, probability, inplace = arguments(*args, **(kwargs or {}))
         self.found.append((probability, x.dim() > 0 and len(x) == self.rows))
-        if inplace:
+        if inplace and probability > 0:
             x.mul_(1)  # the probe sees that it is written
         return F.dropout(x, training=False)  # other modes see the input
 

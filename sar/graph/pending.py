@@ -38,24 +38,22 @@ class Piece:
     ``src``, ``dst`` and ``edge`` are the columns that it reads, in the order of the probe's names;
     an edge column that was pending itself is computed along with this one, block by block.
     Without ``with_grad`` it was noted where gradients were disabled, and its values have none.
-    Its dropouts have the seeds of the time when it was noted, ``draws`` after the first.
+    Its dropouts have seeds of the ``time`` when it was noted.
     """
 
     function: Callable
     seen: Probe
     eids: Tensor
     with_grad: bool
-    draws: int
+    time: tuple[int, int]
     src: list[Key]
     dst: list[Key]
     edge: list[Key | PendingColumn]
 
     def dropouts(self, seeds: SeedStream) -> list[Drawn]:
         """Those on rows of edges with a seed each, whichever of its columns is computed."""
-        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        what = " ".join([name, *self.seen.outputs])
         return [
-            Drawn(p, seeds.named(self.draws, f"{what} {number}") if on_edges and p > 0 else None)
+            Drawn(p, seeds.noted(self.time, number) if on_edges and p > 0 else None)
             for number, (p, on_edges) in enumerate(self.seen.dropouts)
         ]
 
@@ -280,7 +278,7 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
         seen,
         eids.long(),
         torch.is_grad_enabled(),
-        store.group.seeds.count,
+        store.group.seeds.note(),
         [(name, src.version(name)) for name in seen.src],
         [(name, dst.version(name)) for name in seen.dst],
         [edge.pending.get(name) or (name, edge.version(name)) for name in seen.edge],

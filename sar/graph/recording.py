@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sar.graph.lazy import CannotRecord, EdgeTensor, Memory, node_of
+from sar.graph.lazy import CannotRecord, EdgeTensor, is_in_place, node_of
 from sar.graph.message_dropout import DROPOUTS, arguments
 from sar.graph.program import EDGE_COUNT, Call, Dropout, Item, Node
 from sar.ops import AnyRelation
@@ -23,6 +23,8 @@ _META = torch.device("meta")
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 _PROBE_ROWS = 6
 _PROBE_PART = (1, 3)  # start and length: neither from the start nor the middle, as a flip keeps it
+
+_COPY_UNLESS_DENSE = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
 
 # In-place functions, recorded as what they compute and bound to the same Python object.
 _IN_PLACE = {
@@ -43,13 +45,13 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor)
         if args[0] is not first:
             raise CannotRecord("it writes into a tensor that is stored")
         func, kwargs = in_place
-    node, like, axes, memories = _infer(func, args, kwargs, first)
-    result = _wrap(node, like, axes, memories, first)
+    node, like, axes, bases = _infer(func, args, kwargs, first)
+    result = _wrap(node, like, axes, bases, first)
     if in_place is None:
         return result
     if result.shape != first.shape or result.dtype != first.dtype:
         raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place")
-    first.rebind(result.node)
+    first.rebind(result.node, same_values=func is Tensor.detach)
     return first
 
 
@@ -63,10 +65,27 @@ def _functional(func: Callable, args: Any, kwargs: dict[str, Any]) -> tuple[Call
         if isinstance(mask, Tensor) and mask.dtype == torch.bool:
             return _filled, kwargs
         raise CannotRecord("it writes rows")
-    name = getattr(func, "__name__", "")
-    if name.endswith("_") and not name.endswith("__") and hasattr(Tensor, name[:-1]):
-        return getattr(Tensor, name[:-1]), kwargs
-    return None
+    if not is_in_place(func):
+        return None
+    name = func.__name__[:-1]
+    if name in _WRITES:
+        return _WRITES[name], kwargs
+    for where in (Tensor, torch, torch.nn.functional):
+        if hasattr(where, name):
+            return getattr(where, name), kwargs
+    raise CannotRecord("it writes in place")
+
+
+def _written(x: Tensor, value: Any) -> Tensor:
+    """``x`` after all its elements were set to ``value``, which broadcasts."""
+    return torch.where(torch.ones_like(x, dtype=torch.bool), value, x).to(x.dtype)
+
+
+_WRITES: dict[str, Callable] = {
+    "zero": torch.zeros_like,
+    "fill": _written,
+    "copy": _written,
+}
 
 
 def _filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
@@ -93,9 +112,9 @@ def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
 
 def _infer(
     func: Callable, args: Any, kwargs: dict, first: EdgeTensor
-) -> tuple[Node, Any, dict[int, int], dict[int, Memory | None]]:
+) -> tuple[Node, Any, dict[int, int], dict[int, EdgeTensor | None]]:
     """The node, its value on meta tensors of all local edges, and, by the id of each of these, its
-    edge axis and what it shares memory with.
+    edge axis and what it is a view of.
 
     Raises ``ValueError`` for a call that no reading can run, before anything is computed.
     """
@@ -120,7 +139,7 @@ def _infer(
         if axes and None not in axes:
             reading.check_rowwise([axis or 0 for axis in axes])
             by_id = {id(a): axis or 0 for (a, _), axis in zip(pairs, axes, strict=True)}
-            shared = {id(a): reading.shared.get(_storage(a)) for a, _ in pairs}
+            shared = {id(a): reading.base_of(a) for a, _ in pairs}
             return reading.node(), small, by_id, shared
         problem = problem or CannotRecord("its result has no row per edge")
     text = str(problem).split("\n")[0]
@@ -176,7 +195,7 @@ class _Reading:
         self.func, self.args, self.kwargs = func, tuple(args), kwargs
         self.relation, self.rows = relation, relation.num_edges
         self.aligned, self.count = aligned, count
-        self.shared: dict[int, Memory] = {}  # by the storage of the meta tensor
+        self.shared: dict[int, EdgeTensor] = {}  # by the storage of the meta tensor
 
     def on_meta(self, rows: int) -> Any:
         """The call on tensors without data, for a number of edges."""
@@ -184,13 +203,19 @@ class _Reading:
         def column(value: Tensor) -> Tensor:
             made = torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
             if isinstance(value, EdgeTensor):
-                self.shared[_storage(made)] = value.memory
+                self.shared[_storage(made)] = value
             return made
 
         def other(value: Tensor) -> Tensor:
             return torch.empty(value.shape, dtype=value.dtype, device=_META)
 
         return self._run(rows, column, other)
+
+    def base_of(self, result: Tensor) -> EdgeTensor | None:
+        """The edge tensor that a result on meta tensors, which are dense, is a view of."""
+        base = self.shared.get(_storage(result))
+        copies = getattr(self.func, "__name__", "") in _COPY_UNLESS_DENSE
+        return None if base is None or (copies and not base.is_dense) else base
 
     def check_rowwise(self, axes: list[int]) -> None:
         """Shapes do not show whether rows are mixed (``cumsum``): compare 6 rows with 3.
@@ -292,13 +317,13 @@ def _wrap(
     node: Node,
     like: Any,
     axes: dict[int, int],
-    memories: dict[int, Memory | None],
+    bases: dict[int, EdgeTensor | None],
     first: EdgeTensor,
 ) -> Any:
     if isinstance(like, Tensor):
-        return EdgeTensor(node, like, first.scope, axes[id(like)], memories[id(like)])
+        return EdgeTensor(node, like, first.scope, axes[id(like)], bases[id(like)])
     if isinstance(like, (tuple, list)):
-        parts = [_wrap(Item(node, i), part, axes, memories, first) for i, part in enumerate(like)]
+        parts = [_wrap(Item(node, i), part, axes, bases, first) for i, part in enumerate(like)]
         named = hasattr(like, "n_sequence_fields")  # as torch.max gives
         return type(like)(parts) if named or type(like) in (tuple, list) else tuple(parts)
     raise CannotRecord("its result is not a tensor")

@@ -68,7 +68,8 @@ class Recorder(Mapping[str, Tensor]):
             frame = self._frame  # what is pending must not be computed, which is collective
             column = frame.like(name) if isinstance(frame, Frame) else frame[name]
             shape = (*self._rows, *tuple(column.shape)[1:])  # the column may be lazy
-            self.read[name] = torch.zeros(shape, dtype=column.dtype, device=column.device)
+            with torch.inference_mode(False):  # where writes are counted
+                self.read[name] = torch.zeros(shape, dtype=column.dtype, device=column.device)
         return self.read[name]
 
     @property
