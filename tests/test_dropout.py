@@ -34,6 +34,14 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
 
+def assert_same(parts: list[dict], want: dict, total: int) -> None:
+    """Outputs and gradients of the nodes, by original id, are those of one rank."""
+    nodes, order = [p["nodes"] for p in parts], torch.argsort(want["nodes"])
+    for key in ("out", "x"):
+        got = joined([p[key] for p in parts], nodes, total)
+        assert relative(got, want[key][order]) <= 1e-12, (key, len(parts))
+
+
 class Rank:
     """A rank's part, its graph and the original ids of its rows."""
 
@@ -105,13 +113,9 @@ def test_attention_dropout_does_not_depend_on_the_cut(partitioned: Cutter) -> No
     dropped = [joined([w], [want["edges"]], graph.total_edges) == 0 for w in want["weights"]]
     assert abs(float(dropped[0].double().mean()) - 0.4) < 0.1
     assert abs(float(dropped[1].double().mean()) - 0.6) < 0.1
-    order = torch.argsort(want["nodes"])
     for size, method, policy in CUTS:
         parts = run_threads(size, case_gat, partitioned(graph, size, method), policy, layers)
-        nodes = [p["nodes"] for p in parts]
-        for key in ("out", "x"):
-            got = joined([p[key] for p in parts], nodes, graph.total_nodes)
-            assert relative(got, want[key][order]) <= 1e-12, (key, size, method)
+        assert_same(parts, want, graph.total_nodes)
         for layer, mask in enumerate(dropped):
             edges = [p["edges"] for p in parts]
             got = joined([p["weights"][layer] for p in parts], edges, graph.total_edges)
@@ -424,13 +428,9 @@ def test_dropout_in_a_users_message(kind: type, partitioned: Cutter) -> None:
     want = run_threads(1, case_udf, partitioned(graph, 1), {}, kind(0.3))[0]
     again = run_threads(1, case_udf, partitioned(graph, 1), {}, nn.Dropout(0.0))[0]
     assert relative(again["out"], want["out"]) > 0.1
-    order = torch.argsort(want["nodes"])
     for size, method, policy in CUTS:
         parts = run_threads(size, case_udf, partitioned(graph, size, method), policy, kind(0.3))
-        nodes = [p["nodes"] for p in parts]
-        for key in ("out", "x"):
-            got = joined([p[key] for p in parts], nodes, graph.total_nodes)
-            assert relative(got, want[key][order]) <= 1e-12, (key, size, method)
+        assert_same(parts, want, graph.total_nodes)
         assert relative(parts[0]["weight"], want["weight"]) <= 1e-12
 
 
@@ -470,13 +470,9 @@ def test_dropout_in_columns_written_by_pieces(first: str, partitioned: Cutter) -
     """One mask for a piece, whether it is read or another one reads it; the same for any cut."""
     graph = mixed()
     want = run_threads(1, case_pieces, partitioned(graph, 1), {}, first)[0]
-    order = torch.argsort(want["nodes"])
     for size, method, policy in CUTS:
         parts = run_threads(size, case_pieces, partitioned(graph, size, method), policy, first)
-        nodes = [p["nodes"] for p in parts]
-        for key in ("out", "x"):
-            got = joined([p[key] for p in parts], nodes, graph.total_nodes)
-            assert relative(got, want[key][order]) <= 1e-12, (key, size, method)
+        assert_same(parts, want, graph.total_nodes)
 
 
 def test_pieces_have_masks_of_their_own(partitioned: Cutter) -> None:

@@ -237,6 +237,7 @@ def _refuse_function(x: EdgeTensor) -> None:
 
 
 def asks_for_gradients(node: Node) -> bool:
+    """Whether a tensor that a program reads wants a gradient."""
     todo, seen = [node], {id(node)}
     while todo:
         node = todo.pop()
