@@ -105,6 +105,9 @@ class Policy:
             ``"one"`` (8 bytes), where backward sorts each shard anew when its turn comes.
         exchange: ``"auto"`` sends the fewest rows that sums of copied rows need, some as they are
             and some as partial sums; ``"pull"`` always sends rows as they are.
+        zeros: ``"skip"`` sends rows that a relu made, where they are summed, without their zeros,
+            and home no gradient of these, which relu would drop. All parameters get the gradients
+            that they get with ``"send"``; ``torch.autograd.grad`` of such rows themselves does not.
     """
 
     rounds: int | None = None
@@ -115,6 +118,7 @@ class Policy:
     constant_inputs: str = "memory"
     structure: str = "both"
     exchange: str = "auto"
+    zeros: str = "send"
 
     def __post_init__(self) -> None:
         if self.rounds is not None:
@@ -134,6 +138,8 @@ class Policy:
             )
         if self.exchange not in ("auto", "pull"):
             raise ValueError(f"exchange: got {self.exchange!r}, expected 'auto' or 'pull'")
+        if self.zeros not in ("send", "skip"):
+            raise ValueError(f"zeros: got {self.zeros!r}, expected 'send' or 'skip'")
         object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
         if not isinstance(self.lossy, Lossy):
             raise TypeError(f"lossy: got {type(self.lossy).__name__}, expected a sar.Lossy")

@@ -19,6 +19,7 @@ MB = 1e6
 WARM_UP = 2  # epochs before those that count
 TASKS = "benchmarks.tasks"
 ORIGINAL, STRICT, ONE_SHOT = "IntelLabs SAR", "sar, strict", "sar, one-shot"
+NO_ZEROS = "sar, strict, zeros skipped"  # exact as well; worth it where links are slow
 SKIPPED = "pass --sar-path with a checkout of IntelLabs SAR"
 
 
@@ -32,7 +33,7 @@ def start(name: str, model: str, ranks: int, options: Options, **arguments: Any)
         return run(task, first=checkout, checkout=str(checkout))
     rounds = 1 if name == ONE_SHOT else None
     if model == "sage":
-        return run(f"{TASKS}.sage:Sar", rounds=rounds)
+        return run(f"{TASKS}.sage:Sar", rounds=rounds, zeros="skip" if name == NO_ZEROS else "send")
     return run(f"{TASKS}.attention:Sar", kind=model, rounds=rounds)
 
 
@@ -42,9 +43,17 @@ def checkout_for(model: str, options: Options) -> Path | None:
 
 
 def speed(
-    model: str, ranks: int, at_least: float, options: Options, rate: str | None = None
+    model: str,
+    ranks: int,
+    at_least: float,
+    options: Options,
+    rate: str | None = None,
+    contenders: tuple[str, ...] = (STRICT, ONE_SHOT),
 ) -> Report:
-    """Wall seconds of epochs, interleaved; with a rate, on hosts that are network namespaces."""
+    """Wall seconds of epochs, interleaved; with a rate, on hosts that are network namespaces.
+
+    The last contender has to be ``at_least`` as many times faster.
+    """
     if checkout_for(model, options) is None:
         return Report(skipped=SKIPPED)
     reason = hosts.missing() if rate is not None else None
@@ -55,7 +64,7 @@ def speed(
         shared: dict[str, Any] = {"environment": LAUNCH, "hosts": links}
         clusters = {
             name: stack.enter_context(start(name, model, ranks, options, **shared))
-            for name in (ORIGINAL, STRICT, ONE_SHOT)
+            for name in (ORIGINAL, *contenders)
         }
         for cluster in clusters.values():
             for _ in range(WARM_UP):
@@ -86,10 +95,11 @@ def _report(turns: dict[str, list[dict[str, float]]], what: str, at_least: float
             median(epoch[key] for epoch in epochs) for key in ("wall", "cpu", "sent")
         )
         table.rows.append([name, wall, cpu, sent / MB])
-    for name in (STRICT, ONE_SHOT):
+    *_, last = turns
+    for name in list(turns)[1:]:
         pairs = list(zip(turns[ORIGINAL], turns[name]))
         times = median(theirs["wall"] / mine["wall"] for theirs, mine in pairs)
-        bound = at_least if name == ONE_SHOT else None
+        bound = at_least if name == last else None
         report.figures.append(Figure(f"{name}: times faster", times, at_least=bound))
         share = median(mine["sent"] / theirs["sent"] for theirs, mine in pairs)
         report.figures.append(Figure(f"{name}: bytes / theirs", share))
@@ -101,7 +111,8 @@ def _report(turns: dict[str, list[dict[str, float]]], what: str, at_least: float
 @benchmark("versus-sage-slow", "versus")
 def sage_slow(options: Options) -> Report:
     """SAGE on 8 hosts with links of 200 Mbit/s, against IntelLabs SAR."""
-    return speed("sage", 8, 2.5, options, "200mbit")
+    contenders = STRICT, ONE_SHOT, NO_ZEROS
+    return speed("sage", 8, 2.5, options, "200mbit", contenders)
 
 
 @benchmark("versus-gat-fast", "versus")

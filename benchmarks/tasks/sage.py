@@ -169,13 +169,14 @@ class Sar(Task):
         rounds: int | None,
         activations: str = "keep",
         exchange: str = "auto",
+        zeros: str = "send",
     ) -> None:
         import sar
 
         self.sar, self.activations = sar, activations
         self.group = sar.initialize_comms(rank, size, None, "gloo", master_port_number=port)
         data = sar.load_dgl_partition_data(parts, rank, "cpu")
-        policy = sar.Policy(rounds=rounds, exchange=exchange)
+        policy = sar.Policy(rounds=rounds, exchange=exchange, zeros=zeros)
         self.graph = sar.construct_full_graph(data, policy=policy)
         self.features = data.node_features["_N/feat"]
         self.labels = data.node_features["_N/label"].long()

@@ -87,6 +87,12 @@ def _add_policy_arguments(group: Any) -> None:
         default="auto",
         help="auto (the default) sends the fewest rows that sums need, pull all source rows",
     )
+    group.add_argument(
+        "--zeros",
+        choices=("send", "skip"),
+        default="send",
+        help="skip: rows that a relu made are summed without sending their zeros; default send",
+    )
 
 
 def _add_lossy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +134,7 @@ def policy_of(args: argparse.Namespace) -> Policy:
         constant_inputs=args.constant_inputs,
         structure=args.structure,
         exchange=args.exchange,
+        zeros=args.zeros,
     )
 
 

@@ -259,6 +259,7 @@ def _config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "constant_inputs",
         "activations",
         "exchange",
+        "zeros",
         "structure",
         "map_features",
     )

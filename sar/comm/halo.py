@@ -81,6 +81,8 @@ class HaloPlan:
         send_counts: rows that go to each peer, where a subclass sends more than ``send_idx``.
 
     Attributes:
+        recv_pulled: how many of the rows from each peer are source rows as they are; they come
+            before all others. All of them, but for a subclass.
         wanted: what the ranks have agreed about gradients, see :mod:`sar.ops.wanted`.
     """
 
@@ -96,6 +98,7 @@ class HaloPlan:
         self.send_idx, self.recv_counts = send_idx, recv_counts
         self.send_counts = send_counts or [num_rows if i is None else len(i) for i in send_idx]
         self.send_counts[group.rank] = self.recv_counts[group.rank] = 0
+        self.recv_pulled = self.recv_counts
         self.rows_in_flight = self._agree_rows_in_flight()
         self.wanted: set[tuple] = set()
         self._agreed: set[tuple[str, tuple[int, ...]]] = set()
@@ -103,7 +106,7 @@ class HaloPlan:
         self.device = torch.device("cpu")
 
     def rows_for(self, peer: int) -> Tensor:
-        """int32 [send_counts[peer]] local rows that ``peer`` needs, in the order they are sent."""
+        """int32 local rows that ``peer`` gets as they are, in the order they are sent."""
         idx = self.send_idx[peer]
         if idx is None:
             return torch.arange(self.send_counts[peer], dtype=torch.int32, device=self.device)
@@ -125,6 +128,9 @@ class HaloPlan:
     def scatter(self, peer: int, home: Tensor, grads: Tensor, combine: Combine) -> None:
         """``combine`` into ``home`` [num_rows, width] what ``peer`` sent back."""
         combine(home, self.rows_for(peer), grads)
+
+    def add_sums(self, peer: int, home: Tensor, grads: Tensor) -> None:
+        """Add to ``home`` what gradients of partial sums for ``peer`` give; there are none here."""
 
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.
@@ -191,6 +197,7 @@ class HaloPlan:
         thin = copy(self)
         thin.send_idx, thin.recv_counts = list(send_idx), recv_counts
         thin.send_counts = [len(idx) for idx in send_idx]
+        thin.recv_pulled = recv_counts
         thin._steps = {}
         return thin
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sar.comm.group import Work
 from sar.comm.halo import Combine, HaloPlan, Round
-from sar.comm.wire import Codec, block_rows, codec_of
+from sar.comm.messages import GradientMessages, RowMessages
+from sar.comm.wire import Codec, codec_of
 from sar.config import EXACT, Lossy
 
 WINDOW = 2  # rounds in flight
@@ -51,7 +52,14 @@ def fetch(
     """
     columns = [rows] if isinstance(rows, Tensor) else rows
     codec = _codec(plan, lossy.wire_dtype, columns[0].dtype)
-    stream = _Stream(plan, columns, rounds, keep, codec, window)
+    return fetch_messages(RowMessages(plan, columns, keep, codec), rounds, window)
+
+
+def fetch_messages(
+    messages: RowMessages, rounds: Sequence[Round], window: int = WINDOW
+) -> Iterator[tuple[Round, Tensor]]:
+    """:func:`fetch` with the rows in other messages."""
+    stream = _Stream(messages, rounds, window)
     for step in rounds[:window]:
         stream.post(step)
     return stream.land()
@@ -62,82 +70,36 @@ def _codec(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None
     return None if name is None else codec_of(name, dtype, group.seeds.noise(group.rank))
 
 
-def _row_bytes(rows: Tensor) -> int:
-    return rows.shape[1] * rows.element_size()
-
-
 class _Stream:
     """The rounds of one fetch: what is on the wire, and what landed."""
 
-    def __init__(
-        self,
-        plan: HaloPlan,
-        rows: Sequence[Tensor],
-        rounds: Sequence[Round],
-        keep: bool,
-        codec: Codec | None,
-        window: int,
-    ) -> None:
-        self.window = window
-        self.plan, self.rows, self.rounds, self.keep, self.codec = plan, rows, rounds, keep, codec
-        self.width = sum(part.shape[1] for part in rows)
+    def __init__(self, messages: RowMessages, rounds: Sequence[Round], window: int) -> None:
+        self.messages, self.rounds, self.window = messages, rounds, window
         self._flights: deque[_Flight] = deque()
 
     def post(self, step: Round) -> None:
         """Put one round on the wire."""
-        group = self.plan.group
-        send = self._take(step.num_send, self.codec, keep=False)
-        start = 0
-        for peer, num in zip(step.targets, step.send_rows, strict=True):
-            stop = start + num
-            self._fill(send[start:stop], peer)
-            start = stop
-        recv = self._take(step.num_recv, self.codec, keep=self.keep and self.codec is None)
-        distances = step.distances if self.plan.is_large(_row_bytes(send)) else ()
-        work = group.exchange(recv, send, step.recv_counts, step.send_counts, distances)
+        plan = self.messages.plan
+        send, send_counts = self.messages.sent(step)
+        recv, recv_counts = self.messages.received(step)
+        distances = step.distances if plan.is_large(self.messages.row_bytes) else ()
+        work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
         self._flights.append(_Flight(step, work, send, recv))
 
     def land(self) -> Iterator[tuple[Round, Tensor]]:
         """Each round's rows as they land; the next but one is posted then."""
-        pool = self.plan.group.pool
+        pool = self.messages.plan.group.pool
         for index in range(len(self.rounds)):
             flight = self._flights.popleft()
             flight.work.wait()
             pool.give(flight.send)
-            halo = self._decoded(flight.recv)
+            halo = self.messages.landed(flight.round, flight.recv)
             yield flight.round, halo
-            if not self.keep:
+            if not self.messages.keep:
                 pool.give(halo)
             del flight, halo
             if index + self.window < len(self.rounds):
                 self.post(self.rounds[index + self.window])
-
-    def _fill(self, out: Tensor, peer: int) -> None:
-        """What one peer gets, coded."""
-        if self.codec is None:
-            self.plan.gather(peer, self.rows, 0, out)
-            return
-        for low in range(0, len(out), block_rows(self.width)):
-            part = out[low : low + block_rows(self.width)]
-            rows = self.rows[0].new_empty((len(part), self.width))
-            self.plan.gather(peer, self.rows, low, rows)
-            self.codec.encode(rows, part)
-
-    def _decoded(self, recv: Tensor) -> Tensor:
-        if self.codec is None:
-            return recv
-        rows = self._take(len(recv), None, keep=self.keep)
-        self.codec.decode_all(recv, rows)
-        self.plan.group.pool.give(recv)
-        return rows
-
-    def _take(self, num_rows: int, codec: Codec | None, keep: bool) -> Tensor:
-        like = self.rows[0]
-        dtype = like.dtype if codec is None else codec.dtype
-        width = self.width if codec is None else codec.width(self.width)
-        if keep:
-            return like.new_empty((num_rows, width), dtype=dtype)
-        return self.plan.group.pool.take((num_rows, width), dtype, like.device)
 
 
 class GradientReturn:
@@ -150,6 +112,7 @@ class GradientReturn:
         combine: adds rows that come home to the owned ones.
         window: rounds in flight; fewer where a fetch is in flight beside them.
         lossy: says what rows travel as.
+        messages: what they travel in, if not as they are.
     """
 
     def __init__(
@@ -161,10 +124,11 @@ class GradientReturn:
         combine: Combine,
         window: int = WINDOW,
         lossy: Lossy = EXACT,
+        messages: GradientMessages | None = None,
     ) -> None:
-        self.plan, self.width, self.dtype, self._local = plan, width, dtype, local
-        self._codec = _codec(plan, lossy.gradient_wire_dtype, dtype)
-        self._combine, self._window = combine, window
+        codec = _codec(plan, lossy.gradient_wire_dtype, dtype)
+        self._messages = messages or GradientMessages(plan, width, dtype, combine, codec)
+        self._local, self._window = local, window
         self._home: Tensor | None = None
         self._flights: deque[_Flight] = deque()
 
@@ -175,20 +139,17 @@ class GradientReturn:
         """
         while len(self._flights) >= self._window:
             self._add_home()
-        return self._take(step.num_recv)
+        return self._messages.rows(step.num_recv)
 
     def send(self, step: Round, grads: Tensor) -> None:
         """Post one round."""
-        if self._codec is not None:
-            rows, grads = grads, self._take(step.num_recv, self._codec)
-            self._codec.encode_all(rows, grads)
-            self.plan.group.pool.give(rows)
-        recv = self._take(step.num_send, self._codec)
+        plan = self._messages.plan
+        send, send_counts = self._messages.sent(step, grads)
+        recv, recv_counts = self._messages.received(step)
         back = [-distance for distance in step.distances]
-        distances = back if self.plan.is_large(_row_bytes(grads)) else ()
-        counts = step.send_counts, step.recv_counts
-        work = self.plan.group.exchange(recv, grads, *counts, distances)
-        self._flights.append(_Flight(step, work, grads, recv))
+        distances = back if plan.is_large(self._messages.row_bytes) else ()
+        work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
+        self._flights.append(_Flight(step, work, send, recv))
 
     def finish(self) -> Tensor:
         """Wait for what is in flight; the whole gradient of the owned rows."""
@@ -204,29 +165,8 @@ class GradientReturn:
             del self._local  # and what it holds
         return self._home
 
-    def _take(self, num_rows: int, codec: Codec | None = None) -> Tensor:
-        pool, device = self.plan.group.pool, self.plan.device
-        width = self.width if codec is None else codec.width(self.width)
-        return pool.take((num_rows, width), self.dtype if codec is None else codec.dtype, device)
-
     def _add_home(self) -> None:
         home, flight = self.own(), self._flights.popleft()
         flight.work.wait()
-        pool = self.plan.group.pool
-        pool.give(flight.send)
-        landed = self._decoded(flight.recv)
-        start = 0
-        for peer, num in zip(flight.round.targets, flight.round.send_rows, strict=True):
-            stop = start + num
-            grads = landed[start:stop].to(home.dtype)
-            self.plan.scatter(peer, home, grads, self._combine)
-            start = stop
-        pool.give(landed)
-
-    def _decoded(self, recv: Tensor) -> Tensor:
-        if self._codec is None:
-            return recv
-        rows = self._take(len(recv))
-        self._codec.decode_all(recv, rows)
-        self.plan.group.pool.give(recv)
-        return rows
+        self._messages.plan.group.pool.give(flight.send)
+        self._messages.add(flight.round, flight.recv, home)

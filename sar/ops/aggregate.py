@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar.comm import GradientReturn, fetch
+from sar.comm.rotation import fetch_messages
 from sar.config import CONSTANT_INPUTS, Policy
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
@@ -19,22 +20,26 @@ from sar.ops.relation import Relation
 from sar.ops.saving import spares_memory
 from sar.ops.shard_store import LOCAL
 from sar.ops.weights import weight_gradient
+from sar.ops.zeros import NonZeros, PackedGradients, PackedRows, skips_zeros
 
 Streamed = Relation | LinearRelation
 
 
 def aggregate_forward(
     relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
-    kept: list[Tensor] | None = None,
+    kept: list[Tensor] | None = None, zeros: NonZeros | None = None,
 ) -> Tensor:  # fmt: skip
     """[num_dst, width] scaled sums in the wide dtype of ``x`` ([num_src, width], contiguous).
 
-    The halo of each round is appended to ``kept``.
+    The halo of each round is appended to ``kept``; with ``zeros`` it comes without its zeros.
     """
     plan, factors, order = relation.plan, Factors(edge=weight, row=scale), weight is not None
     num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
     rounds = plan.rounds(num_rounds)
-    stream = fetch(plan, x, rounds, kept is not None, policy.lossy)
+    if zeros is None:
+        stream = fetch(plan, x, rounds, kept is not None, policy.lossy)
+    else:
+        stream = fetch_messages(PackedRows(zeros, x, kept is not None), rounds)
     out = spmm(relation.local(order=order), x, factors)  # while the first rounds are on the wire
     shards = relation.shards(num_rounds, order=order)
     for (_, halo), shard in zip(stream, shards, strict=True):
@@ -45,10 +50,11 @@ def aggregate_forward(
 
 
 def aggregate_backward(
-    relation: Streamed, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy
-) -> GradientReturn:
+    relation: Streamed, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
+    zeros: NonZeros | None = None,
+) -> GradientReturn:  # fmt: skip
     """Gradients of [num_src, width] rows, in the wide dtype, the last rounds of them still on
-    their way home; no row is fetched."""
+    their way home; no row is fetched. With ``zeros`` those of numbers that were zero stay away."""
     if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
         dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
     plan, factors, order = relation.plan, Factors(edge=weight, gathered=scale), weight is not None
@@ -58,7 +64,9 @@ def aggregate_backward(
     def local() -> Tensor:
         return spmm(next(relation.transposed(LOCAL, policy, order=order)), dout, factors)
 
-    home = GradientReturn(plan, dout.shape[1], dout.dtype, local, add_rows, lossy=policy.lossy)
+    packed = None if zeros is None else PackedGradients(zeros)
+    shape = (dout.shape[1], dout.dtype)
+    home = GradientReturn(plan, *shape, local, add_rows, lossy=policy.lossy, messages=packed)
     for step, shard in zip(plan.rounds(num_rounds), shards, strict=True):
         grads = home.buffer(step)
         spmm_into(grads, shard, dout, factors)
@@ -101,6 +109,8 @@ class _Aggregate(Function):
     s         [num_dst] or none       this rank; saved. 1 / in-degree for the mean
     halo      [<= round, width]       peers; fetched per round, reduced, dropped; if w asks
                                       fetched again in backward, or kept as the policy says
+    zeros     a bit per number of     this rank; kept where the policy skips zeros, see
+              x and of the halo       Note [Zeros]
     out       [num_dst, width]        this rank; not saved
     ========  ======================  =====================================================
 
@@ -119,13 +129,15 @@ class _Aggregate(Function):
         relation: Streamed,
         policy: Policy,
         arrival: Arrival,
+        skip_zeros: bool,
     ) -> Tensor:
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, scale, x if asks else None)
         ctx.relation, ctx.policy, ctx.arrival = relation, policy, arrival
         ctx.spares_memory = spares_memory()
         ctx.kept = [] if asks and not policy.rematerialize else None
-        out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept).to(x.dtype)
+        zeros = ctx.zeros = NonZeros(relation.plan, x) if skip_zeros else None
+        out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept, zeros).to(x.dtype)
         if ctx.spares_memory:
             relation.plan.group.pool.clear()
         return out
@@ -136,7 +148,7 @@ class _Aggregate(Function):
         weight, scale, x = ctx.saved_tensors
         dx, dweight, dout = None, None, dout.contiguous()
         if ctx.needs_input_grad[0]:
-            home = aggregate_backward(ctx.relation, dout, weight, scale, ctx.policy)
+            home = aggregate_backward(ctx.relation, dout, weight, scale, ctx.policy, ctx.zeros)
             if x is not None or ctx.spares_memory:
                 home.finish()  # no rounds held while rows are fetched, or dense layers compute
             ctx.arrival.append(home)
@@ -146,7 +158,7 @@ class _Aggregate(Function):
             dweight = dweight.to(weight.dtype)
         if ctx.spares_memory:
             ctx.relation.plan.group.pool.clear()
-        return dx, dweight, None, None, None, None
+        return dx, dweight, None, None, None, None, None
 
 
 def aggregate(
@@ -165,21 +177,23 @@ def aggregate(
         gave, see Note [Constant rows]; all ranks agree on what asks for a gradient.
     """
 
+    skip = relation.group.size > 1 and skips_zeros(x, policy)
+
     def compute() -> Tensor:
-        return _aggregate(relation, x, op, policy, weight)
+        return _aggregate(relation, x, op, policy, weight, skip)
 
     tensors = [x] if weight is None else [x, weight]
     # Who keeps constant rows, or draws a sample, waits for the others in collectives of its own.
-    what = "(number of the mode of constant_inputs, code of what is lossy)"
+    what = "(number of the mode of constant_inputs, code of what is lossy, whether zeros stay away)"
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
-    relation.plan.agree_once(what, mode, policy.lossy.code)
+    relation.plan.agree_once(what, mode, policy.lossy.code, int(skip))
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
         return compute()
     return relation.constants.reduce(tensors, op, policy, compute)
 
 
 def _aggregate(
-    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, skip: bool
 ) -> Tensor:
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     scale = None
@@ -195,7 +209,7 @@ def _aggregate(
         arrival: Arrival = []
         if flat.requires_grad:
             flat = _Home.apply(flat, arrival)
-        out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival)
+        out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival, skip)
     return out.view(relation.num_dst, *x.shape[1:])
 
 

@@ -68,6 +68,7 @@ class LinearPlan(HaloPlan):
 
     Args:
         pushed: per peer the edges of B; ``None`` without slots.
+        recv_pulled: rows that come from each peer as they are.
         Others are those of :class:`HaloPlan`.
     """
 
@@ -78,6 +79,7 @@ class LinearPlan(HaloPlan):
         send_idx: list[Tensor | None],
         recv_counts: list[int],
         pushed: list[Pushed | None],
+        recv_pulled: list[int],
         device: torch.device,
     ) -> None:
         self.pushed = pushed
@@ -85,7 +87,7 @@ class LinearPlan(HaloPlan):
         slots = [0 if one is None else one.by_slot.num_segments for one in pushed]
         send_counts = [a + b for a, b in zip(self.num_pulled, slots, strict=True)]
         super().__init__(group, num_rows, send_idx, recv_counts, send_counts)
-        self.device = device
+        self.recv_pulled, self.device = recv_pulled, device
 
     def gather(self, peer: int, rows: Sequence[Tensor], start: int, out: Tensor) -> None:
         pulled = min(max(0, self.num_pulled[peer] - start), len(out))
@@ -100,10 +102,14 @@ class LinearPlan(HaloPlan):
             spmm_into(sums, slots, part)
 
     def scatter(self, peer: int, home: Tensor, grads: Tensor, combine: Combine) -> None:
-        pulled, pushed = self.num_pulled[peer], self.pushed[peer]
+        pulled = self.num_pulled[peer]
         super().scatter(peer, home, grads[:pulled], combine)
+        self.add_sums(peer, home, grads[pulled:])
+
+    def add_sums(self, peer: int, home: Tensor, grads: Tensor) -> None:
+        pushed = self.pushed[peer]
         if pushed is not None:
-            spmm_add(home, pushed.by_source(), grads[pulled:])
+            spmm_add(home, pushed.by_source(), grads)
 
 
 @dataclass
@@ -252,7 +258,9 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
     if after > (1 - LEAST_SAVED) * before:
         return Fewest(None, [])
     send_idx, pushed = _tell(edges, plan, pulled, policy)
-    made = LinearPlan(relation.group, plan.num_rows, send_idx, recv_counts, pushed, plan.device)
+    num_pulled = [int(rows.sum()) for rows in pulled]
+    args = (relation.group, plan.num_rows, send_idx, recv_counts, pushed, num_pulled)
+    made = LinearPlan(*args, plan.device)
     fewest = Fewest(made, pulled)
     num_rounds = _num_rounds(policy, len(ranks))
     fewest.rest = _rest(edges, plan, pulled, relation.num_dst)

@@ -1,0 +1,157 @@
+"""Rows without their zeros: a bit for each number, and the numbers whose bit is set, row by row.
+
+A number counts as zero when all of its own bits are: a negative zero travels. A row's bits lie in
+words as wide as a number, the first number's in the lowest bit of the first word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sar.kernels.jit import kernel
+
+SLACK = 1  # numbers behind the packed ones that are read, or written, and mean nothing
+_WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether rows of this dtype can be packed."""
+    return dtype in _WORDS
+
+
+def nonzero_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The bits of each row, and how many of them are set.
+
+    Args:
+        rows: [n, width] contiguous float32 or float64.
+
+    Returns:
+        int32 or int64 [n, words of a row], and int32 [n].
+    """
+    numbers = rows.detach().view(_WORDS[rows.dtype])
+    size = 8 * rows.element_size()
+    words = numbers.new_empty((len(rows), -(-rows.shape[1] // size)))
+    if _is_compiled(rows):
+        counts = torch.empty(len(rows), dtype=torch.int32)
+        _find(numbers.numpy(), words.numpy(), counts.numpy())
+        return words, counts
+    found = numbers != 0
+    padded = pad(found, (0, words.shape[1] * size - rows.shape[1])).view(len(rows), -1, size)
+    torch.sum(padded.to(words.dtype) << _places(words), dim=2, out=words)
+    return words, found.sum(1, dtype=torch.int32)
+
+
+def pack_rows(rows: Tensor, words: Tensor, idx: Tensor | None, out: Tensor) -> None:
+    """Fill ``out`` with the numbers of rows ``idx`` (all when ``None``) whose bits are set.
+
+    Args:
+        rows: [n, width] contiguous. words: [n, words of a row] bits of the same rows.
+        idx: int32 of rows in [0, n).
+        out: contiguous, of the dtype of ``rows``: as many numbers, and ``SLACK``.
+    """
+    if _is_compiled(rows):
+        order = torch.arange(len(rows), dtype=torch.int32) if idx is None else idx
+        _pack(rows.detach().numpy(), words.numpy(), order.numpy(), out.numpy())
+        return
+    chosen = rows if idx is None else rows.index_select(0, idx)
+    bits = words if idx is None else words.index_select(0, idx)
+    found = chosen[_mask(bits, rows.shape[1])]
+    out[: len(found)] = found
+
+
+def unpack_rows(words: Tensor, numbers: Tensor, out: Tensor) -> None:
+    """Fill ``out`` [n, width], contiguous, with packed rows and their zeros.
+
+    Args:
+        words: [n, words of a row]. numbers: as many as bits are set, and ``SLACK``.
+    """
+    if _is_compiled(out):
+        _unpack(words.numpy(), numbers.numpy(), out.numpy())
+        return
+    out.zero_().masked_scatter_(_mask(words, out.shape[1]), numbers)
+
+
+def add_packed_rows(target: Tensor, words: Tensor, idx: Tensor, numbers: Tensor) -> None:
+    """target[idx] += packed rows, whose bits are ``words[idx]``; nothing is added elsewhere.
+
+    Args:
+        target: [R, width] contiguous. words: [R, words of a row].
+        idx: int32 of rows in [0, R).
+        numbers: as many as bits are set in ``words[idx]``, and ``SLACK``; of the target's dtype.
+    """
+    if _is_compiled(target):
+        _add(target.numpy(), words.numpy(), idx.numpy(), numbers.numpy())
+        return
+    rows = target.new_empty((len(idx), target.shape[1]))
+    unpack_rows(words.index_select(0, idx), numbers, rows)
+    target.index_add_(0, idx, rows)
+
+
+def _is_compiled(rows: Tensor) -> bool:
+    return rows.device.type == "cpu"
+
+
+def _places(words: Tensor) -> Tensor:
+    return torch.arange(8 * words.element_size(), dtype=words.dtype, device=words.device)
+
+
+def _mask(words: Tensor, width: int) -> Tensor:
+    """bool [n, width]."""
+    bits = (words.unsqueeze(2) >> _places(words)) & 1
+    return bits.view(len(words), -1)[:, :width].bool()
+
+
+@kernel
+def _find(numbers: Any, words: Any, counts: Any) -> None:
+    width, size = numbers.shape[1], 8 * words.itemsize
+    for row in range(len(numbers)):
+        total = 0
+        for word in range(words.shape[1]):
+            low, bits = word * size, 0
+            for place in range(min(size, width - low)):
+                bit = 1 if numbers[row, low + place] != 0 else 0
+                bits |= bit << place
+                total += bit
+            words[row, word] = bits
+        counts[row] = total
+
+
+@kernel
+def _pack(rows: Any, words: Any, idx: Any, out: Any) -> None:
+    width, size, filled = rows.shape[1], 8 * words.itemsize, 0
+    for n in range(len(idx)):
+        row = idx[n]
+        for word in range(words.shape[1]):
+            low, bits = word * size, words[row, word]
+            for place in range(min(size, width - low)):
+                out[filled] = rows[row, low + place]  # the next one overwrites it if it is zero
+                filled += (bits >> place) & 1
+
+
+@kernel
+def _unpack(words: Any, numbers: Any, out: Any) -> None:
+    width, size, read = out.shape[1], 8 * words.itemsize, 0
+    for row in range(len(out)):
+        for word in range(words.shape[1]):
+            low, bits = word * size, words[row, word]
+            for place in range(min(size, width - low)):
+                bit, number = (bits >> place) & 1, numbers[read]
+                out[row, low + place] = number if bit else 0
+                read += bit
+
+
+@kernel
+def _add(target: Any, words: Any, idx: Any, numbers: Any) -> None:
+    width, size, read = target.shape[1], 8 * words.itemsize, 0
+    for n in range(len(idx)):
+        row = idx[n]
+        for word in range(words.shape[1]):
+            low, bits = word * size, words[row, word]
+            for place in range(min(size, width - low)):
+                bit, number = (bits >> place) & 1, numbers[read]
+                target[row, low + place] += number if bit else 0
+                read += bit

@@ -1,0 +1,270 @@
+"""Rows of a relu without their zeros: packed rows, unchanged results, the bytes that are saved."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import dgl
+import dgl.nn
+import pytest
+import torch
+from harness import run_threads
+from harness.compare import assert_close
+from harness.graphs import mixed
+from harness.parts import Cutter, joined
+from harness.rows import Part
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import sar
+from sar.kernels import nonzero
+from sar.ops.zeros import skips_zeros
+
+WIDTH = 37  # more than a word of float32 has bits
+WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
+NUMBERS = st.sampled_from([0.0, -0.0, 1.5, -2.0, float("inf"), float("nan"), 1e-45])
+
+
+def bits_of(x: Tensor) -> Tensor:
+    return x.view(WORDS[x.dtype])
+
+
+@given(st.integers(0, 5), st.integers(1, 70), st.data(), st.sampled_from(sorted(WORDS, key=str)))
+@settings(max_examples=100, deadline=None)
+def test_packed_rows_come_back_bit_by_bit(n: int, width: int, data: Any, dtype: Any) -> None:
+    numbers = data.draw(st.lists(NUMBERS, min_size=n * width, max_size=n * width))
+    x = torch.tensor(numbers, dtype=dtype).view(n, width)
+    idx = torch.tensor(data.draw(st.permutations(range(n))), dtype=torch.int32)[: max(0, n - 1)]
+    words, counts = nonzero.nonzero_bits(x)
+    assert torch.equal(counts.long(), (bits_of(x) != 0).sum(1))
+    packed = torch.full((int(counts[idx].sum()) + nonzero.SLACK,), 7.0, dtype=dtype)
+    nonzero.pack_rows(x, words, idx, packed)
+    rows = torch.full((len(idx), width), 7.0, dtype=dtype)
+    nonzero.unpack_rows(words[idx], packed, rows)
+    assert torch.equal(bits_of(rows), bits_of(x[idx]))
+    target = torch.ones(n, width, dtype=dtype)
+    nonzero.add_packed_rows(target, words, idx, packed)
+    assert_close(target, torch.ones_like(x).index_add(0, idx, x[idx]), "sums", dtype)
+    every = torch.empty(int(counts.sum()) + nonzero.SLACK, dtype=dtype)
+    nonzero.pack_rows(x, words, None, every)
+    assert torch.equal(bits_of(every[:-1]), bits_of(x)[bits_of(x) != 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torch_packs_as_the_kernels_do(dtype: torch.dtype, monkeypatch: Any) -> None:
+    x = torch.randn(50, WIDTH, dtype=dtype).relu()
+    x[3], x[4, 5] = 0, -0.0
+    idx = torch.randperm(50, dtype=torch.int32)[:31]
+
+    def packed() -> list[Tensor]:
+        words, counts = nonzero.nonzero_bits(x)
+        numbers = x.new_zeros(int(counts[idx].sum()) + nonzero.SLACK)
+        nonzero.pack_rows(x, words, idx, numbers)
+        every = x.new_zeros(int(counts.sum()) + nonzero.SLACK)
+        nonzero.pack_rows(x, words, None, every)
+        rows, target = x.new_empty((31, WIDTH)), torch.ones_like(x)
+        nonzero.unpack_rows(words[idx], numbers, rows)
+        nonzero.add_packed_rows(target, words, idx, numbers)
+        return [words, counts, numbers[:-1], every[:-1], rows, target]
+
+    compiled = packed()
+    monkeypatch.setattr(nonzero, "_is_compiled", lambda rows: False)
+    for one, other in zip(compiled, packed(), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+class Net(nn.Module):
+    """Two layers that sum what a relu made, one of them with ``kind``."""
+
+    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.last = nn.Linear(5, WIDTH), nn.Linear(WIDTH, WIDTH)
+        conv = {
+            "sage": lambda: dgl.nn.SAGEConv(WIDTH, WIDTH, "mean"),
+            "gcn": lambda: dgl.nn.GraphConv(WIDTH, WIDTH, "both", allow_zero_in_degree=True),
+            "gin": lambda: dgl.nn.GINConv(nn.Linear(WIDTH, WIDTH), "sum"),
+        }
+        self.conv = conv.get(kind, conv["sage"])()
+        self.to(dtype)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        keep = (x.detach()[:, :1] > -0.3) / 0.7
+        x = self.first(x).relu()
+        if self.kind == "dropout":  # with the same mask for any number of threads
+            x = x * keep.to(x.dtype)
+        if self.kind == "weighted":
+            with graph.local_scope():
+                graph.srcdata["x"] = x
+                graph.edata["w"] = graph.edata["weight"]
+                graph.update_all(dgl.function.u_mul_e("x", "w", "m"), dgl.function.sum("m", "x"))
+                x = graph.dstdata["x"]
+        else:
+            x = self.conv(graph, x)
+        x = self.last(x).relu()
+        return self.conv(graph, x)
+
+
+def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    graph, generator = mixed(), torch.Generator().manual_seed(0)
+    x = torch.randn(graph.total_nodes, 5, generator=generator, dtype=torch.float64)
+    w = torch.rand(len(next(iter(graph.edges.values()))[0]), 1, generator=generator).double()
+    return x.to(dtype), w.to(dtype)
+
+
+def net(kind: str, dtype: torch.dtype) -> Net:
+    torch.manual_seed(1)
+    return Net(kind, dtype)
+
+
+def case_step(group: Any, path: str, model: Net, policy: Any, activations: str) -> Any:
+    """Output, gradients of parameters and input, bytes sent forward and backward."""
+    part, (x, w) = Part(group, path, policy), inputs(model.last.weight.dtype)
+    part.graph.edata["weight"] = part.edge_rows(w, grad=False)
+    x, model = part.node_rows(x), copy.deepcopy(model)
+    sar.set_activations(model, activations)
+    sums = [(0, 0)]
+    for _ in range(2):  # what is built on first use is not counted
+        model.zero_grad()
+        x.grad, start = None, group.counters.sent_bytes
+        out = model(part.graph, x)
+        middle = group.counters.sent_bytes
+        (out * out).sum().backward()
+        sums.append((middle - start, group.counters.sent_bytes - middle))
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return part.nodes, out.detach(), grads, x.grad, sums[-1]
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gin", "weighted", "dropout"])
+@pytest.mark.parametrize(
+    ("size", "rounds", "options"),
+    [
+        (3, None, {}),
+        (4, 1, {}),
+        (4, 2, {"exchange": "pull"}),
+        (4, None, {"rematerialize": False, "structure": "one"}),
+        (1, None, {}),
+    ],
+)
+def test_results_are_the_same_numbers(
+    kind: str, size: int, rounds: int | None, options: dict, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), size, "random")
+    for dtype, activations in [
+        (torch.float64, "keep"),
+        (torch.float32, "keep"),
+        (torch.float64, "recompute"),
+    ]:
+        found = [
+            run_threads(size, case_step, path, net(kind, dtype), policy, activations)
+            for policy in (sar.Policy(rounds, zeros=z, **options) for z in ("send", "skip"))
+        ]
+        for (_, out, grads, dx, sent), (_, out_2, grads_2, dx_2, sent_2) in zip(*found):
+            assert torch.equal(out, out_2) and torch.equal(dx, dx_2)
+            assert all(torch.equal(grads[name], grads_2[name]) for name in grads)
+            if size > 1:
+                assert sent_2[0] < 0.9 * sent[0] and sent_2[1] < 0.9 * sent[1]
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gin", "weighted"])
+def test_results_equal_those_of_dgl(kind: str, partitioned: Cutter) -> None:
+    graph, size, dtype = mixed(), 4, torch.float64
+    whole = dgl.graph(next(iter(graph.edges.values())), num_nodes=graph.total_nodes)
+    x, whole.edata["weight"] = inputs(dtype)
+    model = net(kind, dtype)
+    out = model(whole, x.requires_grad_())
+    (out * out).sum().backward()
+    path, policy = partitioned(graph, size, "random"), sar.Policy(zeros="skip")
+    found = run_threads(size, case_step, path, net(kind, dtype), policy, "keep")
+    ids = [part[0] for part in found]
+    assert_close(joined([part[1] for part in found], ids, graph.total_nodes), out, "output", dtype)
+    assert_close(joined([part[3] for part in found], ids, graph.total_nodes), x.grad, "dx", dtype)
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            assert_close(sum(part[2][name] for part in found), p.grad, name, dtype)
+
+
+def case_bytes(group: Any, path: str, x: Tensor) -> tuple[int, int]:
+    part = Part(group, path, sar.Policy(1, zeros="skip", exchange="pull"))
+    x = part.node_rows(x.clamp(min=0))
+    for _ in range(2):
+        start = group.counters.sent_bytes
+        part.graph.aggregate(x.relu(), "sum").sum().backward()
+    plan = part.graph._relation(None).plan
+    rows = [plan.rows_for(peer).long() for peer in range(group.size) if peer != group.rank]
+    fetched = [int((x[idx] != 0).sum()) for idx in rows]
+    return group.counters.sent_bytes - start, sum(len(idx) for idx in rows), sum(fetched)
+
+
+def test_a_number_travels_twice_and_a_zero_only_as_a_bit(partitioned: Cutter) -> None:
+    size, x = 4, torch.randn(mixed().total_nodes, WIDTH, dtype=torch.float64)
+    found = run_threads(size, case_bytes, partitioned(mixed(), size, "random"), x)
+    counts, slack = 8 * (size - 1), 8 * (size - 1)  # int64 from each to each; a number a message
+    sent = sum(sent for sent, _, _ in found)
+    expected = sum(8 * rows + 2 * 8 * numbers for _, rows, numbers in found)  # a word, the numbers
+    assert sent == expected + size * (counts + 2 * slack)
+
+
+POLICY = sar.Policy(zeros="skip")
+
+
+def relu_rows(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(4, 3, dtype=dtype, requires_grad=True).relu()
+
+
+def hooked(x: Tensor) -> Tensor:
+    x.register_hook(lambda grad: grad)
+    return x
+
+
+def retained(x: Tensor) -> Tensor:
+    x.retain_grad()
+    return x
+
+
+@pytest.mark.parametrize(
+    ("rows", "skips"),
+    [
+        (relu_rows(), True),
+        (relu_rows().view(2, 6), True),
+        (relu_rows() * torch.rand(4, 1), True),
+        (F.dropout(relu_rows()), True),
+        (relu_rows() / 3, True),
+        (relu_rows() * relu_rows(), False),  # a factor has gradients where the other is zero
+        (relu_rows() + 1, False),
+        (F.leaky_relu(relu_rows()), False),
+        (relu_rows() * torch.rand(4, 1, requires_grad=True), False),
+        (relu_rows().detach(), False),
+        (torch.zeros(4, 3, requires_grad=True), False),
+        (relu_rows(torch.bfloat16), False),
+        (hooked(relu_rows()), False),
+        (retained(relu_rows()), False),
+        (F.threshold(relu_rows(), -1, 0), False),  # gradients pass its zeros
+    ],
+)
+def test_which_rows_have_zeros_that_may_stay(rows: Tensor, skips: bool) -> None:
+    assert skips_zeros(rows, POLICY) is skips
+    assert not skips_zeros(rows, sar.Policy())
+    assert not skips_zeros(rows, sar.Policy(zeros="skip", lossy=sar.Lossy(wire_dtype="bfloat16")))
+    with torch.no_grad():
+        assert not skips_zeros(rows, POLICY)
+
+
+def case_differ(group: Any, path: str) -> Any:
+    policy = sar.Policy(zeros="skip" if group.rank == 1 else "send")
+    part = Part(group, path, policy)
+    x = part.node_rows(inputs(torch.float32)[0])
+    with pytest.raises(ValueError, match="whether zeros stay away"):
+        part.graph.aggregate(x.relu(), "sum")
+
+
+def test_ranks_that_differ_are_told(partitioned: Cutter) -> None:
+    run_threads(3, case_differ, partitioned(mixed(), 3, "random"))
+
+
+def test_an_unknown_word_is_named() -> None:
+    with pytest.raises(ValueError, match="zeros: got 'drop', expected 'send' or 'skip'"):
+        sar.Policy(zeros="drop")
