@@ -302,3 +302,149 @@ def test_columns_written_in_pieces_of_a_reversed_graph(partitioned: Cutter) -> N
         return graph.ndata["out"] + back.ndata["out"]
 
     compare(run, partitioned)
+
+
+class Layer(torch.nn.Module):
+    """A layer whose code runs ``change`` on the graph, so that it gets lazy edge columns."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["x"] = x
+        result = self.change(graph)
+        graph.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "out"))
+        return graph.ndata["out"] if result is None else graph.ndata["out"] + result
+
+
+def in_layer(change: Callable[[Any], Any]) -> Run:
+    def run(graph: Any, x: Tensor) -> Tensor:
+        graph.edata["w"] = torch.full((graph.num_edges(), 1), 3.0, dtype=x.dtype)
+        out = Layer(change)(graph, x)
+        graph.update_all(fn.copy_e("w", "m"), fn.sum("m", "w"))
+        return out + graph.ndata["w"]
+
+    return run
+
+
+def add_scores(graph: Any) -> None:
+    """Written with values that are computed for it."""
+    graph.ndata["y"] = graph.ndata["x"].detach()[:, :1]
+    graph.apply_edges(fn.u_sub_v("y", "y", "s"))
+    graph.edata["w"].add_(graph.edata["s"])
+
+
+def stored_again(graph: Any) -> None:
+    graph.edata["w"] *= 2
+    graph.edata["w"] += 1
+
+
+WRITTEN = {
+    "multiplied": lambda graph: (graph.edata["w"].mul_(2), None)[1],
+    "stored again": stored_again,
+    "some rows": lambda graph: graph.edata["w"].__setitem__((slice(None), 0), 5.0),
+    "a mask": lambda graph: graph.edata["w"].__setitem__(graph.edata["w"] > 1, 7.0),
+    "inplace=True": lambda graph: (F.hardtanh(graph.edata["w"], -1, 2, inplace=True), None)[1],
+    "filled": lambda graph: (graph.edata["w"].fill_(2.0), None)[1],
+    "with what is lazy": add_scores,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_layer_writes_into_an_edge_column(name: str, partitioned: Cutter) -> None:
+    compare(in_layer(WRITTEN[name]), partitioned)
+
+
+def recorded_before(graph: Any) -> Tensor:
+    twice = graph.edata["w"] * 2
+    graph.edata["w"].add_(1)
+    graph.edata["t"] = twice
+    graph.update_all(fn.copy_e("t", "m"), fn.sum("m", "t"))
+    return graph.ndata["t"]
+
+
+REFUSED = {
+    "a view of a column": (
+        lambda graph: graph.edata["w"][:, 0].mul_(2),
+        "a view of an edge column",
+    ),
+    "another place": (lambda g: torch.mul(g.edata["w"], 2, out=g.edata["w"]), "mul: .* and out="),
+    "a plain place": (lambda g: torch.exp(g.edata["w"], out=torch.empty(0)), "exp: .* and out="),
+    "another shape": (lambda graph: graph.edata["w"].squeeze_(-1), "squeeze_: .* expected squeeze"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_writes_that_cannot_be_seen_are_refused(name: str, partitioned: Cutter) -> None:
+    change, match = REFUSED[name]
+    refused(in_layer(change), partitioned, match)
+
+
+def test_what_was_recorded_of_a_column_before_it_was_written(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        graph = Part(group, path).graph
+        x = torch.ones(graph.num_nodes(), WIDTH, requires_grad=True)
+        with pytest.raises(sar.SarError, match="written in place"):
+            in_layer(recorded_before)(graph, x)
+
+    run_threads(2, case)
+
+
+class Scaled(Function):
+    """Rows times a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        return rows * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad.sum(0)
+
+
+def scaled(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        graph.ndata["y"] = x
+        graph.apply_edges(fn.u_sub_v("y", "y", "d"))
+        rows = graph.edata["d"] * 2
+    graph.edata["m"] = Scaled.apply(rows, weight)
+    graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
+    return graph.ndata["out"]
+
+
+def test_a_function_of_autograd_would_lose_the_gradient_of_a_parameter(
+    partitioned: Cutter,
+) -> None:
+    weight = torch.full((WIDTH,), 2.0, requires_grad=True)
+    refused(lambda graph, x: scaled(graph, x, weight), partitioned, "Scaled.apply: got an edge")
+    compare(lambda graph, x: scaled(graph, x, weight.detach().to(x.dtype)) + x, partitioned)
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        graph = Part(group, path).graph
+        with torch.no_grad():  # nothing is lost where nobody asks
+            scaled(graph, torch.ones(graph.num_nodes(), WIDTH), weight)
+
+    run_threads(2, case)
+
+
+def test_pieces_of_both_directions_do_not_read_each_other(partitioned: Cutter) -> None:
+    """Every rank is told, though only rank 0 has such pieces."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        graph = Part(group, path).graph
+        graph.ndata["x"] = torch.ones(graph.num_nodes(), WIDTH, requires_grad=True)
+        every = torch.arange(graph.num_edges())
+        if group.rank == 0:
+            graph.apply_edges(lambda edges: {"m": edges.src["x"] * 3}, every)
+        back = graph.reverse(copy_edata=True)
+        if group.rank == 0:
+            back.apply_edges(lambda edges: {"n": edges.data["m"] + edges.src["x"]}, every)
+        with pytest.raises(sar.SarError, match="a graph and of its reverse"):
+            back.update_all(fn.copy_e("n", "m"), fn.sum("m", "out"))
+
+    run_threads(2, case)

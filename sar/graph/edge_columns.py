@@ -25,7 +25,9 @@ class EdgeColumns(MutableMapping[str, Tensor]):
         column = self._frame[name]
         if isinstance(column, EdgeTensor) or not column.is_floating_point():
             return column
-        return EdgeTensor(Leaf("e", column, name), column, self._scope)
+        made = EdgeTensor(Leaf("e", column, name), column, self._scope)
+        made.column = column
+        return made
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self._frame[name] = stored(value) if isinstance(value, Tensor) else value

@@ -7,22 +7,21 @@ over all edges (:mod:`sar.graph.edge_reduce`), or get the local edges, with a wa
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.edge_reduce import reduction_of
+from sar.graph.function_guard import asks_for_gradients, refuse_function
+from sar.graph.message_dropout import DROPOUTS
 from sar.graph.program import BLANK_ROWS, Call, Leaf, Node, Program
 from sar.graph.support import not_supported
 from sar.ops import AnyRelation, run_messages
@@ -59,6 +58,7 @@ class EdgeTensor(Tensor):
     _writes_of_base: int  # when this view of it was taken
     _is_stale: bool
     is_dense: bool  # its elements would lie one behind the other
+    column: Tensor | None  # the stored one that it is: what is written goes there
     _eager: Tensor | None
     _with_grad: bool
     _recorded_with_grad: bool
@@ -81,7 +81,7 @@ class EdgeTensor(Tensor):
         made.base, made._writes, made._is_stale = base, 0, False
         made._writes_of_base = 0 if base is None else base._writes
         made.is_dense = like.is_contiguous() and (base is None or base.is_dense)
-        made._eager, made._with_grad = None, False
+        made._eager, made._with_grad, made.column = None, False, None
         made._recorded_with_grad = torch.is_grad_enabled()
         return made
 
@@ -93,8 +93,8 @@ class EdgeTensor(Tensor):
     def read(self) -> Node:
         """The program; a constant to gradients where it was recorded without them."""
         self._refuse_stale()
-        if self._recorded_with_grad and not torch.is_grad_enabled():
-            _refuse_function(self)
+        if not torch.is_grad_enabled():
+            refuse_function(self, with_grad=self._recorded_with_grad)
         given = torch.is_grad_enabled() and not self._recorded_with_grad
         if given and not isinstance(self.node, Leaf):
             constant = Call(Tensor.detach, (self.node,), {})
@@ -114,6 +114,11 @@ class EdgeTensor(Tensor):
                 f"an edge tensor {tuple(self.shape)}: written in place where gradients are "
                 "disabled, but its values have one; expected the write on its .detach()"
             )
+        if not same_values and any(x.column is not None for x in self._bases()):
+            raise not_supported(
+                f"an edge tensor {tuple(self.shape)}: a view of an edge column, written in place; "
+                "expected the write on the column, or on a copy that is stored"
+            )
         node.like = self.node.like
         self.node, self._eager = node, None
         self._recorded_with_grad = torch.is_grad_enabled()
@@ -122,6 +127,20 @@ class EdgeTensor(Tensor):
         self._writes += 1
         for x in self._bases():
             x._is_stale = True
+
+    def _write(self, func: Callable, args: Any, kwargs: dict[str, Any]) -> EdgeTensor:
+        """``func`` on the stored column that this is; collective if an argument has to be computed.
+
+        What was recorded of its former values raises when it is run.
+        """
+        self._refuse_stale()
+        args, kwargs = tree_map(_made_eager, (args, kwargs))
+        func(self.column, *args, **kwargs)
+        old = self.node
+        self.node = Leaf("e", self.column, getattr(old, "name", ""))  # type: ignore[arg-type]
+        self.node.like, self.node.row_bytes = old.like, old.row_bytes
+        self._writes += 1
+        return self
 
     def _bases(self) -> Iterator[EdgeTensor]:
         """What this is a view of, and that is a view of, and so on."""
@@ -187,6 +206,9 @@ class EdgeTensor(Tensor):
         if func in _ESCAPES:
             refuse_escape(func, args)
         else:
+            _refuse_places(func, first, kwargs)
+            if _writes_column(func, args, kwargs):
+                return args[0]._write(func, args[1:], kwargs)
             reduction = reduction_of(func, args, kwargs)
             if reduction is not None:
                 return reduction()
@@ -215,47 +237,36 @@ class EdgeTensor(Tensor):
         return f"EdgeTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-def _refuse_function(x: EdgeTensor) -> None:
-    """Raise ``NotSupportedError`` where ``x``, with a gradient, is an argument of the
-    ``torch.autograd.Function`` whose forward pass is running.
+def _writes_column(func: Callable, args: Any, kwargs: dict[str, Any]) -> bool:
+    in_place = is_in_place(func) or (kwargs.get("inplace") and func not in DROPOUTS)
+    return bool(in_place and isinstance(args[0], EdgeTensor) and args[0].column is not None)
 
-    Its steps could be recorded, but torch would never call its backward pass: that takes the
-    gradient of values, and these do not exist yet.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not _APPLY:
-        frame = frame.f_back
-    if frame is None or not any(argument is x for argument in frame.f_locals["args"]):
-        return
-    if asks_for_gradients(x.node):
-        name = frame.f_locals["cls"].__name__
+
+def _refuse_places(func: Callable, x: EdgeTensor, kwargs: dict[str, Any]) -> None:
+    """Raise ``NotSupportedError`` where values are wanted in another tensor, or other rows."""
+    name = getattr(func, "__name__", str(func))
+    if kwargs.get("out") is not None:
         raise not_supported(
-            f"{name}.apply: got an edge tensor {tuple(x.shape)}, whose values exist block by "
-            "block; expected to be called in a message function, as in update_all(lambda edges: "
-            f"{{'m': {name}.apply(edges.src['h'])}}, ..), or with its .materialize()"
+            f"{name}: got an edge tensor {tuple(x.shape)} and out=, expected to be called without "
+            "it: values exist block by block"
         )
-
-
-def asks_for_gradients(node: Node) -> bool:
-    """Whether a tensor that a program reads wants a gradient."""
-    todo, seen = [node], {id(node)}
-    while todo:
-        node = todo.pop()
-        if any(tensor.requires_grad for tensor in node.reads()):
-            return True
-        new = [parent for parent in node.parents() if id(parent) not in seen]
-        seen.update(id(parent) for parent in new)
-        todo += new
-    return False
-
-
-_APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
+    if name in _RESHAPES:
+        raise not_supported(
+            f"{name}: got an edge tensor {tuple(x.shape)}, whose shape stays; expected "
+            f"{name.removesuffix('_')}, which gives a view"
+        )
 
 
 def is_in_place(func: Callable) -> bool:
     """Whether a torch function writes into its first argument, as its name tells."""
     name = getattr(func, "__name__", "")
     return func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
+
+
+_RESHAPES = {
+    "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_",
+    "as_strided_", "set_",
+}  # fmt: skip
 
 
 def _stored(values: Tensor, axis: int) -> Node:

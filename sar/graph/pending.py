@@ -8,7 +8,6 @@ of all of them read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,13 +18,13 @@ from torch import Tensor
 from sar.comm import SeedStream
 from sar.config import Policy
 from sar.errors import SarError
-from sar.graph.lazy import EdgeTensor, eager
+from sar.graph.lazy import eager
 from sar.graph.message_dropout import Drawn, KeyedDropout
+from sar.graph.pending_agreement import agree
 from sar.graph.store import EType, GraphStore
 from sar.graph.udf import Probe, call_udf, frozen, probe
-from sar.ops import Inputs, Messages, run_messages
+from sar.ops import AnyRelation, Inputs, Messages, run_messages
 
-_STATUS_BYTES = 4096
 _NO_PIECE = -1
 
 Key = tuple[str, int]  # a column's name and its version
@@ -67,6 +66,7 @@ class PendingColumn:
         src, dst, edge: the columns that the pieces read, as they were when a piece was noted.
             Those that pending columns among them read are here, too.
         before: where in ``edge`` the values outside all pieces are; ``None`` for 0.
+        problem: why the pieces cannot be computed together; every rank raises it.
     """
 
     store: GraphStore
@@ -78,6 +78,7 @@ class PendingColumn:
     dst: dict[Key, Tensor] = field(default_factory=dict)
     edge: dict[Key, Tensor] = field(default_factory=dict)
     before: Key | None = None
+    problem: str | None = None
 
     @property
     def like(self) -> Tensor:
@@ -90,7 +91,7 @@ class PendingColumn:
 
     def run(self, reduce: str) -> Tensor:
         """Stream the pieces of all ranks and reduce their values; collective."""
-        agreed = _agree(self)
+        agreed = agree(self)
         if agreed["dropout"]:
             self.store.group.seeds.draw(self.store.group)  # what is noted later gets other seeds
         src = self._find("source", self.src, agreed["src"])
@@ -302,6 +303,7 @@ def defer(store: GraphStore, etype: EType, func: Callable, eids: Tensor, policy:
             src=_joined([c.src for c in known]) | {key: src[key[0]] for key in piece.src},
             dst=_joined([c.dst for c in known]) | {key: dst[key[0]] for key in piece.dst},
             edge=_joined([c.edge for c in known]) | reads,
+            problem=_problem(store.relations[etype], known),
         )
 
 
@@ -309,65 +311,17 @@ def _joined(columns: list[dict[Key, Tensor]]) -> dict[Key, Tensor]:
     return {key: tensor for each in columns for key, tensor in each.items()}
 
 
+def _problem(relation: AnyRelation, known: list[PendingColumn]) -> str | None:
+    """Why pieces on ``relation`` do not go with ``known`` columns; see :class:`PendingColumn`."""
+    for column in known:
+        if column.problem is not None:
+            return column.problem
+        if column.store.relations[column.etype] is not relation:
+            return "pieces of a graph and of its reverse read each other"
+    return None
+
+
 def reduce(store: GraphStore, etype: EType, name: str, op: str, policy: Policy) -> Tensor:
     """Reduce (sum, max, min) the messages ``copy_e(name)`` without storing them; collective."""
     column = store.edge_frames[etype].pending.get(name)
     return (column or PendingColumn(store, etype, name, policy)).run(op)
-
-
-def _agree(column: PendingColumn) -> dict[str, Any]:
-    """What the pieces of all ranks read and give: columns, shape, dtype, gradients, dropout.
-
-    Collective. What is wrong shows in the statuses, so that every rank raises it.
-
-    Raises:
-        KeyError: no rank has a piece.
-        SarError: pieces of a rank read more columns than fit a status.
-        ValueError: pieces, or a piece and what the column held before, differ in shape or dtype.
-    """
-    mine: dict[str, Any] = {}
-    if column.pieces:
-        rows = [piece.seen.outputs[column.name] for piece in column.pieces]
-        rows += [] if column.before is None else [column.edge[column.before]]
-        pieces = [piece for each in column.columns() for piece in each.pieces]
-        captured = any(p.seen.captures or p.seen.hidden for p in pieces)
-        read = [*column.src.values(), *column.dst.values(), *column.edge.values()]
-        captured |= any(tensor.requires_grad for tensor in read)
-        mine = {
-            "src": sorted(column.src),
-            "lazy": sorted(k for k, t in column.edge.items() if isinstance(t, EdgeTensor)),
-            "rows": sorted({(str(r.dtype).removeprefix("torch."), *r.shape[1:]) for r in rows}),
-            "grad": captured and torch.is_grad_enabled(),
-            "dropout": any(p > 0 for piece in pieces for p, _ in piece.seen.dropouts),
-        }
-    body = json.dumps(mine).encode()
-    if len(body) > _STATUS_BYTES:
-        body = json.dumps({"too long": True}).encode()
-    status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
-    status[: len(body)] = torch.tensor(list(body), dtype=torch.uint8)
-    gathered = column.store.group.all_gather(status)
-    plans = [json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in gathered]
-    too_long = [rank for rank, plan in enumerate(plans) if "too long" in plan]
-    if too_long:
-        raise SarError(
-            f"edge column {column.name!r}: ranks {too_long} read columns whose names take "
-            f"too many bytes to agree on, expected at most {_STATUS_BYTES}"
-        )
-    known = [plan for plan in plans if plan]
-    if not known:
-        raise KeyError(f"no edge column {column.name!r} on any rank")
-    kinds = sorted({(dtype, *shape) for plan in known for dtype, *shape in plan["rows"]})
-    if len(kinds) > 1:
-        got = ", ".join(f"{dtype} {shape}" for dtype, *shape in kinds[:16])
-        raise ValueError(
-            f"edge column {column.name!r}: got rows of {got} for some of the edges, expected one "
-            "dtype and shape on all ranks"
-        )
-    return {
-        "src": sorted({(name, version) for plan in known for name, version in plan["src"]}),
-        "lazy": sorted({(name, version) for plan in known for name, version in plan["lazy"]}),
-        "dtype": kinds[0][0],
-        "shape": kinds[0][1:],
-        "grad": any(plan["grad"] for plan in known),
-        "dropout": any(plan["dropout"] for plan in known),
-    }
