@@ -9,6 +9,7 @@ from benchmarks.cluster import LAUNCH, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 NAMES = ("cora", "pubmed", "amazon_photo")
+AS_IT_IS = ("amazon_photo",)
 SWITCHES: dict[str, tuple[str | None, str | None, float]] = {
     "exact": (None, None, 1.0),
     "wire_dtype bfloat16": ("bfloat16", None, 1.0),
@@ -27,7 +28,8 @@ WORST = 0.02
 def lossy(options: Options) -> Report:
     """Test accuracy of a GCN on Cora, Pubmed and amazon_photo under each lossy switch, 4 ranks.
 
-    Recipe and splits as in `real`, a random cut (where most rows are remote), seeds 0 to 4.
+    Recipe and splits as in `real`, a random cut (where most rows are remote), seeds 0 to 4. The
+    features of amazon_photo stay as they are: divided by their sums they teach half as much.
     """
     folder = options.data
     if folder is None or not all((folder / f"{name}.npz").is_file() for name in NAMES):
@@ -35,7 +37,9 @@ def lossy(options: Options) -> Report:
     report = Report()
     with Cluster(TASK, RANKS, environment=LAUNCH) as ranks:
         for name in NAMES:
-            graph = prepare_citation(options, folder / f"{name}.npz")
+            graph = prepare_citation(
+                options, folder / f"{name}.npz", normalize=name not in AS_IT_IS
+            )
             ranks.call("load", parts=str(graph.parts["random", RANKS]))
             table = Table(name, ["switch", "mean accuracy", "stdev", "cost", "MB an epoch"])
             exact = 0.0

@@ -57,14 +57,15 @@ def _fit(cluster: Cluster, seed: int, dropout: float) -> tuple[float, list[float
     return result["accuracy"], result["losses"]
 
 
-def prepare_citation(options: Options, file: Path) -> graphs.Prepared:
-    """A citation graph whole and cut for the ranks."""
+def prepare_citation(options: Options, file: Path, normalize: bool = True) -> graphs.Prepared:
+    """A citation graph whole and cut for the ranks; ``normalize``: feature rows sum to 1."""
     cuts = [("random", 1), ("metis", RANKS), ("random", RANKS)]
-    return graphs.prepare(options, f"real-{file.stem}", lambda: _read(file), cuts)
+    name = f"real-{file.stem}" if normalize else f"real-{file.stem}-as-it-is"
+    return graphs.prepare(options, name, lambda: _read(file, normalize), cuts)
 
 
-def _read(file: Path) -> GraphArrays:
-    """The graph with self loops and feature rows that sum to 1."""
+def _read(file: Path, normalize: bool) -> GraphArrays:
+    """The graph with self loops."""
     from sar.partition.npz import read_npz
 
     graph = read_npz(file)
@@ -72,5 +73,6 @@ def _read(file: Path) -> GraphArrays:
     (data,) = graph.node_data.values()
     loops = torch.arange(graph.total_nodes)
     graph.edges[etype] = (torch.cat([src, loops]), torch.cat([dst, loops]))
-    data["feat"] = data["feat"] / data["feat"].sum(1, keepdim=True).clamp(min=1e-12)
+    if normalize:
+        data["feat"] = data["feat"] / data["feat"].sum(1, keepdim=True).clamp(min=1e-12)
     return graph
