@@ -237,7 +237,7 @@ def retained(x: Tensor) -> Tensor:
         (relu_rows() + 1, False),
         (F.leaky_relu(relu_rows()), False),
         (relu_rows() * torch.rand(4, 1, requires_grad=True), False),
-        (relu_rows().detach(), False),
+        (relu_rows().detach() + 1, True),
         (torch.zeros(4, 3, requires_grad=True), False),
         (relu_rows(torch.bfloat16), False),
         (hooked(relu_rows()), False),
@@ -250,7 +250,7 @@ def test_which_rows_have_zeros_that_may_stay(rows: Tensor, skips: bool) -> None:
     assert not skips_zeros(rows, sar.Policy())
     assert not skips_zeros(rows, sar.Policy(zeros="skip", lossy=sar.Lossy(wire_dtype="bfloat16")))
     with torch.no_grad():
-        assert not skips_zeros(rows, POLICY)
+        assert skips_zeros(rows, POLICY) is (rows.dtype == torch.float32)
 
 
 def case_differ(group: Any, path: str) -> Any:
@@ -268,3 +268,20 @@ def test_ranks_that_differ_are_told(partitioned: Cutter) -> None:
 def test_an_unknown_word_is_named() -> None:
     with pytest.raises(ValueError, match="zeros: got 'drop', expected 'send' or 'skip'"):
         sar.Policy(zeros="drop")
+
+
+def case_evaluation(group: Any, path: str, zeros: str) -> tuple[Tensor, int]:
+    part = Part(group, path, sar.Policy(zeros=zeros, constant_inputs="off"))
+    x = part.node_rows(inputs(torch.float64)[0])
+    with torch.no_grad():
+        part.graph.aggregate(x, "sum")
+        before = group.counters.sent_bytes
+        out = part.graph.aggregate(x.clamp(min=0.5) - 0.5, "mean")
+    return out, group.counters.sent_bytes - before
+
+
+def test_an_evaluation_sends_no_zeros_either(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 3, "random")
+    found = [run_threads(3, case_evaluation, path, zeros) for zeros in ("send", "skip")]
+    for (out, sent), (out_2, sent_2) in zip(*found):
+        assert torch.equal(out, out_2) and sent_2 < 0.8 * sent

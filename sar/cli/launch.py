@@ -91,7 +91,7 @@ def _add_policy_arguments(group: Any) -> None:
         "--zeros",
         choices=("send", "skip"),
         default="send",
-        help="skip: rows that a relu made are summed without sending their zeros; default send",
+        help="skip: rows are summed without sending the zeros of relu and dropout; default send",
     )
 
 

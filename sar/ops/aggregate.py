@@ -136,7 +136,8 @@ class _Aggregate(Function):
         ctx.relation, ctx.policy, ctx.arrival = relation, policy, arrival
         ctx.spares_memory = spares_memory()
         ctx.kept = [] if asks and not policy.rematerialize else None
-        zeros = ctx.zeros = NonZeros(relation.plan, x) if skip_zeros else None
+        zeros = NonZeros(relation.plan, x) if skip_zeros else None
+        ctx.zeros = zeros if ctx.needs_input_grad[0] else None
         out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept, zeros).to(x.dtype)
         if ctx.spares_memory:
             relation.plan.group.pool.clear()

@@ -8,6 +8,8 @@ none. Partial sums travel whole.
 
 Between a relu and the sum there may be what leaves a zero where it is, forward and backward: a
 view, or a product with something that has no gradient, as dropout and the norms of degrees are.
+Rows without a gradient travel like this, too, whatever made them: inputs after dropout, and all
+rows of an evaluation.
 """
 
 from __future__ import annotations
@@ -40,17 +42,14 @@ _VIEWS = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "Alia
 def skips_zeros(x: Tensor, policy: Policy) -> bool:
     """Whether rows ``x`` travel without their zeros; no communication.
 
-    Not where somebody reads their gradient: it is right only where they are not zero.
+    Where they have a gradient it must not matter, and nobody may read it, where they are zero.
     """
+    if policy.zeros != "skip" or policy.lossy != EXACT or not can_pack(x.dtype):
+        return False
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return True
     is_read = x.retains_grad or bool(x._backward_hooks)
-    return (
-        policy.zeros == "skip"
-        and policy.lossy == EXACT
-        and can_pack(x.dtype)
-        and not is_read
-        and torch.is_grad_enabled()
-        and _drops_gradients_of_zeros(x.grad_fn)
-    )
+    return not is_read and _drops_gradients_of_zeros(x.grad_fn)
 
 
 def _drops_gradients_of_zeros(node: Any) -> bool:
