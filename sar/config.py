@@ -105,10 +105,10 @@ class Policy:
             ``"one"`` (8 bytes), where backward sorts each shard anew when its turn comes.
         exchange: ``"auto"`` sends the fewest rows that sums of copied rows need, some as they are
             and some as partial sums; ``"pull"`` always sends rows as they are.
-        zeros: ``"skip"`` sends rows that a relu made, and rows without gradient, where they are
-            summed, without their zeros, and home no gradient of these, which relu would drop. All
-            parameters get the gradients that they get with ``"send"``; ``torch.autograd.grad`` of
-            such rows themselves does not.
+        zeros: ``"skip"`` sends rows that are summed without their zeros where a relu or dropout
+            made them, or where they have no gradient, and no gradient home of the zeros of a relu,
+            which drops it. All parameters get the gradients that they get with ``"send"``;
+            ``torch.autograd.grad`` of a relu's result itself does not.
     """
 
     rounds: int | None = None

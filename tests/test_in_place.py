@@ -348,6 +348,9 @@ WRITTEN = {
     "inplace=True": lambda graph: (F.hardtanh(graph.edata["w"], -1, 2, inplace=True), None)[1],
     "filled": lambda graph: (graph.edata["w"].fill_(2.0), None)[1],
     "with what is lazy": add_scores,
+    "initialized": lambda graph: (torch.nn.init.constant_(graph.edata["w"], 4.0), None)[1],
+    "by name": lambda graph: (torch.clamp_(input=graph.edata["w"], max=2.0), None)[1],
+    "dropped": lambda graph: (F.dropout(graph.edata["w"], 1.0, True, inplace=True), None)[1],
 }
 
 
@@ -413,6 +416,27 @@ def scaled(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
     graph.edata["m"] = Scaled.apply(rows, weight)
     graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
     return graph.ndata["out"]
+
+
+class Listed(Function):
+    """As :class:`Scaled`, with the rows in a list, and one that writes."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: list[Tensor], weight: Tensor) -> Tensor:
+        return rows[0].mul_(weight.detach())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad.sum(0)
+
+
+def listed(graph: Any, weight: Tensor) -> None:
+    graph.edata["w"] = Listed.apply([graph.edata["w"]], weight)
+
+
+def test_a_function_of_autograd_given_a_list(partitioned: Cutter) -> None:
+    weight = torch.full((1,), 2.0, requires_grad=True)
+    refused(in_layer(lambda graph: listed(graph, weight)), partitioned, "Listed.apply: got an edge")
 
 
 def test_a_function_of_autograd_would_lose_the_gradient_of_a_parameter(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils._pytree import tree_leaves
 
 from sar.graph.program import Node
 from sar.graph.support import not_supported
@@ -32,7 +33,7 @@ def refuse_function(x: EdgeTensor, *, with_grad: bool) -> None:
     forward = frame
     while frame is not None and frame.f_code is not _APPLY:
         forward, frame = frame, frame.f_back
-    if frame is None or not any(argument is x for argument in frame.f_locals["args"]):
+    if frame is None or not any(one is x for one in tree_leaves(frame.f_locals["args"])):
         return
     if (with_grad and asks_for_gradients(x.node)) or _leads_back(forward, frame.f_locals["args"]):
         name = frame.f_locals["cls"].__name__
@@ -48,7 +49,7 @@ def _leads_back(forward: FrameType | None, args: tuple) -> bool:
 
     Its context tells; a forward pass that is called without one may be noted.
     """
-    wanted = any(isinstance(one, Tensor) and one.requires_grad for one in args)
+    wanted = any(isinstance(one, Tensor) and one.requires_grad for one in args)  # not inside lists
     if not wanted or forward is None:
         return False
     names = forward.f_code.co_varnames

@@ -128,14 +128,17 @@ class EdgeTensor(Tensor):
         for x in self._bases():
             x._is_stale = True
 
-    def _write(self, func: Callable, args: Any, kwargs: dict[str, Any]) -> EdgeTensor:
-        """``func`` on the stored column that this is; collective if an argument has to be computed.
+    def write(self, func: Callable, args: Any, kwargs: dict[str, Any]) -> EdgeTensor:
+        """``func`` on the stored column that this is, instead of on this, its first argument;
+        collective if another has to be computed.
 
         What was recorded of its former values raises when it is run.
         """
         self._refuse_stale()
-        args, kwargs = tree_map(_made_eager, (args, kwargs))
-        func(self.column, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            refuse_function(self, with_grad=self._recorded_with_grad)
+        others, kwargs = tree_map(_made_eager, (args[1:], kwargs))
+        func(self.column, *others, **kwargs)
         old = self.node
         self.node = Leaf("e", self.column, getattr(old, "name", ""))  # type: ignore[arg-type]
         self.node.like, self.node.row_bytes = old.like, old.row_bytes
@@ -193,7 +196,7 @@ class EdgeTensor(Tensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = _first_by_place(args, kwargs or {})
         view = _VIEWS.get(getattr(getattr(func, "__self__", None), "__name__", ""))
         if view is not None and getattr(func, "__name__", "") == "__get__":
             return view(args[0])
@@ -208,7 +211,7 @@ class EdgeTensor(Tensor):
         else:
             _refuse_places(func, first, kwargs)
             if _writes_column(func, args, kwargs):
-                return args[0]._write(func, args[1:], kwargs)
+                return args[0].write(func, args, kwargs)
             reduction = reduction_of(func, args, kwargs)
             if reduction is not None:
                 return reduction()
@@ -237,8 +240,16 @@ class EdgeTensor(Tensor):
         return f"EdgeTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
+def _first_by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The same arguments, the tensor that a function is about in the first place."""
+    for name in ("input", "tensor"):
+        if not args and isinstance(kwargs.get(name), EdgeTensor):
+            return (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
+    return args, kwargs
+
+
 def _writes_column(func: Callable, args: Any, kwargs: dict[str, Any]) -> bool:
-    in_place = is_in_place(func) or (kwargs.get("inplace") and func not in DROPOUTS)
+    in_place = func not in DROPOUTS and (is_in_place(func) or kwargs.get("inplace"))
     return bool(in_place and isinstance(args[0], EdgeTensor) and args[0].column is not None)
 
 

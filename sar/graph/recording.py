@@ -106,6 +106,8 @@ def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
     node = Dropout(x.read(), p, relation, seed)
     if not inplace:
         return EdgeTensor(node, like, x.scope)
+    if x.column is not None:
+        return x.write(Tensor.copy_, (x, EdgeTensor(node, like, x.scope)), {})
     x.rebind(node)
     return x
 

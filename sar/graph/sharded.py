@@ -22,7 +22,6 @@ from sar.graph.store import EType, GraphStore
 from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
 from sar.graph.undistributed import refuse_undistributed
 from sar.ops import AnyRelation, Relation
-from sar.ops.reuse import ReuseTemporaries
 
 ALL = "__ALL__"  # dgl.ALL
 
@@ -198,8 +197,7 @@ class ShardedGraph(Counts, OriginalMembers):
         frames = {id(f): f for f in self._all_frames()}
         saved = {key: frame.save() for key, frame in frames.items()}
         try:
-            with ReuseTemporaries():
-                yield
+            yield
         finally:
             for key, frame in frames.items():
                 frame.restore(saved[key])

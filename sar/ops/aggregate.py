@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from sar.ops.relation import Relation
 from sar.ops.saving import spares_memory
 from sar.ops.shard_store import LOCAL
 from sar.ops.weights import weight_gradient
-from sar.ops.zeros import NonZeros, PackedGradients, PackedRows, skips_zeros
+from sar.ops.zeros import NonZeros, PackedGradients, PackedRows, Skipped, skipped
 
 Streamed = Relation | LinearRelation
 
@@ -129,15 +130,16 @@ class _Aggregate(Function):
         relation: Streamed,
         policy: Policy,
         arrival: Arrival,
-        skip_zeros: bool,
+        skips: Skipped,
+        summed: ReferenceType[Tensor],
     ) -> Tensor:
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, scale, x if asks else None)
         ctx.relation, ctx.policy, ctx.arrival = relation, policy, arrival
         ctx.spares_memory = spares_memory()
         ctx.kept = [] if asks and not policy.rematerialize else None
-        zeros = NonZeros(relation.plan, x) if skip_zeros else None
-        ctx.zeros = zeros if ctx.needs_input_grad[0] else None
+        zeros = NonZeros(relation.plan, x, summed) if skips else None
+        ctx.zeros = zeros if skips is Skipped.ROWS_AND_GRADIENTS else None
         out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept, zeros).to(x.dtype)
         if ctx.spares_memory:
             relation.plan.group.pool.clear()
@@ -149,6 +151,8 @@ class _Aggregate(Function):
         weight, scale, x = ctx.saved_tensors
         dx, dweight, dout = None, None, dout.contiguous()
         if ctx.needs_input_grad[0]:
+            if ctx.zeros is not None:
+                ctx.zeros.check()
             home = aggregate_backward(ctx.relation, dout, weight, scale, ctx.policy, ctx.zeros)
             if x is not None or ctx.spares_memory:
                 home.finish()  # no rounds held while rows are fetched, or dense layers compute
@@ -159,7 +163,7 @@ class _Aggregate(Function):
             dweight = dweight.to(weight.dtype)
         if ctx.spares_memory:
             ctx.relation.plan.group.pool.clear()
-        return dx, dweight, None, None, None, None, None
+        return dx, dweight, None, None, None, None, None, None
 
 
 def aggregate(
@@ -178,23 +182,23 @@ def aggregate(
         gave, see Note [Constant rows]; all ranks agree on what asks for a gradient.
     """
 
-    skip = relation.group.size > 1 and skips_zeros(x, policy)
+    skips = skipped(x, policy) if relation.group.size > 1 else Skipped.NOTHING
 
     def compute() -> Tensor:
-        return _aggregate(relation, x, op, policy, weight, skip)
+        return _aggregate(relation, x, op, policy, weight, skips)
 
     tensors = [x] if weight is None else [x, weight]
     # Who keeps constant rows, or draws a sample, waits for the others in collectives of its own.
-    what = "(number of the mode of constant_inputs, code of what is lossy, whether zeros stay away)"
+    what = "(number of the mode of constant_inputs, code of what is lossy, what goes without zeros)"
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
-    relation.plan.agree_once(what, mode, policy.lossy.code, int(skip))
+    relation.plan.agree_once(what, mode, policy.lossy.code, int(skips))
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
         return compute()
     return relation.constants.reduce(tensors, op, policy, compute)
 
 
 def _aggregate(
-    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, skip: bool
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, skips: Skipped
 ) -> Tensor:
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     scale = None
@@ -210,7 +214,7 @@ def _aggregate(
         arrival: Arrival = []
         if flat.requires_grad:
             flat = _Home.apply(flat, arrival)
-        out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival, skip)
+        out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival, skips, ref(x))
     return out.view(relation.num_dst, *x.shape[1:])
 
 

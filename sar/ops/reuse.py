@@ -41,6 +41,8 @@ def _fits(a: Any, b: Any) -> bool:
         and type(b) is Tensor
         and type(a.grad_fn).__name__ in _MAKERS
         and torch.is_grad_enabled()
+        and a.layout == torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(a)
         and a._base is None
         and a._version == 0
         and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)

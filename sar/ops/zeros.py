@@ -6,17 +6,19 @@ is gets a bit for each of its numbers, and the numbers that are not zero; it kee
 sends home the gradients of these numbers alone. The owner has the bits, so that backward needs
 none. Partial sums travel whole.
 
-Between a relu and the sum there may be what leaves a zero where it is, forward and backward: a
-view, or a product with something that has no gradient, as dropout and the norms of degrees are.
-Rows without a gradient travel like this, too, whatever made them: inputs after dropout, and all
-rows of an evaluation.
+Gradients travel like this only where the rows are the very result of a relu: what comes between
+(dropout, a product with the norms of degrees) may be written to, or its gradient be read, unseen.
+Such rows travel without their zeros and their gradients whole, and so do rows without a gradient:
+inputs after dropout, and all rows of an evaluation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from torch import Tensor
 from sar.comm import HaloPlan, Round, exchange_counts
 from sar.comm.messages import GradientMessages, Message, RowMessages
 from sar.config import EXACT, Policy
+from sar.errors import NotSupportedError
 from sar.kernels import add_rows
 from sar.kernels.nonzero import (
     SLACK,
@@ -35,39 +38,54 @@ from sar.kernels.nonzero import (
 )
 
 _DROPOUTS = {"NativeDropoutBackward0", "_KeyedDropoutBackward"}
-_LEAVE_ZEROS = {"MulBackward0", "DivBackward0", *_DROPOUTS}
 _VIEWS = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "AliasBackward0"}
+_LEAVE_ZEROS = {"MulBackward0", "DivBackward0", *_VIEWS}
 
 
-def skips_zeros(x: Tensor, policy: Policy) -> bool:
-    """Whether rows ``x`` travel without their zeros; no communication.
+class Skipped(IntEnum):
+    """What travels without the numbers that are zero."""
 
-    Where they have a gradient it must not matter, and nobody may read it, where they are zero.
-    """
+    NOTHING = 0
+    ROWS = 1
+    ROWS_AND_GRADIENTS = 2
+
+
+def skipped(x: Tensor, policy: Policy) -> Skipped:
+    """How rows ``x`` of a sum, and their gradients, travel; no communication."""
     if policy.zeros != "skip" or policy.lossy != EXACT or not can_pack(x.dtype):
-        return False
+        return Skipped.NOTHING
     if not (x.requires_grad and torch.is_grad_enabled()):
-        return True
-    is_read = x.retains_grad or bool(x._backward_hooks)
-    return not is_read and _drops_gradients_of_zeros(x.grad_fn)
+        return Skipped.ROWS
+    if _is_relu(x) and not _is_read(x):
+        return Skipped.ROWS_AND_GRADIENTS
+    return Skipped.ROWS if _has_zeros(x.grad_fn) else Skipped.NOTHING
 
 
-def _drops_gradients_of_zeros(node: Any) -> bool:
-    """Whether no gradient passes an autograd node where its result was zero."""
-    name = type(node).__name__
-    if name == "ReluBackward0":
-        return True
-    if name not in _LEAVE_ZEROS | _VIEWS:
-        return False
-    inputs = [before for before, _ in node.next_functions if before is not None]
-    return len(inputs) == 1 and _drops_gradients_of_zeros(inputs[0])
+def _is_relu(x: Tensor) -> bool:
+    return type(x.grad_fn).__name__ == "ReluBackward0"
+
+
+def _is_read(x: Tensor) -> bool:
+    """Whether somebody reads the gradient of ``x`` itself."""
+    return x.retains_grad or bool(x._backward_hooks)
+
+
+def _has_zeros(node: Any) -> bool:
+    """Whether what an autograd node made is likely to have zeros, those of a relu or a dropout."""
+    while node is not None:
+        name = type(node).__name__
+        if name == "ReluBackward0" or name in _DROPOUTS:
+            return True
+        inputs = [before for before, _ in node.next_functions if before is not None]
+        node = inputs[0] if name in _LEAVE_ZEROS and len(inputs) == 1 else None
+    return False
 
 
 class NonZeros:
     """Which numbers of the rows of a sum travel; collective to make, at each forward.
 
     Args:
-        x: [num_src, width] contiguous.
+        x: [num_src, width] contiguous. summed: what the caller gave, of any shape.
 
     Attributes:
         words: the bits of ``x``.
@@ -75,13 +93,23 @@ class NonZeros:
         halo: by the distances of a round the bits of each source's rows; for backward.
     """
 
-    def __init__(self, plan: HaloPlan, x: Tensor) -> None:
+    def __init__(self, plan: HaloPlan, x: Tensor, summed: ReferenceType[Tensor]) -> None:
         self.plan, self.width, self.dtype = plan, x.shape[1], x.dtype
         self.words, counts = nonzero_bits(x)
         rows = map(plan.rows_for, range(plan.group.size))
         self.sent = [int(counts.index_select(0, idx).sum()) for idx in rows]
         self.received = exchange_counts(plan.group, self.sent)
         self.halo: dict[range, list[Tensor]] = {}
+        self._summed = summed
+
+    def check(self) -> None:
+        """Raise ``NotSupportedError`` where somebody began to read the gradients after the sum."""
+        rows = self._summed()
+        if rows is not None and _is_read(rows):
+            raise NotSupportedError(
+                f"zeros: got 'skip' and a hook, or retain_grad, on rows {tuple(rows.shape)} after "
+                "they were summed; expected it before, or zeros='send'"
+            )
 
     def take(self, size: int) -> Tensor:
         """A buffer for ``size`` numbers."""
