@@ -205,7 +205,7 @@ def test_ranks_that_differ_are_told(partitioned: Cutter, sample: Any) -> None:
 def draw_differently(group: sar.comm.Group, path: str) -> None:
     lossy = sar.Lossy(boundary_rate=0.5) if group.rank else sar.Lossy()
     graph = Part(group, path, sar.Policy(lossy=lossy)).graph
-    with pytest.raises(ValueError, match=r"lossy.* of ranks 0, 1, .. are \[\(0, 100000000\), "):
+    with pytest.raises(ValueError, match=r"lossy.* of ranks 0, 1, .. are \[\(0, 100000000, 0\), "):
         graph.aggregate(torch.ones(graph.num_nodes(), 4, requires_grad=True), "sum")
 
 
