@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sar.comm import Group
 from sar.errors import SarError
 from sar.graph.lazy import EdgeTensor
 
@@ -42,13 +43,7 @@ def agree(column: PendingColumn) -> dict[str, Any]:
             "dropout": any(p > 0 for piece in pieces for p, _ in piece.seen.dropouts),
             "problem": column.problem,
         }
-    body = json.dumps(mine).encode()
-    if len(body) > _STATUS_BYTES:
-        body = json.dumps({"too long": True}).encode()
-    status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
-    status[: len(body)] = torch.tensor(list(body), dtype=torch.uint8)
-    gathered = column.store.group.all_gather(status)
-    plans = [json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in gathered]
+    plans = _gathered(column.store.group, mine)
     too_long = [rank for rank, plan in enumerate(plans) if "too long" in plan]
     if too_long:
         raise SarError(
@@ -79,3 +74,13 @@ def agree(column: PendingColumn) -> dict[str, Any]:
         "grad": any(plan["grad"] for plan in known),
         "dropout": any(plan["dropout"] for plan in known),
     }
+
+
+def _gathered(group: Group, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """What every rank says; ``{"too long": True}`` of one that says more than fits. Collective."""
+    body = json.dumps(mine).encode()
+    if len(body) > _STATUS_BYTES:
+        body = json.dumps({"too long": True}).encode()
+    status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
+    status[: len(body)] = torch.tensor(list(body), dtype=torch.uint8)
+    return [json.loads(bytes(one.tolist()).rstrip(b"\0")) for one in group.all_gather(status)]
