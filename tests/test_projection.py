@@ -75,7 +75,7 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[bool]]]:
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of these tests count as DGL's."""
-    monkeypatch.setattr("sar.graph.projection.in_layer_of_dgl", lambda: True)
+    monkeypatch.setattr("sar.graph.projection.layer_of_dgl", lambda: nn.Identity())
 
 
 class Layer(nn.Module):

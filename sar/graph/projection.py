@@ -8,13 +8,12 @@ DGL, whose scores nobody outside can hold, hook or ask the gradient of, on the w
 
 from __future__ import annotations
 
-import sys
 import weakref
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
 
+from sar.graph.support import layer_of_dgl
 from sar.ops.attention import Projection
 
 
@@ -23,7 +22,7 @@ def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:
 
     The vector is a leaf that requires a gradient.
     """
-    if not in_layer_of_dgl():
+    if layer_of_dgl() is None:
         return None
     node, here = scores.grad_fn, (rows.grad_fn, rows.output_nr)
     if node is None or here[0] is None:
@@ -40,18 +39,6 @@ def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:
         if factor == here and vector is not None and _is_row(vector, rows):
             return Projection(vector, weakref.ref(scores))
     return None
-
-
-def in_layer_of_dgl() -> bool:
-    """Whether it is a layer of ``dgl.nn`` that calls the library."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _module(frame).startswith("sar."):
-        frame = frame.f_back
-    return frame is not None and _module(frame).startswith("dgl.nn.")
-
-
-def _module(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__", "")
 
 
 def _over_columns(node: object, rows: Tensor) -> bool:

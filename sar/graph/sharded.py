@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,9 +19,16 @@ from sar.graph.frame import Frame, FrameSet
 from sar.graph.lazy import Scope, eager
 from sar.graph.legacy import OriginalMembers
 from sar.graph.store import EType, GraphStore
-from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
+from sar.graph.support import (
+    UnsupportedMember,
+    calling_layer,
+    check_module_of,
+    has_hooks,
+    layer_of_dgl,
+)
 from sar.graph.undistributed import refuse_undistributed
 from sar.ops import AnyRelation, Relation
+from sar.ops.linear_sum import LinearSums
 
 ALL = "__ALL__"  # dgl.ALL
 
@@ -196,8 +203,10 @@ class ShardedGraph(Counts, OriginalMembers):
         refuse_undistributed()
         frames = {id(f): f for f in self._all_frames()}
         saved = {key: frame.save() for key, frame in frames.items()}
+        layer = layer_of_dgl()
         try:
-            yield
+            with nullcontext() if layer is None or has_hooks(layer) else LinearSums():
+                yield
         finally:
             for key, frame in frames.items():
                 frame.restore(saved[key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -193,8 +193,19 @@ def aggregate(
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
     relation.plan.agree_once(what, mode, policy.lossy.code, int(skips))
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
-        return compute()
-    return relation.constants.reduce(tensors, op, policy, compute)
+        out = compute()
+    else:
+        out = relation.constants.reduce(tensors, op, policy, compute)
+    _results[id(out)] = out
+    return out
+
+
+def is_aggregated(rows: Tensor) -> bool:
+    """Whether :func:`aggregate` returned this very tensor."""
+    return _results.get(id(rows)) is rows
+
+
+_results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
 def _aggregate(
@@ -215,7 +226,7 @@ def _aggregate(
         if flat.requires_grad:
             flat = _Home.apply(flat, arrival)
         out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival, skips, ref(x))
-    return out.view(relation.num_dst, *x.shape[1:])
+    return out if x.dim() == 2 else out.view(relation.num_dst, *x.shape[1:])
 
 
 def sends_gradients(node: Any) -> bool:

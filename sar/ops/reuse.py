@@ -17,22 +17,37 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_ADDS = {torch.Tensor.add, torch.Tensor.__add__}
+ADDS = {torch.Tensor.add, torch.Tensor.__add__}
 _MAKERS = {"AddmmBackward0", "MmBackward0"}  # linear layers save what they read, not their result
 
 
 class ReuseTemporaries(TorchFunctionMode):
     """Inside, ``linear(x) + y`` takes the memory of ``linear(x)``; see Note [Temporaries]."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._temporary = _references_of_a_temporary()
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _ADDS and len(args) == 2 and not kwargs and _fits(*args):
-            if _references(args) == self._temporary:
-                return args[0].add_(args[1])
+        if func in ADDS and len(args) == 2 and not kwargs and is_temporary(args):
+            return args[0].add_(args[1])
         return func(*args, **(kwargs or {}))
+
+
+def is_temporary(terms: tuple) -> bool:
+    """Whether nobody but the sum of two ``terms``, as a torch function mode gets them, has the
+    first, which a linear layer made; both are alike. See Note [Temporaries]."""
+    return _fits(*terms) and references(terms[0]) == _references_of_a_temporary()
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether it lies in memory of its own as it seems to."""
+    return x.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def references(x: Tensor) -> tuple[int, ...]:
+    """To a tensor, the interpreter's and torch's own, and to its memory; nothing if unknown."""
+    count = getattr(sys, "getrefcount", None)
+    shared = getattr(torch._C, "_storage_Use_Count", None)
+    if count is None or shared is None:
+        return ()
+    return count(x), x._use_count(), shared(x.untyped_storage()._cdata)
 
 
 def _fits(a: Any, b: Any) -> bool:
@@ -41,36 +56,25 @@ def _fits(a: Any, b: Any) -> bool:
         and type(b) is Tensor
         and type(a.grad_fn).__name__ in _MAKERS
         and torch.is_grad_enabled()
-        and a.layout == torch.strided
-        and not torch._C._functorch.is_functorch_wrapped_tensor(a)
+        and is_plain(a)
         and a._base is None
         and a._version == 0
         and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
     )
 
 
-def _references(args: tuple) -> tuple[int, ...]:
-    """To the first argument: the interpreter's and torch's own; tensors that share its memory."""
-    count = getattr(sys, "getrefcount", None)
-    shared = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None or shared is None:
-        return ()
-    storage = args[0].untyped_storage()._cdata
-    return count(args[0]), args[0]._use_count(), shared(storage)
-
-
 class _Count(TorchFunctionMode):
     found: tuple[int, ...] = ()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _ADDS and len(args) == 2 and not kwargs:
-            self.found = _references(args)
+        if func in ADDS and len(args) == 2 and not kwargs:
+            self.found = references(args[0])
         return func(*args, **(kwargs or {}))
 
 
 @cache
 def _references_of_a_temporary() -> tuple[int, ...] | None:
-    """What :func:`_references` says where nobody else has the tensor; ``None``: it cannot tell."""
+    """What :func:`references` says where nobody else has the tensor; ``None``: it cannot tell."""
     one = torch.ones(1, 1)
     with _Count() as temporary:
         torch.mm(one, one) + one

@@ -1,0 +1,204 @@
+"""Linear layers of sums over neighbours, computed where what they are added to is.
+
+Note [Linear sums]. ``self.fc_self(h) + self.fc_neigh(neigh)`` makes three tensors of the size of
+a layer's rows, and backward two more; fresh memory is dear. Inside a layer of DGL, a linear layer of
+rows that were summed over edges is computed when its result is used first. If that is the addition,
+the product is added to the other term in its place, provided that nobody else has that term
+(Note [Temporaries]), and in backward the gradient of the summed rows is written where they were,
+provided that nobody else has these. Layers with hooks on their parts are left alone: such a hook
+could look at what is not computed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+from sar.ops.aggregate import is_aggregated
+from sar.ops.reuse import ADDS, is_plain, is_temporary, references
+from sar.ops.saving import takes_notes
+
+
+class LinearSums(TorchFunctionMode):
+    """Inside, linear layers of summed rows are computed late; see Note [Linear sums]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._late: dict[int, _Late] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if error[0] is None:
+            for late in self._late.values():
+                if not late.is_added:  # else nobody asked for the product itself
+                    late.compute()
+        self._late.clear()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and not kwargs and _can_wait(*args):
+            late = _Late(_empty_result(*args), *args)
+            self._late[id(late.out)] = late
+            return late.out
+        if func in ADDS and len(args) == 2 and not kwargs:
+            if takes_notes() and is_temporary(args) and id(args[1]) not in self._late:
+                return args[0].add_(args[1])
+            late = self._late.get(id(args[1]))
+            if late is not None and late.is_alike(args[0]):
+                in_place = is_temporary(args)  # before there is another reference
+                return late.add_to(args[0], in_place)
+        if self._late:
+            for tensor in _tensors((args, kwargs)):
+                if id(tensor) in self._late:
+                    self._late[id(tensor)].compute()
+        return func(*args, **kwargs)
+
+
+@dataclass
+class _Late:
+    """rows @ weight^T + bias, which ``out`` [n, width] is to hold."""
+
+    out: Tensor
+    rows: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    is_done: bool = False
+    is_added: bool = False  # to something, without being computed
+
+    def compute(self) -> None:
+        """Fill ``out``, unless it is."""
+        if not self.is_done:
+            _AddLinear.apply(self.out, self.rows, self.weight, self.bias, 0)
+            self.is_done = True
+
+    def is_alike(self, other: Any) -> bool:
+        """Whether it can be added to ``other`` instead of being computed."""
+        return (
+            not self.is_done
+            and type(other) is Tensor
+            and (other.shape, other.dtype, other.device)
+            == (self.out.shape, self.out.dtype, self.out.device)
+        )
+
+    def add_to(self, other: Tensor, in_place: bool) -> Tensor:
+        """``other`` and the product."""
+        self.is_added = True
+        base = other if in_place else other.clone()
+        return _AddLinear.apply(base, self.rows, self.weight, self.bias, 1)
+
+
+def _can_wait(rows: Any, weight: Any, bias: Any = None) -> bool:
+    tensors = [rows, weight] if bias is None else [rows, weight, bias]
+    return (
+        type(rows) is Tensor
+        and is_aggregated(rows)
+        and all(isinstance(t, Tensor) and is_plain(t) for t in tensors)
+        and (rows.dim(), weight.dim()) == (2, 2)
+        and rows.shape[1] == weight.shape[1]
+        and all((t.dtype, t.device) == (rows.dtype, rows.device) for t in tensors)
+        and not torch.is_autocast_enabled(rows.device.type)
+    )
+
+
+def _empty_result(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return rows.new_empty(len(rows), len(weight))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+class _AddLinear(Function):
+    """out = beta * base + rows @ weight^T + bias, where ``base`` was.
+
+    ======  ==============  =============================================================
+    tensor  shape           owner and lifetime
+    ======  ==============  =============================================================
+    base    [n, width]      this rank; written into: it is out
+    rows    [n, width_in]   this rank; saved. Becomes drows if nobody else has it
+    weight  [width, width_in]  replicated; saved (a parameter)
+    bias    [width] or none replicated
+    ======  ==============  =============================================================
+
+    With D = dout: dbase = D, unless beta is 0; drows = D @ weight; dweight = D^T @ rows, before rows
+    are written over; dbias = the sum of the rows of D.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, base: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None, beta: int
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.mark_dirty(base)
+        base.addmm_(rows, weight.t(), beta=beta)
+        return base if bias is None else base.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        asks_base, asks_rows, asks_weight, asks_bias, _ = ctx.needs_input_grad
+        rows, weight = ctx.saved_tensors
+        may_write = _is_private(references(rows)) and is_plain(dout) and rows.is_contiguous()
+        dweight = dout.t() @ rows if asks_weight else None
+        drows = None
+        if asks_rows:
+            drows = torch.mm(dout, weight, out=rows) if may_write else dout @ weight
+        dbias = dout.sum(0) if asks_bias else None
+        return (dout if asks_base else None), drows, dweight, dbias, None
+
+
+def _is_private(counts: tuple[int, ...]) -> bool:
+    """Whether nobody needs a tensor, that a backward pass unpacked, after it."""
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    most = _counts_of_a_private()
+    return (
+        keeps_graph is not None
+        and not keeps_graph()
+        and not torch.is_grad_enabled()
+        and len(most) == len(counts)
+        and all(count <= limit for count, limit in zip(counts, most, strict=True))
+    )
+
+
+class _Probe(Function):
+    """Notes what :func:`references` says of a tensor that it saved; dx = dout."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, found: list[tuple[int, ...]]) -> Tensor:
+        ctx.save_for_backward(x, None)
+        ctx.found = found
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        x, _ = ctx.saved_tensors
+        ctx.found.append(references(x))
+        return dout, None
+
+
+@cache
+def _counts_of_a_private() -> tuple[int, ...]:
+    """What :func:`references` says where nobody else has the tensor; nothing: it cannot tell."""
+    found: list[tuple[int, ...]] = []
+    with torch.enable_grad():
+        one = torch.ones(1, requires_grad=True)
+        _Probe.apply(one + 1, found).backward()
+        held = one + 1
+        _Probe.apply(held, found).backward()
+        viewed = (held.detach().clone() + one).view(1, 1)
+        _Probe.apply(viewed.view(1), found).backward()
+    private, named, shared = found
+    return private if named[0] > private[0] and shared[2] > private[2] else ()
