@@ -182,6 +182,23 @@ def aggregate(
         gave, see Note [Constant rows]; all ranks agree on what asks for a gradient.
     """
 
+    with torch._C.DisableTorchFunction():  # what follows is no business of modes, and is not slowed
+        out = _agreed_aggregate(relation, x, op, policy, weight)
+    _results[id(out)] = out
+    return out
+
+
+def is_aggregated(rows: Tensor) -> bool:
+    """Whether :func:`aggregate` returned this very tensor."""
+    return _results.get(id(rows)) is rows
+
+
+_results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+
+def _agreed_aggregate(
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None
+) -> Tensor:
     skips = skipped(x, policy) if relation.group.size > 1 else Skipped.NOTHING
 
     def compute() -> Tensor:
@@ -193,19 +210,8 @@ def aggregate(
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
     relation.plan.agree_once(what, mode, policy.lossy.code, int(skips))
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
-        out = compute()
-    else:
-        out = relation.constants.reduce(tensors, op, policy, compute)
-    _results[id(out)] = out
-    return out
-
-
-def is_aggregated(rows: Tensor) -> bool:
-    """Whether :func:`aggregate` returned this very tensor."""
-    return _results.get(id(rows)) is rows
-
-
-_results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        return compute()
+    return relation.constants.reduce(tensors, op, policy, compute)
 
 
 def _aggregate(
