@@ -4,8 +4,8 @@ Note [Linear sums]. ``self.fc_self(h) + self.fc_neigh(neigh)`` makes three tenso
 a layer's rows, and backward two more; fresh memory is dear. Inside a layer of DGL, a linear layer of
 rows that were summed over edges is computed when its result is used first. If that is the addition,
 the product is added to the other term in its place, provided that nobody else has that term
-(Note [Temporaries]), and in backward the gradient of the summed rows is written where they were,
-provided that nobody else has these. Layers with hooks on their parts are left alone: such a hook
+(Note [Temporaries]), and in backward the gradient of the summed rows is written where they were
+(Note [Overwritten]). Layers with hooks on their parts are left alone: such a hook
 could look at what is not computed yet.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +22,8 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from sar.ops.aggregate import is_aggregated
-from sar.ops.reuse import ADDS, is_plain, is_temporary, references
+from sar.ops.overwrite import may_overwrite
+from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
 
 
@@ -151,54 +151,10 @@ class _AddLinear(Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         asks_base, asks_rows, asks_weight, asks_bias, _ = ctx.needs_input_grad
         rows, weight = ctx.saved_tensors
-        may_write = _is_private(references(rows)) and is_plain(dout) and rows.is_contiguous()
+        in_place = asks_rows and may_overwrite(rows, dout)
         dweight = dout.t() @ rows if asks_weight else None
         drows = None
         if asks_rows:
-            drows = torch.mm(dout, weight, out=rows) if may_write else dout @ weight
+            drows = torch.mm(dout, weight, out=rows) if in_place else dout @ weight
         dbias = dout.sum(0) if asks_bias else None
         return (dout if asks_base else None), drows, dweight, dbias, None
-
-
-def _is_private(counts: tuple[int, ...]) -> bool:
-    """Whether nobody needs a tensor, that a backward pass unpacked, after it."""
-    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    most = _counts_of_a_private()
-    return (
-        keeps_graph is not None
-        and not keeps_graph()
-        and not torch.is_grad_enabled()
-        and len(most) == len(counts)
-        and all(count <= limit for count, limit in zip(counts, most, strict=True))
-    )
-
-
-class _Probe(Function):
-    """Notes what :func:`references` says of a tensor that it saved; dx = dout."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, found: list[tuple[int, ...]]) -> Tensor:
-        ctx.save_for_backward(x, None)
-        ctx.found = found
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
-        x, _ = ctx.saved_tensors
-        ctx.found.append(references(x))
-        return dout, None
-
-
-@cache
-def _counts_of_a_private() -> tuple[int, ...]:
-    """What :func:`references` says where nobody else has the tensor; nothing: it cannot tell."""
-    found: list[tuple[int, ...]] = []
-    with torch.enable_grad():
-        one = torch.ones(1, requires_grad=True)
-        _Probe.apply(one + 1, found).backward()
-        held = one + 1
-        _Probe.apply(held, found).backward()
-        viewed = (held.detach().clone() + one).view(1, 1)
-        _Probe.apply(viewed.view(1), found).backward()
-    private, named, shared = found
-    return private if named[0] > private[0] and shared[2] > private[2] else ()

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.ops.first_order import first_order
-from sar.ops.saving import once
+from sar.ops.overwrite import may_overwrite
+from sar.ops.saving import once, valued
 
 _BLOCK_ELEMENTS = 1 << 17
 
@@ -101,7 +102,8 @@ def normalize_rows(
     if count < 2:
         raise ValueError(f"batch norm: got {count} row(s) on all ranks, expected at least 2")
     rstd = (m2 / count + eps).rsqrt()
-    y = _Normalize.apply(x, weight, bias, mean, rstd, count, group, relu)
+    saved = _Normalize.apply(x, weight, bias, mean, rstd, count, group, relu)
+    y = valued(saved, lambda: _normalized_rows(x.detach(), mean, rstd, weight, bias, relu))
     return y, mean, m2, count
 
 
@@ -112,14 +114,15 @@ class _Normalize(torch.autograd.Function):
     tensor         shape    owner        kept for backward
     =============  =======  ===========  =====================================================
     x              [n, F]   this rank    yes; the caller's own activation, not a copy
-    y, dy, dx      [n, F]   this rank    no
+    y, dy, dx      [n, F]   this rank    no; dx is where x was, by Note [Overwritten]
     mean, rstd     [F]      every rank   yes, float64
     weight, bias   [F]      every rank   yes; dweight, dbias are this rank's share
     s0, s1         [F]      every rank   no, float64, made in backward
     =============  =======  ===========  =====================================================
 
     with z = (x - mean) * rstd
-    forward:   y = z * weight + bias, max(y, 0) with relu           nothing is sent
+    forward:   y = z * weight + bias, max(y, 0) with relu           nothing is sent; returned is x,
+               y is computed when all is saved, see Note [Saved first]
     backward:  dbias = sum_i dy_i,  dweight = sum_i dy_i * z_i      over this rank's rows
                s0, s1 = dbias, dweight summed over ranks            one all_reduce of 2F float64
                dx = (dy - s0 / N - z * s1 / N) * rstd * weight
@@ -140,16 +143,13 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, rstd, weight, bias)
         ctx.count, ctx.group, ctx.relu = count, group, relu
-        y = torch.empty_like(x)
-        for rows in _blocks(x):
-            block = _normalized(x[rows], mean, rstd, weight, bias)
-            y[rows] = block.relu_() if relu else block
-        return y
+        return x.view_as(x)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
+        out = x if may_overwrite(x, dy) else None
 
         def incoming(rows: slice) -> Tensor:
             if not ctx.relu:
@@ -162,10 +162,26 @@ class _Normalize(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             shares = ctx.group.all_reduce(sums.clone()) / ctx.count  # `local` may alias sums
-            dx = _input_gradient(incoming, x, mean, rstd, weight, shares)
+            dx = _input_gradient(incoming, x, mean, rstd, weight, shares, out)
         dweight = local[1] if ctx.needs_input_grad[1] else None
         dbias = local[0] if ctx.needs_input_grad[2] else None
         return dx, dweight, dbias, None, None, None, None, None
+
+
+def _normalized_rows(
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    """[n, F] y, of the type of ``x``."""
+    y = torch.empty_like(x)
+    for rows in _blocks(x):
+        block = _normalized(x[rows], mean, rstd, weight, bias)
+        y[rows] = block.relu_() if relu else block
+    return y
 
 
 def _normalized(
@@ -197,12 +213,14 @@ def _input_gradient(
     rstd: Tensor,
     weight: Tensor | None,
     shares: Tensor,
+    out: Tensor | None,
 ) -> Tensor:
-    """[n, F] gradient of x; ``shares`` are the sums over all ranks divided by the row count."""
+    """[n, F] gradient of x, in ``out``; ``shares`` are the sums over all ranks divided by the row
+    count."""
     wide = wide_dtype(x.dtype)
     scale = (rstd if weight is None else rstd * weight.double()).to(wide)
     slope, offset = (shares[1] * rstd).to(wide), shares[0].to(wide)
-    dx = torch.empty_like(x)
+    dx = torch.empty_like(x) if out is None else out
     for rows in _blocks(x):
         z_part = _centered(x[rows], mean) * slope
         dx[rows] = (incoming(rows).to(wide) - offset - z_part) * scale

@@ -4,6 +4,10 @@ Note [Repeated forward]
 A layer that is recomputed runs its forward pass again in backward. Results that are small, or
 that a rank has to get from the others, are noted the first time and taken from the notes then:
 they neither travel nor count twice.
+
+Note [Saved first]
+A repeated forward pass ends when its last tensor is saved. An operation that saves what it reads
+before it computes its value takes no memory for the value then: :func:`valued`.
 """
 
 from __future__ import annotations
@@ -11,7 +15,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.autograd import Function
 
 T = TypeVar("T")
 
@@ -72,3 +79,23 @@ def spares_memory() -> bool:
     Then attention has one round of rows in flight, not two, and no buffers stay between layers.
     """
     return _state.hooked
+
+
+def valued(saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    """What ``compute`` returns, with the gradient of ``saved``, which a function returned instead.
+
+    The function has saved what its backward pass reads, by Note [Saved first].
+    """
+    return _Valued.apply(saved, compute)
+
+
+class _Valued(Function):
+    """The value of an operation whose backward pass is elsewhere; dsaved = dvalue."""
+
+    @staticmethod
+    def forward(ctx: Any, saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        return compute()
+
+    @staticmethod
+    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, None]:
+        return dvalue, None
