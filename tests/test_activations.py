@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import sar
 from sar.nn.activations import layers_of
 from sar.ops import paging
-from sar.ops.reuse import ReuseTemporaries
+from sar.ops.frugal import Frugal
 from sar.train import ModelOptions, build_model
 
 WIDTHS = (NUM_FEATURES, 8, 8, 4)
@@ -355,7 +355,7 @@ def test_a_sum_takes_the_memory_of_a_temporary_alone() -> None:
     def plus(term: Tensor) -> Tensor:
         return term + other
 
-    with ReuseTemporaries():  # no sum in an assert, which would name the terms
+    with Frugal():  # no sum in an assert, which would name the terms
         total = linear(x) + other
         alone = [taken(total)]
         named = linear(x)
@@ -392,6 +392,6 @@ def test_tensors_without_memory_of_their_own_are_left_alone(kind: str) -> None:
             return (torch.mm(weight.to_sparse(), dense) + dense).to_dense()
         return torch.func.grad(lambda w: (F.linear(x, w) + x).square().sum())(weight)
 
-    with ReuseTemporaries():
+    with Frugal():
         inside = total()
     assert torch.equal(inside, total())

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sar.graph.support import layer_of_dgl
 from sar.ops.attention import Projection
+from sar.ops.callers import layer_of_dgl
 
 
 def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:

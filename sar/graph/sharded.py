@@ -19,16 +19,11 @@ from sar.graph.frame import Frame, FrameSet
 from sar.graph.lazy import Scope, eager
 from sar.graph.legacy import OriginalMembers
 from sar.graph.store import EType, GraphStore
-from sar.graph.support import (
-    UnsupportedMember,
-    calling_layer,
-    check_module_of,
-    has_hooks,
-    layer_of_dgl,
-)
+from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
 from sar.graph.undistributed import refuse_undistributed
 from sar.ops import AnyRelation, Relation
-from sar.ops.linear_sum import LinearSums
+from sar.ops.callers import layer_of_dgl
+from sar.ops.linear_sum import LinearSums, may_wait
 
 ALL = "__ALL__"  # dgl.ALL
 
@@ -203,9 +198,8 @@ class ShardedGraph(Counts, OriginalMembers):
         refuse_undistributed()
         frames = {id(f): f for f in self._all_frames()}
         saved = {key: frame.save() for key, frame in frames.items()}
-        layer = layer_of_dgl()
         try:
-            with nullcontext() if layer is None or has_hooks(layer) else LinearSums():
+            with LinearSums() if may_wait(layer_of_dgl()) else nullcontext():
                 yield
         finally:
             for key, frame in frames.items():

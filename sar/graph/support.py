@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -24,33 +23,6 @@ def calling_layer() -> str | None:
             return type(owner).__name__
         frame = frame.f_back
     return None
-
-
-def layer_of_dgl() -> Any:
-    """The layer of ``dgl.nn`` whose code calls the library; ``None``: somebody else does."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _module(frame).startswith(("sar.", "contextlib")):
-        frame = frame.f_back
-    if frame is None or not _module(frame).startswith("dgl.nn."):
-        return None
-    return frame.f_locals.get("self")
-
-
-def _module(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__", "")
-
-
-def has_hooks(layer: torch.nn.Module) -> bool:
-    """Whether anybody looks at what goes into the parts of a layer, or comes out of them."""
-    everywhere = torch.nn.modules.module
-    hooks = [getattr(everywhere, f"_global_{kind}", ()) for kind in _HOOKS]
-    for part in layer.modules():
-        if part is not layer:
-            hooks += [getattr(part, f"_{kind}", ()) for kind in _HOOKS]
-    return any(map(len, hooks))
-
-
-_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
 
 
 def not_supported(problem: str) -> NotSupportedError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Parameter
 
 from sar.comm import GradientReturn, fetch
 from sar.comm.rotation import fetch_messages
@@ -182,7 +184,9 @@ def aggregate(
         gave, see Note [Constant rows]; all ranks agree on what asks for a gradient.
     """
 
-    with torch._C.DisableTorchFunction():  # what follows is no business of modes, and is not slowed
+    # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
+    plain = type(x) in (Tensor, Parameter)
+    with torch._C.DisableTorchFunction() if plain else nullcontext():
         out = _agreed_aggregate(relation, x, op, policy, weight)
     _results[id(out)] = out
     return out
@@ -237,4 +241,4 @@ def _aggregate(
 
 def sends_gradients(node: Any) -> bool:
     """Whether the backward of an autograd node begins to send gradients that another awaits."""
-    return isinstance(getattr(node, "arrival", None), list)
+    return isinstance(getattr(node, "arrival", None), list) and not node.spares_memory

@@ -1,27 +1,31 @@
 """Linear layers of sums over neighbours, computed where what they are added to is.
 
 Note [Linear sums]. ``self.fc_self(h) + self.fc_neigh(neigh)`` makes three tensors of the size of
-a layer's rows, and backward two more; fresh memory is dear. Inside a layer of DGL, a linear layer of
-rows that were summed over edges is computed when its result is used first. If that is the addition,
-the product is added to the other term in its place, provided that nobody else has that term
+a layer's rows, and backward two more; fresh memory is dear. Where the code of DGL's layers applies
+an ``nn.Linear`` to rows that were summed over edges, the product waits until it is used. If that is
+the addition, it is added to the other term in its place, provided that nobody else has that term
 (Note [Temporaries]), and in backward the gradient of the summed rows is written where they were
-(Note [Overwritten]). Layers with hooks on their parts are left alone: such a hook
-could look at what is not computed yet.
+(Note [Overwritten]). Between the two runs DGL's code alone: what could look at a product that is
+not computed (hooks, modules of others, modes of others) keeps it from waiting.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from sar.ops.aggregate import is_aggregated
+from sar.ops.callers import has_hooks, module_of
+from sar.ops.frugal import Frugal
 from sar.ops.overwrite import may_overwrite
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
@@ -44,22 +48,37 @@ class LinearSums(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear and not kwargs and _can_wait(*args):
-            late = _Late(_empty_result(*args), *args)
-            self._late[id(late.out)] = late
-            return late.out
+        if func is F.linear and not kwargs and _can_wait(*args) and _by_layer_of_dgl():
+            return self._wait(*args)
         if func in ADDS and len(args) == 2 and not kwargs:
-            if takes_notes() and is_temporary(args) and id(args[1]) not in self._late:
+            term, late = self._late.get(id(args[0])), self._late.get(id(args[1]))
+            if term is not None:
+                term.compute()
+            if late is None and takes_notes() and is_temporary(args):
                 return args[0].add_(args[1])
-            late = self._late.get(id(args[1]))
             if late is not None and late.is_alike(args[0]):
                 in_place = is_temporary(args)  # before there is another reference
                 return late.add_to(args[0], in_place)
         if self._late:
             for tensor in _tensors((args, kwargs)):
-                if id(tensor) in self._late:
-                    self._late[id(tensor)].compute()
+                if (waiting := self._late.get(id(tensor))) is not None:
+                    waiting.compute()
         return func(*args, **kwargs)
+
+    def _wait(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        late = _Late(rows.new_empty(len(rows), len(weight)), rows, weight, bias)
+        self._late[id(late.out)] = late
+        return late.out
+
+
+def may_wait(layer: Any) -> bool:
+    """Whether nobody looks at what the parts of a layer of DGL compute.
+
+    Args:
+        layer: ``None`` where somebody else's code runs.
+    """
+    modes = torch.overrides._get_current_function_mode_stack()
+    return layer is not None and not has_hooks(layer) and all(type(m) is Frugal for m in modes)
 
 
 @dataclass
@@ -103,13 +122,25 @@ def _can_wait(rows: Any, weight: Any, bias: Any = None) -> bool:
         and all(isinstance(t, Tensor) and is_plain(t) for t in tensors)
         and (rows.dim(), weight.dim()) == (2, 2)
         and rows.shape[1] == weight.shape[1]
+        and (bias is None or bias.shape == weight.shape[:1])
         and all((t.dtype, t.device) == (rows.dtype, rows.device) for t in tensors)
+        and torch.autograd.forward_ad._current_level < 0
         and not torch.is_autocast_enabled(rows.device.type)
     )
 
 
-def _empty_result(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return rows.new_empty(len(rows), len(weight))
+def _by_layer_of_dgl() -> bool:
+    """Whether it is an ``nn.Linear`` that DGL's code called that calls a torch function."""
+    frame: FrameType | None = sys._getframe(2)
+    if frame is None or frame.f_code is not nn.Linear.forward.__code__:
+        return False
+    part = frame.f_locals["self"]
+    if type(part) is not nn.Linear or "forward" in part.__dict__:
+        return False
+    frame = frame.f_back
+    while frame is not None and module_of(frame) == "torch.nn.modules.module":
+        frame = frame.f_back
+    return frame is not None and module_of(frame).startswith("dgl.nn.")
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -134,8 +165,8 @@ class _AddLinear(Function):
     bias    [width] or none replicated
     ======  ==============  =============================================================
 
-    With D = dout: dbase = D, unless beta is 0; drows = D @ weight; dweight = D^T @ rows, before rows
-    are written over; dbias = the sum of the rows of D.
+    With D = dout: dbase = D, unless beta is 0; drows = D @ weight; dweight = D^T @ rows, before
+    rows are written over; dbias = the sum of the rows of D.
     """
 
     @staticmethod
@@ -155,6 +186,6 @@ class _AddLinear(Function):
         dweight = dout.t() @ rows if asks_weight else None
         drows = None
         if asks_rows:
-            drows = torch.mm(dout, weight, out=rows) if in_place else dout @ weight
+            drows = torch.mm(dout, weight, out=rows).detach() if in_place else dout @ weight
         dbias = dout.sum(0) if asks_bias else None
         return (dout if asks_base else None), drows, dweight, dbias, None

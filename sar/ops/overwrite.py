@@ -8,7 +8,6 @@ Where they cannot be read, or are larger for any reason, the gradient has memory
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,16 +17,21 @@ from torch.autograd import Function
 from sar.ops.reuse import is_plain, references
 
 
+def frees_graph() -> bool:
+    """Whether a backward pass is running after which nobody can come back to its saved tensors."""
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    running = getattr(torch._C, "_current_graph_task_id", lambda: -1)() != -1
+    return keeps_graph is not None and running and not keeps_graph()
+
+
 def may_overwrite(saved: Tensor, gradient: Tensor) -> bool:
     """Whether ``saved``, which a backward pass has unpacked, may become a gradient like another.
 
     Called with a name for ``saved`` in the backward pass itself. See Note [Overwritten].
     """
-    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     most, counts = _references_of_the_last(), references(saved)
     return (
-        keeps_graph is not None
-        and not keeps_graph()
+        frees_graph()
         and not torch.is_grad_enabled()
         and (saved.dtype, saved.device) == (gradient.dtype, gradient.device)
         and is_plain(gradient)
@@ -58,11 +62,19 @@ def _note(saved: Tensor, found: list[tuple[int, ...]]) -> None:
     found.append(references(saved))
 
 
-@cache
 def _references_of_the_last() -> tuple[int, ...]:
     """What :func:`references` says where nobody else has the tensor; nothing: it cannot tell."""
+    if not _measured:  # and again where hooks on saved tensors blur the counts
+        _measured.extend(_measure())
+    return tuple(_measured)
+
+
+_measured: list[int] = []
+
+
+def _measure() -> tuple[int, ...]:
     found: list[tuple[int, ...]] = []
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         one = torch.ones(1, requires_grad=True)
         _Probe.apply(one + 1, found).backward()
         named = one + 1

@@ -162,7 +162,7 @@ class _Normalize(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             shares = ctx.group.all_reduce(sums.clone()) / ctx.count  # `local` may alias sums
-            dx = _input_gradient(incoming, x, mean, rstd, weight, shares, out)
+            dx = _input_gradient(incoming, x, mean, rstd, weight, shares, out).detach()
         dweight = local[1] if ctx.needs_input_grad[1] else None
         dbias = local[0] if ctx.needs_input_grad[2] else None
         return dx, dweight, dbias, None, None, None, None, None

@@ -21,15 +21,6 @@ ADDS = {torch.Tensor.add, torch.Tensor.__add__}
 _MAKERS = {"AddmmBackward0", "MmBackward0"}  # linear layers save what they read, not their result
 
 
-class ReuseTemporaries(TorchFunctionMode):
-    """Inside, ``linear(x) + y`` takes the memory of ``linear(x)``; see Note [Temporaries]."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in ADDS and len(args) == 2 and not kwargs and is_temporary(args):
-            return args[0].add_(args[1])
-        return func(*args, **(kwargs or {}))
-
-
 def is_temporary(terms: tuple) -> bool:
     """Whether nobody but the sum of two ``terms``, as a torch function mode gets them, has the
     first, which a linear layer made; both are alike. See Note [Temporaries]."""
@@ -47,7 +38,8 @@ def references(x: Tensor) -> tuple[int, ...]:
     shared = getattr(torch._C, "_storage_Use_Count", None)
     if count is None or shared is None:
         return ()
-    return count(x), x._use_count(), shared(x.untyped_storage()._cdata)
+    owners: Any = x
+    return count(x), owners._use_count(), shared(x.untyped_storage()._cdata)
 
 
 def _fits(a: Any, b: Any) -> bool:

@@ -1,0 +1,102 @@
+"""Torch functions of layers that are computed again, with fewer tensors at their worst moment.
+
+Sums are written where a term was (Note [Temporaries]); gradients of relu and elu are written where
+their inputs were (Note [Overwritten]), and their values are not computed again (Note [Saved
+first]). The results are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+from sar.ops.overwrite import may_overwrite
+from sar.ops.reuse import ADDS, is_plain, is_temporary
+from sar.ops.saving import valued
+
+_aten = torch.ops.aten
+
+
+class Frugal(TorchFunctionMode):
+    """Inside, layers take less memory; around the forward passes of a recomputed layer."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ADDS and len(args) == 2 and not kwargs and is_temporary(args):
+            return args[0].add_(args[1])
+        if _is_known_activation(func, args, kwargs):
+            return _activated(func, args[0])
+        return func(*args, **kwargs)
+
+
+def _relu_gradient(dout: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    return _aten.threshold_backward.grad_input(dout, x, 0, grad_input=out)
+
+
+def _elu_gradient(dout: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    return _aten.elu_backward.grad_input(dout, 1, 1, 1, False, x, grad_input=out)
+
+
+_GRADIENTS: dict[Any, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    F.relu: _relu_gradient,
+    torch.relu: _relu_gradient,
+    Tensor.relu: _relu_gradient,
+    F.elu: _elu_gradient,
+}
+
+
+def _is_known_activation(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether :func:`_activated` stands for a call of a torch function, which autograd records."""
+    return (
+        func in _GRADIENTS
+        and len(args) == 1
+        and (not kwargs or all(kwargs.get(name, value) == value for name, value in _USUAL.items()))
+        and kwargs.keys() <= _USUAL.keys()
+        and type(args[0]) is Tensor
+        and is_plain(args[0])
+        and args[0].is_floating_point()
+        and args[0].requires_grad
+        and torch.is_grad_enabled()
+    )
+
+
+_USUAL = {"inplace": False, "alpha": 1.0}
+
+
+def _activated(func: Any, x: Tensor) -> Tensor:
+    """``func(x)``; its gradient is written where ``x`` was, see Note [Overwritten]."""
+    saved = _Activation.apply(x, _GRADIENTS[func])
+    return valued(saved, lambda: func(x.detach()))
+
+
+class _Activation(Function):
+    """x as it is, with the gradient of an activation y; see Note [Saved first].
+
+    ======  =====  ======================================================
+    tensor  shape  owner and lifetime
+    ======  =====  ======================================================
+    x       any    this rank; saved. Becomes dx if nobody else has it
+    ======  =====  ======================================================
+
+    dx = y'(x) * dy.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(x, None)
+        ctx.gradient = gradient
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        x, _ = ctx.saved_tensors
+        out = x if may_overwrite(x, dy) else torch.empty_like(x)
+        return ctx.gradient(dy, x, out).detach(), None
