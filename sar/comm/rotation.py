@@ -154,9 +154,13 @@ class GradientReturn:
     def finish(self) -> Tensor:
         """Wait for what is in flight; the whole gradient of the owned rows."""
         home = self.own()
+        self.settle()
+        return home
+
+    def settle(self) -> None:
+        """Wait for what is in flight, whose buffers are free then."""
         while self._flights:
             self._add_home()
-        return home
 
     def own(self) -> Tensor:
         """The gradient of the owned rows as far as it has come, without waiting for the rest."""

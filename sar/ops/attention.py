@@ -217,6 +217,8 @@ class _Backward:
             self._shard(rows, csr, csc, grads)
             if step is not None and self.wanted:
                 home.send(step, grads[0])
+                if spec.window == 1:  # the next rows take the buffers of these gradients
+                    home.settle()
             elif step is not None:
                 pool.give(grads[0])
         home.finish()
