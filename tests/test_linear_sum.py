@@ -1,0 +1,341 @@
+"""Products that wait for their sum, and gradients where saved tensors were: DGL's numbers, and
+nobody sees what is not computed or was written over."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import dgl.function as fn
+import dgl.nn
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import mixed, to_dgl
+from harness.parts import Cutter
+from harness.rows import Part, whole
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sar
+from sar.ops import overwrite
+from sar.ops.frugal import Frugal
+from sar.ops.reduce import normalize_rows
+
+WIDTH = 4
+aten = torch.ops.aten
+
+
+class Count(TorchDispatchMode):
+    """Counts what runs in the end, gradients included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def results(graph: Any, layer: nn.Module, x: Tensor, factor: Tensor) -> dict[str, Tensor]:
+    """What a step leaves behind; parameters' gradients are this rank's share."""
+    x = x.clone().requires_grad_()
+    out = layer(graph, x * 1)
+    (out * factor).sum().backward()
+    shares = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+    return {"out": out.detach(), "x": x.grad, **shares}
+
+
+def compare(layer: nn.Module, partitioned: Cutter, size: int = 3) -> list[Counter]:
+    """``layer`` on some ranks equals DGL on the whole graph; what each rank ran."""
+    arrays, layer = mixed(), layer.double()
+    rows = whole(arrays.total_nodes, (WIDTH,), seed=1)
+    factor = whole(arrays.total_nodes, (WIDTH,), seed=2)
+    want = results(to_dgl(arrays), copy.deepcopy(layer), rows, factor)
+    path = partitioned(arrays, size, "random")
+
+    def case(group: Any) -> Counter:
+        part, mine = Part(group, path), copy.deepcopy(layer)
+        mine(part.graph, rows[part.nodes])  # what is measured once has run
+        with Count() as counted:
+            got = results(part.graph, mine, rows[part.nodes], factor[part.nodes])
+        with torch.no_grad():
+            again = mine(part.graph, rows[part.nodes])
+        torch.testing.assert_close(again, want["out"][part.nodes], rtol=1e-11, atol=1e-11)
+        assert got.keys() == want.keys()
+        for name, value in got.items():
+            expected = want[name]
+            if name in ("out", "x"):
+                expected = expected[part.nodes]
+            else:
+                value = group.all_reduce(value.clone())
+            torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
+        return counted.calls
+
+    return run_threads(size, case)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_sum_of_linear_layers_is_one_tensor(size: int, partitioned: Cutter) -> None:
+    for calls in compare(dgl.nn.SAGEConv(WIDTH, WIDTH, "mean"), partitioned, size):
+        assert calls[aten.addmm.default] == 1 and calls[aten.addmm_.default] == 1
+        assert calls[aten.mm.out] == 1  # the gradient of the sums, where they were
+        assert calls[aten.mm.default] == 3  # of both weights, and of what fc_self read
+
+
+class Kept(nn.Linear):
+    """A part that keeps what it returned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+class Noting(nn.Linear):
+    """A part whose result is used without gradient first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        with torch.no_grad():
+            self.mean = y.mean()
+        return y
+
+
+class Rectified(nn.Linear):
+    """A part that hands its result to a function that torch cannot see into."""
+
+    class _Relu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.clamp(min=0)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:
+            return dy * (ctx.saved_tensors[0] > 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._Relu.apply(super().forward(x))
+
+
+@pytest.mark.parametrize("part", [Kept, Noting, Rectified, nn.Linear])
+def test_parts_of_others_do_not_wait(part: type[nn.Linear], partitioned: Cutter) -> None:
+    conv = dgl.nn.SAGEConv(WIDTH, WIDTH, "mean")
+    conv.fc_neigh = part(WIDTH, WIDTH, bias=False)
+    waits = part is nn.Linear
+    for calls in compare(conv, partitioned):
+        assert calls[aten.addmm_.default] == waits
+
+
+def test_what_a_part_keeps_is_computed(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        part, conv = Part(group, path), dgl.nn.SAGEConv(WIDTH, WIDTH, "mean").double()
+        conv.fc_neigh = Kept(WIDTH, WIDTH, bias=False).double()
+        x = whole(57, (WIDTH,), seed=1)[part.nodes]
+        out = conv(part.graph, x)
+        torch.testing.assert_close(conv.fc_self(x) + conv.fc_neigh.last, out)
+
+    run_threads(2, case)
+
+
+@pytest.mark.parametrize("where", ["forward", "pre", "full backward", "everywhere"])
+def test_hooks_see_what_they_saw(where: str, partitioned: Cutter) -> None:
+    """And keep it: nothing is written over."""
+    path = partitioned(mixed(), 1, "random")
+    seen: list[Tensor] = []
+
+    def note(*given: Any) -> None:
+        seen.extend(t for t in torch.utils._pytree.tree_leaves(given) if isinstance(t, Tensor))
+
+    def hooked(part: nn.Module) -> Any:
+        if where == "everywhere":
+            return nn.modules.module.register_module_forward_hook(note)
+        register = {
+            "forward": part.register_forward_hook,
+            "pre": part.register_forward_pre_hook,
+            "full backward": part.register_full_backward_hook,
+        }
+        return register[where](note)
+
+    def case(group: Any) -> Counter:
+        part, conv = Part(group, path), dgl.nn.SAGEConv(WIDTH, WIDTH, "mean").double()
+        handle = hooked(conv.fc_neigh)
+        try:
+            x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
+            with Count() as counted:
+                out = conv(part.graph, x * 1)
+                before = [t.detach().clone() for t in seen]
+                out.sum().backward()
+        finally:
+            handle.remove()
+        assert seen and all(torch.equal(a, b) for a, b in zip(seen, before, strict=False))
+        return counted.calls
+
+    for calls in run_threads(1, case):
+        assert not calls[aten.addmm_.default]
+
+
+def test_a_mode_of_the_user_sees_every_function(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    class Linears(TorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            self.count += func is F.linear
+            return func(*args, **(kwargs or {}))
+
+    def case(group: Any) -> int:
+        part, conv = Part(group, path), dgl.nn.SAGEConv(WIDTH, WIDTH, "mean").double()
+        with Linears() as linears:
+            conv(part.graph, whole(57, (WIDTH,), seed=1)[part.nodes])
+        return linears.count
+
+    assert run_threads(2, case) == [2, 2]
+
+
+class Smoothed(nn.Module):
+    """A layer whose input is itself the very result of a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = dgl.nn.SAGEConv(WIDTH, WIDTH, "mean")
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        graph.ndata["h"] = x
+        graph.update_all(fn.copy_u("h", "m"), fn.mean("m", "h"))
+        return self.conv(graph, graph.ndata.pop("h"))
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "both terms wait": Smoothed,
+    "no sum": lambda: dgl.nn.SAGEConv(WIDTH, WIDTH, "gcn"),
+    "activation": lambda: dgl.nn.SAGEConv(WIDTH, WIDTH, "mean", activation=torch.tanh),
+    "norm": lambda: dgl.nn.SAGEConv(WIDTH, WIDTH, "mean", norm=nn.LayerNorm(WIDTH)),
+    "hops": lambda: dgl.nn.SGConv(WIDTH, WIDTH, k=2, allow_zero_in_degree=True),
+    "weight norm": lambda: _with(nn.utils.parametrizations.weight_norm),
+    "no bias": lambda: dgl.nn.SAGEConv(WIDTH, WIDTH, "mean", bias=False),
+}
+
+
+def _with(change: Callable[[nn.Module], Any]) -> nn.Module:
+    conv = dgl.nn.SAGEConv(WIDTH, WIDTH, "mean")
+    change(conv.fc_neigh)
+    return conv
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_equal_dgl(name: str, partitioned: Cutter) -> None:
+    torch.manual_seed(0)
+    compare(LAYERS[name](), partitioned)
+
+
+@pytest.mark.parametrize("frozen", ["fc_self", "fc_neigh", "all"])
+def test_frozen_parts(frozen: str, partitioned: Cutter) -> None:
+    conv = dgl.nn.SAGEConv(WIDTH, WIDTH, "mean")
+    (conv if frozen == "all" else getattr(conv, frozen)).requires_grad_(False)
+    compare(conv, partitioned)
+
+
+def test_a_graph_that_is_kept_has_its_tensors(partitioned: Cutter) -> None:
+    """Two backward passes, and gradients of gradients, read what the first one left alone."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        part, conv = Part(group, path), dgl.nn.SAGEConv(WIDTH, WIDTH, "mean").double()
+        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
+        loss = conv(part.graph, x * 1).square().sum()
+        wanted = (x, conv.fc_neigh.weight)
+        grads = [torch.autograd.grad(loss, wanted, retain_graph=keep) for keep in (True, False)]
+        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+    run_threads(2, case)
+
+
+def test_gradients_are_plain_tensors(partitioned: Cutter) -> None:
+    """Hooks may keep them: they neither ask for gradients nor hold the graph."""
+    path, got = partitioned(mixed(), 1, "random"), []
+
+    def case(group: Any) -> None:
+        part, conv = Part(group, path), dgl.nn.SAGEConv(WIDTH, WIDTH, "mean").double()
+        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
+        norm = sar.DistributedBN1D(WIDTH).double()
+        h = conv(part.graph, x * 1)
+        h.register_hook(got.append)
+        out = norm(h)
+        del h
+        out.square().sum().backward()
+
+    run_threads(1, case)
+    assert len(got) == 1 and not got[0].requires_grad and got[0].grad_fn is None
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("kind", ["norm", "norm and relu", "relu", "elu"])
+def test_gradients_take_the_memory_of_what_nobody_has(kind: str, held: bool) -> None:
+    x = torch.randn(300, 3, dtype=torch.float64, requires_grad=True)
+    factor = torch.randn(300, 3, dtype=torch.float64)
+
+    def applied(h: Tensor) -> Tensor:
+        if kind.startswith("norm"):
+            return normalize_rows(h, None, None, 1e-5, sar.comm.LocalGroup(), "relu" in kind)[0]
+        with Frugal():
+            return F.relu(h) if kind == "relu" else F.elu(h)
+
+    def expected(h: Tensor) -> Tensor:
+        if kind.startswith("norm"):
+            y = F.batch_norm(h, None, None, training=True)
+            return F.relu(y) if "relu" in kind else y
+        return F.relu(h) if kind == "relu" else F.elu(h)
+
+    def step(function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, bool]:
+        h, places = x * 1, []
+        place = h.data_ptr()
+        h.register_hook(lambda grad: places.append(grad.data_ptr()))
+        before, named = h.detach().clone(), [h] if held else []
+        out = function(h)
+        del h
+        (grad,) = torch.autograd.grad((out * factor).sum(), x)
+        assert all(torch.equal(h, before) for h in named)
+        return out, grad, places == [place]
+
+    out, grad, in_place = step(applied)
+    want = step(expected)
+    torch.testing.assert_close((out, grad), want[:2])
+    assert in_place == (not held)
+
+
+def test_a_backward_pass_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of a process, too, which measures what counts of references mean."""
+    monkeypatch.setattr(overwrite, "_measured", [])
+    x = torch.randn(5, 3, requires_grad=True)
+    out = normalize_rows(x * 1, None, None, 1e-5, sar.comm.LocalGroup())[0].square().sum()
+    with torch.inference_mode():
+        out.backward()
+    assert x.grad is not None and overwrite._measured
+
+
+def test_a_recomputed_layer_lets_its_input_go(partitioned: Cutter) -> None:
+    """When backward has taken it, unless the graph is kept."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        part, conv = Part(group, path), dgl.nn.SAGEConv(WIDTH, WIDTH, "mean").double()
+        sar.set_activations(conv, "recompute")
+        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
+        out = conv(part.graph, x * 1)
+        params = list(conv.parameters())
+        first = torch.autograd.grad(out.sum(), params, retain_graph=True)
+        second = torch.autograd.grad(out.sum(), params)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        with pytest.raises(RuntimeError, match="retain_graph"):
+            torch.autograd.grad(out.sum(), params)
+
+    run_threads(2, case)
