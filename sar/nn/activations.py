@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from sar.comm import Group, current_group
 from sar.graph import ShardedGraph
 from sar.nn.dropout import known_rows
 from sar.ops.frugal import Frugal
-from sar.ops.overwrite import frees_graph
+from sar.ops.inputs import LayerInputs
 from sar.ops.paging import Offload, RoundToBfloat16
 from sar.ops.randomness import SameRandom
 from sar.ops.saving import Notes, hooked
@@ -155,7 +154,7 @@ class _Recompute(_Forward):
         from torch.utils.checkpoint import checkpoint  # takes long to import
 
         leaves = tree_leaves((args, kwargs))
-        inputs = _Inputs(args, kwargs)
+        inputs = LayerInputs(args, kwargs)
 
         def run() -> Any:
             args, kwargs = inputs.take()
@@ -167,51 +166,6 @@ class _Recompute(_Forward):
             preserve_rng_state=any(isinstance(x, Tensor) and not x.is_cpu for x in leaves),
             context_fn=partial(_both_passes, self.module, _group_of(leaves)),
         )
-
-
-class _Inputs:
-    """The arguments of a layer's forward pass, let go when backward has taken them."""
-
-    def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.first: tuple[tuple, dict[str, Any]] | None = (args, kwargs)
-        leaves, self.spec = tree_flatten((args, kwargs))
-        self.tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        start = torch.empty(0, requires_grad=True)
-        self.node: Any = _Saved.apply(start, *(leaves[i] for i in self.tensors)).grad_fn
-
-    def take(self) -> tuple[tuple, dict[str, Any]]:
-        """For the forward pass; later for each backward pass, the last of which ends with them.
-
-        Raises ``RuntimeError`` when there was one that did not keep the graph.
-        """
-        if self.first is not None:
-            given, self.first = self.first, None
-            return given
-        if self.node is None:
-            raise RuntimeError(
-                "backward: a recomputed layer has let its inputs go in a backward pass before; "
-                "expected retain_graph=True there"
-            )
-        leaves = list(self.others)
-        for i, tensor in zip(self.tensors, self.node.saved_tensors, strict=True):
-            leaves[i] = tensor
-        if frees_graph():
-            self.node = None
-        return tree_unflatten(leaves, self.spec)
-
-
-class _Saved(Function):
-    """Nothing, made of tensors that autograd watches and passes through hooks as any saved."""
-
-    @staticmethod
-    def forward(ctx: Any, start: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        return start.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        return dout, *(None for _ in ctx.needs_input_grad[1:])
 
 
 def _both_passes(

@@ -72,7 +72,8 @@ _USUAL = {"inplace": False, "alpha": 1.0}
 def _activated(func: Any, x: Tensor) -> Tensor:
     """``func(x)``; its gradient is written where ``x`` was, see Note [Overwritten]."""
     saved = _Activation.apply(x, _GRADIENTS[func])
-    return valued(saved, lambda: func(x.detach()))
+    of_relu = _GRADIENTS[func] is _relu_gradient
+    return valued(saved, lambda: func(x.detach()), of_relu=of_relu)
 
 
 class _Activation(Function):

@@ -65,7 +65,7 @@ def _note(saved: Tensor, found: list[tuple[int, ...]]) -> None:
 def _references_of_the_last() -> tuple[int, ...]:
     """What :func:`references` says where nobody else has the tensor; nothing: it cannot tell."""
     if not _measured:  # and again where hooks on saved tensors blur the counts
-        _measured.extend(_measure())
+        _measured[:] = _measure()  # ranks may be threads
     return tuple(_measured)
 
 

@@ -56,13 +56,14 @@ def skipped(x: Tensor, policy: Policy) -> Skipped:
         return Skipped.NOTHING
     if not (x.requires_grad and torch.is_grad_enabled()):
         return Skipped.ROWS
-    if _is_relu(x) and not _is_read(x):
+    if _is_relu(x.grad_fn) and not _is_read(x):
         return Skipped.ROWS_AND_GRADIENTS
     return Skipped.ROWS if _has_zeros(x.grad_fn) else Skipped.NOTHING
 
 
-def _is_relu(x: Tensor) -> bool:
-    return type(x.grad_fn).__name__ == "ReluBackward0"
+def _is_relu(node: Any) -> bool:
+    """Whether what an autograd node made is the very result of a relu."""
+    return type(node).__name__ == "ReluBackward0" or getattr(node, "of_relu", False)
 
 
 def _is_read(x: Tensor) -> bool:
@@ -74,7 +75,7 @@ def _has_zeros(node: Any) -> bool:
     """Whether what an autograd node made is likely to have zeros, those of a relu or a dropout."""
     while node is not None:
         name = type(node).__name__
-        if name == "ReluBackward0" or name in _DROPOUTS:
+        if _is_relu(node) or name in _DROPOUTS:
             return True
         inputs = [before for before, _ in node.next_functions if before is not None]
         node = inputs[0] if name in _LEAVE_ZEROS and len(inputs) == 1 else None
