@@ -33,7 +33,7 @@ class RecordCaptures(TorchFunctionMode):
         self._found: dict[int, Tensor] = {id(tensor): tensor for tensor in known}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             if tensor.requires_grad:
                 self._found.setdefault(id(tensor), tensor)
         return func(*args, **(kwargs or {}))
@@ -52,7 +52,7 @@ class ReplaceCaptures(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(id(tensor) in self._alias for tensor in _tensors((args, kwargs))):
+        if any(id(tensor) in self._alias for tensor in tensors_in((args, kwargs))):
             args, kwargs = tree_map(self._swap, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -60,16 +60,16 @@ class ReplaceCaptures(TorchFunctionMode):
         return self._alias.get(id(value), value) if isinstance(value, Tensor) else value
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors among a function's arguments; a fifth of the time of torch's ``tree_map``."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def leaves_of(outputs: list[Tensor]) -> Iterator[Tensor]:

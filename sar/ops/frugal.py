@@ -56,8 +56,7 @@ def _is_known_activation(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool
     return (
         func in _GRADIENTS
         and len(args) == 1
-        and (not kwargs or all(kwargs.get(name, value) == value for name, value in _USUAL.items()))
-        and kwargs.keys() <= _USUAL.keys()
+        and all(name in _USUAL and _USUAL[name] == value for name, value in kwargs.items())
         and type(args[0]) is Tensor
         and is_plain(args[0])
         and args[0].is_floating_point()

@@ -12,7 +12,6 @@ not computed (hooks, modules of others, modes of others) keeps it from waiting.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -25,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from sar.ops.aggregate import is_aggregated
 from sar.ops.callers import has_hooks, module_of
+from sar.ops.capture import tensors_in
 from sar.ops.frugal import Frugal
 from sar.ops.overwrite import may_overwrite
 from sar.ops.reuse import ADDS, is_plain, is_temporary
@@ -54,13 +54,14 @@ class LinearSums(TorchFunctionMode):
             term, late = self._late.get(id(args[0])), self._late.get(id(args[1]))
             if term is not None:
                 term.compute()
+            # As Frugal, which is outside of this mode and would count its reference as another's.
             if late is None and takes_notes() and is_temporary(args):
                 return args[0].add_(args[1])
             if late is not None and late.is_alike(args[0]):
                 in_place = is_temporary(args)  # before there is another reference
                 return late.add_to(args[0], in_place)
         if self._late:
-            for tensor in _tensors((args, kwargs)):
+            for tensor in tensors_in((args, kwargs)):
                 if (waiting := self._late.get(id(tensor))) is not None:
                     waiting.compute()
         return func(*args, **kwargs)
@@ -141,16 +142,6 @@ def _by_layer_of_dgl() -> bool:
     while frame is not None and module_of(frame) == "torch.nn.modules.module":
         frame = frame.f_back
     return frame is not None and module_of(frame).startswith("dgl.nn.")
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
 
 
 class _AddLinear(Function):
