@@ -8,7 +8,7 @@ from benchmarks.cases.real import DROPOUT, EPOCHS, RANKS, SEEDS, TASK, prepare_c
 from benchmarks.cluster import LAUNCH, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
-NAMES = ("cora", "pubmed", "amazon_photo")
+HIDDEN = {"cora": 16, "pubmed": 16, "amazon_photo": 64}
 AS_IT_IS = ("amazon_photo",)
 SWITCHES: dict[str, tuple[str | None, str | None, float]] = {
     "exact": (None, None, 1.0),
@@ -29,14 +29,15 @@ def lossy(options: Options) -> Report:
     """Test accuracy of a GCN on Cora, Pubmed and amazon_photo under each lossy switch, 4 ranks.
 
     Recipe and splits as in `real`, a random cut (where most rows are remote), seeds 0 to 4. The
-    features of amazon_photo stay as they are: divided by their sums they teach half as much.
+    features of amazon_photo stay as they are: divided by their sums they teach half as much; with 16
+    hidden numbers for its 8 classes some seeds end far below others, so that it has 64.
     """
     folder = options.data
-    if folder is None or not all((folder / f"{name}.npz").is_file() for name in NAMES):
-        return Report(skipped=f"pass --data or set SAR_DATA: {', '.join(NAMES)} as npz")
+    if folder is None or not all((folder / f"{name}.npz").is_file() for name in HIDDEN):
+        return Report(skipped=f"pass --data or set SAR_DATA: {', '.join(HIDDEN)} as npz")
     report = Report()
     with Cluster(TASK, RANKS, environment=LAUNCH) as ranks:
-        for name in NAMES:
+        for name, hidden in HIDDEN.items():
             graph = prepare_citation(
                 options, folder / f"{name}.npz", normalize=name not in AS_IT_IS
             )
@@ -45,10 +46,8 @@ def lossy(options: Options) -> Report:
             exact = 0.0
             for switch, (wire, gradients, rate) in SWITCHES.items():
                 ranks.call("use", wire=wire, gradients=gradients, rate=rate)
-                runs = [
-                    ranks.call("fit_counted", seed=seed, dropout=DROPOUT, epochs=EPOCHS)
-                    for seed in SEEDS
-                ]
+                recipe = {"dropout": DROPOUT, "epochs": EPOCHS, "hidden": hidden}
+                runs = [ranks.call("fit_counted", seed=seed, **recipe) for seed in SEEDS]
                 accuracies = [run[0]["accuracy"] for run in runs]
                 sent = mean(sum(rank["sent"] for rank in run) for run in runs) / EPOCHS / 1e6
                 exact = exact or mean(accuracies)

@@ -9,17 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-HIDDEN = 16
 LEARNING_RATE, WEIGHT_DECAY = 0.01, 5e-4
 
 
 class Gcn(nn.Module):
     """Two graph convolutions, with dropout before each."""
 
-    def __init__(self, num_features: int, num_classes: int, dropout: float) -> None:
+    def __init__(self, num_features: int, hidden: int, num_classes: int, dropout: float) -> None:
         super().__init__()
-        self.first = dgl.nn.GraphConv(num_features, HIDDEN)
-        self.second = dgl.nn.GraphConv(HIDDEN, num_classes)
+        self.first = dgl.nn.GraphConv(num_features, hidden)
+        self.second = dgl.nn.GraphConv(hidden, num_classes)
         self.dropout = dropout
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
@@ -51,16 +50,16 @@ class Citation:
         lossy = self.sar.Lossy(wire, gradients, rate)
         self.graph = self.graph.with_policy(self.sar.Policy(lossy=lossy))
 
-    def fit_counted(self, seed: int, dropout: float, epochs: int) -> dict[str, Any]:
+    def fit_counted(self, seed: int, dropout: float, epochs: int, hidden: int) -> dict[str, Any]:
         """As :meth:`fit`, with the bytes that this rank sent."""
         before = self.group.counters.sent_bytes
-        result = self.fit(seed, dropout, epochs)
+        result = self.fit(seed, dropout, epochs, hidden)
         return {**result, "sent": self.group.counters.sent_bytes - before}
 
-    def fit(self, seed: int, dropout: float, epochs: int) -> dict[str, Any]:
+    def fit(self, seed: int, dropout: float, epochs: int, hidden: int = 16) -> dict[str, Any]:
         """Loss of every epoch and test accuracy after the last, both of the whole graph."""
         self.sar.manual_seed(seed)
-        model = Gcn(self.features.shape[1], self.classes, dropout)
+        model = Gcn(self.features.shape[1], hidden, self.classes, dropout)
         return self.train_model(model, seed, epochs, LEARNING_RATE, WEIGHT_DECAY)
 
     def train_model(

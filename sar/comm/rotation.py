@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sar.comm.buffers import BufferPool
 from sar.comm.group import Work
 from sar.comm.halo import Combine, HaloPlan, Round
 from sar.comm.messages import GradientMessages, RowMessages
@@ -26,6 +27,12 @@ class _Flight:
     work: Work
     send: Tensor
     recv: Tensor
+
+    def land(self, pool: BufferPool) -> tuple[Round, Tensor]:
+        """Wait for it; the round and what came. What was sent is free then."""
+        self.work.wait()
+        pool.give(self.send)
+        return self.round, self.recv
 
 
 def fetch(
@@ -90,14 +97,13 @@ class _Stream:
         """Each round's rows as they land; the next but one is posted then."""
         pool = self.messages.plan.group.pool
         for index in range(len(self.rounds)):
-            flight = self._flights.popleft()
-            flight.work.wait()
-            pool.give(flight.send)
-            halo = self.messages.landed(flight.round, flight.recv)
-            yield flight.round, halo
+            step, recv = self._flights.popleft().land(pool)
+            halo = self.messages.landed(step, recv)
+            del recv
+            yield step, halo
             if not self.messages.keep:
                 pool.give(halo)
-            del flight, halo
+            del halo
             if index + self.window < len(self.rounds):
                 self.post(self.rounds[index + self.window])
 
@@ -113,6 +119,8 @@ class GradientReturn:
         window: rounds in flight; fewer where a fetch is in flight beside them.
         lossy: says what rows travel as.
         messages: what they travel in, if not as they are.
+        local_last: ``local`` is called once the first round has come home and what was sent in it
+            is free, in place of while it is on its way.
     """
 
     def __init__(
@@ -125,10 +133,11 @@ class GradientReturn:
         window: int = WINDOW,
         lossy: Lossy = EXACT,
         messages: GradientMessages | None = None,
+        local_last: bool = False,
     ) -> None:
         codec = _codec(plan, lossy.gradient_wire_dtype, dtype)
         self._messages = messages or GradientMessages(plan, width, dtype, combine, codec)
-        self._local, self._window = local, window
+        self._local, self._window, self._local_last = local, window, local_last
         self._home: Tensor | None = None
         self._flights: deque[_Flight] = deque()
 
@@ -170,7 +179,10 @@ class GradientReturn:
         return self._home
 
     def _add_home(self) -> None:
-        home, flight = self.own(), self._flights.popleft()
-        flight.work.wait()
-        self._messages.plan.group.pool.give(flight.send)
-        self._messages.add(flight.round, flight.recv, home)
+        pool = self._messages.plan.group.pool
+        if not self._local_last:
+            self.own()
+        step, recv = self._flights.popleft().land(pool)
+        if self._home is None:
+            pool.clear()
+        self._messages.add(step, recv, self.own())

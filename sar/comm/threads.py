@@ -64,6 +64,7 @@ class ThreadGroup(Group):
             self._room.barrier.wait()
         except threading.BrokenBarrierError as error:
             raise CommError(f"rank {self.rank}: another rank failed or never came") from error
+        self._room.slots[self.rank] = None  # nobody reads it any more: memory may be free
         return result
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:

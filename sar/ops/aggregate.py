@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 from weakref import ReferenceType, WeakValueDictionary, ref
 
@@ -12,8 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from sar.comm import GradientReturn, fetch
-from sar.comm.rotation import fetch_messages
+from sar.comm import GradientReturn, Round, fetch
+from sar.comm.rotation import WINDOW, fetch_messages
 from sar.config import CONSTANT_INPUTS, Policy
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
@@ -35,6 +37,7 @@ def aggregate_forward(
     """[num_dst, width] scaled sums in the wide dtype of ``x`` ([num_src, width], contiguous).
 
     The halo of each round is appended to ``kept``; with ``zeros`` it comes without its zeros.
+    Where memory is spared, a rank's own rows wait for the first round, see :func:`_local_last`.
     """
     plan, factors, order = relation.plan, Factors(edge=weight, row=scale), weight is not None
     num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
@@ -43,9 +46,13 @@ def aggregate_forward(
         stream = fetch(plan, x, rounds, kept is not None, policy.lossy)
     else:
         stream = fetch_messages(PackedRows(zeros, x, kept is not None), rounds)
-    out = spmm(relation.local(order=order), x, factors)  # while the first rounds are on the wire
-    shards = relation.shards(num_rounds, order=order)
-    for (_, halo), shard in zip(stream, shards, strict=True):
+    arriving = zip(stream, relation.shards(num_rounds, order=order), strict=True)
+    first = []
+    if _local_last(spares_memory(), rounds):
+        first.append(next(arriving))
+        plan.group.pool.clear()
+    out = spmm(relation.local(order=order), x, factors)  # while rounds are on the wire
+    for (_, halo), shard in chain(first, arriving):
         spmm_add(out, shard, halo, factors)
         if kept is not None:
             kept.append(halo)
@@ -54,10 +61,11 @@ def aggregate_forward(
 
 def aggregate_backward(
     relation: Streamed, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
-    zeros: NonZeros | None = None,
+    zeros: NonZeros | None = None, spares_memory: bool = False,
 ) -> GradientReturn:  # fmt: skip
     """Gradients of [num_src, width] rows, in the wide dtype, the last rounds of them still on
-    their way home; no row is fetched. With ``zeros`` those of numbers that were zero stay away."""
+    their way home; no row is fetched. With ``zeros`` those of numbers that were zero stay away;
+    with ``spares_memory`` all are home."""
     if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
         dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
     plan, factors, order = relation.plan, Factors(edge=weight, gathered=scale), weight is not None
@@ -69,13 +77,26 @@ def aggregate_backward(
 
     packed = None if zeros is None else PackedGradients(zeros)
     shape = (dout.shape[1], dout.dtype)
-    home = GradientReturn(plan, *shape, local, add_rows, lossy=policy.lossy, messages=packed)
-    for step, shard in zip(plan.rounds(num_rounds), shards, strict=True):
+    rounds = plan.rounds(num_rounds)
+    home = GradientReturn(
+        plan, *shape, local, add_rows, lossy=policy.lossy, messages=packed,
+        local_last=_local_last(spares_memory, rounds),
+    )  # fmt: skip
+    for step, shard in zip(rounds, shards, strict=True):
         grads = home.buffer(step)
         spmm_into(grads, shard, dout, factors)
         home.send(step, grads)
+        del grads
+    if spares_memory:
+        home.settle()
     home.own()
     return home
+
+
+def _local_last(spares_memory: bool, rounds: Sequence[Round]) -> bool:
+    """Whether a rank's own rows are summed only when a round has landed, and its send buffer has
+    made room for the result: where memory counts, if all rounds are on the wire at once."""
+    return spares_memory and 0 < len(rounds) <= WINDOW
 
 
 class _Home(Function):
@@ -155,9 +176,11 @@ class _Aggregate(Function):
         if ctx.needs_input_grad[0]:
             if ctx.zeros is not None:
                 ctx.zeros.check()
-            home = aggregate_backward(ctx.relation, dout, weight, scale, ctx.policy, ctx.zeros)
-            if x is not None or ctx.spares_memory:
-                home.finish()  # no rounds held while rows are fetched, or dense layers compute
+            home = aggregate_backward(
+                ctx.relation, dout, weight, scale, ctx.policy, ctx.zeros, ctx.spares_memory
+            )
+            if x is not None:
+                home.finish()  # no rounds held while rows are fetched
             ctx.arrival.append(home)
             dx = home.own().to(dout.dtype)
         if x is not None:
