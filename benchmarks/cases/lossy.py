@@ -29,8 +29,8 @@ def lossy(options: Options) -> Report:
     """Test accuracy of a GCN on Cora, Pubmed and amazon_photo under each lossy switch, 4 ranks.
 
     Recipe and splits as in `real`, a random cut (where most rows are remote), seeds 0 to 4. The
-    features of amazon_photo stay as they are: divided by their sums they teach half as much; with 16
-    hidden numbers for its 8 classes some seeds end far below others, so that it has 64.
+    features of amazon_photo stay as they are: divided by their sums they teach half as much. Its
+    GCN has 64 hidden numbers: with 16 for 8 classes some seeds end far below others.
     """
     folder = options.data
     if folder is None or not all((folder / f"{name}.npz").is_file() for name in HIDDEN):

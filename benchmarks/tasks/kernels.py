@@ -9,6 +9,7 @@ from sar.comm import LocalGroup
 from sar.kernels import add_rows, compress, spmm
 from sar.kernels.attention import Scores, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE, MIXED
+from sar.kernels.nonzero import mask_rows, nonzero_bits
 from sar.ops.attention import Attention, attention
 from sar.ops.relation import build_relation
 
@@ -16,11 +17,13 @@ _HEADS, _WIDTH, _ROWS = 2, 128, 64  # numbers enough that no other code is chose
 
 
 def load_kernels() -> None:
-    """Run each kernel of sums and of attention once, forward and backward, in float32."""
+    """Run each kernel of sums, of attention and of relu once, both passes, in float32."""
     ring = torch.arange(_ROWS, dtype=torch.int32)
     rows = torch.ones(_ROWS, _HEADS * _WIDTH, requires_grad=True)
     add_rows(rows.detach().clone(), ring, rows.detach())
     spmm(compress(ring, ring.flip(0), _ROWS, compact=False, order=False), rows.detach())
+    bits, _ = nonzero_bits(rows)
+    mask_rows(bits, rows.detach(), torch.empty_like(rows))
     sizes, keys = ([0, _ROWS], _ROWS, _ROWS), lambda: ring.long()
     relation = build_relation(LocalGroup(), ring, ring.flip(0), ring, *sizes, keys)
     for kind, width in ((ADDITIVE, _HEADS), (MIXED, _HEADS * _WIDTH)):

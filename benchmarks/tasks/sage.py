@@ -46,10 +46,13 @@ class Sage(nn.Module):
     def __init__(self, num_features: int, batch_norm: bool = False) -> None:
         super().__init__()
         widths = [num_features, *[HIDDEN] * (LAYERS - 1), CLASSES]
-        *hidden, last = (dgl.nn.SAGEConv(a, b, "mean") for a, b in zip(widths[:-1], widths[1:]))
-        norms = [nn.BatchNorm1d(HIDDEN)] if batch_norm else []
-        blocks = [Block(conv, *copy.deepcopy(norms), F.relu) for conv in hidden]
-        self.layers = nn.ModuleList([*blocks, last])
+        sizes = list(zip(widths[:-1], widths[1:]))
+        if batch_norm:
+            convs = (dgl.nn.SAGEConv(*size, "mean") for size in sizes[:-1])
+            hidden = [Block(conv, nn.BatchNorm1d(HIDDEN), F.relu) for conv in convs]
+        else:
+            hidden = [dgl.nn.SAGEConv(*size, "mean", activation=F.relu) for size in sizes[:-1]]
+        self.layers = nn.ModuleList([*hidden, dgl.nn.SAGEConv(*sizes[-1], "mean")])
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -188,6 +191,8 @@ class Sar(Task):
         from benchmarks.tasks.kernels import load_kernels
 
         load_kernels()
+        x = torch.zeros(self.graph.num_nodes(), 1, requires_grad=True)
+        self.graph.aggregate(x).sum().backward()  # else the first epoch would make the structure
         super().start()
         self.sar.sync_params(self.model)
         self.sar.set_activations(self.model, self.activations)

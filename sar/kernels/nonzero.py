@@ -91,6 +91,18 @@ def add_packed_rows(target: Tensor, words: Tensor, idx: Tensor, numbers: Tensor)
     target.index_add_(0, idx, rows)
 
 
+def mask_rows(words: Tensor, rows: Tensor, out: Tensor) -> None:
+    """Fill ``out`` with ``rows`` where a bit is set, and with zeros elsewhere.
+
+    Args:
+        words: [n, words of a row]. rows, out: [n, width] contiguous; may be the same.
+    """
+    if _is_compiled(rows):
+        _keep(words.numpy(), rows.detach().numpy(), out.numpy())
+        return
+    torch.where(_mask(words, rows.shape[1]), rows, rows.new_zeros(()), out=out)
+
+
 def _is_compiled(rows: Tensor) -> bool:
     return rows.device.type == "cpu"
 
@@ -155,3 +167,14 @@ def _add(target: Any, words: Any, idx: Any, numbers: Any) -> None:
                 bit, number = (bits >> place) & 1, numbers[read]
                 target[row, low + place] += number if bit else 0
                 read += bit
+
+
+@kernel
+def _keep(words: Any, rows: Any, out: Any) -> None:
+    width, size = rows.shape[1], 8 * words.itemsize
+    for row in range(len(rows)):
+        for word in range(words.shape[1]):
+            low, bits = word * size, words[row, word]
+            for place in range(min(size, width - low)):
+                number = rows[row, low + place]
+                out[row, low + place] = number if (bits >> place) & 1 else 0

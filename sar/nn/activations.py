@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import Group, current_group
 from sar.graph import ShardedGraph
+from sar.nn.by_columns import ByColumns, has_columns
 from sar.nn.dropout import known_rows
+from sar.nn.forwards import Forward, replace, reset
 from sar.ops.frugal import Frugal
 from sar.ops.inputs import LayerInputs
 from sar.ops.paging import Offload, RoundToBfloat16
@@ -68,14 +70,13 @@ def set_activations(
         )
     folder = None if directory is None else _writable(directory, activations)
     for one in modules:
-        _reset(one)
+        reset([*one.modules(), *layers_of(one)])
     if activations == "recompute":
-        chosen = [layers_of(module)] if isinstance(module, nn.Module) else [modules]
-        for layer in (layer for layers in chosen for layer in layers):
-            _replace(layer, _Recompute(layer))
+        for layer in layers_of(module) if isinstance(module, nn.Module) else modules:
+            _recompute(layer)
     elif activations != "keep":
         for one in modules:
-            _replace(one, _Elsewhere(one, activations, folder))
+            replace(one, _Elsewhere(one, activations, folder))
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -117,35 +118,14 @@ def _writable(directory: str | os.PathLike, activations: str) -> str:
     return folder
 
 
-def _replace(module: nn.Module, forward: _Forward) -> None:
-    forward.inner = module.__dict__.get("forward")
-    module.forward = forward  # type: ignore
+def _recompute(layer: nn.Module) -> None:
+    for part in layer.modules():
+        if has_columns(part):
+            replace(part, ByColumns(part))
+    replace(layer, _Recompute(layer))
 
 
-def _reset(module: nn.Module) -> None:
-    for one in [*module.modules(), *layers_of(module)]:
-        forward = one.__dict__.get("forward")
-        if isinstance(forward, _Forward):
-            del one.__dict__["forward"]
-            if forward.inner is not None:
-                one.forward = forward.inner
-
-
-class _Forward:
-    """Stands before a module's own forward; hooks of the module run outside of it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.inner: Any = None  # somebody else's replacement
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
-        if self.inner is not None:
-            return self.inner(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
-
-
-class _Recompute(_Forward):
+class _Recompute(Forward):
     """Keeps the arguments and computes everything else again in backward."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +201,7 @@ def _buffers(values: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
             owner._buffers[name] = buffer
 
 
-class _Elsewhere(_Forward):
+class _Elsewhere(Forward):
     """Passes what is saved inside through hooks that move it to a file or round it."""
 
     def __init__(self, module: nn.Module, activations: str, directory: str | None) -> None:

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from sar.ops.overwrite import may_overwrite
-from sar.ops.reuse import ADDS, is_plain, is_temporary
-from sar.ops.saving import valued
+from sar.kernels.nonzero import can_pack, mask_rows, nonzero_bits
+from sar.ops.overwrite import is_last_gradient, may_overwrite
+from sar.ops.reuse import ADDS, is_plain, is_temporary, is_temporary_of
+from sar.ops.saving import once, valued
 
 _aten = torch.ops.aten
 
@@ -31,6 +32,9 @@ class Frugal(TorchFunctionMode):
         if func in ADDS and len(args) == 2 and not kwargs and is_temporary(args):
             return args[0].add_(args[1])
         if _is_known_activation(func, args, kwargs):
+            if _GRADIENTS[func] is _relu_gradient and _fits_bits(args[0]):
+                in_place = is_temporary_of(func, args)  # before there is another reference
+                return _Relu.apply(args[0], in_place)
             return _activated(func, args[0])
         return func(*args, **kwargs)
 
@@ -73,6 +77,44 @@ def _activated(func: Any, x: Tensor) -> Tensor:
     saved = _Activation.apply(x, _GRADIENTS[func])
     of_relu = _GRADIENTS[func] is _relu_gradient
     return valued(saved, lambda: func(x.detach()), of_relu=of_relu)
+
+
+def _fits_bits(x: Tensor) -> bool:
+    return x.is_cpu and can_pack(x.dtype) and x.is_contiguous()
+
+
+class _Relu(Function):
+    """y = max(x, 0), where x was if nobody else has it.
+
+    ======  ============  ======================================================
+    tensor  shape         owner and lifetime
+    ======  ============  ======================================================
+    x       any           this rank; not saved. Becomes y if it is a temporary
+    bits    1 / number    this rank; noted: which numbers of y are not zero
+    dy      any           this rank; becomes dx if nobody else has it
+    ======  ============  ======================================================
+
+    dx = dy where a bit is set, else 0. A repeated forward pass (Note [Repeated forward]) that saves
+    nothing behind it ends before x is computed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, temporary: bool) -> Tensor:
+        ctx.of_relu = True
+        y = x.relu_() if temporary else x.relu()
+        if temporary:
+            ctx.mark_dirty(x)
+        ctx.bits = once(lambda: nonzero_bits(y.view(1, -1))[0])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        dx = dy if is_last_gradient(dy) else torch.empty_like(dy, memory_format=_CONTIGUOUS)
+        mask_rows(ctx.bits, dy.contiguous().view(1, -1), dx.view(1, -1))
+        return dx.detach(), None
+
+
+_CONTIGUOUS = torch.contiguous_format
 
 
 class _Activation(Function):

@@ -61,6 +61,11 @@ def takes_notes() -> bool:
     return _state.notes is not None
 
 
+def repeats() -> bool:
+    """Whether this forward pass is computed again, for a backward pass that follows."""
+    return _state.notes is not None and _state.notes.next is not None
+
+
 def once(compute: Callable[[], T]) -> T:
     """What ``compute`` returns; in a repeated forward pass, what it returned the first time."""
     notes = _state.notes
@@ -96,9 +101,7 @@ class _Valued(Function):
     """The value of an operation whose backward pass is elsewhere; dsaved = dvalue."""
 
     @staticmethod
-    def forward(
-        ctx: Any, saved: Tensor, compute: Callable[[], Tensor], of_relu: bool
-    ) -> Tensor:
+    def forward(ctx: Any, saved: Tensor, compute: Callable[[], Tensor], of_relu: bool) -> Tensor:
         ctx.of_relu = of_relu
         return compute()
 

@@ -1,0 +1,179 @@
+"""Linear layers of means over neighbours, a few columns of the means at a time.
+
+Note [Column blocks]. z = x W_own^T + mean(x) W^T + b takes, with its gradients, x, z, the mean and
+both parts of dx: five tensors of the size of a layer's rows. But z is a sum over blocks c of the
+columns of x,
+
+    z = x W_own^T + b + sum over c of (S A x_c) W_c^T,
+
+and what backward needs is a matter of these blocks, too: dW_c = dz^T (S A x_c) and
+dx_c = dz W_own,c + A^T S (dz W_c). So neither the mean nor a part of dx is ever whole, and dx_c
+goes where x_c was (Note [Overwritten]): x, dz and a block remain. The rows of a block are fetched
+again in backward, as a recomputed layer fetches rows again; no more bytes travel than without
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from sar.config import Policy
+from sar.kernels import wide_dtype
+from sar.ops.aggregate import aggregate_backward, aggregate_forward
+from sar.ops.first_order import first_order
+from sar.ops.linear import linear_relation
+from sar.ops.overwrite import may_overwrite
+from sar.ops.relation import Relation
+from sar.ops.saving import repeats, valued
+
+BLOCK = 32  # columns: at most two cache lines of a row
+
+
+def linear_of_mean(
+    relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, policy: Policy
+) -> Tensor:
+    """x @ own^T + mean @ weight^T + bias, where mean_i is that of the rows x_j over edges (j -> i).
+
+    Collective, as is its backward pass. See Note [Column blocks].
+
+    Args:
+        x: [num_src, width_in] owned source rows, which are the destinations, too; asks for a
+            gradient.
+        own, weight: [width, width_in] of the dtype of ``x``, float32 or float64.
+        bias: [width] or none.
+
+    Returns:
+        [num_dst, width].
+    """
+    blocks = _Blocks(relation, policy, x)
+    saved = _LinearOfMean.apply(x, own, weight, bias, blocks)
+    tensors = [None if t is None else t.detach() for t in (x, own, weight, bias)]
+
+    def value() -> Tensor:
+        with torch._C.DisableTorchFunction():  # modes would slow it
+            return blocks.forward(*tensors)  # type: ignore[arg-type]
+
+    return valued(saved, value)
+
+
+@dataclass
+class _Blocks:
+    """The means of one layer, as its two passes need them."""
+
+    relation: Relation
+    policy: Policy
+    like: Tensor
+    scale: Tensor = field(init=False)
+    kept: list[Tensor] = field(default_factory=list)  # means that a repeated forward pass computed
+
+    def __post_init__(self) -> None:
+        degrees = self.relation.in_degrees.clamp(min=1)
+        self.scale = degrees.to(wide_dtype(self.like.dtype)).reciprocal_()
+        del self.like
+
+    def forward(self, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's value."""
+        out = F.linear(x, own, bias)
+        if projects_first(weight):
+            out.add_(self.mean(x @ weight.t()))
+        else:
+            for columns in _columns(x):
+                mean = self.mean(x[:, columns].contiguous())
+                out.addmm_(mean, weight[:, columns].t())
+                if repeats():  # backward is next
+                    self.kept.append(mean)
+                del mean
+        self.relation.group.pool.clear()
+        return out
+
+    def backward(self, x: Tensor, dz: Tensor, own: Tensor, weight: Tensor, dx: Tensor) -> Tensor:
+        """dweight; fills ``dx``, which may be ``x``."""
+        if projects_first(weight):
+            dy = self.home(dz)
+            dweight = dy.t() @ x
+            torch.mm(dz, own, out=dx).addmm_(dy, weight)
+        else:
+            dweight = torch.empty_like(weight)
+            kept, self.kept = self.kept[::-1], []
+            for columns in _columns(x):
+                mean = kept.pop() if kept else self.mean(x[:, columns].contiguous())
+                torch.mm(dz.t(), mean, out=dweight[:, columns])
+                dmean = torch.mm(dz, weight[:, columns], out=mean)
+                home = self.home(dmean)
+                del mean, dmean
+                torch.addmm(home, dz, own[:, columns], out=dx[:, columns])
+                del home
+        self.relation.group.pool.clear()
+        return dweight
+
+    def mean(self, x: Tensor) -> Tensor:
+        """S A x."""
+        streamed = linear_relation(self.relation, x, None, self.policy)
+        return aggregate_forward(streamed, x, None, self.scale, self.policy)
+
+    def home(self, dout: Tensor) -> Tensor:
+        """A^T S dout."""
+        streamed = linear_relation(self.relation, dout, None, self.policy)
+        return aggregate_backward(
+            streamed, dout, None, self.scale, self.policy, spares_memory=True
+        ).finish()
+
+
+def projects_first(weight: Tensor) -> bool:
+    """Whether rows are made narrower before they are summed, not after it."""
+    return weight.shape[1] > weight.shape[0]
+
+
+def _columns(x: Tensor) -> Iterator[slice]:
+    for start in range(0, x.shape[1], BLOCK):
+        yield slice(start, min(start + BLOCK, x.shape[1]))
+
+
+class _LinearOfMean(Function):
+    """z = x own^T + (S A x) weight^T + b, whose value is computed elsewhere: Note [Saved first].
+
+    ========  =====================  =====================================================
+    tensor    shape                  owner and lifetime
+    ========  =====================  =====================================================
+    x         [num_src, width_in]    this rank; saved. Becomes dx if nobody else has it
+    own       [width, width_in]      replicated; saved (a parameter)
+    weight    [width, width_in]      replicated; saved (a parameter)
+    b         [width] or none        replicated
+    S         [num_dst]              this rank; 1 / in-degree
+    mean      [num_dst, <= BLOCK]    this rank; one block at a time, reduced again in backward.
+                                     Becomes the gradient of the block
+    halo      [<= round, <= BLOCK]   peers; fetched per round, reduced, dropped; fetched again
+    out       [num_dst, width]       no memory: it stands for z in the graph of autograd
+    ========  =====================  =====================================================
+
+    Backward with D = dz, by blocks c of columns: dweight_c = D^T (S A x_c);
+    dx_c = D own_c + A^T S (D weight_c); before, down = D^T x; db = the sum of the rows of D. Where
+    weight has fewer rows than columns, dy = A^T S D, dweight = dy^T x, dx = D own + dy weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, blocks: _Blocks
+    ) -> Tensor:
+        ctx.save_for_backward(x, own, weight)
+        ctx.blocks = blocks
+        return x.new_zeros(()).expand(len(x), len(own))
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        x, own, weight = ctx.saved_tensors
+        in_place = may_overwrite(x, dz)
+        dz = dz.contiguous()
+        down = dz.t() @ x
+        dx = x if in_place else torch.empty_like(x)
+        dweight = ctx.blocks.backward(x, dz, own, weight, dx)
+        dbias = dz.sum(0) if ctx.needs_input_grad[3] else None
+        return dx.detach(), down, dweight, dbias, None
