@@ -164,8 +164,12 @@ def test_results_are_the_same_numbers(
             for policy in (sar.Policy(rounds, zeros=z, **options) for z in ("send", "skip"))
         ]
         for (_, out, grads, dx, sent), (_, out_2, grads_2, dx_2, sent_2) in zip(*found):
-            assert torch.equal(out, out_2) and torch.equal(dx, dx_2)
-            assert all(torch.equal(grads[name], grads_2[name]) for name in grads)
+            pairs = [(out, out_2), (dx, dx_2), *((grads[name], grads_2[name]) for name in grads)]
+            if activations == "keep" or kind in ("gcn", "gin"):
+                assert all(torch.equal(one, other) for one, other in pairs)
+            else:  # recomputed means are multiplied in blocks of columns, unless zeros are skipped
+                for one, other in pairs:
+                    torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
             if size > 1:
                 assert sent_2[0] < 0.9 * sent[0]
                 if kind != "gcn":

@@ -22,7 +22,7 @@ def load_kernels() -> None:
     rows = torch.ones(_ROWS, _HEADS * _WIDTH, requires_grad=True)
     add_rows(rows.detach().clone(), ring, rows.detach())
     spmm(compress(ring, ring.flip(0), _ROWS, compact=False, order=False), rows.detach())
-    bits, _ = nonzero_bits(rows)
+    bits, _ = nonzero_bits(rows, negative_zeros=False)
     mask_rows(bits, rows.detach(), torch.empty_like(rows))
     sizes, keys = ([0, _ROWS], _ROWS, _ROWS), lambda: ring.long()
     relation = build_relation(LocalGroup(), ring, ring.flip(0), ring, *sizes, keys)

@@ -6,7 +6,6 @@ same layers, loss, initial parameters and optimizer.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import asdict

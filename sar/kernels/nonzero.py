@@ -23,18 +23,19 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype in _WORDS
 
 
-def nonzero_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
+def nonzero_bits(rows: Tensor, negative_zeros: bool = True) -> tuple[Tensor, Tensor]:
     """The bits of each row, and how many of them are set.
 
     Args:
         rows: [n, width] contiguous float32 or float64.
+        negative_zeros: whether the bits of these are set.
 
     Returns:
         int32 or int64 [n, words of a row], and int32 [n].
     """
-    numbers = rows.detach().view(_WORDS[rows.dtype])
-    size = 8 * rows.element_size()
-    words = numbers.new_empty((len(rows), -(-rows.shape[1] // size)))
+    word, size = _WORDS[rows.dtype], 8 * rows.element_size()
+    numbers = rows.detach().view(word) if negative_zeros else rows.detach()
+    words = rows.new_empty((len(rows), -(-rows.shape[1] // size)), dtype=word)
     if _is_compiled(rows):
         counts = torch.empty(len(rows), dtype=torch.int32)
         _find(numbers.numpy(), words.numpy(), counts.numpy())

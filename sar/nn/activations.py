@@ -50,8 +50,9 @@ def set_activations(
 
     Parameters, buffers, arguments and columns of the graph stay where they are, and so do small
     tensors; one that is written into before backward is a ``RuntimeError`` there. Gradients are
-    those of ``"keep"`` bit for bit, but for the last. State dicts do not change; copies of the
-    module have the same setting.
+    those of ``"keep"`` bit for bit, but for the last, and to rounding where a recomputed
+    ``SAGEConv`` multiplies its means in blocks of columns. State dicts do not change; copies of
+    the module have the same setting.
 
     Args:
         module: a model, a layer, or a list of layers to be taken as they are.

@@ -14,7 +14,7 @@ from sar.ops.column_blocks import linear_of_mean
 from sar.ops.linear_sum import may_wait
 from sar.ops.relation import Relation
 from sar.ops.reuse import is_plain
-from sar.ops.saving import takes_notes
+from sar.ops.saving import once, takes_notes
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -28,24 +28,29 @@ def has_columns(module: nn.Module) -> bool:
 class ByColumns(Forward):
     """``dgl.nn.SAGEConv`` with means by Note [Column blocks], inside a layer that is recomputed.
 
-    Only where nobody can see the difference: a call with one graph and one tensor of rows that asks
-    for a gradient, exact rows on the wire, and nothing replaced or hooked inside the layer.
+    Only where nobody can see the difference on any rank: a call with one graph and one tensor of
+    rows that asks for a gradient, exact rows on the wire, nothing replaced or hooked in the layer.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._applies(*args, **kwargs):
-            return self._compute(*args)
+        if takes_notes() and len(args) == 2 and not kwargs and _is_whole(args[0]):
+            if once(lambda: self._applies_everywhere(*args)):
+                return self._compute(*args)
         return self.run(*args, **kwargs)
 
-    def _applies(self, graph: Any = None, x: Any = None, *more: Any, **kwargs: Any) -> bool:
+    def _applies_everywhere(self, graph: ShardedGraph, x: Any) -> bool:
+        applies = self._applies(graph, x)
+        if graph.group.size == 1:
+            return applies
+        return bool(graph.group.all_reduce(torch.tensor(int(applies)), "min"))
+
+    def _applies(self, graph: ShardedGraph, x: Any) -> bool:
         return (
-            not more
-            and not kwargs
-            and self.inner is None
-            and takes_notes()
+            self.inner is None
             and may_wait(self.module)
             and all(map(_is_linear, self._parts))
-            and _is_exact(graph)
+            and graph.policy.lossy == EXACT
+            and graph.policy.zeros == "send"
             and _fits(x, graph, *self._parts)
         )
 
@@ -76,14 +81,12 @@ def _is_linear(part: Any) -> bool:
     return type(part) is nn.Linear and "forward" not in part.__dict__
 
 
-def _is_exact(graph: Any) -> bool:
+def _is_whole(graph: Any) -> bool:
     return (
         isinstance(graph, ShardedGraph)
         and graph.is_homogeneous
         and not graph.is_block
         and isinstance(graph.scope().relation, Relation)
-        and graph.policy.lossy == EXACT
-        and graph.policy.zeros == "send"
     )
 
 

@@ -31,7 +31,7 @@ from sar.ops.first_order import first_order
 from sar.ops.linear import linear_relation
 from sar.ops.overwrite import may_overwrite
 from sar.ops.relation import Relation
-from sar.ops.saving import repeats, valued
+from sar.ops.saving import once, repeats, valued
 
 BLOCK = 32  # columns: at most two cache lines of a row
 
@@ -52,7 +52,8 @@ def linear_of_mean(
     Returns:
         [num_dst, width].
     """
-    blocks = _Blocks(relation, policy, x)
+    blocks = once(lambda: _Blocks(relation, policy, x.dtype))
+    blocks.kept.clear()
     saved = _LinearOfMean.apply(x, own, weight, bias, blocks)
     tensors = [None if t is None else t.detach() for t in (x, own, weight, bias)]
 
@@ -69,14 +70,13 @@ class _Blocks:
 
     relation: Relation
     policy: Policy
-    like: Tensor
+    dtype: torch.dtype
     scale: Tensor = field(init=False)
-    kept: list[Tensor] = field(default_factory=list)  # means that a repeated forward pass computed
+    kept: list[Tensor] = field(default_factory=list)  # means of a repeated forward pass
 
     def __post_init__(self) -> None:
         degrees = self.relation.in_degrees.clamp(min=1)
-        self.scale = degrees.to(wide_dtype(self.like.dtype)).reciprocal_()
-        del self.like
+        self.scale = degrees.to(wide_dtype(self.dtype)).reciprocal_()
 
     def forward(self, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's value."""
@@ -89,7 +89,7 @@ class _Blocks:
                 out.addmm_(mean, weight[:, columns].t())
                 if repeats():  # backward is next
                     self.kept.append(mean)
-                del mean
+                del mean  # before the next block takes memory
         self.relation.group.pool.clear()
         return out
 
@@ -104,12 +104,11 @@ class _Blocks:
             kept, self.kept = self.kept[::-1], []
             for columns in _columns(x):
                 mean = kept.pop() if kept else self.mean(x[:, columns].contiguous())
-                torch.mm(dz.t(), mean, out=dweight[:, columns])
+                dweight[:, columns] = dz.t() @ mean
                 dmean = torch.mm(dz, weight[:, columns], out=mean)
                 home = self.home(dmean)
-                del mean, dmean
                 torch.addmm(home, dz, own[:, columns], out=dx[:, columns])
-                del home
+                del mean, dmean, home  # before the next block takes memory
         self.relation.group.pool.clear()
         return dweight
 
@@ -170,10 +169,10 @@ class _LinearOfMean(Function):
     @first_order
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, own, weight = ctx.saved_tensors
-        in_place = may_overwrite(x, dz)
+        dx = x if may_overwrite(x, dz) else torch.empty_like(x)
         dz = dz.contiguous()
-        down = dz.t() @ x
-        dx = x if in_place else torch.empty_like(x)
+        asks_own, asks_bias = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
+        down = dz.t() @ x if asks_own else None
+        dbias = dz.sum(0) if asks_bias else None
         dweight = ctx.blocks.backward(x, dz, own, weight, dx)
-        dbias = dz.sum(0) if ctx.needs_input_grad[3] else None
         return dx.detach(), down, dweight, dbias, None

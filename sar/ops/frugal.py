@@ -104,7 +104,7 @@ class _Relu(Function):
         y = x.relu_() if temporary else x.relu()
         if temporary:
             ctx.mark_dirty(x)
-        ctx.bits = once(lambda: nonzero_bits(y.view(1, -1))[0])
+        ctx.bits = once(lambda: nonzero_bits(y.view(1, -1), negative_zeros=False)[0])
         return y
 
     @staticmethod

@@ -1,0 +1,394 @@
+"""GraphSAGE layers of means by blocks of columns: DGL's numbers, and no whole mean is ever held."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import dgl.nn
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import mixed, to_dgl
+from harness.parts import Cutter
+from harness.rows import Part, whole
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+import sar
+from sar.kernels import nonzero
+from sar.nn import by_columns
+from sar.nn.forwards import Forward
+from sar.ops.column_blocks import BLOCK
+from sar.ops.frugal import Frugal
+
+blocks_module = sys.modules["sar.ops.column_blocks"]
+
+
+class Then(nn.Module):
+    """A layer, and what follows it."""
+
+    def __init__(self, conv: nn.Module, *then: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.then = conv, then
+        self.parts = nn.ModuleList(one for one in then if isinstance(one, nn.Module))
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        x = self.conv(graph, x)
+        for step in self.then:
+            x = step(x)
+        return x
+
+
+def sage(before: int, after: int, **kwargs: Any) -> nn.Module:
+    return dgl.nn.SAGEConv(before, after, "mean", **kwargs)
+
+
+def step(graph: Any, layer: nn.Module, x: Tensor, factor: Tensor) -> dict[str, Tensor]:
+    """What a step leaves behind; parameters' gradients are this rank's share."""
+    x = x.clone().requires_grad_()
+    out = layer(graph, x * 1)
+    (out * factor).sum().backward()
+    shares = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+    return {"out": out.detach(), "x": x.grad, **shares}
+
+
+def compare(
+    layer: nn.Module, widths: tuple[int, int], partitioned: Cutter, size: int = 3, **policy: Any
+) -> list[list[int]]:
+    """``layer`` recomputed on some ranks is DGL's on the whole graph; the widths of its sums."""
+    arrays, layer = mixed(), layer.double()
+    rows = whole(arrays.total_nodes, (widths[0],), seed=1)
+    factor = whole(arrays.total_nodes, (widths[1],), seed=2)
+    want = step(to_dgl(arrays), copy.deepcopy(layer), rows, factor)
+    path = partitioned(arrays, size, "adversarial" if size > 3 else "random")
+
+    def case(group: Any) -> None:
+        part, mine = Part(group, path), copy.deepcopy(layer)
+        graph = part.graph.with_policy(sar.Policy(**policy))
+        sar.set_activations(mine, "recompute")
+        got = step(graph, mine, rows[part.nodes], factor[part.nodes])
+        assert got.keys() == want.keys()
+        for name, value in got.items():
+            own = name in ("out", "x")
+            value = value if own else group.all_reduce(value.clone())
+            expected = want[name][part.nodes] if own else want[name]
+            torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
+
+    return run_threads(size, case)
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The widths that means are computed in."""
+    found: list[int] = []
+    forward = blocks_module.aggregate_forward
+
+    def noted(relation: Any, x: Tensor, *args: Any) -> Tensor:
+        found.append(x.shape[1])
+        return forward(relation, x, *args)
+
+    monkeypatch.setattr(blocks_module, "aggregate_forward", noted)
+    return found
+
+
+@pytest.mark.parametrize("widths", [(1, 3), (BLOCK, BLOCK), (BLOCK + 1, 70), (100, 100), (70, 5)])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_results_are_those_of_dgl(
+    widths: tuple[int, int], size: int, partitioned: Cutter, sums: list[int]
+) -> None:
+    compare(sage(*widths), widths, partitioned, size)
+    assert sums and max(sums) <= (widths[1] if widths[0] > widths[1] else BLOCK)
+
+
+LAYERS = {
+    "no bias": lambda: sage(40, 40, bias=False),
+    "activation": lambda: sage(40, 40, activation=F.relu),
+    "activation and norm": lambda: sage(40, 40, activation=torch.tanh, norm=nn.LayerNorm(40)),
+    "relu": lambda: Then(sage(40, 40), F.relu),
+    "value needed": lambda: Then(sage(40, 40), torch.exp, torch.tanh),
+    "relu, value needed": lambda: Then(sage(40, 40, activation=F.relu), torch.exp),
+    "twice relu": lambda: Then(sage(40, 40), F.relu, lambda x: F.relu(x) + F.relu(-x)),
+    "residual": lambda: Then(sage(40, 40), lambda x: F.relu(x) + x),
+    "elu": lambda: Then(sage(40, 40), F.elu),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_surrounds_the_sum(kind: str, partitioned: Cutter, sums: list[int]) -> None:
+    torch.manual_seed(0)
+    compare(LAYERS[kind](), (40, 40), partitioned)
+    assert sums
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"rounds": 1}, {"memory_budget": "1MiB"}, {"exchange": "pull"}, {"structure": "one"}],
+)
+def test_policies(policy: dict[str, Any], partitioned: Cutter, sums: list[int]) -> None:
+    compare(sage(40, 40), (40, 40), partitioned, **policy)
+    assert sums
+
+
+@pytest.mark.parametrize("name", ["fc_self", "fc_neigh"])
+def test_frozen_weights(name: str, partitioned: Cutter, sums: list[int]) -> None:
+    layer = sage(40, 40)
+    getattr(layer, name).weight.requires_grad_(False)
+    compare(layer, (40, 40), partitioned)
+    assert sums
+
+
+def test_means_travel_once_in_each_pass(
+    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks cost no bytes, also where the value is computed again: the means are kept then."""
+    layers = [sage(70, 70), Then(sage(70, 70), torch.exp, torch.tanh)]
+
+    def case(group: Any) -> list[int]:
+        part, sent = Part(group, path), []
+        for layer in layers:
+            mine = copy.deepcopy(layer).double()
+            sar.set_activations(mine, "recompute")
+            step(part.graph, mine, rows[part.nodes], rows[part.nodes])
+            start = group.counters.sent_bytes
+            step(part.graph, mine, rows[part.nodes], rows[part.nodes])
+            sent.append(group.counters.sent_bytes - start)
+        return sent
+
+    path, rows = partitioned(mixed(), 3), whole(mixed().total_nodes, (70,), seed=1)
+    got = run_threads(3, case)
+    monkeypatch.setattr(sys.modules["sar.nn.activations"], "has_columns", lambda part: False)
+    assert got == run_threads(3, case)
+
+
+class Seen(Function):
+    """x as it is; notes where x and its gradient lie."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: list[int]) -> Tensor:
+        ctx.places = places
+        out = x.clone()
+        places.append(out.data_ptr())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None]:
+        ctx.places.append(dx.data_ptr())
+        return dx, None
+
+
+@pytest.mark.parametrize("widths", [(40, 40), (40, 8)])
+def test_the_gradient_takes_the_place_of_the_input(
+    widths: tuple[int, int], partitioned: Cutter
+) -> None:
+    """Unless somebody has the input, or the graph is kept."""
+
+    def case(group: Any) -> list[bool]:
+        part, found, held = Part(group, path), [], []
+        layer = sage(*widths)
+        sar.set_activations(layer, "recompute")
+        for use in (lambda x: x, lambda x: held.append(x) or x):
+            for keep in (False, True):
+                x = torch.ones(part.graph.num_nodes(), widths[0], requires_grad=True)
+                places: list[int] = []
+                layer(part.graph, use(Seen.apply(x, places))).sum().backward(retain_graph=keep)
+                found.append(places[0] == places[1])
+        return found
+
+    path = partitioned(mixed(), 2)
+    assert run_threads(2, case) == [[True, False, False, False]] * 2
+
+
+def test_backward_may_run_twice(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        for layer in (sage(40, 40), Then(sage(40, 40), F.relu, torch.exp)):
+            sar.set_activations(layer, "recompute")
+            x = rows[part.nodes].float().requires_grad_()
+            out = layer(part.graph, x * 1).sum()
+            once = torch.autograd.grad(out, [x, *layer.parameters()], retain_graph=True)
+            again = torch.autograd.grad(out, [x, *layer.parameters()])
+            assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+    path, rows = partitioned(mixed(), 2), whole(mixed().total_nodes, (40,), seed=1)
+    run_threads(2, case)
+
+
+class OwnSage(dgl.nn.SAGEConv):
+    """Somebody's own."""
+
+
+class Doubled(nn.Linear):
+    """A part that does something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def patched(layer: nn.Module) -> nn.Module:
+    forward = layer.forward
+    layer.forward = lambda graph, x: 2 * forward(graph, x)
+    return layer
+
+
+def doubled(layer: nn.Module) -> nn.Module:
+    layer.fc_neigh = Doubled(40, 40, bias=False)
+    return layer
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.fc_self.register_forward_hook(lambda part, args, out: 2 * out)
+    return layer
+
+
+OTHERS = {
+    "subclass": lambda: OwnSage(40, 40, "mean"),
+    "gcn": lambda: dgl.nn.SAGEConv(40, 40, "gcn"),
+    "pool": lambda: dgl.nn.SAGEConv(40, 40, "pool"),
+    "another part": lambda: doubled(sage(40, 40)),
+    "a hook on a part": lambda: hooked(sage(40, 40)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_others_are_computed_as_they_say(kind: str, partitioned: Cutter, sums: list[int]) -> None:
+    compare(OTHERS[kind](), (40, 40), partitioned)
+    assert not sums
+
+
+@pytest.mark.parametrize("policy", [{"zeros": "skip"}, {"lossy": sar.Lossy(boundary_rate=0.5)}])
+def test_what_travels_otherwise_travels_otherwise(
+    policy: dict[str, Any], partitioned: Cutter, sums: list[int]
+) -> None:
+    def case(group: Any) -> None:
+        part, layer = Part(group, path), sage(8, 8)
+        sar.set_activations(layer, "recompute")
+        x = torch.ones(part.graph.num_nodes(), 8, requires_grad=True)
+        layer(part.graph.with_policy(sar.Policy(**policy)), x).sum().backward()
+
+    path = partitioned(mixed(), 2)
+    run_threads(2, case)
+    assert not sums
+
+
+@pytest.mark.parametrize("widths", [(40, 40), (40, 8)])
+@pytest.mark.parametrize("what", ["hook", "no gradient"])
+def test_ranks_go_one_way(
+    what: str, widths: tuple[int, int], partitioned: Cutter, sums: list[int]
+) -> None:
+    """A hook on one rank alone keeps all of them from it; so do rows that ask for no gradient."""
+
+    def case(group: Any) -> None:
+        part, layer = Part(group, path), sage(*widths)
+        if group.rank == 1 and what == "hook":
+            layer.fc_self.register_forward_hook(lambda part, args, out: None)
+        sar.set_activations(layer, "recompute")
+        asks = what == "hook" or widths[1] == 8 and group.rank != 1
+        x = torch.ones(part.graph.num_nodes(), widths[0], requires_grad=asks)
+        for _ in range(2):
+            layer(part.graph, x).sum().backward()
+
+    path = partitioned(mixed(), 3)
+    run_threads(3, case)
+    assert not sums
+
+
+def test_a_replaced_forward_stays(partitioned: Cutter, sums: list[int]) -> None:
+    def case(group: Any) -> None:
+        part, layer = Part(group, path), patched(sage(8, 8))
+        mine = layer.forward
+        x = torch.ones(part.graph.num_nodes(), 8, requires_grad=True)
+        want = layer(part.graph, x)
+        for _ in range(2):
+            sar.set_activations(layer, "recompute")
+            assert torch.equal(layer(part.graph, x), want)
+        sar.set_activations(layer, "keep")
+        assert layer.forward is mine
+
+    path = partitioned(mixed(), 1)
+    run_threads(1, case)
+    assert not sums
+
+
+def test_nothing_is_left_behind() -> None:
+    model = nn.ModuleList([sage(4, 4), Then(sage(4, 4), F.relu)])
+    for setting in ("recompute", "recompute", "offload", "recompute", "keep"):
+        sar.set_activations(model, setting)
+    assert not any(isinstance(m.__dict__.get("forward"), Forward) for m in model.modules())
+    assert not by_columns.has_columns(model[1]) and by_columns.has_columns(model[0])
+
+
+SPECIAL = torch.tensor([-0.0, 0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 1e-40])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("relu", [F.relu, torch.relu, Tensor.relu, nn.ReLU()])
+def test_relu_of_special_numbers(dtype: torch.dtype, relu: Callable[[Tensor], Tensor]) -> None:
+    found = []
+    for mode in (Frugal(), torch.enable_grad()):
+        x = SPECIAL.to(dtype).repeat(9).view(8, 9).requires_grad_()
+        with mode:
+            out = relu(x * 1)
+        (out * torch.arange(1, 73).view(8, 9)).sum().backward()
+        found.append((out, x.grad))
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.nan_to_num(7), want.nan_to_num(7))
+
+
+def test_relu_takes_the_place_of_a_temporary_alone() -> None:
+    linear, x, held = nn.Linear(3, 3), torch.randn(5, 3), []
+
+    def same(out: Tensor) -> bool:
+        return out._version > 0
+
+    with Frugal():
+        alone = [same(F.relu(linear(x)))]
+        named = linear(x)
+        alone.append(same(F.relu(named)))
+        listed = [linear(x)]
+        alone.append(same(F.relu(listed[0])))
+        alone.append(same(F.relu(linear(x).sin())))
+        alone.append(same(F.relu(linear(x)[1:])))
+        alone.append(same(nn.ReLU()(linear(x))))
+        handle = linear.register_forward_hook(lambda part, args, out: held.append(out))
+        alone.append(same(F.relu(linear(x))))
+        handle.remove()
+    assert alone == [True] + [False] * 6
+    assert all((out >= 0).all() or (out < 0).any() for out in [named, *listed, *held])
+    assert torch.equal(named, linear(x)) and torch.equal(held[0], linear(x))
+
+
+def test_a_gradient_that_others_have_is_not_written_into() -> None:
+    """A user's own, one that a hook keeps, one that flows to two places."""
+    x, given, kept = torch.randn(6, 4, requires_grad=True), torch.ones(6, 4), []
+    with Frugal():
+        F.relu(x * 1).backward(given)
+        assert torch.equal(given, torch.ones(6, 4))
+        out = F.relu(x * 1)
+        out.register_hook(kept.append)
+        (out * 2).sum().backward()
+        assert torch.equal(kept[0], torch.full((6, 4), 2.0))
+        x.grad = None
+        (F.relu(x * 1) + F.relu(x * -1) + x).mul(3).sum().backward()
+        assert torch.equal(x.grad, 3 * x.sign() + 3)
+        out = F.relu(x * 1)
+        dout, dx = torch.autograd.grad((out * 2).sum(), [out, x])
+    assert torch.equal(dout, torch.full((6, 4), 2.0)) and torch.equal(dx, 2.0 * (x > 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masked_rows_are_alike_without_compiled_code(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, found = torch.randn(5, 71, dtype=dtype), []
+    for compiled in (True, False):
+        monkeypatch.setattr(nonzero, "_is_compiled", lambda rows, compiled=compiled: compiled)
+        words, _ = nonzero.nonzero_bits(rows.clamp(min=-0.0), negative_zeros=False)
+        out = torch.full_like(rows, 7)
+        nonzero.mask_rows(words, rows, out)
+        found.append(out)
+    assert torch.equal(found[0], rows.relu()) and torch.equal(found[1], rows.relu())
