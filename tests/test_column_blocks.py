@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dgl.nn
+import numpy as np
 import pytest
 import torch
 from harness import run_threads
@@ -17,6 +18,7 @@ from harness.rows import Part, whole
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import sar
 from sar.kernels import nonzero
@@ -164,20 +166,12 @@ def test_means_travel_once_in_each_pass(
     assert got == run_threads(3, case)
 
 
-class Seen(Function):
-    """x as it is; notes where x and its gradient lie."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: list[int]) -> Tensor:
-        ctx.places = places
-        out = x.clone()
-        places.append(out.data_ptr())
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None]:
-        ctx.places.append(dx.data_ptr())
-        return dx, None
+def seen(x: Tensor, places: list[int]) -> Tensor:
+    """``x`` computed; notes where it and its gradient lie."""
+    out = x * 1
+    places.append(out.data_ptr())
+    out.register_hook(lambda dout: places.append(dout.data_ptr()))
+    return out
 
 
 @pytest.mark.parametrize("widths", [(40, 40), (40, 8)])
@@ -194,7 +188,7 @@ def test_the_gradient_takes_the_place_of_the_input(
             for keep in (False, True):
                 x = torch.ones(part.graph.num_nodes(), widths[0], requires_grad=True)
                 places: list[int] = []
-                layer(part.graph, use(Seen.apply(x, places))).sum().backward(retain_graph=keep)
+                layer(part.graph, use(seen(x, places))).sum().backward(retain_graph=keep)
                 found.append(places[0] == places[1])
         return found
 
@@ -239,6 +233,11 @@ def doubled(layer: nn.Module) -> nn.Module:
     return layer
 
 
+def biased(layer: nn.Module, before: int = 40) -> nn.Module:
+    layer.fc_neigh = nn.Linear(before, 40)
+    return layer
+
+
 def hooked(layer: nn.Module) -> nn.Module:
     layer.fc_self.register_forward_hook(lambda part, args, out: 2 * out)
     return layer
@@ -249,6 +248,8 @@ OTHERS = {
     "gcn": lambda: dgl.nn.SAGEConv(40, 40, "gcn"),
     "pool": lambda: dgl.nn.SAGEConv(40, 40, "pool"),
     "another part": lambda: doubled(sage(40, 40)),
+    "a bias of the mean": lambda: biased(sage(40, 40)),
+    "one part twice": lambda: setattr(layer := sage(40, 40), "fc_neigh", layer.fc_self) or layer,
     "a hook on a part": lambda: hooked(sage(40, 40)),
 }
 
@@ -256,6 +257,30 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_others_are_computed_as_they_say(kind: str, partitioned: Cutter, sums: list[int]) -> None:
     compare(OTHERS[kind](), (40, 40), partitioned)
+    assert not sums
+
+
+@pytest.mark.parametrize("of", [dgl.nn.SAGEConv, nn.Linear])
+def test_changed_classes(
+    of: type[nn.Module], partitioned: Cutter, sums: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = of.forward
+    monkeypatch.setattr(of, "forward", lambda layer, *args: 2 * forward(layer, *args))
+    compare(sage(40, 40), (40, 40), partitioned)
+    assert not sums
+
+
+def test_a_checkpoint_inside(partitioned: Cutter, sums: list[int]) -> None:
+    """Somebody's own repetition of a part of the layer knows nothing of ours."""
+
+    class Inside(Then):
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            if not isinstance(graph, sar.ShardedGraph):
+                return super().forward(graph, x)
+            return checkpoint(super().forward, graph, x, use_reentrant=False)
+
+    compare(Inside(sage(40, 40)), (40, 40), partitioned)
+    compare(Inside(sage(40, 40), F.relu), (40, 40), partitioned)
     assert not sums
 
 
@@ -362,6 +387,17 @@ def test_relu_takes_the_place_of_a_temporary_alone() -> None:
     assert torch.equal(named, linear(x)) and torch.equal(held[0], linear(x))
 
 
+def test_the_gradient_of_relu_lies_where_the_one_that_came_did() -> None:
+    x, places = torch.randn(6, 4, requires_grad=True), []
+    with Frugal():
+        h = x * 1
+        out = F.relu(h)
+    for tensor in (out, h):
+        tensor.register_hook(lambda grad: places.append(grad.data_ptr()))
+    (out * 2).sum().backward()
+    assert places[0] == places[1]
+
+
 def test_a_gradient_that_others_have_is_not_written_into() -> None:
     """A user's own, one that a hook keeps, one that flows to two places."""
     x, given, kept = torch.randn(6, 4, requires_grad=True), torch.ones(6, 4), []
@@ -378,6 +414,47 @@ def test_a_gradient_that_others_have_is_not_written_into() -> None:
         out = F.relu(x * 1)
         dout, dx = torch.autograd.grad((out * 2).sum(), [out, x])
     assert torch.equal(dout, torch.full((6, 4), 2.0)) and torch.equal(dx, 2.0 * (x > 0))
+
+
+class Arrays(Function):
+    """Hands out memory of numpy's, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, arrays: list[np.ndarray]) -> Tensor:
+        ctx.arrays = arrays
+        return torch.from_numpy(arrays[0])
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        return torch.from_numpy(ctx.arrays[1]), None
+
+
+def test_memory_of_others_is_not_written_into(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        part, layer = Part(group, path), sage(8, 8)
+        sar.set_activations(layer, "recompute")
+        shape = (part.graph.num_nodes(), 8)
+        arrays = [np.full(shape, number, dtype=np.float32) for number in (3, -1)]
+        x = torch.ones(shape, requires_grad=True)
+        layer(part.graph, Arrays.apply(x, arrays)).sum().backward()
+        with Frugal():
+            Arrays.apply(F.relu(x - 2), arrays).sum().backward()
+        assert (arrays[0] == 3).all() and (arrays[1] == -1).all()
+
+    path = partitioned(mixed(), 2)
+    run_threads(2, case)
+
+
+def test_second_gradients_of_relu() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x, found = torch.randn(5, 6, dtype=torch.float64, requires_grad=True), []
+    for setting in ("keep", "recompute"):
+        sar.set_activations([net], setting)
+        out = net(x).square().sum()
+        (dx,) = torch.autograd.grad(out, x, create_graph=True)
+        found.append(torch.autograd.grad(out + dx.square().sum(), list(net.parameters())))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -49,6 +49,13 @@ def test_int8_is_off_by_less_than_a_level_and_right_on_average() -> None:
     assert ((draws.double().mean(0) - rows).abs() < 5 * level / 2 / math.sqrt(2000)).all()
 
 
+@pytest.mark.parametrize("width", [1, 2, 3, 33])
+def test_int8_of_one_row(width: int) -> None:
+    """Its scale lies anywhere in memory."""
+    rows = torch.ones(1, width)
+    assert torch.equal(coded(Int8(torch.Generator()), rows), rows)
+
+
 def test_int8_of_zeros_infinities_and_nothing() -> None:
     codec = Int8(torch.Generator())
     assert torch.equal(coded(codec, torch.zeros(3, 4)), torch.zeros(3, 4))

@@ -95,7 +95,7 @@ class Int8(Codec):
 
     def decode(self, coded: Tensor, out: Tensor) -> None:
         columns = out.shape[1]
-        scale = coded[:, columns:].contiguous().view(torch.float32)
+        scale = coded[:, columns:].clone().view(torch.float32)  # aligned, also of one row
         out.copy_(coded[:, :columns] * scale)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -38,7 +39,8 @@ def nonzero_bits(rows: Tensor, negative_zeros: bool = True) -> tuple[Tensor, Ten
     words = rows.new_empty((len(rows), -(-rows.shape[1] // size)), dtype=word)
     if _is_compiled(rows):
         counts = torch.empty(len(rows), dtype=torch.int32)
-        _find(numbers.numpy(), words.numpy(), counts.numpy())
+        # Not numpy(), after which torch no longer says whose memory it is.
+        _find(np.from_dlpack(numbers), words.numpy(), counts.numpy())
         return words, counts
     found = numbers != 0
     padded = pad(found, (0, words.shape[1] * size - rows.shape[1])).view(len(rows), -1, size)
@@ -60,7 +62,7 @@ def pack_rows(rows: Tensor, words: Tensor, idx: Tensor | None, out: Tensor) -> N
         return
     chosen = rows if idx is None else rows.index_select(0, idx)
     bits = words if idx is None else words.index_select(0, idx)
-    found = chosen[_mask(bits, rows.shape[1])]
+    found = chosen[mask_of(bits, rows.shape[1])]
     out[: len(found)] = found
 
 
@@ -73,7 +75,7 @@ def unpack_rows(words: Tensor, numbers: Tensor, out: Tensor) -> None:
     if _is_compiled(out):
         _unpack(words.numpy(), numbers.numpy(), out.numpy())
         return
-    out.zero_().masked_scatter_(_mask(words, out.shape[1]), numbers)
+    out.zero_().masked_scatter_(mask_of(words, out.shape[1]), numbers)
 
 
 def add_packed_rows(target: Tensor, words: Tensor, idx: Tensor, numbers: Tensor) -> None:
@@ -101,7 +103,7 @@ def mask_rows(words: Tensor, rows: Tensor, out: Tensor) -> None:
     if _is_compiled(rows):
         _keep(words.numpy(), rows.detach().numpy(), out.numpy())
         return
-    torch.where(_mask(words, rows.shape[1]), rows, rows.new_zeros(()), out=out)
+    torch.where(mask_of(words, rows.shape[1]), rows, rows.new_zeros(()), out=out)
 
 
 def _is_compiled(rows: Tensor) -> bool:
@@ -112,8 +114,8 @@ def _places(words: Tensor) -> Tensor:
     return torch.arange(8 * words.element_size(), dtype=words.dtype, device=words.device)
 
 
-def _mask(words: Tensor, width: int) -> Tensor:
-    """bool [n, width]."""
+def mask_of(words: Tensor, width: int) -> Tensor:
+    """bool [n, width] of the bits of rows."""
     bits = (words.unsqueeze(2) >> _places(words)) & 1
     return bits.view(len(words), -1)[:, :width].bool()
 

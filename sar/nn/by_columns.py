@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.config import EXACT
@@ -13,8 +14,8 @@ from sar.nn.forwards import Forward
 from sar.ops.column_blocks import linear_of_mean
 from sar.ops.linear_sum import may_wait
 from sar.ops.relation import Relation
-from sar.ops.reuse import is_plain
-from sar.ops.saving import once, takes_notes
+from sar.ops.reuse import is_made_here, is_plain
+from sar.ops.saving import is_innermost, once, takes_notes
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -33,7 +34,13 @@ class ByColumns(Forward):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if takes_notes() and len(args) == 2 and not kwargs and _is_whole(args[0]):
+        if (
+            takes_notes()
+            and is_innermost()
+            and len(args) == 2
+            and not kwargs
+            and _is_whole(args[0])
+        ):
             if once(lambda: self._applies_everywhere(*args)):
                 return self._compute(*args)
         return self.run(*args, **kwargs)
@@ -47,8 +54,10 @@ class ByColumns(Forward):
     def _applies(self, graph: ShardedGraph, x: Any) -> bool:
         return (
             self.inner is None
+            and _is_unchanged(type(self.module))
             and may_wait(self.module)
             and all(map(_is_linear, self._parts))
+            and self._parts[1].bias is None
             and graph.policy.lossy == EXACT
             and graph.policy.zeros == "send"
             and _fits(x, graph, *self._parts)
@@ -77,6 +86,15 @@ class ByColumns(Forward):
         return linear_of_mean(relation, x, own.weight, neigh.weight, own.bias, graph.policy)
 
 
+def _is_unchanged(kind: type[nn.Module]) -> bool:
+    """Whether the code of a class of DGL, and of the linear layers in it, is as it came."""
+    own = kind.forward.__module__ == kind.__module__
+    return own and nn.Linear.forward is _LINEAR and F.linear is torch._C._nn.linear
+
+
+_LINEAR = nn.Linear.forward
+
+
 def _is_linear(part: Any) -> bool:
     return type(part) is nn.Linear and "forward" not in part.__dict__
 
@@ -100,7 +118,9 @@ def _fits(x: Any, graph: Any, *parts: nn.Linear) -> bool:
         and torch.is_grad_enabled()
         and x.dtype in _DTYPES
         and is_plain(x)
-        and all(x.shape[1] == part.weight.shape[1] for part in parts)
+        and is_made_here(x)
+        and len({part.weight.shape for part in parts}) == 1
+        and x.shape[1] == parts[0].weight.shape[1]
         and all((w.dtype, w.device) == (x.dtype, x.device) for w in weights)
         and torch.autograd.forward_ad._current_level < 0
         and not torch.is_autocast_enabled(x.device.type)

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from sar.kernels.nonzero import can_pack, mask_rows, nonzero_bits
+from sar.kernels.nonzero import can_pack, mask_of, mask_rows, nonzero_bits
 from sar.ops.overwrite import is_last_gradient, may_overwrite
-from sar.ops.reuse import ADDS, is_plain, is_temporary, is_temporary_of
-from sar.ops.saving import once, valued
+from sar.ops.reuse import ADDS, is_made_here, is_plain, is_temporary, is_temporary_of
+from sar.ops.saving import is_innermost, once, valued
 
 _aten = torch.ops.aten
 
@@ -63,6 +63,7 @@ def _is_known_activation(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool
         and all(name in _USUAL and _USUAL[name] == value for name, value in kwargs.items())
         and type(args[0]) is Tensor
         and is_plain(args[0])
+        and is_made_here(args[0])
         and args[0].is_floating_point()
         and args[0].requires_grad
         and torch.is_grad_enabled()
@@ -80,7 +81,8 @@ def _activated(func: Any, x: Tensor) -> Tensor:
 
 
 def _fits_bits(x: Tensor) -> bool:
-    return x.is_cpu and can_pack(x.dtype) and x.is_contiguous()
+    """Whether a bit a number can stand for ``x``, and whoever repeats this pass finds it."""
+    return x.is_cpu and can_pack(x.dtype) and x.is_contiguous() and is_innermost()
 
 
 class _Relu(Function):
@@ -109,6 +111,8 @@ class _Relu(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # this pass is differentiated, too
+            return dy * mask_of(ctx.bits, dy.numel()).view(dy.shape), None
         dx = dy if is_last_gradient(dy) else torch.empty_like(dy, memory_format=_CONTIGUOUS)
         mask_rows(ctx.bits, dy.contiguous().view(1, -1), dx.view(1, -1))
         return dx.detach(), None

@@ -46,13 +46,15 @@ def may_overwrite(saved: Tensor, gradient: Tensor) -> bool:
 def is_last_gradient(gradient: Tensor) -> bool:
     """Whether nobody else has the gradient that a backward pass was called with.
 
-    Called with one name for it, in the backward pass itself. See Note [Overwritten].
+    Nor its memory: torch says of that of an array, also of one made of a tensor, that it cannot be
+    resized. Called with one name for it, in the backward pass itself. See Note [Overwritten].
     """
     counts, most = references(gradient), _references_of_a_gradient()
     return (
         not torch.is_grad_enabled()
         and is_plain(gradient)
         and gradient.is_contiguous()
+        and gradient.untyped_storage().resizable()
         and len(counts) == len(most)
         and all(count <= limit for count, limit in zip(counts, most, strict=True))
     )

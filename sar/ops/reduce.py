@@ -15,6 +15,7 @@ from torch import Tensor
 from sar.comm import Group
 from sar.ops.first_order import first_order
 from sar.ops.overwrite import may_overwrite
+from sar.ops.reuse import is_made_here
 from sar.ops.saving import once, valued
 
 _BLOCK_ELEMENTS = 1 << 17
@@ -143,13 +144,14 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, rstd, weight, bias)
         ctx.count, ctx.group, ctx.relu = count, group, relu
+        ctx.may_overwrite = is_made_here(x)
         return x.view_as(x)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
-        out = x if may_overwrite(x, dy) else None
+        out = x if ctx.may_overwrite and may_overwrite(x, dy) else None
 
         def incoming(rows: slice) -> Tensor:
             if not ctx.relu:

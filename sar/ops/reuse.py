@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 ADDS = {torch.Tensor.add, torch.Tensor.__add__}
@@ -38,6 +39,14 @@ def is_temporary_of(func: Any, args: tuple) -> bool:
 def is_plain(x: Tensor) -> bool:
     """Whether it lies in memory of its own as it seems to."""
     return x.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def is_made_here(x: Tensor) -> bool:
+    """Whether torch or this library computed it: a function of somebody's own may have returned
+    memory that others have, such as an array's, which no count of references tells."""
+    node: Any = x.grad_fn
+    of_python = isinstance(node, BackwardCFunction)
+    return not of_python or node._forward_cls.__module__.startswith("sar.")
 
 
 def references(x: Tensor) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -34,6 +35,7 @@ class Notes:
 class _State(threading.local):
     notes: Notes | None = None
     hooked: bool = False
+    hooks: object = None  # of saved tensors, when the forward pass began
 
 
 _state = _State()
@@ -46,19 +48,29 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
     Args:
         notes: where :func:`once` notes its results, or, with ``again``, finds them.
     """
-    before = _state.notes, _state.hooked
-    _state.notes, _state.hooked = notes, True
+    before = _state.notes, _state.hooked, _state.hooks
+    _state.notes, _state.hooked, _state.hooks = notes, True, _innermost_hooks()
     if notes is not None:
         notes.next = 0 if again else None
     try:
         yield
     finally:
-        _state.notes, _state.hooked = before
+        _state.notes, _state.hooked, _state.hooks = before
 
 
 def takes_notes() -> bool:
     """Whether this forward pass notes what it does, or repeats it by its notes."""
     return _state.notes is not None
+
+
+def is_innermost() -> bool:
+    """Whether nobody inside of the forward pass has hooks of saved tensors, as to repeat a part."""
+    return _state.hooks == _innermost_hooks()
+
+
+def _innermost_hooks() -> object:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda tracing: None)
+    return top(True)
 
 
 def repeats() -> bool:
