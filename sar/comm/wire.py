@@ -95,7 +95,8 @@ class Int8(Codec):
 
     def decode(self, coded: Tensor, out: Tensor) -> None:
         columns = out.shape[1]
-        scale = coded[:, columns:].clone().view(torch.float32)  # aligned, also of one row
+        # Aligned by a copy, which contiguous() would not make of one row.
+        scale = coded[:, columns:].clone(memory_format=torch.contiguous_format).view(torch.float32)
         out.copy_(coded[:, :columns] * scale)
 
 
