@@ -115,14 +115,17 @@ LAYERS = {
     "relu, value needed": lambda: Then(sage(40, 40, activation=F.relu), torch.exp),
     "twice relu": lambda: Then(sage(40, 40), F.relu, lambda x: F.relu(x) + F.relu(-x)),
     "residual": lambda: Then(sage(40, 40), lambda x: F.relu(x) + x),
+    "relu of columns": lambda: Then(sage(40, 40), lambda x: F.relu(x.t()).t()),
     "elu": lambda: Then(sage(40, 40), F.elu),
 }
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_what_surrounds_the_sum(kind: str, partitioned: Cutter, sums: list[int]) -> None:
+@pytest.mark.parametrize("size", [3, 5])
+def test_what_surrounds_the_sum(kind: str, size: int, partitioned: Cutter, sums: list[int]) -> None:
+    """On five ranks one has a single row and one has none."""
     torch.manual_seed(0)
-    compare(LAYERS[kind](), (40, 40), partitioned)
+    compare(LAYERS[kind](), (40, 40), partitioned, size)
     assert sums
 
 

@@ -81,8 +81,11 @@ def _activated(func: Any, x: Tensor) -> Tensor:
 
 
 def _fits_bits(x: Tensor) -> bool:
-    """Whether a bit a number can stand for ``x``, and whoever repeats this pass finds it."""
-    return x.is_cpu and can_pack(x.dtype) and x.is_contiguous() and is_innermost()
+    """Whether a bit a number can stand for ``x``, and whoever repeats this pass finds it.
+
+    Alike on all ranks, whose repeated passes have to end at the same place.
+    """
+    return x.is_cpu and can_pack(x.dtype) and is_innermost()
 
 
 class _Relu(Function):
@@ -106,15 +109,18 @@ class _Relu(Function):
         y = x.relu_() if temporary else x.relu()
         if temporary:
             ctx.mark_dirty(x)
-        ctx.bits = once(lambda: nonzero_bits(y.view(1, -1), negative_zeros=False)[0])
+        row = y.reshape(1, y.numel())
+        ctx.bits = once(lambda: nonzero_bits(row, negative_zeros=False)[0])
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():  # this pass is differentiated, too
-            return dy * mask_of(ctx.bits, dy.numel()).view(dy.shape), None
+            kept = mask_of(ctx.bits, dy.numel()).view(dy.shape)
+            return torch.where(kept, dy, dy.new_zeros(())), None
         dx = dy if is_last_gradient(dy) else torch.empty_like(dy, memory_format=_CONTIGUOUS)
-        mask_rows(ctx.bits, dy.contiguous().view(1, -1), dx.view(1, -1))
+        row = 1, dy.numel()
+        mask_rows(ctx.bits, dy.reshape(row), dx.view(row))
         return dx.detach(), None
 
 
