@@ -15,7 +15,7 @@ import torch
 from harness import run_threads
 from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
-from harness.rows import Part, whole
+from harness.rows import Part, results, whole
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -40,15 +40,6 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls[func] += 1
         return func(*args, **(kwargs or {}))
-
-
-def results(graph: Any, layer: nn.Module, x: Tensor, factor: Tensor) -> dict[str, Tensor]:
-    """What a step leaves behind; parameters' gradients are this rank's share."""
-    x = x.clone().requires_grad_()
-    out = layer(graph, x * 1)
-    (out * factor).sum().backward()
-    shares = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
-    return {"out": out.detach(), "x": x.grad, **shares}
 
 
 def compare(layer: nn.Module, partitioned: Cutter, size: int = 3) -> list[Counter]:

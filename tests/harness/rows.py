@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.parts import joined
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
@@ -47,3 +47,12 @@ def join_nodes(parts: list[dict], key: str, total: int) -> Tensor:
 def join_edges(parts: list[dict], key: str, total: int) -> Tensor:
     """The ranks' ``key`` by original edge id; each part also holds ``edges``."""
     return joined([p[key] for p in parts], [p["edges"] for p in parts], total)
+
+
+def results(graph: Any, layer: nn.Module, x: Tensor, factor: Tensor) -> dict[str, Tensor]:
+    """What a step leaves behind; parameters' gradients are this rank's share."""
+    x = x.clone().requires_grad_()
+    out = layer(graph, x * 1)
+    (out * factor).sum().backward()
+    shares = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+    return {"out": out.detach(), "x": x.grad, **shares}
