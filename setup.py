@@ -16,6 +16,9 @@ def requirements() -> list[str]:
 # `sar bench` runs the package of measurements, which has no name of its own once installed.
 BENCH = find_packages(include=["benchmarks", "benchmarks.*"])
 
+# Wheels of its allocator exist for this platform only.
+TBB = "tbb>=2021.11,<2024; sys_platform == 'linux' and platform_machine == 'x86_64'"
+
 setup(
     name="sar",
     version="0.1.0",
@@ -32,7 +35,9 @@ setup(
     extras_require={
         "plot": ["matplotlib>=3.8"],
         "data": ["ogb==1.3.6", "pyarrow>=15"],
+        "tbb": [TBB],
         "test": [
+            TBB,
             "pytest>=8",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

@@ -15,12 +15,13 @@ from types import TracebackType
 from typing import IO, Any
 
 from benchmarks.hosts import Hosts
+from sar.allocator import PRELOAD, allocator_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # What docs/launching tells users to set for the ranks; see there for why.
-LAUNCH = {**ONE_THREAD, "MALLOC_MMAP_THRESHOLD_": "1048576", "THP_MEM_ALLOC_ENABLE": "1"}
-_OURS = (*LAUNCH, "BENCH_FIRST")
+LAUNCH = {**ONE_THREAD, **allocator_environment()}
+_OURS = (*LAUNCH, PRELOAD, "BENCH_FIRST")
 _DEADLINE = 900.0  # seconds one call may take
 _TAIL = 4000  # characters of a failed process' error output
 

@@ -14,6 +14,7 @@ from types import TracebackType
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _INTERVAL = 0.001  # seconds between two readings
 _RESET_PEAK = "5"  # what clear_refs takes to set VmHWM back to the present
+_TBB_CLEAN_ALL = 0  # TBBMALLOC_CLEAN_ALL_BUFFERS
 
 
 def status_bytes(*names: str) -> list[int]:
@@ -29,6 +30,8 @@ def settle() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+    if hasattr(libc, "scalable_allocation_command"):  # oneTBB's allocator is preloaded
+        libc.scalable_allocation_command(_TBB_CLEAN_ALL, None)
 
 
 def anonymous_bytes() -> int:

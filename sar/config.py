@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# What the launcher sets for ranks: buffers of 1 MiB and more go back to the system when freed, in
-# huge pages; docs say why.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1048576", "THP_MEM_ALLOC_ENABLE": "1"}
 CONSTANT_INPUTS = ("memory", "mapped", "off")
 _UNITS = {"": 1, "B": 1}
 _UNITS.update({f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)})

@@ -25,6 +25,7 @@ LEAVES = {"config", "errors"}
 BELOW = {
     "config": set(),
     "errors": set(),
+    "allocator": {"errors"},
     "comm": LEAVES,
     "kernels": LEAVES,
     "partition": LEAVES,

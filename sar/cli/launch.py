@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from sar.allocator import ALLOCATORS, PRELOAD, allocator_environment
 from sar.comm import Group, initialize_comms, shutdown
 from sar.comm.setup import leave_after
-from sar.config import ALLOCATOR, CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy
+from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy
 from sar.errors import SarError
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
@@ -43,6 +44,12 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: gloo on the CPU, nccl on CUDA",
     )
     group.add_argument("--threads", type=int, help="threads a rank, default its share of the cores")
+    group.add_argument(
+        "--allocator",
+        choices=ALLOCATORS,
+        default="system",
+        help="of the ranks' memory: tbb is faster, and larger where buffers differ; default system",
+    )
     group.add_argument(
         "--timeout", type=float, default=300.0, help="seconds to wait for a rank, default 300"
     )
@@ -117,10 +124,26 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
     if not 0 < args.timeout < math.inf:
         raise ValueError(f"--timeout: got {args.timeout}, expected more than 0 seconds")
     policy_of(args)
+    _check_allocator(args.allocator)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: got cuda, but this torch finds no CUDA device; use cpu")
     if backend_of(args) == "nccl" and args.device == "cpu":
         raise ValueError("--backend: got nccl, which needs --device cuda")
+
+
+def _check_allocator(name: str) -> None:
+    """It has to be there when a rank's Python starts."""
+    wanted = allocator_environment(name).get(PRELOAD)
+    present = os.environ.get(PRELOAD)
+    if wanted is None or present == wanted:
+        return
+    if present is not None:
+        raise ValueError(f"--allocator: got {name}, but {PRELOAD} is {present!r} already")
+    if joined():
+        raise ValueError(
+            f"--allocator: got {name}, but this rank was started without it; run "
+            f'eval "$(python -m sar.allocator {name})" before torchrun'
+        )
 
 
 def policy_of(args: argparse.Namespace) -> Policy:
@@ -206,7 +229,7 @@ def launch(command: str, args: argparse.Namespace, nproc: int) -> None:
             max_restarts=0,
             shutdown_timeout=_SHUTDOWN_SECONDS,
         )
-        with _environment(worker_environment(nproc, args.threads)), _quiet_logs():
+        with _environment(worker_environment(nproc, args.threads, args.allocator)), _quiet_logs():
             try:
                 elastic_launch(config, sys.executable)(*words)
             except ChildFailedError as error:
@@ -217,10 +240,13 @@ def launch(command: str, args: argparse.Namespace, nproc: int) -> None:
                 raise SarError(f"stopped by {stop.sigval.name}; all ranks were ended") from None
 
 
-def worker_environment(nproc: int, threads: int | None) -> dict[str, str]:
+def worker_environment(
+    nproc: int, threads: int | None, allocator: str = "system"
+) -> dict[str, str]:
     """What ranks find in their environment; what the user has set there stays."""
     share = max(1, len(os.sched_getaffinity(0)) // nproc)
-    wanted = {**ALLOCATOR, "OMP_NUM_THREADS": str(threads or share), "SAR_KEEP_THREADS": "1"}
+    own = {"OMP_NUM_THREADS": str(threads or share), "SAR_KEEP_THREADS": "1"}
+    wanted = {**allocator_environment(allocator), **own}
     kept = {name: os.environ[name] for name in wanted if name in os.environ}
     if threads is not None:
         kept.pop("OMP_NUM_THREADS", None)

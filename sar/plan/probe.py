@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from sar.allocator import allocator_environment
 from sar.comm import Group, ThreadGroup, current_group
 from sar.comm.group import Work as Exchange
-from sar.config import ALLOCATOR
 from sar.errors import SarError
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
@@ -84,7 +84,8 @@ def measure_costs(work: Work, threads: int = 1) -> Costs:
     done = subprocess.run(
         [sys.executable, "-m", "sar.plan.probe"],
         input=json.dumps({"work": asdict(work), "threads": threads}),
-        capture_output=True, text=True, check=False, env={**ALLOCATOR, **os.environ, **own},
+        capture_output=True, text=True, check=False,
+        env={**allocator_environment(), **os.environ, **own},
     )  # fmt: skip
     if done.returncode:
         raise SarError(f"the probe failed: {done.stderr.strip().splitlines()[-1]}")
