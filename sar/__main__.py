@@ -10,7 +10,7 @@ from typing import NoReturn
 from sar.cli.launch import USER_ERROR
 from sar.errors import SarError
 
-COMMANDS = ("partition", "inspect", "plan", "train", "evaluate", "bench")
+COMMANDS = ("partition", "inspect", "plan", "train", "evaluate", "environment", "bench")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,13 +1,8 @@
-"""The environment in which ranks start: which allocator serves their tensors, and how.
-
-``python -m sar.allocator [tbb]`` prints the shell commands that set it.
-"""
+"""The environment in which ranks start: which allocator serves their tensors, and how."""
 
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -61,12 +56,3 @@ def _tbb_libraries() -> list[str]:
     if re.search(r"[\s:]", "".join(paths)):
         raise ValueError(f"allocator: {PRELOAD} cannot name {paths[0]!r}: a space or colon in it")
     return paths
-
-
-if __name__ == "__main__":
-    try:
-        variables = allocator_environment(*sys.argv[1:2])
-    except (ValueError, MissingDependencyError) as error:
-        sys.exit(f"sar.allocator: {error}")
-    for key, value in variables.items():
-        print(f"export {key}={shlex.quote(value)}")

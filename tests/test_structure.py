@@ -20,7 +20,6 @@ from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.generate import rmat_graph
 
 NODES, DEGREE = 400, 40
-SIZES = ("num_segments", "num_edges")
 
 
 def dense() -> GraphArrays:
@@ -91,14 +90,14 @@ def test_bytes_per_edge_where_partial_sums_travel(partitioned: Cutter) -> None:
         train_step(sharded, torch.rand(data.num_nodes("_N"), 4))
         relation = sharded.scope().relation
         assert relation.linear is not None and relation.linear.plan is not None
-        pushed = [one.by_slot for one in relation.linear.plan.pushed if one is not None]
-        assert sum(csc.num_edges for csc in pushed)
+        plan = relation.linear.plan
+        assert sum(plan.send_counts) > sum(plan.num_pulled) > 0
+        sent = plan.outgoing.edges
         for found, column in zip(arrays_of(sharded), given, strict=True):
             assert torch.equal(found, column)
-        slots, edges = (sum(getattr(csc, name) for csc in pushed) for name in SIZES)
+        rows = 8 * relation.num_dst * (2 + group.size) + 16 * sent.num_segments
+        rows += 8 * sent.num_edges + 8 * sum(relation.plan.recv_counts)
         del data, given
-        rows = 8 * relation.num_dst * (2 + group.size) + 24 * slots
-        rows += 4 * edges + 8 * sum(relation.plan.recv_counts)
         kept = reachable_bytes(relation.store, relation.linear)
         return [kept, 12 * relation.num_edges, rows + 4096]
 

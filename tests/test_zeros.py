@@ -46,9 +46,6 @@ def test_packed_rows_come_back_bit_by_bit(n: int, width: int, data: Any, dtype: 
     rows = torch.full((len(idx), width), 7.0, dtype=dtype)
     nonzero.unpack_rows(words[idx], packed, rows)
     assert torch.equal(bits_of(rows), bits_of(x[idx]))
-    target = torch.ones(n, width, dtype=dtype)
-    nonzero.add_packed_rows(target, words, idx, packed)
-    assert_close(target, torch.ones_like(x).index_add(0, idx, x[idx]), "sums", dtype)
     every = torch.empty(int(counts.sum()) + nonzero.SLACK, dtype=dtype)
     nonzero.pack_rows(x, words, None, every)
     assert torch.equal(bits_of(every[:-1]), bits_of(x)[bits_of(x) != 0])
@@ -66,10 +63,9 @@ def test_torch_packs_as_the_kernels_do(dtype: torch.dtype, monkeypatch: Any) -> 
         nonzero.pack_rows(x, words, idx, numbers)
         every = x.new_zeros(int(counts.sum()) + nonzero.SLACK)
         nonzero.pack_rows(x, words, None, every)
-        rows, target = x.new_empty((31, WIDTH)), torch.ones_like(x)
+        rows = x.new_empty((31, WIDTH))
         nonzero.unpack_rows(words[idx], numbers, rows)
-        nonzero.add_packed_rows(target, words, idx, numbers)
-        return [words, counts, numbers[:-1], every[:-1], rows, target]
+        return [words, counts, numbers[:-1], every[:-1], rows]
 
     compiled = packed()
     monkeypatch.setattr(nonzero, "_is_compiled", lambda rows: False)

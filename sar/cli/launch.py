@@ -44,17 +44,22 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: gloo on the CPU, nccl on CUDA",
     )
     group.add_argument("--threads", type=int, help="threads a rank, default its share of the cores")
+    add_allocator_argument(group)
+    group.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds to wait for a rank, default 300"
+    )
+    _add_policy_arguments(parser.add_argument_group("streaming"))
+    _add_lossy_arguments(parser)
+
+
+def add_allocator_argument(group: Any) -> None:
+    """Which allocator ranks start with."""
     group.add_argument(
         "--allocator",
         choices=ALLOCATORS,
         default="system",
         help="of the ranks' memory: tbb is faster, and larger where buffers differ; default system",
     )
-    group.add_argument(
-        "--timeout", type=float, default=300.0, help="seconds to wait for a rank, default 300"
-    )
-    _add_policy_arguments(parser.add_argument_group("streaming"))
-    _add_lossy_arguments(parser)
 
 
 def _add_policy_arguments(group: Any) -> None:
@@ -142,7 +147,7 @@ def _check_allocator(name: str) -> None:
     if joined():
         raise ValueError(
             f"--allocator: got {name}, but this rank was started without it; run "
-            f'eval "$(python -m sar.allocator {name})" before torchrun'
+            f'eval "$(sar environment --allocator {name})" before torchrun'
         )
 
 

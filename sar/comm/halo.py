@@ -125,12 +125,17 @@ class HaloPlan:
             else:
                 torch.index_select(part, 0, idx[span], out=columns)
 
-    def scatter(self, peer: int, home: Tensor, grads: Tensor, combine: Combine) -> None:
-        """``combine`` into ``home`` [num_rows, width] what ``peer`` sent back."""
-        combine(home, self.rows_for(peer), grads)
+    def gather_round(self, step: Round, rows: Sequence[Tensor], out: Tensor) -> None:
+        """:meth:`gather` for all targets of a round; ``out`` [step.num_send, width]."""
+        parts = out.split(list(step.send_rows))
+        for peer, part in zip(step.targets, parts, strict=True):
+            self.gather(peer, rows, 0, part)
 
-    def add_sums(self, peer: int, home: Tensor, grads: Tensor) -> None:
-        """Add to ``home`` what gradients of partial sums for ``peer`` give; there are none here."""
+    def scatter_round(self, step: Round, home: Tensor, grads: Tensor, combine: Combine) -> None:
+        """``combine`` into ``home`` [num_rows, width] what the targets of a round sent back."""
+        parts = grads.split(list(step.send_rows))
+        for peer, part in zip(step.targets, parts, strict=True):
+            combine(home, self.rows_for(peer), part)
 
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.

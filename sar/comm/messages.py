@@ -31,11 +31,12 @@ class RowMessages:
     def sent(self, step: Round) -> Message:
         """What this rank sends in a round."""
         send = self._take(step.num_send, self.codec, keep=False)
-        start = 0
-        for peer, num in zip(step.targets, step.send_rows, strict=True):
-            stop = start + num
-            self._fill(send[start:stop], peer)
-            start = stop
+        if self.codec is None:
+            self.plan.gather_round(step, self.rows, send)
+        else:
+            parts = send.split(list(step.send_rows))
+            for peer, part in zip(step.targets, parts, strict=True):
+                self._encode(part, peer, self.codec)
         return send, step.send_counts
 
     def received(self, step: Round) -> Message:
@@ -57,16 +58,13 @@ class RowMessages:
         """Of a row on the wire."""
         return _row_bytes(self.width, self.rows[0].dtype, self.codec)
 
-    def _fill(self, out: Tensor, peer: int) -> None:
+    def _encode(self, out: Tensor, peer: int, codec: Codec) -> None:
         """What one peer gets, coded."""
-        if self.codec is None:
-            self.plan.gather(peer, self.rows, 0, out)
-            return
         for low in range(0, len(out), block_rows(self.width)):
             part = out[low : low + block_rows(self.width)]
             rows = self.rows[0].new_empty((len(part), self.width))
             self.plan.gather(peer, self.rows, low, rows)
-            self.codec.encode(rows, part)
+            codec.encode(rows, part)
 
     def _take(self, num_rows: int, codec: Codec | None, keep: bool) -> Tensor:
         like = self.rows[0]
@@ -115,12 +113,8 @@ class GradientMessages:
 
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
         """Add what it got, which goes back to the pool, to ``home`` [num_rows, width]."""
-        landed, start = self._decoded(recv), 0
-        for peer, num in zip(step.targets, step.send_rows, strict=True):
-            stop = start + num
-            grads = landed[start:stop].to(home.dtype)
-            self.plan.scatter(peer, home, grads, self.combine)
-            start = stop
+        landed = self._decoded(recv)
+        self.plan.scatter_round(step, home, landed.to(home.dtype), self.combine)
         self.plan.group.pool.give(landed)
 
     @property

@@ -78,22 +78,6 @@ def unpack_rows(words: Tensor, numbers: Tensor, out: Tensor) -> None:
     out.zero_().masked_scatter_(mask_of(words, out.shape[1]), numbers)
 
 
-def add_packed_rows(target: Tensor, words: Tensor, idx: Tensor, numbers: Tensor) -> None:
-    """target[idx] += packed rows, whose bits are ``words[idx]``; nothing is added elsewhere.
-
-    Args:
-        target: [R, width] contiguous. words: [R, words of a row].
-        idx: int32 of rows in [0, R).
-        numbers: as many as bits are set in ``words[idx]``, and ``SLACK``; of the target's dtype.
-    """
-    if _is_compiled(target):
-        _add(target.numpy(), words.numpy(), idx.numpy(), numbers.numpy())
-        return
-    rows = target.new_empty((len(idx), target.shape[1]))
-    unpack_rows(words.index_select(0, idx), numbers, rows)
-    target.index_add_(0, idx, rows)
-
-
 def mask_rows(words: Tensor, rows: Tensor, out: Tensor) -> None:
     """Fill ``out`` with ``rows`` where a bit is set, and with zeros elsewhere.
 
@@ -156,19 +140,6 @@ def _unpack(words: Any, numbers: Any, out: Any) -> None:
             for place in range(min(size, width - low)):
                 bit, number = (bits >> place) & 1, numbers[read]
                 out[row, low + place] = number if bit else 0
-                read += bit
-
-
-@kernel
-def _add(target: Any, words: Any, idx: Any, numbers: Any) -> None:
-    width, size, read = target.shape[1], 8 * words.itemsize, 0
-    for n in range(len(idx)):
-        row = idx[n]
-        for word in range(words.shape[1]):
-            low, bits = word * size, words[row, word]
-            for place in range(min(size, width - low)):
-                bit, number = (bits >> place) & 1, numbers[read]
-                target[row, low + place] += number if bit else 0
                 read += bit
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -39,27 +40,28 @@ LEAST_SAVED = 0.05  # share of the halo's rows, over all ranks, below which noth
 logger = logging.getLogger("sar")
 
 
-class Pushed:
-    """The edges of B for one peer: out of owned rows, into its slots.
+class Outgoing:
+    """[G; B] for all peers: what this rank sends is this matrix times its rows.
 
     Args:
-        by_slot: the edges; each slot is a segment.
+        edges: a segment for each row sent, by peer; of each peer, rows as they are come first.
         num_rows: owned source rows.
         keep: keep the edges by source, too, once backward has asked for them.
     """
 
-    def __init__(self, by_slot: Csc, num_rows: int, keep: bool) -> None:
-        self.by_slot, self.num_rows, self.keep = by_slot, num_rows, keep
-        self._by_source: Csc | None = None
+    def __init__(self, edges: Csc, num_rows: int, keep: bool) -> None:
+        self.edges, self.num_rows, self.keep = edges, num_rows, keep
+        self._by_source: dict[tuple[int, int], Csc] = {}
 
-    def by_source(self) -> Csc:
-        """The same edges by source, rows without edges left out."""
-        if self._by_source is not None:
-            return self._by_source
-        csc = self.by_slot
-        slots = csc.row_of_edges()
-        found = compress(csc.indices, slots, self.num_rows, compact=True, order=False)
-        self._by_source = found if self.keep else None
+    def by_source(self, first: int, last: int) -> Csc:
+        """The edges of rows [first, last) sent, by source; rows without edges left out."""
+        found = self._by_source.get((first, last))
+        if found is None:
+            part = self.edges.segments(first, last)
+            sent = part.row_of_edges()
+            found = compress(part.indices, sent, self.num_rows, compact=True, order=False)
+            if self.keep:
+                self._by_source[first, last] = found
         return found
 
 
@@ -67,7 +69,8 @@ class LinearPlan(HaloPlan):
     """A plan that sends each peer some rows as they are and, behind them, partial sums.
 
     Args:
-        pushed: per peer the edges of B; ``None`` without slots.
+        outgoing: how rows sent come of owned ones.
+        num_pulled, num_slots: rows that each peer gets as they are, and partial sums.
         recv_pulled: rows that come from each peer as they are.
         Others are those of :class:`HaloPlan`.
     """
@@ -75,41 +78,54 @@ class LinearPlan(HaloPlan):
     def __init__(
         self,
         group: Group,
-        num_rows: int,
-        send_idx: list[Tensor | None],
+        outgoing: Outgoing,
+        num_pulled: list[int],
+        num_slots: list[int],
         recv_counts: list[int],
-        pushed: list[Pushed | None],
         recv_pulled: list[int],
-        device: torch.device,
     ) -> None:
-        self.pushed = pushed
-        self.num_pulled = [0 if idx is None else len(idx) for idx in send_idx]
-        slots = [0 if one is None else one.by_slot.num_segments for one in pushed]
-        send_counts = [a + b for a, b in zip(self.num_pulled, slots, strict=True)]
-        super().__init__(group, num_rows, send_idx, recv_counts, send_counts)
-        self.recv_pulled, self.device = recv_pulled, device
+        self.num_pulled = num_pulled
+        send_counts = [a + b for a, b in zip(num_pulled, num_slots, strict=True)]
+        self._starts = [*accumulate(send_counts, initial=0)]
+        sources, bounds = outgoing.edges.indices, outgoing.edges.indptr[self._starts].tolist()
+        send_idx: list[Tensor | None] = [
+            sources[low : low + num] for low, num in zip(bounds, num_pulled, strict=False)
+        ]
+        super().__init__(group, outgoing.num_rows, send_idx, recv_counts, send_counts)
+        self.outgoing, self.recv_pulled = outgoing, recv_pulled
+        self.device = sources.device
 
     def gather(self, peer: int, rows: Sequence[Tensor], start: int, out: Tensor) -> None:
-        pulled = min(max(0, self.num_pulled[peer] - start), len(out))
-        super().gather(peer, rows, start, out[:pulled])
-        pushed = self.pushed[peer]
-        if pushed is None or pulled == len(out):
-            return
-        first = start + pulled - self.num_pulled[peer]
-        slots = pushed.by_slot.segments(first, first + len(out) - pulled)
+        self._gather(self._starts[peer] + start, rows, out)
+
+    def gather_round(self, step: Round, rows: Sequence[Tensor], out: Tensor) -> None:
+        for first, last, place in self._runs(step):
+            self._gather(first, rows, out[place : place + last - first])
+
+    def scatter_round(self, step: Round, home: Tensor, grads: Tensor, combine: Combine) -> None:
+        for first, last, place in self._runs(step):
+            part = grads[place : place + last - first]
+            spmm_add(home, self.outgoing.by_source(first, last), part)
+
+    def _gather(self, first: int, rows: Sequence[Tensor], out: Tensor) -> None:
+        edges = self.outgoing.edges.segments(first, first + len(out))
         widths = [part.shape[1] for part in rows]
-        for part, sums in zip(rows, out[pulled:].split(widths, dim=1), strict=True):
-            spmm_into(sums, slots, part)
+        for part, sums in zip(rows, out.split(widths, dim=1), strict=True):
+            spmm_into(sums, edges, part)
 
-    def scatter(self, peer: int, home: Tensor, grads: Tensor, combine: Combine) -> None:
-        pulled = self.num_pulled[peer]
-        super().scatter(peer, home, grads[:pulled], combine)
-        self.add_sums(peer, home, grads[pulled:])
-
-    def add_sums(self, peer: int, home: Tensor, grads: Tensor) -> None:
-        pushed = self.pushed[peer]
-        if pushed is not None:
-            spmm_add(home, pushed.by_source(), grads)
+    def _runs(self, step: Round) -> Iterator[tuple[int, int, int]]:
+        """Rows [first, last) sent to peers that follow each other, and where they begin in the
+        message of the round."""
+        first = last = place = 0
+        for peer in step.targets:
+            if self._starts[peer] != last:
+                if first < last:
+                    yield first, last, place
+                place += last - first
+                first = self._starts[peer]
+            last = self._starts[peer + 1]
+        if first < last:
+            yield first, last, place
 
 
 @dataclass
@@ -257,10 +273,9 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
     before, after = relation.group.all_reduce(rows).tolist()
     if after > (1 - LEAST_SAVED) * before:
         return Fewest(None, [])
-    send_idx, pushed = _tell(edges, plan, pulled, policy)
     num_pulled = [int(rows.sum()) for rows in pulled]
-    args = (relation.group, plan.num_rows, send_idx, recv_counts, pushed, num_pulled)
-    made = LinearPlan(*args, plan.device)
+    outgoing, *sent = _tell(edges, plan, pulled, policy)
+    made = LinearPlan(relation.group, outgoing, *sent, recv_counts, num_pulled)
     fewest = Fewest(made, pulled)
     num_rounds = _num_rounds(policy, len(ranks))
     fewest.rest = _rest(edges, plan, pulled, relation.num_dst)
@@ -296,11 +311,11 @@ def _cover(edges: EdgeArrays, plan: HaloPlan, peer: int) -> tuple[Tensor, int]:
 
 def _tell(
     edges: EdgeArrays, plan: HaloPlan, pulled: list[Tensor], policy: Policy
-) -> tuple[list[Tensor | None], list[Pushed | None]]:
+) -> tuple[Outgoing, list[int], list[int]]:
     """Tell every peer what it sends to this rank, hear what this one sends to them; collective.
 
     Returns:
-        Per peer the rows that it pulls, and the edges that it has pushed.
+        How rows sent come of owned ones; of those the numbers as they are, and of sums, per peer.
     """
     group = plan.group
     sizes, parts = torch.zeros((group.size, 3), dtype=torch.int64), []
@@ -316,16 +331,15 @@ def _tell(
     heard = group.all_to_all(sizes.view(-1), threes, threes).view(-1, 3)
     lengths = [(table[:, 0] + 2 * table[:, 1]).tolist() for table in (sizes, heard)]
     received = group.all_to_all(torch.cat([pulled[0].new_empty(0).int(), *parts]), *lengths)
-    send_idx: list[Tensor | None] = []
-    pushed: list[Pushed | None] = []
+    sent, sources, start = [], [], 0  # ends of the edges of Outgoing
     for peer, part in enumerate(received.split(lengths[1])):
         num_rows, num_edges, num_slots = heard[peer].tolist()
         mine = plan.rows_for(peer) if peer != group.rank else part
         idx, srcs, slot = part.split([num_rows, num_edges, num_edges])
-        send_idx.append(mine.index_select(0, idx))
-        pushed.append(None)
-        if num_slots:
-            srcs = mine.index_select(0, srcs)
-            by_slot = compress(slot, srcs, num_slots, compact=False, order=False)
-            pushed[-1] = Pushed(by_slot, plan.num_rows, policy.structure == "both")
-    return send_idx, pushed
+        as_they_are = torch.arange(start, start + num_rows, dtype=torch.int32, device=slot.device)
+        sent += [as_they_are, slot + (start + num_rows)]
+        sources.append(mine.index_select(0, torch.cat([idx, srcs])))
+        start += num_rows + num_slots
+    joined = compress(torch.cat(sent), torch.cat(sources), start, compact=False, order=False)
+    outgoing = Outgoing(joined, plan.num_rows, policy.structure == "both")
+    return outgoing, heard[:, 0].tolist(), heard[:, 2].tolist()

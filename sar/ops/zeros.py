@@ -30,7 +30,6 @@ from sar.errors import NotSupportedError
 from sar.kernels import add_rows
 from sar.kernels.nonzero import (
     SLACK,
-    add_packed_rows,
     can_pack,
     nonzero_bits,
     pack_rows,
@@ -243,7 +242,14 @@ class PackedGradients(GradientMessages):
 
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
         zeros, parts = self.zeros, _parts_to(self.zeros, step, with_bits=False)
-        for peer, (_, numbers, sums) in zip(step.targets, _cut(recv, parts), strict=True):
-            add_packed_rows(home, zeros.words, self.plan.rows_for(peer), numbers)
-            self.plan.add_sums(peer, home, sums)
+        grads = zeros.take_rows(step.num_send)
+        pieces = zip(
+            step.targets, _cut(recv, parts), grads.split(list(step.send_rows)), strict=True
+        )
+        for peer, (_, numbers, sums), rows in pieces:
+            words = zeros.words.index_select(0, self.plan.rows_for(peer))
+            unpack_rows(words, numbers, rows[: len(words)])
+            rows[len(words) :] = sums
         self.plan.group.pool.give(recv)
+        self.plan.scatter_round(step, home, grads, self.combine)
+        self.plan.group.pool.give(grads)
