@@ -120,6 +120,34 @@ def _factor(edge: Any, order: Any, gathered: Any, e: int, j: int, one: Any) -> A
     return factor
 
 
+@inlined
+def _sum_few(
+    low: Any, high: Any, i: Any, indices: Any, order: Any, x: Any, edge: Any, gathered: Any,
+    factor: Any, out: Any, add: Any,
+) -> None:  # fmt: skip
+    """A segment of no, one or two edges, straight into row i: half of those of a remote shard."""
+    width, one = np.uint64(x.shape[1]), x.dtype.type(1)
+    if high - low == 2:
+        prefetch_row(x, indices, low, 0, width)
+        prefetch_row(x, indices, low + 1, 0, width)
+        j0, j1 = indices[low], indices[low + 1]
+        a0 = _factor(edge, order, gathered, low, j0, one)
+        a1 = _factor(edge, order, gathered, low + 1, j1, one)
+        for d in range(width):
+            few = factor * (a0 * x[j0, d] + a1 * x[j1, d])
+            out[i, d] = out[i, d] + few if add else few
+    elif high - low == 1:
+        prefetch_row(x, indices, low, 0, width)
+        j = indices[low]
+        a = _factor(edge, order, gathered, low, j, one)
+        for d in range(width):
+            few = factor * (a * x[j, d])
+            out[i, d] = out[i, d] + few if add else few
+    elif not add:
+        for d in range(width):
+            out[i, d] = 0
+
+
 @kernel
 def _sum_rows(
     first: Any, last: Any, rows: Any, indptr: Any, indices: Any, order: Any,
@@ -130,6 +158,10 @@ def _sum_rows(
     for segment in range(first, last):
         i = rows[segment] if len(rows) else segment
         low, high = indptr[segment], indptr[segment + 1]
+        factor = scale[i] if len(scale) else one
+        if high - low <= 2:
+            _sum_few(low, high, i, indices, order, x, edge, gathered, factor, out, add)
+            continue
         fours = high - (high - low) % 4
         for d in range(width):
             sums[d] = 0
@@ -149,7 +181,6 @@ def _sum_rows(
             a = _factor(edge, order, gathered, e, j, one)
             for d in range(width):
                 sums[d] += a * x[j, d]
-        factor = scale[i] if len(scale) else one
         if add:
             for d in range(width):
                 out[i, d] += factor * sums[d]

@@ -31,8 +31,9 @@ from sar.partition.cover import cover_size, pulled_sources
 #     A_pq = [K S] [G; B]
 # where G selects the sources of the set, K has their edges, B has the edges out of all other
 # sources by destination ("slot"), and S puts each slot into its destination. q sends [G; B] x_q, p
-# multiplies by [K S]: the kernels of any other relation whose halo has as many rows. Backward is
-# the transpose of either side, so as many rows travel home. q keeps the edges of B, p neither needs
+# multiplies by [K S]: the kernels of any other relation whose halo has as many rows. The [G; B] of
+# all peers are one matrix, so that a round's message is one product. Backward is the transpose of
+# either side, so as many rows travel home. q keeps the edges of B, p neither needs
 # nor compresses them.
 
 LEAST_SAVED = 0.05  # share of the halo's rows, over all ranks, below which nothing is changed

@@ -1,0 +1,166 @@
+"""Allocators: what ranks find in their environment, and that they run with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sar.__main__ import main
+from sar.allocator import PRELOAD, allocator_environment
+from sar.cli.launch import worker_environment
+from sar.errors import MissingDependencyError
+
+ROOT = Path(__file__).resolve().parent.parent
+DEADLINE = 100
+
+
+def has_tbb() -> bool:
+    try:
+        metadata.version("tbb")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+needs_tbb = pytest.mark.skipif(not has_tbb(), reason="no wheel of tbb for this platform")
+
+
+@pytest.fixture(autouse=True)
+def nothing_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (PRELOAD, "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(*words: str, **more: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_tbb
+@pytest.mark.system
+def test_the_preloaded_library_serves_torch() -> None:
+    """Freed buffers stay with oneTBB until it is told to clean up; glibc would have unmapped."""
+    code = (
+        "import ctypes, torch; torch.ones(1 << 22); own = ctypes.CDLL(None)\n"
+        "clean = getattr(own, 'scalable_allocation_command', None)\n"
+        "print('libtbbmalloc_proxy' in open('/proc/self/maps').read(), clean and clean(0, None))"
+    )
+    assert run("-c", code, **allocator_environment("tbb")).split() == ["True", "0"]
+    assert run("-c", code, **allocator_environment("system")).split() == ["False", "None"]
+
+
+@needs_tbb
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_training_gives_the_same_numbers(tmp_path: Path) -> None:
+    parts, graph = tmp_path / "parts", "synthetic:nodes=300,edges=2400,seed=0"
+    assert (
+        main(["partition", graph, "--parts", "2", "--out", str(parts), "--method", "random"]) == 0
+    )
+    found = {}
+    for name in ("system", "tbb"):
+        out = tmp_path / f"{name}.json"
+        run(
+            "-m", "sar", "train", str(parts / "synthetic.json"), "--epochs", "3", "--hidden", "8",
+            "--allocator", name, "--json", str(out), "--no-progress",
+        )  # fmt: skip
+        found[name] = [epoch["loss"] for epoch in json.loads(out.read_text())["epochs"]]
+    assert found["tbb"] == found["system"] and len(found["tbb"]) == 3
+
+
+@needs_tbb
+def test_ranks_are_started_with_it() -> None:
+    assert PRELOAD not in worker_environment(1, None)
+    found = worker_environment(1, None, "tbb")
+    files = [Path(path) for path in found[PRELOAD].split(":")]
+    assert [file.name for file in files] == ["libtbbmalloc.so.2", "libtbbmalloc_proxy.so.2"]
+    assert all(file.exists() for file in files)
+    assert found["MALLOC_MMAP_THRESHOLD_"] == "1048576"
+
+
+@pytest.mark.parametrize("name", ["system", pytest.param("tbb", marks=needs_tbb)])
+def test_the_printed_commands_set_it(name: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["environment", "--allocator", name]) == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(word == "export" for word, _ in lines)
+    assert dict(setting.split("=", 1) for _, setting in lines) == allocator_environment(name)
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+def test_an_unknown_name(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(ValueError, match="got 'jemalloc', expected one of system, tbb"):
+        allocator_environment("jemalloc")
+    with pytest.raises(SystemExit):
+        main(["environment", "--allocator", "tcb"])
+    assert "did you mean tbb?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("files", [None, []])
+def test_a_missing_package(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        if files is None:
+            raise metadata.PackageNotFoundError(name)
+        return files
+
+    monkeypatch.setattr(metadata, "files", missing)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'sar\[tbb\]'"):
+        allocator_environment("tbb")
+    assert PRELOAD not in allocator_environment("system")
+
+
+class Installed:
+    """A file of a package, as ``importlib.metadata`` gives it."""
+
+    def __init__(self, path: Path) -> None:
+        self.name, self._path = path.name, path
+        path.touch()
+
+    def locate(self) -> Path:
+        return self._path
+
+
+@pytest.mark.parametrize("folder", ["a b", "a:b"])
+def test_a_path_that_the_loader_cannot_read(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / folder).mkdir()
+    names = "libtbbmalloc.so.2", "libtbbmalloc_proxy.so.2"
+    files = [Installed(tmp_path / folder / name) for name in names]
+    monkeypatch.setattr(metadata, "files", lambda name: files)
+    with pytest.raises(ValueError, match="a space or colon"):
+        allocator_environment("tbb")
+
+
+@needs_tbb
+def test_another_preloaded_library(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv(PRELOAD, "libother.so")
+    assert main(["train", "none.json", "--allocator", "tbb"]) == 2
+    assert "--allocator: got tbb, but LD_PRELOAD is 'libother.so'" in capsys.readouterr().err
+    assert PRELOAD not in worker_environment(1, None), "the user's stays as it is"
+
+
+@needs_tbb
+def test_a_rank_that_has_started_without_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main(["train", "none.json", "--allocator", "tbb"]) == 2
+    assert 'eval "$(sar environment --allocator tbb)"' in capsys.readouterr().err
