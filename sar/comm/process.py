@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sar.comm import direct
 from sar.comm.group import Group, Work
 from sar.comm.paced import Begun, Lane, Message, Turn, Turns, steps_of
 from sar.errors import CommError
@@ -49,11 +50,11 @@ class ProcessGroup(Group):
         self.store, self._keeps_store = store, keeps_store
         self._small: Any = dist.new_group(timeout=timeout)
         self._rows: Any = dist.new_group(timeout=timeout)
-        is_paced = self.size > 1 and dist.get_backend(self._rows) == "gloo"
-        self._lane = Lane() if is_paced else None
+        self._is_gloo = self.size > 1 and dist.get_backend(self._rows) == "gloo"
+        self._lane = Lane() if self._is_gloo else None
         # the other direction of pairs that send to each other in one step
         self._back: Any = None
-        if is_paced and self.size % 2 == 0:
+        if self._is_gloo and self.size % 2 == 0:
             self._back = dist.new_group(timeout=timeout)
         self._sums: Any = None
         self._timeout = timeout
@@ -68,13 +69,21 @@ class ProcessGroup(Group):
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         self._check_open()
-        self._call(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
+        if self._is_gloo and direct.fits(tensor):
+            direct.all_reduce(self._swap, tensor, op, self.size)
+        else:
+            self._call(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         self._check_open()
+        if self._is_gloo and direct.fits(tensor, self.size):
+            return direct.all_gather(self._swap, tensor, self.size)
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         self._call(dist.all_gather, parts, tensor, group=self._small)
         return parts
+
+    def _swap(self, recv: Tensor, send: Tensor) -> None:
+        self._call(dist.all_to_all_single, recv, send, group=self._small)
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
         self._check_open()

@@ -275,8 +275,8 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
     if after > (1 - LEAST_SAVED) * before:
         return Fewest(None, [])
     num_pulled = [int(rows.sum()) for rows in pulled]
-    outgoing, *sent = _tell(edges, plan, pulled, policy)
-    made = LinearPlan(relation.group, outgoing, *sent, recv_counts, num_pulled)
+    outgoing, sent_rows, sent_sums = _tell(edges, plan, pulled, policy)
+    made = LinearPlan(relation.group, outgoing, sent_rows, sent_sums, recv_counts, num_pulled)
     fewest = Fewest(made, pulled)
     num_rounds = _num_rounds(policy, len(ranks))
     fewest.rest = _rest(edges, plan, pulled, relation.num_dst)

@@ -1,0 +1,83 @@
+"""Small collectives of gloo as exchanges: the same numbers as a ring's, the same on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from harness import WorkerPool, run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sar.comm import direct
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64]
+REFERENCE = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
+
+
+def tensor_of(rank: int, num: int, dtype: torch.dtype) -> Tensor:
+    made = torch.Generator().manual_seed(rank)
+    return (torch.rand(num, generator=made) * 100 - 50).to(dtype)
+
+
+def case(group: Any, num: int, op: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    steps = []
+
+    def swap(recv: Tensor, send: Tensor) -> None:
+        counts = [len(send) // group.size] * group.size
+        recv.copy_(group.all_to_all(send, counts, counts))
+        steps.append(len(send))
+
+    mine = tensor_of(group.rank, num, dtype)
+    gathered = torch.stack(direct.all_gather(swap, mine.view(1, num), group.size))
+    assert steps == [num * group.size]
+    direct.all_reduce(swap, mine, op, group.size)
+    few = num <= 64 and not dtype.is_floating_point
+    assert len(steps) == (2 if few else 3)
+    return gathered, mine
+
+
+@given(
+    st.integers(2, 5),
+    st.integers(1, 90),
+    st.sampled_from(sorted(REFERENCE)),
+    st.sampled_from(DTYPES),
+)
+@settings(max_examples=60, deadline=None)
+def test_equal_to_one_process(size: int, num: int, op: str, dtype: torch.dtype) -> None:
+    whole = torch.stack([tensor_of(rank, num, dtype) for rank in range(size)])
+    for gathered, reduced in run_threads(size, case, num, op, dtype):
+        assert torch.equal(gathered.view(size, num), whole)
+        kept = {"dtype": dtype} if op == "sum" else {}
+        assert reduced.dtype == dtype
+        assert torch.equal(reduced, REFERENCE[op](whole, dim=0, **kept))
+
+
+def case_processes(group: Any) -> list[float]:
+    """Sizes on either side of the limit, of which those above it take gloo's ring."""
+    results = []
+    for num in (0, 1, 7, 5000):
+        for limit in (direct.LARGEST, 0):
+            with mock.patch.object(direct, "LARGEST", limit):
+                made = group.all_reduce(torch.arange(float(num)) + group.rank)
+                parts = group.all_gather(torch.full((num, 2), group.rank))
+            results += [float(made.sum()), float(sum(part.sum() for part in parts))]
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_over_gloo(size: int, processes: WorkerPool) -> None:
+    ranks = sum(range(size))
+    expected = []
+    for num in (0, 1, 7, 5000):
+        expected += [size * sum(range(num)) + num * ranks, 2 * num * ranks] * 2
+    assert processes.run(size, case_processes) == [expected] * size
+
+
+def test_what_is_worth_it() -> None:
+    assert not direct.fits(torch.empty(0))
+    assert direct.fits(torch.empty(direct.LARGEST // 4)) and direct.fits(torch.empty(1), 1024)
+    assert not direct.fits(torch.empty(direct.LARGEST // 4), 2)
