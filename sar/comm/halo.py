@@ -135,7 +135,7 @@ class HaloPlan:
         """``combine`` into ``home`` [num_rows, width] what the targets of a round sent back."""
         parts = grads.split(list(step.send_rows))
         for peer, part in zip(step.targets, parts, strict=True):
-            combine(home, self.rows_for(peer), part)
+            combine(home, self.rows_for(peer), part.to(home.dtype))
 
     def num_rounds(self, policy: Policy, row_bytes: int) -> int:
         """Rounds that ``policy`` asks for at this row width; the same on all ranks.

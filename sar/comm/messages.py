@@ -114,7 +114,7 @@ class GradientMessages:
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
         """Add what it got, which goes back to the pool, to ``home`` [num_rows, width]."""
         landed = self._decoded(recv)
-        self.plan.scatter_round(step, home, landed.to(home.dtype), self.combine)
+        self.plan.scatter_round(step, home, landed, self.combine)
         self.plan.group.pool.give(landed)
 
     @property
