@@ -53,4 +53,11 @@ def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int) -> None:
 
 
 def _reduced(found: Tensor, op: str) -> Tensor:
-    return found.sum(0, dtype=found.dtype) if op == "sum" else _EXTREMES[op](found, dim=0)
+    """Over the first dimension; sums in the order of ranks, which torch's own do not keep."""
+    if op != "sum":
+        return _EXTREMES[op](found, dim=0)
+    total, *others = found.unbind()
+    total = total.clone()
+    for one in others:
+        total += one
+    return total
