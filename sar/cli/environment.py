@@ -10,9 +10,10 @@ from sar.cli.launch import add_allocator_argument
 def add_parser(subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "environment",
-        help="print the variables that ranks should start with",
-        description="Print shell commands that set for torchrun what `sar train` sets for its "
-        'ranks: eval "$(sar environment)".',
+        help="print the memory settings that ranks should start with",
+        description="Print shell commands that set for the ranks of torchrun how memory is "
+        'allocated, as `sar train` does for its own: eval "$(sar environment)". Threads are '
+        "OMP_NUM_THREADS.",
     )
     add_allocator_argument(parser)
     return parser
