@@ -25,7 +25,7 @@ from sar.plan.statistics import GraphStatistics
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
-COSTS = Costs(1e6, 1000.0, 10.0, 0.0, 1e-6, 1e-8, [1024], [512], 1e-9, 4e8, 1000)
+COSTS = Costs(1e6, 1000.0, 10.0, 0.0, 1e-6, 1e-8, [1024], [512], 1e-9, 0.0, 0.0, 3, 4e8, 1000)
 
 
 def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int, int]:
@@ -134,7 +134,7 @@ def test_seconds_are_those_that_made_the_runs(monkeypatch: pytest.MonkeyPatch) -
         "remote": (fixed + nodes * (node + 8 * edge) + 4e5 * byte, 4e5),
     }
     monkeypatch.setattr(probing, "_timed", lambda work, path: runs[path])
-    monkeypatch.setattr(probing, "_socket_seconds", lambda: 1e-9)
+    monkeypatch.setattr(probing.sockets, "byte_seconds", lambda: 1e-9)
     found = probing._seconds(Work(ModelOptions(), 12, 5), list(runs), nodes)
     assert found == pytest.approx((fixed, node, edge, byte + 1e-9))
 

@@ -28,7 +28,7 @@ def fits(tensor: Tensor, copies: int = 1) -> bool:
 def all_gather(swap: Swap, tensor: Tensor, size: int) -> list[Tensor]:
     """The tensors of ``size`` ranks."""
     found = tensor.new_empty((size, *tensor.shape))
-    swap(found.view(-1), tensor.reshape(-1).repeat(size))
+    swap(found.view(-1), torch.cat([tensor.reshape(-1)] * size))
     return list(found.unbind())
 
 
@@ -48,7 +48,7 @@ def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int) -> None:
         sent = torch.cat([sent, sent.new_zeros(size * share - num)])
     found = torch.empty_like(sent)
     swap(found, sent)
-    swap(found, _reduced(found.view(size, share), op).repeat(size))
+    swap(found, torch.cat([_reduced(found.view(size, share), op)] * size))
     tensor.view(-1).copy_(found[:num])
 
 

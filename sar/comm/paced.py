@@ -188,6 +188,11 @@ class Lane:
             self._waiting.append((turn, large))
         self._advance()
 
+    def is_idle(self) -> bool:
+        """Whether all turns that came have begun, so that a small one need not queue."""
+        with self._lock:
+            return not self._waiting and not self._is_starting
+
     def clear(self) -> None:
         """Forget the turns that have not begun."""
         with self._lock:

@@ -102,6 +102,8 @@ class ProcessGroup(Group):
             return self._begin(recv, send, recv_counts, send_counts, self._rows)
         if not distances:
             whole = recv, send, recv_counts, send_counts, self._rows
+            if self._lane.is_idle():
+                return self._begin(*whole)
             turn = Turn(lambda: [self._begin(*whole)])
             self._lane.add(turn, large=False)
             return turn

@@ -67,9 +67,10 @@ class Frame(MutableMapping[str, Tensor]):
     def __setitem__(self, name: str, value: Tensor) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"{name!r}: got {type(value).__name__}, expected a tensor")
-        if value.dim() == 0 or len(value) != self.num_rows:
+        shape = tuple(value.shape)
+        if shape[:1] != (self.num_rows,):
             raise ValueError(
-                f"{name!r}: got shape {tuple(value.shape)}, expected {self.num_rows} rows, "
+                f"{name!r}: got shape {shape}, expected {self.num_rows} rows, "
                 f"one per local row of {self.kind}"
             )
         self.pending.pop(name, None)

@@ -8,6 +8,7 @@ from types import FrameType
 import torch
 
 from sar.errors import NotSupportedError
+from sar.ops.callers import module_of
 
 _EXPLAINS = "searches subgraphs of one process' graph; explain on a graph that is not partitioned"
 _WALKS = "walks over the edges of the whole graph; learn on a graph that is not partitioned"
@@ -36,10 +37,9 @@ def refuse_undistributed() -> None:
     """Raise ``NotSupportedError`` when code of such a module is among the callers."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self")
-        kind = type(owner)
-        if isinstance(owner, torch.nn.Module) and kind.__name__ in UNDISTRIBUTED:
-            if kind.__module__.startswith("dgl."):
-                name = kind.__name__
+        if module_of(frame).startswith("dgl."):
+            owner = frame.f_locals.get("self")
+            name = type(owner).__name__
+            if isinstance(owner, torch.nn.Module) and name in UNDISTRIBUTED:
                 raise NotSupportedError(f"{name} cannot be distributed: it {UNDISTRIBUTED[name]}")
         frame = frame.f_back

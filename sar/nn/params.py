@@ -110,17 +110,15 @@ def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[n
 
 def sum_bucket(params: list[nn.Parameter], dtype: torch.dtype, group: Group) -> None:
     """Sum the gradients of parameters of one dtype over all ranks, ``None`` counting as 0."""
-    bucket = torch.zeros(
-        sum(param.numel() for param in params), dtype=wide_dtype(dtype), device=params[0].device
-    )
+    for param in params:
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+    if group.size == 1:
+        return
+    bucket = torch.cat([param.grad.reshape(-1) for param in params]).to(wide_dtype(dtype))
     parts = bucket.split([param.numel() for param in params])
-    for param, part in zip(params, parts):
-        if param.grad is not None:
-            part.copy_(param.grad.reshape(-1))
     group.all_reduce(bucket)
     for param, part in zip(params, parts):
-        if param.grad is None:
-            param.grad = torch.empty_like(param)
         param.grad.copy_(part.view_as(param))
 
 

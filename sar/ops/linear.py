@@ -52,13 +52,20 @@ class Outgoing:
 
     def __init__(self, edges: Csc, num_rows: int, keep: bool) -> None:
         self.edges, self.num_rows, self.keep = edges, num_rows, keep
+        self._runs: dict[tuple[int, int], Csc] = {}
         self._by_source: dict[tuple[int, int], Csc] = {}
+
+    def run(self, first: int, last: int) -> Csc:
+        """The edges of rows [first, last) sent, each a row of the result; kept."""
+        if (first, last) not in self._runs:
+            self._runs[first, last] = self.edges.segments(first, last)
+        return self._runs[first, last]
 
     def by_source(self, first: int, last: int) -> Csc:
         """The edges of rows [first, last) sent, by source; rows without edges left out."""
         found = self._by_source.get((first, last))
         if found is None:
-            part = self.edges.segments(first, last)
+            part = self.run(first, last)
             sent = part.row_of_edges()
             found = compress(part.indices, sent, self.num_rows, compact=True, order=False)
             if self.keep:
@@ -97,19 +104,20 @@ class LinearPlan(HaloPlan):
         self.device = sources.device
 
     def gather(self, peer: int, rows: Sequence[Tensor], start: int, out: Tensor) -> None:
-        self._gather(self._starts[peer] + start, rows, out)
+        first = self._starts[peer] + start
+        self._gather(self.outgoing.edges.segments(first, first + len(out)), rows, out)
 
     def gather_round(self, step: Round, rows: Sequence[Tensor], out: Tensor) -> None:
         for first, last, place in self._runs(step):
-            self._gather(first, rows, out[place : place + last - first])
+            edges = self.outgoing.run(first, last)
+            self._gather(edges, rows, out[place : place + last - first])
 
     def scatter_round(self, step: Round, home: Tensor, grads: Tensor, combine: Combine) -> None:
         for first, last, place in self._runs(step):
             part = grads[place : place + last - first]
             spmm_add(home, self.outgoing.by_source(first, last), part)
 
-    def _gather(self, first: int, rows: Sequence[Tensor], out: Tensor) -> None:
-        edges = self.outgoing.edges.segments(first, first + len(out))
+    def _gather(self, edges: Csc, rows: Sequence[Tensor], out: Tensor) -> None:
         widths = [part.shape[1] for part in rows]
         for part, sums in zip(rows, out.split(widths, dim=1), strict=True):
             spmm_into(sums, edges, part)

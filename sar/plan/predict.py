@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sar.comm.halo import LARGE
 from sar.plan.probe import Costs
 from sar.plan.statistics import GraphStatistics
 
@@ -66,6 +67,7 @@ def predict(
 ) -> Prediction:
     """What an epoch of the probed model will take on ``graph``."""
     peaks, computes, wires, total = [], [], [], 0
+    begun = _collectives(graph, costs, setting)
     for rank, part in enumerate(graph.ranks):
         kinds = ((part.pulled, costs.pulled_bytes), (part.summed, costs.summed_bytes))
         in_flight = max(
@@ -79,7 +81,7 @@ def predict(
         handled = (sent + received) / 2
         total += sent
         work = part.nodes * costs.node_seconds + part.edges * costs.edge_seconds
-        computes.append(costs.fixed_seconds + work + handled * costs.byte_seconds)
+        computes.append(costs.fixed_seconds + work + handled * costs.byte_seconds + begun)
     turns = max(1.0, hardware.ranks_per_host / hardware.cores)
     compute = turns * (sum(computes) / len(computes) if turns > 1 else max(computes))
     wire = max(wires) * 8 / hardware.bandwidth * hardware.ranks_per_host
@@ -89,6 +91,18 @@ def predict(
     serial = _SERIAL if setting.rounds > 1 else _SERIAL_ONE_SHOT
     seconds = max(compute, wire) + serial * min(compute, wire)
     return Prediction(setting, max(peaks), total, compute, wire, seconds, fits)
+
+
+def _collectives(graph: GraphStatistics, costs: Costs, setting: Setting) -> float:
+    """Processor seconds that rounds and messages cost a rank, whatever they carry."""
+    peers, rounds, messages = graph.size - 1, 0, costs.reductions
+    for summed, sizes in ((False, costs.pulled_bytes), (True, costs.summed_bytes)):
+        for size in sizes:
+            parts = [part.summed if summed else part.pulled for part in graph.ranks]
+            busiest = max(rows.in_flight(rank, 1) for rank, rows in enumerate(parts))
+            rounds += setting.rounds
+            messages += peers if busiest * size >= 2 * peers * LARGE else setting.rounds
+    return rounds * costs.round_seconds + messages * peers * costs.message_seconds
 
 
 def _gradients(size: int, costs: Costs) -> float:

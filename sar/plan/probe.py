@@ -11,14 +11,13 @@ from __future__ import annotations
 import gc
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import mean
-from threading import Thread
 from typing import Any
 
 import torch
@@ -29,13 +28,16 @@ from torch.profiler import ProfilerActivity, profile
 from sar.allocator import allocator_environment
 from sar.comm import Group, ThreadGroup, current_group
 from sar.comm.group import Work as Exchange
+from sar.config import Policy
 from sar.errors import SarError
+from sar.plan import sockets
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
 _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
 _DENSE = 32  # degree of the graph that tells what an edge costs
 _EPOCHS = 3
+_MANY = 5  # ranks of a graph of nearly nothing, to tell what rounds cost
 ANY, INSIDE, ACROSS = "any", "inside", "across"  # which ends edges have: of two parts
 
 
@@ -61,6 +63,9 @@ class Costs:
         pulled_bytes: bytes of a row in each exchange of source rows or their gradients.
         summed_bytes: the same for sums of copied rows, where partial sums may travel.
         byte_seconds: to gather, send, receive and add one byte of rows.
+        round_seconds: of a round of an exchange without any rows, but for its messages.
+        message_seconds: of an exchange or reduction for each other rank, whatever it carries.
+        reductions: small collectives of an epoch.
         process_bytes: resident memory of a process that has imported everything.
         parameters: number of parameters.
     """
@@ -74,6 +79,9 @@ class Costs:
     pulled_bytes: list[int]
     summed_bytes: list[int]
     byte_seconds: float
+    round_seconds: float
+    message_seconds: float
+    reductions: int
     process_bytes: float
     parameters: int
 
@@ -107,17 +115,19 @@ class _Logged(ThreadGroup):
 class _Run:
     """A model on a random graph, ready to train."""
 
-    def __init__(self, work: Work, path: str, group: Group) -> None:
+    def __init__(self, work: Work, path: str, group: Group, rounds: int | None = None) -> None:
         import sar
         from sar.cli.train import prepare_graph
 
         data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        self.graph = prepare_graph(sar.construct_full_graph(data), work.model)
+        self.graph = prepare_graph(
+            sar.construct_full_graph(data, Policy(rounds=rounds)), work.model
+        )
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
         self.model = build_model(work.model, work.features, work.classes)
         sar.set_activations(self.model, work.activations)
-        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.sar = sar
 
     def step(self) -> None:
@@ -175,14 +185,16 @@ def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
         process = resident_mb() * 2**20
         sizes = [(nodes, _DEGREE), (2 * nodes, _DEGREE), (nodes, 2 * _DEGREE)]
         fixed, per_node, per_edge = _linear([_peak_bytes(work, graph(*s)) for s in sizes], nodes)
-        parameters, log = _exchanges(work, _written(work, 64, _star_edges(64), 2, folder))
+        parameters, log, others = _exchanges(work, _written(work, 64, _star_edges(64), 2, folder))
+        rounds = _round_seconds(work, _written(work, 64, _random_edges(64, 2, ANY), _MANY, folder))
         small = graph(64, 2, INSIDE)
         alone = [graph(2 * nodes, degree, INSIDE) for degree in (_DEGREE, _DENSE)]
         seconds = _seconds(work, [small, *alone, graph(2 * nodes, _DEGREE, ACROSS)], nodes)
     pulled, summed = ([size for rows, size in log if (rows == 1) == one] for one in (False, True))
     return Costs(
-        fixed, per_node, per_edge, *seconds[:3], pulled, summed, seconds[3], process, parameters
-    )
+        fixed, per_node, per_edge, *seconds[:3], pulled, summed, seconds[3],
+        rounds, sockets.message_seconds(), others, process, parameters,
+    )  # fmt: skip
 
 
 def _linear(found: list[float], nodes: int) -> tuple[float, float, float]:
@@ -205,7 +217,7 @@ def _seconds(work: Work, graphs: list[str], nodes: int) -> tuple[float, float, f
     per_edge = max(0.0, many - few) / (nodes * (_DENSE - _DEGREE))
     per_node = (few - fixed) / nodes - _DEGREE * per_edge
     per_byte = max(0.0, remote - few) / max(1.0, runs[-1][1])
-    return fixed, max(0.0, per_node), per_edge, per_byte + _socket_seconds()
+    return fixed, max(0.0, per_node), per_edge, per_byte + sockets.byte_seconds()
 
 
 def _timed(work: Work, path: str) -> tuple[float, float]:
@@ -254,38 +266,46 @@ def _live_bytes() -> int:
     return sum(storages.values())
 
 
-def _exchanges(work: Work, path: str) -> tuple[int, list[tuple[int, int]]]:
-    """(number of parameters, (rows, bytes of one) of each exchange of a later epoch)."""
+def _exchanges(work: Work, path: str) -> tuple[int, list[tuple[int, int]], int]:
+    """Number of parameters; of a later epoch (rows, bytes of one) of each exchange, and the number
+    of other collectives."""
 
-    def body(group: Any) -> tuple[int, list[tuple[int, int]]]:
+    def body(group: Any) -> tuple[int, list[tuple[int, int]], int]:
         run = _Run(work, path, group)
         for _ in range(2):  # what is constant is kept from the second on
             run.step()
         group.log.clear()
+        before = group.counters.collectives
         run.step()
-        return sum(p.numel() for p in run.model.parameters()), list(group.log)
+        others = group.counters.collectives - before - len(group.log)
+        return sum(p.numel() for p in run.model.parameters()), list(group.log), others
 
     return _Logged.run(2, body)[0]
 
 
-def _socket_seconds() -> float:
-    """Processor seconds that a byte costs both ends of a connection; copied in memory before."""
-    rows = torch.randn(1 << 15, 256)
+def _round_seconds(work: Work, path: str) -> float:
+    """What a round costs a rank where there are nearly no rows: strict epochs beside one-shot."""
+
+    def body(group: Any) -> tuple[float, int]:
+        runs, found, rounds = [_Run(work, path, group, number) for number in (1, None)], [], []
+        for _ in range(2 * _EPOCHS):
+            group.log.clear()
+            found.append([_spent(run.step, group) for run in runs])
+            rounds.append(len(group.log))
+        one_shot, strict = map(min, zip(*found))
+        return strict - one_shot, rounds[-1]
+
+    more, rounds = _Logged.run(_MANY, body)[0]  # of an exchange one round and _MANY - 1
+    return max(0.0, more) / _MANY / max(1, rounds * (_MANY - 2) // _MANY)
+
+
+def _spent(step: Callable[[], None], group: Group) -> float:
+    """Processor seconds of all ranks, which are threads of this process, for a step."""
+    group.all_reduce(torch.zeros(1))
     begin = time.process_time()
-    _through_a_socket(rows, torch.empty_like(rows))
-    return (time.process_time() - begin) / rows.nbytes
-
-
-def _through_a_socket(rows: Tensor, into: Tensor) -> None:
-    """Send ``rows`` to this process: what the system spends on both ends."""
-    sent, left = (one.numpy().data.cast("B") for one in (rows, into))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as out, server.accept()[0] as peer:
-            sender = Thread(target=out.sendall, args=(sent,))
-            sender.start()
-            while left:
-                left = left[peer.recv_into(left) :]
-            sender.join()
+    step()
+    group.all_reduce(torch.zeros(1))
+    return time.process_time() - begin
 
 
 if __name__ == "__main__":

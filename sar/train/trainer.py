@@ -54,7 +54,7 @@ class Trainer:
         graph: this rank's view of the graph, or whatever the model takes.
         data: this rank's features, labels and splits, on the model's device.
         options: the loop.
-        optimizer: Adam over the model's parameters by default.
+        optimizer: torch's fused Adam over the model's parameters by default.
         scheduler: of that optimizer's learning rate, stepped once an epoch; by default what
             ``options.schedule`` says.
         checkpoint: folder to save in; ``None`` saves nothing.
@@ -92,7 +92,7 @@ class Trainer:
         sync_params(model, group=self.group)
         self._overlapped = overlap_gradients(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
-            model.parameters(), lr=options.lr, weight_decay=options.weight_decay
+            model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
         )
         self.scheduler = scheduler or self._default_scheduler()
         self._seed_random()
