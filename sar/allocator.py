@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +38,20 @@ def allocator_environment(name: str = "system") -> dict[str, str]:
     if name == "system":
         return dict(_SYSTEM)
     return {**_SYSTEM, PRELOAD: ":".join(_tbb_libraries())}
+
+
+def is_preloaded(name: str) -> bool:
+    """Whether this process' children start with the libraries of that allocator.
+
+    Raises as :func:`allocator_environment`, and ``ValueError`` where they start with others.
+    """
+    wanted = allocator_environment(name).get(PRELOAD, "")
+    present = os.environ.get(PRELOAD, "")
+    if set(wanted.split(":")) <= {"", *re.split(r"[\s:]+", present)}:
+        return True
+    if present:
+        raise ValueError(f"allocator: got {name!r}, but {PRELOAD} is {present!r} already")
+    return False
 
 
 def _tbb_libraries() -> list[str]:

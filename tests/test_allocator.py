@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sar.__main__ import main
-from sar.allocator import PRELOAD, allocator_environment
+from sar.allocator import PRELOAD, allocator_environment, is_preloaded
 from sar.cli.launch import worker_environment
 from sar.errors import MissingDependencyError
 
@@ -35,7 +35,7 @@ needs_tbb = pytest.mark.skipif(not has_tbb(), reason="no wheel of tbb for this p
 
 @pytest.fixture(autouse=True)
 def nothing_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (PRELOAD, "RANK", "WORLD_SIZE"):
+    for name in (PRELOAD, *allocator_environment(), "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -152,7 +152,7 @@ def test_another_preloaded_library(
 ) -> None:
     monkeypatch.setenv(PRELOAD, "libother.so")
     assert main(["train", "none.json", "--allocator", "tbb"]) == 2
-    assert "--allocator: got tbb, but LD_PRELOAD is 'libother.so'" in capsys.readouterr().err
+    assert "allocator: got 'tbb', but LD_PRELOAD is 'libother.so'" in capsys.readouterr().err
     assert PRELOAD not in worker_environment(1, None), "the user's stays as it is"
 
 
@@ -164,3 +164,24 @@ def test_a_rank_that_has_started_without_it(
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(["train", "none.json", "--allocator", "tbb"]) == 2
     assert 'eval "$(sar environment --allocator tbb)"' in capsys.readouterr().err
+
+
+@needs_tbb
+def test_what_is_set_already_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    ours = allocator_environment("tbb")[PRELOAD]
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "262144")
+    monkeypatch.setenv(PRELOAD, "")
+    assert not is_preloaded("tbb") and worker_environment(1, None, "tbb")[PRELOAD] == ours
+    assert main(["environment", "--allocator", "tbb"]) == 0
+    printed = capsys.readouterr().out
+    assert f"export {PRELOAD}=" in printed and "MALLOC_MMAP_THRESHOLD_" not in printed
+    for beside in (ours, f"{ours}:libother.so", f"libother.so {ours}"):
+        monkeypatch.setenv(PRELOAD, beside)
+        assert is_preloaded("tbb") and worker_environment(1, None, "tbb")[PRELOAD] == beside
+    assert main(["environment", "--allocator", "tbb"]) == 0
+    assert PRELOAD not in capsys.readouterr().out
+    monkeypatch.setenv(PRELOAD, "libother.so")
+    assert main(["environment", "--allocator", "tbb"]) == 2
+    assert "LD_PRELOAD is 'libother.so' already" in capsys.readouterr().err

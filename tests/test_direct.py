@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sar.comm import direct
+from sar.errors import CommError
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64]
 OPS = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -34,7 +35,8 @@ def case(group: Any, num: int, op: str, dtype: torch.dtype) -> tuple[Tensor, Ten
 
     mine = tensor_of(group.rank, num, dtype)
     gathered = torch.stack(direct.all_gather(swap, mine.view(1, num), group.size))
-    assert steps == [num * group.size]
+    part = -(-(16 + num * mine.element_size()) // 16) * 16  # bytes, with 16 in front
+    assert steps == [part * group.size]
     direct.all_reduce(swap, mine, op, group.size)
     few = num <= 64 and not dtype.is_floating_point
     assert len(steps) == (2 if few else 3)
@@ -75,6 +77,50 @@ def test_over_gloo(size: int, processes: WorkerPool) -> None:
     for num in (0, 1, 7, 5000):
         expected += [size * sum(range(num)) + num * ranks, 2 * num * ranks] * 2
     assert processes.run(size, case_processes) == [expected] * size
+
+
+def case_different(group: Any, name: str) -> Any:
+    second = group.rank == 1
+    calls: dict[str, Any] = {
+        "shapes": lambda: group.all_reduce(torch.ones(3 + second)),
+        "dtypes": lambda: group.all_reduce(
+            torch.ones(2, dtype=torch.float64) if second else torch.ones(4)
+        ),
+        "operations": lambda: group.all_reduce(torch.tensor(5), "max" if second else "sum"),
+        "collectives": lambda: (group.all_gather if second else group.all_reduce)(torch.tensor(5)),
+    }
+    try:
+        calls[name]()
+    except CommError as error:
+        message = str(error)
+    else:
+        message = ""
+    return message, float(group.all_reduce(torch.ones(1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("shapes", "0: sum of 3 torch.float32, 1: sum of 4 torch.float32"),
+        ("dtypes", "0: sum of 4 torch.float32, 1: sum of 2 torch.float64"),
+        ("operations", "0: sum of 1 torch.int64, 1: max of 1 torch.int64"),
+        ("collectives", "0: sum of 1 torch.int64, 1: all_gather of 1 torch.int64"),
+    ],
+)
+def test_ranks_that_call_different_things(name: str, words: str, processes: WorkerPool) -> None:
+    """Messages of one length are one to gloo; every rank is told, and goes on."""
+    for message, later in processes.run(2, case_different, name):
+        assert words in message and later == 2
+
+
+def case_inference(group: Any) -> float:
+    with torch.inference_mode():
+        loss = torch.tensor(group.rank + 1.0)
+    return float(group.all_reduce(loss))
+
+
+def test_results_of_inference(processes: WorkerPool) -> None:
+    assert processes.run(2, case_inference) == [3.0, 3.0]
 
 
 def test_what_is_worth_it() -> None:

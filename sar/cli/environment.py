@@ -1,9 +1,10 @@
 """`sar environment`: what to set for ranks that something else starts."""
 
 import argparse
+import os
 import shlex
 
-from sar.allocator import allocator_environment
+from sar.allocator import allocator_environment, is_preloaded
 from sar.cli.launch import add_allocator_argument
 
 
@@ -12,14 +13,16 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
         "environment",
         help="print the memory settings that ranks should start with",
         description="Print shell commands that set for the ranks of torchrun how memory is "
-        'allocated, as `sar train` does for its own: eval "$(sar environment)". Threads are '
-        "OMP_NUM_THREADS.",
+        'allocated, as `sar train` does for its own: eval "$(sar environment)". What is set '
+        "already stays. Threads are OMP_NUM_THREADS.",
     )
     add_allocator_argument(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
+    is_preloaded(args.allocator)  # raises where something else is
     for name, value in allocator_environment(args.allocator).items():
-        print(f"export {name}={shlex.quote(value)}")
+        if not os.environ.get(name):
+            print(f"export {name}={shlex.quote(value)}")
     return 0

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sar.allocator import ALLOCATORS, PRELOAD, allocator_environment
+from sar.allocator import ALLOCATORS, allocator_environment, is_preloaded
 from sar.comm import Group, initialize_comms, shutdown
 from sar.comm.setup import leave_after
 from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy
@@ -138,13 +138,7 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
 
 def _check_allocator(name: str) -> None:
     """It has to be there when a rank's Python starts."""
-    wanted = allocator_environment(name).get(PRELOAD)
-    present = os.environ.get(PRELOAD)
-    if wanted is None or present == wanted:
-        return
-    if present is not None:
-        raise ValueError(f"--allocator: got {name}, but {PRELOAD} is {present!r} already")
-    if joined():
+    if not is_preloaded(name) and joined():
         raise ValueError(
             f"--allocator: got {name}, but this rank was started without it; run "
             f'eval "$(sar environment --allocator {name})" before torchrun'
@@ -252,7 +246,7 @@ def worker_environment(
     share = max(1, len(os.sched_getaffinity(0)) // nproc)
     own = {"OMP_NUM_THREADS": str(threads or share), "SAR_KEEP_THREADS": "1"}
     wanted = {**allocator_environment(allocator), **own}
-    kept = {name: os.environ[name] for name in wanted if name in os.environ}
+    kept = {name: os.environ[name] for name in wanted if os.environ.get(name)}
     if threads is not None:
         kept.pop("OMP_NUM_THREADS", None)
     return {**wanted, **kept, LAUNCHER_PID: str(os.getpid())}

@@ -110,16 +110,17 @@ def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[n
 
 def sum_bucket(params: list[nn.Parameter], dtype: torch.dtype, group: Group) -> None:
     """Sum the gradients of parameters of one dtype over all ranks, ``None`` counting as 0."""
+    grads = []
     for param in params:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
+        grads.append(param.grad)
     if group.size == 1:
         return
-    bucket = torch.cat([param.grad.reshape(-1) for param in params]).to(wide_dtype(dtype))
-    parts = bucket.split([param.numel() for param in params])
+    bucket = torch.cat([grad.reshape(-1) for grad in grads]).to(wide_dtype(dtype))
     group.all_reduce(bucket)
-    for param, part in zip(params, parts):
-        param.grad.copy_(part.view_as(param))
+    for grad, part in zip(grads, bucket.split([grad.numel() for grad in grads])):
+        grad.copy_(part.view_as(grad))
 
 
 def agree_on_layout(

@@ -6,6 +6,7 @@ import socket
 import time
 from datetime import timedelta
 from threading import Barrier, Thread
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,7 +43,7 @@ def message_seconds() -> float:
     store, together, spent = dist.HashStore(), Barrier(_RANKS, timeout=60), []
 
     def body(rank: int) -> None:
-        group = dist.ProcessGroupGloo(store, rank, _RANKS, _TIMEOUT)
+        group: Any = dist.ProcessGroupGloo(store, rank, _RANKS, _TIMEOUT)
         ones, numbers = [1] * _RANKS, torch.zeros(2, _RANKS)
         for _ in range(2):  # the first to connect and to warm up
             together.wait()
