@@ -26,11 +26,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from sar.allocator import allocator_environment
-from sar.comm import Group, ThreadGroup, current_group
+from sar.comm import Group, ThreadGroup, current_group, sockets
 from sar.comm.group import Work as Exchange
 from sar.config import Policy
 from sar.errors import SarError
-from sar.plan import sockets
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
