@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import WorkerPool, run_threads
 from torch import Tensor, nn
 
 from sar.comm import Group, ThreadGroup
@@ -201,18 +203,87 @@ def test_gather_grads_sums_and_keeps_none_only_where_all_are_none() -> None:
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_gather_grads_sends_one_bucket_per_dtype(missing: bool) -> None:
-    def case(group: Group) -> int:
+    def case(group: Group) -> list[int]:
         model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)])
         for param in model.parameters():
             param.grad = torch.ones_like(param)
         if missing and group.rank:
             model[0].bias.grad = None
-        before = group.counters.collectives
-        gather_grads(model)
-        return group.counters.collectives - before
+        calls = []
+        for _ in range(2):
+            before = group.counters.collectives
+            gather_grads(model)
+            calls.append(group.counters.collectives - before)
+        return calls
 
-    expected = 2 + missing  # layout, presence where ranks differ, one bucket for ten parameters
-    assert run([1, 1], case) == [expected, expected]
+    # Layout, presence where ranks differ, one bucket for ten parameters; then the bucket alone,
+    # as now every rank has every gradient.
+    first = 2 + missing
+    again = 2 if missing else 1
+    assert run([1, 1], case) == [[first, again]] * 2
+
+
+def steps_of_unlike_gradients(group: Any) -> list[Any]:
+    """Steps after each other, in which other gradients are there on some ranks or all."""
+    small, large = nn.Linear(2, 1), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2).double())
+    found: list[Any] = []
+
+    def step(model: nn.Module, without: str | None = None, extra: float = 0.0) -> None:
+        for name, param in model.named_parameters():
+            value = group.rank + 1 + extra
+            param.grad = None if name == without else torch.full_like(param, value)
+        gather_grads(model, group=group)
+        sums = [p.grad if p.grad is None else p.grad.unique().tolist() for p in model.parameters()]
+        found.append(sums)
+
+    def refused(model: nn.Module, error: type) -> None:
+        with pytest.raises(error):
+            step(model)
+        found.append(error.__name__)
+
+    last = group.rank == group.size - 1
+    step(small)
+    step(small)
+    step(small, without="bias" if last else None)
+    step(small)
+    step(small)
+    step(small, without="bias")  # everywhere
+    step(small, without="bias")
+    step(large)
+    step(small)
+    step(large, extra=0.5)
+    step(large, extra=0.5)
+    refused(small if last else large, ValueError)
+    step(large)
+    large[0].bias.requires_grad = not last
+    refused(large, ValueError)
+    large[0].bias.requires_grad = True
+    step(large)
+    rows = nn.Embedding(2, 2, sparse=True)
+    if last:
+        rows(torch.zeros(1, dtype=torch.long)).sum().backward()
+    else:
+        rows.weight.grad = torch.ones(2, 2)
+    with pytest.raises(TypeError, match="sparse"):
+        gather_grads(rows, group=group)
+    step(large)
+    return found
+
+
+def expected_of_unlike_gradients(size: int) -> list[Any]:
+    ranks = sum(range(1, size + 1))
+    plain, large = [[ranks], [ranks]], [[ranks]] * 4
+    more = [[ranks + size * 0.5]] * 4
+    absent, some = [[ranks], None], [[ranks], [ranks - size]]
+    first = [plain, plain, some, plain, plain, absent, absent, large, plain, more, more]
+    return [*first, "ValueError", large, "ValueError", large, large]
+
+
+def test_gradients_that_change_from_step_to_step(processes: WorkerPool) -> None:
+    for size in (2, 3):
+        expected = [expected_of_unlike_gradients(size)] * size
+        assert run_threads(size, steps_of_unlike_gradients) == expected
+        assert processes.run(size, steps_of_unlike_gradients) == expected
 
 
 def test_clipping_after_gather_grads_is_global() -> None:

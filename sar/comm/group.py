@@ -95,6 +95,32 @@ class Group(ABC):
                 tensor.copy_(staged)
         return tensor
 
+    def sum_if_all(self, tensor: Tensor, ready: bool) -> bool:
+        """Sum ``tensor`` over all ranks in place if all are ready; often without asking before.
+
+        Args:
+            tensor: of one size and dtype on all ranks, whatever it holds where a rank is not ready.
+
+        Returns:
+            Whether all were; else the tensor is left as it was.
+        """
+        self.counters.collectives += 1
+        if self.size == 1 or not tensor.numel():
+            return ready and self.size == 1
+        staged = self._staged(tensor)
+        with self.meter.wait("all_reduce"):
+            all_ready = self._sum_if_all(staged, ready)
+        if all_ready and staged.data_ptr() != tensor.data_ptr():
+            tensor.copy_(staged)
+        return all_ready
+
+    def _sum_if_all(self, tensor: Tensor, ready: bool) -> bool:
+        flag = torch.tensor([ready], dtype=torch.int32, device=self.device)
+        self._all_reduce(flag, "min")
+        if flag.item():
+            self._all_reduce(tensor, "sum")
+        return bool(flag.item())
+
     def prepare_sums(self) -> None:
         """Make ready for :meth:`begin_sum`; collective, for the first time at least."""
         return None

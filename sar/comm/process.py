@@ -74,6 +74,12 @@ class ProcessGroup(Group):
         else:
             self._call(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
 
+    def _sum_if_all(self, tensor: Tensor, ready: bool) -> bool:
+        self._check_open()
+        if self._is_gloo and direct.fits(tensor):
+            return direct.all_reduce(self._swap, tensor, "sum", self.size, ready)
+        return super()._sum_if_all(tensor, ready)
+
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         self._check_open()
         if self._is_gloo and direct.fits(tensor, self.size):

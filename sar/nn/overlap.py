@@ -112,7 +112,7 @@ class OverlappedGradients:
                         param.grad = torch.empty_like(param)
                     param.grad.copy_(part.view_as(param))
         for dtype in dict.fromkeys(param.dtype for param in stale):
-            sum_bucket([param for param in stale if param.dtype == dtype], dtype, self._group)
+            sum_bucket([param for param in stale if param.dtype == dtype], self._group)
 
     def _compare(self) -> tuple[set[nn.Parameter], dict[nn.Parameter, None], bool]:
         """Parameters with a gradient on any rank, those that changed after they were sent, and

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +53,17 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
     error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else None
     params = [param for param in named.values() if param.grad is not None]
     present = bytes(param.grad is not None for param in named.values())
-    if not agree_on_layout(named, group, error, present):
+    unclear = error is not None or any(map(is_lazy, named.values()))
+    mine = None if unclear else _signature(named, present, params)
+    if _summed_as_before(params, mine, group):
+        return
+    if agree_on_layout(named, group, error, present):
+        _before[group] = mine
+    else:
+        _before.pop(group, None)
         params = _with_gradient_somewhere(list(named.values()), group)
-    for dtype in dict.fromkeys(param.dtype for param in params):
-        sum_bucket([param for param in params if param.dtype == dtype], dtype, group)
+    for bucket in _buckets(params):
+        sum_bucket(bucket, group)
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = None) -> Tensor:
@@ -108,19 +117,80 @@ def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[n
     return [param for param, has_grad in zip(params, present.tolist()) if has_grad]
 
 
-def sum_bucket(params: list[nn.Parameter], dtype: torch.dtype, group: Group) -> None:
+# Note [Gradients as before]
+# Gradients of unequal models must not be added, but asking first is a collective in every step.
+# After a step in which all ranks had the same gradients, each sends as much as it did then, and
+# says beside it whether it still has these. Only if one has not do they ask, and sum again.
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What a rank sums: its parameters and which of them have gradients, and the first bucket."""
+
+    layout: tuple[int, int, int]
+    present: bytes
+    size: int
+    dtype: torch.dtype
+
+
+_before: WeakKeyDictionary[Group, _Signature | None] = WeakKeyDictionary()  # equal on all ranks
+
+
+def _signature(
+    named: Mapping[str, Tensor], present: bytes, params: list[nn.Parameter]
+) -> _Signature | None:
+    """``None`` where there is nothing to sum."""
+    if not params:
+        return None
+    first = _buckets(params)[0]
+    size = sum(param.numel() for param in first)
+    return _Signature(_layout(named), present, size, wide_dtype(first[0].dtype))
+
+
+def _summed_as_before(params: list[nn.Parameter], mine: _Signature | None, group: Group) -> bool:
+    """Sum the gradients if all ranks have those that they had before; else leave them."""
+    before = _before.get(group)
+    if before is None:
+        return False
+    is_same = mine == before
+    buckets = _buckets(params)
+    if is_same:
+        flat = _flat(buckets[0])
+    else:
+        flat = torch.zeros(before.size, dtype=before.dtype, device=group.device)
+    if not group.sum_if_all(flat, is_same):
+        return False
+    _copy_back(flat, buckets[0])
+    for bucket in buckets[1:]:
+        sum_bucket(bucket, group)
+    return True
+
+
+def _buckets(params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """By dtype."""
+    return [[p for p in params if p.dtype == d] for d in dict.fromkeys(p.dtype for p in params)]
+
+
+def sum_bucket(params: list[nn.Parameter], group: Group) -> None:
     """Sum the gradients of parameters of one dtype over all ranks, ``None`` counting as 0."""
-    grads = []
     for param in params:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
-        grads.append(param.grad)
-    if group.size == 1:
-        return
-    bucket = torch.cat([grad.reshape(-1) for grad in grads]).to(wide_dtype(dtype))
-    group.all_reduce(bucket)
-    for grad, part in zip(grads, bucket.split([grad.numel() for grad in grads])):
-        grad.copy_(part.view_as(grad))
+    if group.size > 1:
+        _copy_back(group.all_reduce(_flat(params)), params)
+
+
+def _flat(params: list[nn.Parameter]) -> Tensor:
+    """Their gradients, in the dtype to sum in."""
+    flat = torch.cat([param.grad.reshape(-1) for param in params if param.grad is not None])
+    return flat.to(wide_dtype(flat.dtype))
+
+
+def _copy_back(flat: Tensor, params: list[nn.Parameter]) -> None:
+    parts = flat.split([param.numel() for param in params])
+    for param, part in zip(params, parts, strict=True):
+        if param.grad is not None:
+            param.grad.copy_(part.view_as(param))
 
 
 def agree_on_layout(
