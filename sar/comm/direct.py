@@ -38,9 +38,10 @@ def all_gather(swap: Swap, tensor: Tensor, size: int) -> list[Tensor]:
 
     Raises ``CommError`` on every rank when ranks call something else, or with other numbers.
     """
-    parts = tensor.reshape(1, -1).expand(size, -1)
-    found, _ = _labelled_swap(swap, parts, tensor, "all_gather")
-    return [part.view(tensor.shape) for part in found]
+    parts = _Parts(tensor, size, tensor.numel())
+    parts.sent.copy_(tensor.reshape(1, -1))
+    parts.swap_labelled(swap, tensor, "all_gather")
+    return [part.view(tensor.shape) for part in parts.found]
 
 
 def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int, ready: bool = True) -> bool:
@@ -52,44 +53,55 @@ def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int, ready: bool = Tru
     Returns:
         Whether all ranks were ``ready``; else it is left as it was.
     """
-    num, sent = tensor.numel(), tensor.view(-1)
-    if num <= _FEW and not tensor.is_floating_point():
-        parts = sent.unsqueeze(0).expand(size, -1)
-        found, all_ready = _labelled_swap(swap, parts, tensor, op, ready)
-        result = _reduced(found, op)
-    else:
-        share = -(-num // size)
-        if num < size * share:
-            sent = torch.cat([sent, sent.new_zeros(size * share - num)])
-        found, all_ready = _labelled_swap(swap, sent.view(size, share), tensor, op, ready)
-        result = torch.empty_like(sent)
-        if all_ready:
-            swap(result, torch.cat([_reduced(found, op)] * size))
-    if all_ready:
-        tensor.copy_(result[:num].view_as(tensor))
-    return all_ready
+    num, flat = tensor.numel(), tensor.view(-1)
+    few = num <= _FEW and not tensor.is_floating_point()
+    parts = _Parts(tensor, size, num if few else -(-num // size))
+    if not few and num % size:
+        flat = torch.cat([flat, flat.new_zeros(parts.sent.numel() - num)])
+    parts.sent.copy_(flat.view(-1, parts.sent.shape[1]))
+    if not parts.swap_labelled(swap, tensor, op, ready):
+        return False
+    result = _reduced(parts.found, op)
+    if not few:
+        parts.sent.copy_(result)
+        parts.swap(swap)
+        result = parts.found
+    if result.numel() > num:
+        result = result.reshape(-1)[:num]
+    with torch.inference_mode(tensor.is_inference()):  # a view is not written outside of it
+        tensor.view(result.shape).copy_(result)
+    return True
 
 
-def _labelled_swap(
-    swap: Swap, parts: Tensor, tensor: Tensor, call: str, ready: bool = True
-) -> tuple[Tensor, bool]:
-    """What comes for ``parts`` [size, n], part p of which goes to rank p; whether all are ready."""
-    size, end = len(parts), _HEAD + parts.shape[1] * parts.element_size()
-    label = torch.tensor(
-        [tensor.numel(), _CALLS.index(call), _DTYPES.index(tensor.dtype), ready],
-        dtype=torch.int32, device=tensor.device,
-    )  # fmt: skip
-    length = -(-end // _HEAD) * _HEAD  # keeps all parts aligned
-    sent = torch.empty((size, length), dtype=torch.uint8, device=tensor.device)
-    sent[:, :_HEAD] = label.view(torch.uint8)
-    sent[:, _HEAD:end].view(parts.dtype).copy_(parts)
-    found = torch.empty_like(sent)
-    swap(found.view(-1), sent.view(-1))
-    labels = found[:, :_HEAD].view(torch.int32).tolist()
-    if any(label[:3] != labels[0][:3] for label in labels):
-        calls = ", ".join(f"{rank}: {_described(*one)}" for rank, one in enumerate(labels[:16]))
-        raise CommError(f"ranks call different things, or for different numbers; {calls}")
-    return found[:, _HEAD:end].view(parts.dtype), all(label[3] for label in labels)
+class _Parts:
+    """Two buffers of bytes with a part for, and of, each rank, each behind a label.
+
+    Attributes:
+        sent, found: [size, n] what is behind the labels, in the dtype of ``like``.
+    """
+
+    def __init__(self, like: Tensor, size: int, num: int) -> None:
+        end = _HEAD + num * like.element_size()
+        length = -(-end // _HEAD) * _HEAD  # keeps all parts aligned
+        self._buffers = like.new_empty((2, size, length), dtype=torch.uint8)
+        self.sent, self.found = self._buffers[:, :, _HEAD:end].view(like.dtype)
+
+    def swap(self, swap: Swap) -> None:
+        """Fill what is found."""
+        sent, found = self._buffers.view(2, -1)
+        swap(found, sent)
+
+    def swap_labelled(self, swap: Swap, tensor: Tensor, call: str, ready: bool = True) -> bool:
+        """The same, and compare what ranks call; whether all are ready."""
+        label = [tensor.numel(), _CALLS.index(call), _DTYPES.index(tensor.dtype), ready]
+        sent, found = self._buffers[:, :, :_HEAD].view(torch.int32)
+        sent.copy_(torch.tensor(label, dtype=torch.int32, device=sent.device))
+        self.swap(swap)
+        labels = found.tolist()
+        if any(other[:3] != labels[0][:3] for other in labels):
+            calls = ", ".join(f"{r}: {_described(*one)}" for r, one in enumerate(labels[:16]))
+            raise CommError(f"ranks call different things, or for different numbers; {calls}")
+        return all(other[3] for other in labels)
 
 
 def _described(num: int, call: int, dtype: int, _: int) -> str:
