@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks import graphs
@@ -58,7 +59,8 @@ CONFIGURATIONS = [
 def planner(options: Options) -> Report:
     """Predicted peak memory, bytes and seconds of an epoch against measured ones.
 
-    Six configurations on this machine, one thread a rank, ranks taking turns on its cores.
+    Six configurations on this machine, one thread a rank, ranks taking turns on its cores; medians
+    of up to three turns.
     """
     table = Table(
         "Predicted and measured",
@@ -67,12 +69,10 @@ def planner(options: Options) -> Report:
     report = Report(tables=[table])
     for one in CONFIGURATIONS:
         parts = one.prepare(options)
-        predicted, (memory, sent, wall) = _predict(parts, one), _run(parts, one)
-        pairs = [
-            (predicted.memory_bytes / 1e6, memory / 1e6),
-            (predicted.sent_bytes / 1e6, sent / 1e6),
-            (predicted.seconds, wall),
-        ]
+        turns = [(_predict(parts, one), _run(parts, one)) for _ in range(min(3, options.repeats))]
+        predicted = [[p.memory_bytes / 1e6, p.sent_bytes / 1e6, p.seconds] for p, _ in turns]
+        measured = [[memory / 1e6, sent / 1e6, wall] for _, (memory, sent, wall) in turns]
+        pairs = [*zip(map(median, zip(*predicted)), map(median, zip(*measured)), strict=True)]
         table.rows.append([one.name, *(value for pair in pairs for value in pair)])
         for what, bound, (mine, real) in zip(
             ("memory", "bytes", "time"), (MEMORY, BYTES, TIME), pairs, strict=True
