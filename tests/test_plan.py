@@ -18,6 +18,7 @@ from sar.__main__ import main
 from sar.cli import plan as cli
 from sar.cli.plan import parse_rate
 from sar.cli.train import prepare_graph
+from sar.comm import sockets
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
 from sar.plan import probe as probing
 from sar.plan.probe import probe
@@ -122,6 +123,29 @@ def test_time_is_compute_and_wire_partly_at_once() -> None:
     assert slow.wire_seconds == pytest.approx((2000 * 1536 + 2 * 0.75 * 4000) * 8 / 1e6, rel=1e-3)
     packed = predict(even(4), COSTS, Setting("", 3), Hardware(1e12, ranks_per_host=4, cores=2))
     assert packed.compute_seconds == pytest.approx(2 * fast.compute_seconds)
+
+
+def test_rounds_and_messages_cost_what_they_are() -> None:
+    costs = replace(COSTS, round_seconds=1e-2, message_seconds=1e-3, summed_bytes=[], reductions=3)
+
+    def more(size: int, rounds: int, costs: Costs = costs) -> float:
+        with_them, without = (
+            predict(even(size), one, Setting("", rounds), Hardware()).compute_seconds
+            for one in (costs, replace(costs, round_seconds=0.0, message_seconds=0.0))
+        )
+        return with_them - without
+
+    assert more(1, 1) == 0
+    narrow = replace(costs, pulled_bytes=[16])  # 16 kB to each of four: small messages
+    assert more(4, 1, narrow) == pytest.approx(1e-2 + 3 * (3 + 1) * 1e-3)
+    assert more(4, 3, narrow) == pytest.approx(3e-2 + 3 * (3 + 3) * 1e-3)
+    wide = replace(costs, pulled_bytes=[1024, 1024])  # large ones go out one after another
+    assert more(4, 1, wide) == pytest.approx(2e-2 + 3 * (3 + 6) * 1e-3)
+
+
+def test_sockets_cost_something() -> None:
+    assert 1e-12 < sockets.byte_seconds() < 1e-6
+    assert 1e-7 < sockets.message_seconds() < 1e-2
 
 
 def test_seconds_are_those_that_made_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,8 @@ def predict(
 def _collectives(graph: GraphStatistics, costs: Costs, setting: Setting) -> float:
     """Processor seconds that rounds and messages cost a rank, whatever they carry."""
     peers, rounds, messages = graph.size - 1, 0, costs.reductions
+    if not peers:
+        return 0.0
     for summed, sizes in ((False, costs.pulled_bytes), (True, costs.summed_bytes)):
         for size in sizes:
             parts = [part.summed if summed else part.pulled for part in graph.ranks]
