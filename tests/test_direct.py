@@ -87,6 +87,9 @@ def case_different(group: Any, name: str) -> Any:
             torch.ones(2, dtype=torch.float64) if second else torch.ones(4)
         ),
         "operations": lambda: group.all_reduce(torch.tensor(5), "max" if second else "sum"),
+        "conditions": lambda: (
+            group.sum_if_all(torch.ones(4), False) if second else group.all_reduce(torch.ones(4))
+        ),
         "collectives": lambda: (group.all_gather if second else group.all_reduce)(torch.tensor(5)),
     }
     try:
@@ -104,6 +107,7 @@ def case_different(group: Any, name: str) -> Any:
         ("shapes", "0: sum of 3 torch.float32, 1: sum of 4 torch.float32"),
         ("dtypes", "0: sum of 4 torch.float32, 1: sum of 2 torch.float64"),
         ("operations", "0: sum of 1 torch.int64, 1: max of 1 torch.int64"),
+        ("conditions", "0: sum of 4 torch.float32, 1: sum_if_all of 4 torch.float32"),
         ("collectives", "0: sum of 1 torch.int64, 1: all_gather of 1 torch.int64"),
     ],
 )
@@ -111,6 +115,25 @@ def test_ranks_that_call_different_things(name: str, words: str, processes: Work
     """Messages of one length are one to gloo; every rank is told, and goes on."""
     for message, later in processes.run(2, case_different, name):
         assert words in message and later == 2
+
+
+def case_if_all(group: Any, num: int) -> list[Any]:
+    results: list[Any] = []
+    for ready in (True, group.rank == 0, False, True):
+        one = torch.full((num,), float(group.rank + 1))
+        results += [group.sum_if_all(one, ready), one.unique().tolist()]
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sums_if_all_are_ready(size: int, processes: WorkerPool) -> None:
+    for num in (1, 5, 5000, direct.LARGEST):
+        found = [run_threads(size, case_if_all, num)] if num < 5000 else []
+        for ranks in (*found, processes.run(size, case_if_all, num)):
+            for rank, results in enumerate(ranks):
+                total, own = [size * (size + 1) / 2], [rank + 1.0]
+                some = size == 1  # its only rank is the first, which is ready
+                assert results == [True, total, some, own, False, own, True, total]
 
 
 def case_inference(group: Any) -> float:

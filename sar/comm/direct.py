@@ -20,7 +20,7 @@ from sar.errors import CommError
 LARGEST = 1 << 22  # bytes on a rank; above it, a ring saves buffers and latency does not count
 _FEW = 64  # numbers
 _EXTREMES = {"max": torch.amax, "min": torch.amin}
-_CALLS = ("all_gather", "sum", "max", "min")
+_CALLS = ("all_gather", "sum", "max", "min", "sum_if_all")
 _DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 _HEAD = 16  # bytes: how many numbers, the call, the dtype, whether the rank is ready, as int32
 
@@ -44,14 +44,17 @@ def all_gather(swap: Swap, tensor: Tensor, size: int) -> list[Tensor]:
     return [part.view(tensor.shape) for part in parts.found]
 
 
-def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int, ready: bool = True) -> bool:
+def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int, ready: bool | None = None) -> bool:
     """Reduce ``tensor`` (contiguous) in place; raises as :func:`all_gather`.
 
     A few whole numbers are sent to all. Others are reduced on one rank each, and the results sent
     to all, so that all get the same bits.
 
+    Args:
+        ready: to be reduced only if all ranks are ready; ``None`` does not ask.
+
     Returns:
-        Whether all ranks were ``ready``; else it is left as it was.
+        Whether it was; else it is left as it was.
     """
     num, flat = tensor.numel(), tensor.view(-1)
     few = num <= _FEW and not tensor.is_floating_point()
@@ -59,7 +62,8 @@ def all_reduce(swap: Swap, tensor: Tensor, op: str, size: int, ready: bool = Tru
     if not few and num % size:
         flat = torch.cat([flat, flat.new_zeros(parts.sent.numel() - num)])
     parts.sent.copy_(flat.view(-1, parts.sent.shape[1]))
-    if not parts.swap_labelled(swap, tensor, op, ready):
+    call = op if ready is None else f"{op}_if_all"
+    if not parts.swap_labelled(swap, tensor, call, ready is not False):
         return False
     result = _reduced(parts.found, op)
     if not few:
@@ -83,18 +87,20 @@ class _Parts:
     def __init__(self, like: Tensor, size: int, num: int) -> None:
         end = _HEAD + num * like.element_size()
         length = -(-end // _HEAD) * _HEAD  # keeps all parts aligned
-        self._buffers = like.new_empty((2, size, length), dtype=torch.uint8)
-        self.sent, self.found = self._buffers[:, :, _HEAD:end].view(like.dtype)
+        buffers = [like.new_empty((size, length), dtype=torch.uint8) for _ in range(2)]
+        self._heads = [buffer[:, :_HEAD].view(torch.int32) for buffer in buffers]
+        self._bytes = [buffer.view(-1) for buffer in buffers]
+        self.sent, self.found = (buffer[:, _HEAD:end].view(like.dtype) for buffer in buffers)
 
     def swap(self, swap: Swap) -> None:
         """Fill what is found."""
-        sent, found = self._buffers.view(2, -1)
+        sent, found = self._bytes
         swap(found, sent)
 
     def swap_labelled(self, swap: Swap, tensor: Tensor, call: str, ready: bool = True) -> bool:
         """The same, and compare what ranks call; whether all are ready."""
         label = [tensor.numel(), _CALLS.index(call), _DTYPES.index(tensor.dtype), ready]
-        sent, found = self._buffers[:, :, :_HEAD].view(torch.int32)
+        sent, found = self._heads
         sent.copy_(torch.tensor(label, dtype=torch.int32, device=sent.device))
         self.swap(swap)
         labels = found.tolist()

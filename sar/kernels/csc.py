@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,13 +38,6 @@ class Csc:
     @property
     def num_segments(self) -> int:
         return self.indptr.shape[0] - 1
-
-    @cached_property
-    def arrays(self) -> tuple[Any, Any, Any]:
-        """indptr, indices and order on the CPU as compiled kernels take them; an empty order where
-        there is none."""
-        order = self.order if self.order is not None else self.indices[:0]
-        return self.indptr.numpy(), self.indices.numpy(), order.numpy()
 
     def to(self, device: torch.device) -> Csc:
         """The same edges with all arrays on ``device``."""

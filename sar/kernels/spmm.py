@@ -100,12 +100,13 @@ def _reduce_compiled(
         none if factor is None else factor.detach().numpy()
         for factor in (factors.edge, factors.row, factors.gathered)
     )
-    places = _NOWHERE if rows is None else rows.numpy()
+    places, order = (_NOWHERE if ids is None else ids.numpy() for ids in (rows, csc.order))
+    ends = places, csc.indptr.numpy(), csc.indices.numpy(), order
     arrays = x.detach().numpy(), edge, gathered, row, out.numpy()
 
     def part(_: int, first: int, last: int) -> None:
         sums = np.empty(x.shape[1], none.dtype)
-        _sum_rows(first, last, places, *csc.arrays, *arrays, sums, add)
+        _sum_rows(first, last, *ends, *arrays, sums, add)
 
     in_parallel(part, csc.indptr)
 
