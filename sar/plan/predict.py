@@ -94,7 +94,8 @@ def predict(
 
 
 def _collectives(graph: GraphStatistics, costs: Costs, setting: Setting) -> float:
-    """Processor seconds that rounds and messages cost a rank, whatever they carry."""
+    """Processor seconds that messages and rounds after the first cost a rank, whatever they carry;
+    the first round of each exchange is part of ``costs.fixed_seconds``."""
     peers, rounds, messages = graph.size - 1, 0, costs.reductions
     if not peers:
         return 0.0
@@ -102,7 +103,7 @@ def _collectives(graph: GraphStatistics, costs: Costs, setting: Setting) -> floa
         for size in sizes:
             parts = [part.summed if summed else part.pulled for part in graph.ranks]
             busiest = max(rows.in_flight(rank, 1) for rank, rows in enumerate(parts))
-            rounds += setting.rounds
+            rounds += setting.rounds - 1
             messages += peers if busiest * size >= 2 * peers * LARGE else setting.rounds
     return rounds * costs.round_seconds + messages * peers * costs.message_seconds
 

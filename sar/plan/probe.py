@@ -62,7 +62,7 @@ class Costs:
         pulled_bytes: bytes of a row in each exchange of source rows or their gradients.
         summed_bytes: the same for sums of copied rows, where partial sums may travel.
         byte_seconds: to gather, send, receive and add one byte of rows.
-        round_seconds: of a round of an exchange without any rows, but for its messages.
+        round_seconds: of another round of an exchange without any rows, but for its messages.
         message_seconds: of an exchange or reduction for each other rank, whatever it carries.
         reductions: small collectives of an epoch.
         process_bytes: resident memory of a process that has imported everything.
