@@ -1,19 +1,10 @@
 """Decides which partition owns each node: METIS, random, or blocks of consecutive ids."""
 
-import contextlib
-import ctypes
-import io
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
-from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
-from sar.partition.require import require_dgl
+from sar.partition.metis import metis
 
-_M_PERTURB = -6  # <malloc.h>
 METHODS = ("metis", "random", "contiguous")
 
 
@@ -87,51 +78,11 @@ def _metis(
     seed: int,
     balance_edges: bool,
 ) -> np.ndarray:
-    """METIS through DGL. The graph must be simple: multi-edges make it write past its buffers."""
-    dgl = require_dgl("method 'metis' ('random' does not)")
+    """METIS takes no seed from DGL: another seed is another order of the nodes."""
     nodes = graph.total_nodes
-    # METIS itself takes no seed from DGL: another seed is another order of the nodes.
     relabel = np.arange(nodes)
     if seed:
         relabel = np.random.default_rng(seed).permutation(nodes)
-    homogeneous = dgl.graph((relabel[src], relabel[dst]), num_nodes=nodes)
-    types = None
-    if len(graph.num_nodes) > 1 or balance_edges:
-        types = np.empty(nodes, dtype=np.int64)
-        types[relabel] = np.repeat(np.arange(len(graph.num_nodes)), list(graph.num_nodes.values()))
-    # Recursive bisection, not k-way: it cuts fewer edges on nearly every graph tried, and k-way
-    # depends even more on what memory held before.
-    with contextlib.redirect_stdout(io.StringIO()), _zeroed_memory() as call:  # DGL prints timings
-        found = call(
-            dgl.metis_partition_assignment,
-            homogeneous,
-            num_parts,
-            balance_ntypes=types,
-            balance_edges=balance_edges,
-            mode="recursive",
-        )
-    if found is None:
-        raise PartitionError(
-            f"METIS found no cut of {nodes} nodes into {num_parts} partitions; use method 'random'"
-        )
-    return found.numpy().astype(np.int64)[relabel]
-
-
-@contextlib.contextmanager
-def _zeroed_memory() -> Iterator[Callable]:
-    """Gives a function that calls another one where glibc hands out zeroed memory.
-
-    METIS reads memory before it writes it, so that its result would depend on what the process did
-    before (seen with several node types). The call runs on a thread of its own, because glibc
-    recycles a thread's small blocks as they are. Elsewhere than glibc it is a plain call.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is None:
-        yield lambda function, *args, **kwargs: function(*args, **kwargs)
-        return
-    mallopt(_M_PERTURB, 0xFF)  # new memory is filled with the complement
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            yield lambda *args, **kwargs: thread.submit(*args, **kwargs).result()
-    finally:
-        mallopt(_M_PERTURB, 0)
+    types = np.empty(nodes, dtype=np.int64)
+    types[relabel] = np.repeat(np.arange(len(graph.num_nodes)), list(graph.num_nodes.values()))
+    return metis(relabel[src], relabel[dst], types, num_parts, balance_edges)[relabel]
