@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 import sar
 from sar.kernels import nonzero
-from sar.nn import by_columns
 from sar.nn.forwards import Forward
+from sar.ops.callers import is_mean_layer
 from sar.ops.column_blocks import BLOCK
 from sar.ops.frugal import Frugal
 
@@ -156,7 +156,7 @@ def test_means_travel_once_in_each_pass(
 
     path, rows = partitioned(mixed(), 3), whole(mixed().total_nodes, (70,), seed=1)
     got = run_threads(3, case)
-    monkeypatch.setattr(sys.modules["sar.nn.activations"], "has_columns", lambda part: False)
+    monkeypatch.setattr(sys.modules["sar.nn.activations"], "is_mean_layer", lambda part: False)
     assert got == run_threads(3, case)
 
 
@@ -337,7 +337,7 @@ def test_nothing_is_left_behind() -> None:
     for setting in ("recompute", "recompute", "offload", "recompute", "keep"):
         sar.set_activations(model, setting)
     assert not any(isinstance(m.__dict__.get("forward"), Forward) for m in model.modules())
-    assert not by_columns.has_columns(model[1]) and by_columns.has_columns(model[0])
+    assert not is_mean_layer(model[1]) and is_mean_layer(model[0])
 
 
 SPECIAL = torch.tensor([-0.0, 0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 1e-40])

@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import Group, current_group
 from sar.graph import ShardedGraph
-from sar.nn.by_columns import ByColumns, has_columns
+from sar.nn.by_columns import ByColumns
 from sar.nn.dropout import known_rows
 from sar.nn.forwards import Forward, replace, reset
+from sar.ops.callers import is_mean_layer
 from sar.ops.frugal import Frugal
 from sar.ops.inputs import LayerInputs
 from sar.ops.paging import Offload, RoundToBfloat16
@@ -104,10 +105,13 @@ def _takes_graph(module: nn.Module) -> bool:
 
 def _checked(module: Any) -> list[nn.Module]:
     modules = [module] if isinstance(module, nn.Module) else module
-    if isinstance(modules, (list, tuple, nn.ModuleList)) and len(modules):
-        if all(isinstance(one, nn.Module) for one in modules):
+    got = type(module).__name__
+    if isinstance(modules, (list, tuple, nn.ModuleList)):
+        others = [type(one).__name__ for one in modules if not isinstance(one, nn.Module)]
+        if len(modules) and not others:
             return list(modules)
-    raise TypeError(f"module: got {type(module).__name__}, expected a module or a list of modules")
+        got = f"a {got} with {others[0]}" if others else f"an empty {got}"
+    raise TypeError(f"module: got {got}, expected a module or a list of modules")
 
 
 def _writable(directory: str | os.PathLike, activations: str) -> str:
@@ -121,7 +125,7 @@ def _writable(directory: str | os.PathLike, activations: str) -> str:
 
 def _recompute(layer: nn.Module) -> None:
     for part in layer.modules():
-        if has_columns(part):
+        if is_mean_layer(part):
             replace(part, ByColumns(part))
     replace(layer, _Recompute(layer))
 

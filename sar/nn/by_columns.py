@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sar.config import EXACT
 from sar.graph import ShardedGraph
 from sar.nn.forwards import Forward
+from sar.ops.callers import is_linear
 from sar.ops.column_blocks import linear_of_mean
 from sar.ops.linear_sum import may_wait
 from sar.ops.relation import Relation
@@ -18,12 +19,6 @@ from sar.ops.reuse import is_made_here, is_plain
 from sar.ops.saving import is_innermost, once, takes_notes
 
 _DTYPES = (torch.float32, torch.float64)
-
-
-def has_columns(module: nn.Module) -> bool:
-    """Whether :class:`ByColumns` can stand before its forward."""
-    is_sage = type(module).__module__ == "dgl.nn.pytorch.conv.sageconv"
-    return is_sage and type(module).__name__ == "SAGEConv" and module._aggre_type == "mean"
 
 
 class ByColumns(Forward):
@@ -56,7 +51,7 @@ class ByColumns(Forward):
             self.inner is None
             and _is_unchanged(type(self.module))
             and may_wait(self.module)
-            and all(map(_is_linear, self._parts))
+            and all(map(is_linear, self._parts))
             and self._parts[1].bias is None
             and graph.policy.lossy == EXACT
             and graph.policy.zeros == "send"
@@ -93,10 +88,6 @@ def _is_unchanged(kind: type[nn.Module]) -> bool:
 
 
 _LINEAR = nn.Linear.forward
-
-
-def _is_linear(part: Any) -> bool:
-    return type(part) is nn.Linear and "forward" not in part.__dict__
 
 
 def _is_whole(graph: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
@@ -20,6 +20,7 @@ from sar.config import CONSTANT_INPUTS, Policy
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
 from sar.ops.first_order import first_order
+from sar.ops.late_rows import late_rows
 from sar.ops.linear import LinearRelation, linear_relation
 from sar.ops.relation import Relation
 from sar.ops.saving import spares_memory
@@ -28,6 +29,7 @@ from sar.ops.weights import weight_gradient
 from sar.ops.zeros import NonZeros, PackedGradients, PackedRows, Skipped, skipped
 
 Streamed = Relation | LinearRelation
+Late = list[Callable[[], None]] | None  # takes what waits for rows that a sum is still without
 
 
 def aggregate_forward(
@@ -39,6 +41,17 @@ def aggregate_forward(
     The halo of each round is appended to ``kept``; with ``zeros`` it comes without its zeros.
     Where memory is spared, a rank's own rows wait for the first round, see :func:`_local_last`.
     """
+    out, finish = begin_aggregate(relation, x, weight, scale, policy, kept, zeros)
+    finish()
+    return out
+
+
+def begin_aggregate(
+    relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
+    kept: list[Tensor] | None = None, zeros: NonZeros | None = None,
+) -> tuple[Tensor, Callable[[], None]]:  # fmt: skip
+    """:func:`aggregate_forward` in two parts: sums over a rank's own edges, while the first rounds
+    travel, and what waits for the rounds and adds them."""
     plan, factors, order = relation.plan, Factors(edge=weight, row=scale), weight is not None
     num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
     rounds = plan.rounds(num_rounds)
@@ -52,11 +65,15 @@ def aggregate_forward(
         first.append(next(arriving))
         plan.group.pool.clear()
     out = spmm(relation.local(order=order), x, factors)  # while rounds are on the wire
-    for (_, halo), shard in chain(first, arriving):
-        spmm_add(out, shard, halo, factors)
-        if kept is not None:
-            kept.append(halo)
-    return out
+    sums = out.detach()  # autograd may know the other by then
+
+    def finish() -> None:
+        for (_, halo), shard in chain(first, arriving):
+            spmm_add(sums, shard, halo, factors)
+            if kept is not None:
+                kept.append(halo)
+
+    return out, finish
 
 
 def aggregate_backward(
@@ -155,6 +172,7 @@ class _Aggregate(Function):
         arrival: Arrival,
         skips: Skipped,
         summed: ReferenceType[Tensor],
+        late: Late,
     ) -> Tensor:
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, scale, x if asks else None)
@@ -163,10 +181,14 @@ class _Aggregate(Function):
         ctx.kept = [] if asks and not policy.rematerialize else None
         zeros = NonZeros(relation.plan, x, summed) if skips else None
         ctx.zeros = zeros if skips is Skipped.ROWS_AND_GRADIENTS else None
-        out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept, zeros).to(x.dtype)
+        out, finish = begin_aggregate(relation, x, weight, scale, policy, ctx.kept, zeros)
+        if late is None or ctx.spares_memory or out.dtype != x.dtype:
+            finish()
+        else:
+            late.append(finish)
         if ctx.spares_memory:
             relation.plan.group.pool.clear()
-        return out
+        return out.to(x.dtype)
 
     @staticmethod
     @first_order
@@ -188,11 +210,16 @@ class _Aggregate(Function):
             dweight = dweight.to(weight.dtype)
         if ctx.spares_memory:
             ctx.relation.plan.group.pool.clear()
-        return dx, dweight, None, None, None, None, None, None
+        return dx, dweight, None, None, None, None, None, None, None
 
 
 def aggregate(
-    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None = None
+    relation: Relation,
+    x: Tensor,
+    op: str,
+    policy: Policy,
+    weight: Tensor | None = None,
+    may_be_late: bool = False,
 ) -> Tensor:
     """Sum or mean of source rows over the edges that end in each owned row; collective.
 
@@ -201,6 +228,7 @@ def aggregate(
         op: ``"sum"`` or ``"mean"`` (of the weighted messages; 0 for a row without edges).
         weight: [num_edges] per local edge; same dtype as ``x``. For a gradient both are float32,
             float64 or bfloat16 on the CPU.
+        may_be_late: what is returned goes to the code of a layer as it is; see Note [Late rows].
 
     Returns:
         [num_dst, ...] in the dtype of ``x``. Of a constant ``x`` by the policy what an earlier call
@@ -209,9 +237,15 @@ def aggregate(
 
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
+    rows, finish = late_rows(), []  # type: ignore[var-annotated]
+    if rows is not None:
+        rows.settle()
+    late = finish if may_be_late and rows is not None and type(x) is Tensor else None
     with torch._C.DisableTorchFunction() if plain else nullcontext():
-        out = _agreed_aggregate(relation, x, op, policy, weight)
+        out = _agreed_aggregate(relation, x, op, policy, weight, late)
     _results[id(out)] = out
+    if rows is not None and finish:
+        rows.add(out, finish[0])
     return out
 
 
@@ -224,12 +258,12 @@ _results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
 def _agreed_aggregate(
-    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, late: Late
 ) -> Tensor:
     skips = skipped(x, policy) if relation.group.size > 1 else Skipped.NOTHING
 
-    def compute() -> Tensor:
-        return _aggregate(relation, x, op, policy, weight, skips)
+    def compute(late: Late = None) -> Tensor:
+        return _aggregate(relation, x, op, policy, weight, skips, late)
 
     tensors = [x] if weight is None else [x, weight]
     # Who keeps constant rows, or draws a sample, waits for the others in collectives of its own.
@@ -237,13 +271,14 @@ def _agreed_aggregate(
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
     relation.plan.agree_once(what, mode, policy.lossy.code, int(skips))
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
-        return compute()
+        return compute(late)
     return relation.constants.reduce(tensors, op, policy, compute)
 
 
 def _aggregate(
-    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, skips: Skipped
-) -> Tensor:
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, skips: Skipped,
+    late: Late,
+) -> Tensor:  # fmt: skip
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     scale = None
     if op == "mean":
@@ -258,7 +293,10 @@ def _aggregate(
         arrival: Arrival = []
         if flat.requires_grad:
             flat = _Home.apply(flat, arrival)
-        out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival, skips, ref(x))
+        awaited = late if x.dim() == 2 else None  # another shape is another tensor
+        out = _Aggregate.apply(
+            flat, weight, scale, streamed, policy, arrival, skips, ref(x), awaited
+        )
     return out if x.dim() == 2 else out.view(relation.num_dst, *x.shape[1:])
 
 

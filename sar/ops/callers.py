@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from torch.nn import Module
+from torch.nn import Linear, Module
 from torch.nn.modules import module as torch_module
 
 _HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
@@ -20,6 +20,18 @@ def layer_of_dgl() -> Any:
     if frame is None or not module_of(frame).startswith("dgl.nn."):
         return None
     return frame.f_locals.get("self")
+
+
+def is_mean_layer(layer: Any) -> bool:
+    """Whether it is DGL's GraphSAGE layer of means."""
+    kind = type(layer)
+    is_sage = kind.__module__ == "dgl.nn.pytorch.conv.sageconv" and kind.__name__ == "SAGEConv"
+    return is_sage and layer._aggre_type == "mean"
+
+
+def is_linear(part: Any) -> bool:
+    """Whether it is a linear layer of torch with torch's code, not somebody's own."""
+    return type(part) is Linear and "forward" not in part.__dict__
 
 
 def module_of(frame: FrameType) -> str:

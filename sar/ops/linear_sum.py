@@ -12,6 +12,7 @@ not computed (hooks, modules of others, modes of others) keeps it from waiting.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -22,34 +23,55 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from sar.errors import SarError
 from sar.ops.aggregate import is_aggregated
-from sar.ops.callers import has_hooks, module_of
+from sar.ops.callers import has_hooks, is_linear, is_mean_layer, module_of
 from sar.ops.capture import tensors_in
 from sar.ops.frugal import Frugal
+from sar.ops.late_rows import LateRows, swap_late_rows
 from sar.ops.overwrite import may_overwrite
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
 
 
 class LinearSums(TorchFunctionMode):
-    """Inside, linear layers of summed rows are computed late; see Note [Linear sums]."""
+    """Inside, linear layers of summed rows are computed late; see Note [Linear sums].
 
-    def __init__(self) -> None:
+    Args:
+        awaits: whether the sums themselves may be late, see Note [Late rows].
+    """
+
+    def __init__(self, awaits: bool = False) -> None:
         super().__init__()
         self._late: dict[int, _Late] = {}
+        self._rows = LateRows()
+        self._awaits = awaits
+
+    def __enter__(self) -> LinearSums:
+        self._outside = swap_late_rows(self._rows if self._awaits else None)
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        swap_late_rows(self._outside)
         if error[0] is None:
+            self._rows.settle()
             for late in self._late.values():
                 if not late.is_added:  # else nobody asked for the product itself
                     late.compute()
+        elif issubclass(error[0], Exception):
+            with suppress(SarError):  # which would hide the first one
+                self._rows.settle()  # others count on this rank's rows
         self._late.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.linear and not kwargs and _can_wait(*args) and _by_layer_of_dgl():
             return self._wait(*args)
+        if self._awaits and func not in _WITHOUT_VALUES:
+            tensors = list(tensors_in((args, kwargs)))
+            if self._rows.any_of(tensors) or any(id(tensor) in self._late for tensor in tensors):
+                self._rows.settle()
         if func in ADDS and len(args) == 2 and not kwargs:
             term, late = self._late.get(id(args[0])), self._late.get(id(args[1]))
             if term is not None:
@@ -72,6 +94,12 @@ class LinearSums(TorchFunctionMode):
         return late.out
 
 
+# What a tensor is, not what it holds.
+_WITHOUT_VALUES = {
+    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim")
+} | {Tensor.dim, Tensor.size, Tensor.__len__, Tensor.is_floating_point}
+
+
 def may_wait(layer: Any) -> bool:
     """Whether nobody looks at what the parts of a layer of DGL compute.
 
@@ -80,6 +108,12 @@ def may_wait(layer: Any) -> bool:
     """
     modes = torch.overrides._get_current_function_mode_stack()
     return layer is not None and not has_hooks(layer) and all(type(m) is Frugal for m in modes)
+
+
+def may_await(layer: Any) -> bool:
+    """Whether nothing but torch functions gets the sums of a layer of DGL that :func:`may_wait`;
+    a part of somebody's own may hand them to what no mode sees."""
+    return is_mean_layer(layer) and is_linear(layer.fc_self) and is_linear(layer.fc_neigh)
 
 
 @dataclass
@@ -135,8 +169,7 @@ def _by_layer_of_dgl() -> bool:
     frame: FrameType | None = sys._getframe(2)
     if frame is None or frame.f_code is not nn.Linear.forward.__code__:
         return False
-    part = frame.f_locals["self"]
-    if type(part) is not nn.Linear or "forward" in part.__dict__:
+    if not is_linear(frame.f_locals["self"]):
         return False
     frame = frame.f_back
     while frame is not None and module_of(frame) == "torch.nn.modules.module":
