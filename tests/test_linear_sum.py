@@ -79,6 +79,34 @@ def test_a_sum_of_linear_layers_is_one_tensor(size: int, partitioned: Cutter) ->
         assert calls[aten.mm.default] == 3  # of both weights, and of what fc_self read
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("activations", ["keep", "recompute"])
+def test_the_sum_lies_where_the_own_product_was(
+    activations: str, size: int, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), size, "random")
+
+    class Places(TorchDispatchMode):
+        last = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            out = func(*args, **(kwargs or {}))
+            if func is aten.addmm.default:
+                self.last = out.data_ptr()
+            return out
+
+    def case(group: Any) -> None:
+        part, conv = Part(group, path), dgl.nn.SAGEConv(WIDTH, WIDTH, "mean").double()
+        sar.set_activations(conv, activations)
+        x = whole(57, (WIDTH,), seed=1)[part.nodes]
+        for rows in (x, x.requires_grad_()):
+            with Places() as places:
+                out = conv(part.graph, rows)
+            assert out.data_ptr() == places.last
+
+    run_threads(size, case)
+
+
 class Kept(nn.Linear):
     """A part that keeps what it returned."""
 

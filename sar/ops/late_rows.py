@@ -26,9 +26,9 @@ class LateRows:
         """``rows`` are whole once ``finish`` is called."""
         self._finish[id(rows)] = rows, finish
 
-    def any_of(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether one of ``tensors`` is not whole."""
-        return bool(self._finish) and any(id(tensor) in self._finish for tensor in tensors)
+    def any_of(self, ids: Iterable[int]) -> bool:
+        """Whether one of the tensors with these ``id``s is not whole."""
+        return not self._finish.keys().isdisjoint(ids)
 
     def settle(self) -> None:
         """Wait for the rows of all sums, in the order in which they were begun."""

@@ -68,10 +68,8 @@ class LinearSums(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear and not kwargs and _can_wait(*args) and _by_layer_of_dgl():
             return self._wait(*args)
-        if self._awaits and func not in _WITHOUT_VALUES:
-            tensors = list(tensors_in((args, kwargs)))
-            if self._rows.any_of(tensors) or any(id(tensor) in self._late for tensor in tensors):
-                self._rows.settle()
+        if self._awaits and func not in _WITHOUT_VALUES and self._needs_rows(args, kwargs):
+            self._rows.settle()
         if func in ADDS and len(args) == 2 and not kwargs:
             term, late = self._late.get(id(args[0])), self._late.get(id(args[1]))
             if term is not None:
@@ -87,6 +85,11 @@ class LinearSums(TorchFunctionMode):
                 if (waiting := self._late.get(id(tensor))) is not None:
                     waiting.compute()
         return func(*args, **kwargs)
+
+    def _needs_rows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Whether a function of these arguments needs sums that may be late."""
+        given = [id(tensor) for tensor in tensors_in((args, kwargs))]
+        return self._rows.any_of(given) or not self._late.keys().isdisjoint(given)
 
     def _wait(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         late = _Late(rows.new_empty(len(rows), len(weight)), rows, weight, bias)
