@@ -26,6 +26,11 @@ class LateRows:
         """``rows`` are whole once ``finish`` is called."""
         self._finish[id(rows)] = rows, finish
 
+    @property
+    def are_due(self) -> bool:
+        """Whether any sum is not whole."""
+        return bool(self._finish)
+
     def any_of(self, ids: Iterable[int]) -> bool:
         """Whether one of the tensors with these ``id``s is not whole."""
         return not self._finish.keys().isdisjoint(ids)

@@ -68,7 +68,7 @@ class LinearSums(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear and not kwargs and _can_wait(*args) and _by_layer_of_dgl():
             return self._wait(*args)
-        if self._awaits and func not in _WITHOUT_VALUES and self._needs_rows(args, kwargs):
+        if self._rows.are_due and func not in _WITHOUT_VALUES and self._needs_rows(args, kwargs):
             self._rows.settle()
         if func in ADDS and len(args) == 2 and not kwargs:
             term, late = self._late.get(id(args[0])), self._late.get(id(args[1]))
