@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,17 @@ def trained(group: Any, path: str, model: nn.Module, activations: str, *policy: 
     return found + [p.grad for p in model.parameters()]
 
 
-def same(got: list[list], want: list[list]) -> bool:
+def same(
+    got: list[list],
+    want: list[list],
+    equal: Callable[[Tensor, Tensor], bool] = torch.equal,
+) -> bool:
     pairs = [pair for ranks in zip(got, want, strict=True) for pair in zip(*ranks, strict=True)]
-    return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
+    return all((a is None and b is None) or equal(a, b) for a, b in pairs)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +107,16 @@ def same(got: list[list], want: list[list]) -> bool:
 def test_results_are_those_of_keeping(
     kind: str, size: int, policy: tuple, partitioned: Cutter
 ) -> None:
-    """With dropout of features and attention, and batch norm of all ranks: bit for bit."""
+    """With dropout of features and attention, and batch norm of all ranks: bit for bit, but where
+    a recomputed GraphSAGE layer sums gradients in another order."""
     torch.manual_seed(0)
     model = sar.convert_dropout(sar.convert_batch_norm(Model(kind)))
     path = partitioned(looped(), size)
     want = run_threads(size, trained, path, model, "keep", *policy)
     for activations in ("recompute", "offload"):
-        assert same(run_threads(size, trained, path, model, activations, *policy), want)
+        equal = close if (kind, activations) == ("sage", "recompute") else torch.equal
+        got = run_threads(size, trained, path, model, activations, *policy)
+        assert same(got, want, equal)
 
 
 def test_torch_dropout_is_replayed(partitioned: Cutter) -> None:

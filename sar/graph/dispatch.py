@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.graph import sharing, typed
+from sar.graph import mean_layer, sharing, typed
 from sar.graph.builtin import BuiltinMessage, Operand
 from sar.graph.counts import Counts, LocalCount
 from sar.graph.lazy import EdgeTensor, Scope, eager, node_of
@@ -75,6 +75,7 @@ def install(kind: type | None = None) -> None:
             original = getattr(module, patch.name, None)
             if original is not None and not hasattr(original, "sharded"):
                 setattr(module, patch.name, _dispatching(original, patch))
+    mean_layer.install()
     sharing.install()
     typed.install()
 

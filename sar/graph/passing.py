@@ -205,16 +205,11 @@ def _reduce_builtin(
         rows = store.sharing.reduce(etype, operands[message.lhs], op, policy)
         if rows is not None:
             return rows
-    scope = scope_of(store, etype, policy)
-    return reduce_messages(scope, message, operands, op, may_be_late=True)
+    return reduce_messages(scope_of(store, etype, policy), message, operands, op)
 
 
 def reduce_messages(
-    scope: Scope,
-    message: BuiltinMessage,
-    operands: dict[Operand, Tensor],
-    op: str,
-    may_be_late: bool = False,
+    scope: Scope, message: BuiltinMessage, operands: dict[Operand, Tensor], op: str
 ) -> Tensor:
     """The fast path for sums of whole rows, the generic one for everything else."""
     relation, policy = scope.relation, scope.policy
@@ -230,11 +225,11 @@ def reduce_messages(
             and x is not None
             and x.is_floating_point()
         ):
-            return aggregate(relation, x, op, policy, may_be_late=may_be_late)
+            return aggregate(relation, x, op, policy)
         weight = scalar_weight(message, operands)
         if weight is not None:
             u = next(operands[o] for o in (message.lhs, message.rhs) if o and o.side == "u")
-            return aggregate(relation, u, op, policy, weight, may_be_late)
+            return aggregate(relation, u, op, policy, weight)
     messages, inputs, like = builtin_messages(message, operands)
     (out,) = run_messages(relation, messages, _summed(op), policy, inputs, [like])
     return mean_of_sum(out, relation) if op == "mean" else out

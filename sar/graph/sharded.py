@@ -23,7 +23,7 @@ from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
 from sar.graph.undistributed import refuse_undistributed
 from sar.ops import AnyRelation, Relation
 from sar.ops.callers import layer_of_dgl
-from sar.ops.linear_sum import LinearSums, may_await, may_wait
+from sar.ops.linear_sum import LinearSums, may_wait
 
 ALL = "__ALL__"  # dgl.ALL
 
@@ -199,8 +199,7 @@ class ShardedGraph(Counts, OriginalMembers):
         frames = {id(f): f for f in self._all_frames()}
         saved = {key: frame.save() for key, frame in frames.items()}
         try:
-            layer = layer_of_dgl()
-            with LinearSums(may_await(layer)) if may_wait(layer) else nullcontext():
+            with LinearSums() if may_wait(layer_of_dgl()) else nullcontext():
                 yield
         finally:
             for key, frame in frames.items():

@@ -23,7 +23,7 @@ from sar.graph.counts import Counts
 from sar.graph.joint import reduce_jointly, stream_of
 from sar.graph.store import EType, GraphStore
 from sar.ops import Relation
-from sar.ops.saving import once, takes_notes
+from sar.ops.saving import is_checkpointed, once
 
 
 class Ask(NamedTuple):
@@ -110,17 +110,6 @@ def shared_rows(store: GraphStore, layer: Any, inputs: Mapping[EType, Tensor]) -
         store.sharing = before
 
 
-def _runs_again() -> bool:
-    """Whether ``torch.utils.checkpoint`` runs this code twice, without notes of the first time.
-
-    It has to do the same both times, and a first call and a second one save different tensors.
-    """
-    if takes_notes():
-        return False
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(False)
-    return top is not None and top[0].__module__ == "torch.utils.checkpoint"
-
-
 def install() -> None:
     """Let ``HeteroGraphConv`` share rows on our graphs, once; a no-op while it is not imported."""
     layer = getattr(sys.modules.get("dgl.nn.pytorch.hetero"), "HeteroGraphConv", None)
@@ -133,7 +122,7 @@ def _sharing(forward: Callable) -> Callable:
     def call(self: Any, g: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         sources = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
         ours = isinstance(g, Counts) and isinstance(sources, Mapping) and g._store.group.size > 1
-        if not ours or _runs_again():
+        if not ours or is_checkpointed():
             return forward(self, g, inputs, *args, **kwargs)
         rows = {e: sources[e[0]] for e in g.canonical_etypes if e[0] in sources}
         with shared_rows(g._store, self, rows):

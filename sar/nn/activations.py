@@ -16,10 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from sar.comm import Group, current_group
 from sar.graph import ShardedGraph
-from sar.nn.by_columns import ByColumns
 from sar.nn.dropout import known_rows
 from sar.nn.forwards import Forward, replace, reset
-from sar.ops.callers import is_mean_layer
 from sar.ops.frugal import Frugal
 from sar.ops.inputs import LayerInputs
 from sar.ops.paging import Offload, RoundToBfloat16
@@ -124,9 +122,6 @@ def _writable(directory: str | os.PathLike, activations: str) -> str:
 
 
 def _recompute(layer: nn.Module) -> None:
-    for part in layer.modules():
-        if is_mean_layer(part):
-            replace(part, ByColumns(part))
     replace(layer, _Recompute(layer))
 
 

@@ -20,7 +20,6 @@ from sar.config import CONSTANT_INPUTS, Policy
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
 from sar.ops.first_order import first_order
-from sar.ops.late_rows import late_rows
 from sar.ops.linear import LinearRelation, linear_relation
 from sar.ops.relation import Relation
 from sar.ops.saving import spares_memory
@@ -29,7 +28,6 @@ from sar.ops.weights import weight_gradient
 from sar.ops.zeros import NonZeros, PackedGradients, PackedRows, Skipped, skipped
 
 Streamed = Relation | LinearRelation
-Late = list[Callable[[], None]] | None  # takes what waits for rows that a sum is still without
 
 
 def aggregate_forward(
@@ -116,7 +114,7 @@ def _local_last(spares_memory: bool, rounds: Sequence[Round]) -> bool:
     return spares_memory and 0 < len(rounds) <= WINDOW
 
 
-class _Home(Function):
+class Home(Function):
     """x as it is, in front of :class:`_Aggregate`. Backward waits for the last rounds of gradients.
 
     What backward still has to compute elsewhere can be computed between the two, see
@@ -136,7 +134,7 @@ class _Home(Function):
         return home.finish().to(dx.dtype), None
 
 
-Arrival = list[GradientReturn]  # what a backward of _Aggregate leaves for that of _Home
+Arrival = list[GradientReturn]  # what a backward of _Aggregate leaves for that of Home
 
 
 class _Aggregate(Function):
@@ -156,7 +154,7 @@ class _Aggregate(Function):
     ========  ======================  =====================================================
 
     Forward: out = s * (A x). Backward: dx = A^T (s * dout), where the rows of A^T that belong to
-    peers are computed here, round by round, and sent home, where :class:`_Home` adds the last of
+    peers are computed here, round by round, and sent home, where :class:`Home` adds the last of
     them; s multiplies inside the sum, so that s * dout is never stored.
     dw_e = s_i <x_j, dout_i>, by destination. ``s`` gets no gradient.
     """
@@ -172,7 +170,6 @@ class _Aggregate(Function):
         arrival: Arrival,
         skips: Skipped,
         summed: ReferenceType[Tensor],
-        late: Late,
     ) -> Tensor:
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, scale, x if asks else None)
@@ -181,11 +178,7 @@ class _Aggregate(Function):
         ctx.kept = [] if asks and not policy.rematerialize else None
         zeros = NonZeros(relation.plan, x, summed) if skips else None
         ctx.zeros = zeros if skips is Skipped.ROWS_AND_GRADIENTS else None
-        out, finish = begin_aggregate(relation, x, weight, scale, policy, ctx.kept, zeros)
-        if late is None or ctx.spares_memory or out.dtype != x.dtype:
-            finish()
-        else:
-            late.append(finish)
+        out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept, zeros)
         if ctx.spares_memory:
             relation.plan.group.pool.clear()
         return out.to(x.dtype)
@@ -210,7 +203,7 @@ class _Aggregate(Function):
             dweight = dweight.to(weight.dtype)
         if ctx.spares_memory:
             ctx.relation.plan.group.pool.clear()
-        return dx, dweight, None, None, None, None, None, None, None
+        return dx, dweight, None, None, None, None, None, None
 
 
 def aggregate(
@@ -219,7 +212,6 @@ def aggregate(
     op: str,
     policy: Policy,
     weight: Tensor | None = None,
-    may_be_late: bool = False,
 ) -> Tensor:
     """Sum or mean of source rows over the edges that end in each owned row; collective.
 
@@ -228,7 +220,6 @@ def aggregate(
         op: ``"sum"`` or ``"mean"`` (of the weighted messages; 0 for a row without edges).
         weight: [num_edges] per local edge; same dtype as ``x``. For a gradient both are float32,
             float64 or bfloat16 on the CPU.
-        may_be_late: what is returned goes to the code of a layer as it is; see Note [Late rows].
 
     Returns:
         [num_dst, ...] in the dtype of ``x``. Of a constant ``x`` by the policy what an earlier call
@@ -237,15 +228,9 @@ def aggregate(
 
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
-    rows, finish = late_rows(), []  # type: ignore[var-annotated]
-    if rows is not None:
-        rows.settle()
-    late = finish if may_be_late and rows is not None and type(x) is Tensor else None
     with torch._C.DisableTorchFunction() if plain else nullcontext():
-        out = _agreed_aggregate(relation, x, op, policy, weight, late)
+        out = _agreed_aggregate(relation, x, op, policy, weight)
     _results[id(out)] = out
-    if rows is not None and finish:
-        rows.add(out, finish[0])
     return out
 
 
@@ -257,33 +242,42 @@ def is_aggregated(rows: Tensor) -> bool:
 _results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
-def _agreed_aggregate(
-    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, late: Late
-) -> Tensor:
+def agree_sums(relation: Relation, x: Tensor, policy: Policy) -> Skipped:
+    """What travels of rows ``x`` of a sum; ``ValueError`` on all ranks where they differ in how.
+
+    Who keeps constant rows, or draws a sample, waits for the others in collectives of its own.
+    """
     skips = skipped(x, policy) if relation.group.size > 1 else Skipped.NOTHING
-
-    def compute(late: Late = None) -> Tensor:
-        return _aggregate(relation, x, op, policy, weight, skips, late)
-
-    tensors = [x] if weight is None else [x, weight]
-    # Who keeps constant rows, or draws a sample, waits for the others in collectives of its own.
     what = "(number of the mode of constant_inputs, code of what is lossy, what goes without zeros)"
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
     relation.plan.agree_once(what, mode, policy.lossy.code, int(skips))
+    return skips
+
+
+def mean_scale(relation: Relation, dtype: torch.dtype) -> Tensor:
+    """[num_dst] 1 / in-degree, and 1 where there is no edge, in the wide dtype of ``dtype``."""
+    return relation.in_degrees.clamp(min=1).to(wide_dtype(dtype)).reciprocal_()
+
+
+def _agreed_aggregate(
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None
+) -> Tensor:
+    skips = agree_sums(relation, x, policy)
+
+    def compute() -> Tensor:
+        return _aggregate(relation, x, op, policy, weight, skips)
+
+    tensors = [x] if weight is None else [x, weight]
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
-        return compute(late)
+        return compute()
     return relation.constants.reduce(tensors, op, policy, compute)
 
 
 def _aggregate(
-    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, skips: Skipped,
-    late: Late,
-) -> Tensor:  # fmt: skip
+    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, skips: Skipped
+) -> Tensor:
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
-    scale = None
-    if op == "mean":
-        degrees = relation.in_degrees.clamp(min=1)
-        scale = degrees.to(wide_dtype(x.dtype)).reciprocal_()
+    scale = mean_scale(relation, x.dtype) if op == "mean" else None
     if weight is not None and weight.requires_grad:
         refuse_sampling(policy, "edge weights that ask for a gradient")
     if policy.lossy.boundary_rate < 1 and torch.is_grad_enabled():
@@ -292,14 +286,12 @@ def _aggregate(
         streamed = linear_relation(relation, flat, weight, policy)
         arrival: Arrival = []
         if flat.requires_grad:
-            flat = _Home.apply(flat, arrival)
-        awaited = late if x.dim() == 2 else None  # another shape is another tensor
-        out = _Aggregate.apply(
-            flat, weight, scale, streamed, policy, arrival, skips, ref(x), awaited
-        )
+            flat = Home.apply(flat, arrival)
+        out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival, skips, ref(x))
     return out if x.dim() == 2 else out.view(relation.num_dst, *x.shape[1:])
 
 
 def sends_gradients(node: Any) -> bool:
     """Whether the backward of an autograd node begins to send gradients that another awaits."""
-    return isinstance(getattr(node, "arrival", None), list) and not node.spares_memory
+    sends = isinstance(getattr(node, "arrival", None), list)
+    return sends and not getattr(node, "spares_memory", False)

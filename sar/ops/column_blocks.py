@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar.config import Policy
-from sar.kernels import wide_dtype
-from sar.ops.aggregate import aggregate_backward, aggregate_forward
+from sar.ops.aggregate import aggregate_backward, aggregate_forward, mean_scale
 from sar.ops.first_order import first_order
 from sar.ops.linear import linear_relation
+from sar.ops.linear_of_mean import projects_first
 from sar.ops.overwrite import may_overwrite
 from sar.ops.relation import Relation
 from sar.ops.saving import once, repeats, valued
@@ -36,7 +36,7 @@ from sar.ops.saving import once, repeats, valued
 BLOCK = 32  # columns: at most two cache lines of a row
 
 
-def linear_of_mean(
+def linear_by_columns(
     relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, policy: Policy
 ) -> Tensor:
     """x @ own^T + mean @ weight^T + bias, where mean_i is that of the rows x_j over edges (j -> i).
@@ -54,7 +54,7 @@ def linear_of_mean(
     """
     blocks = once(lambda: _Blocks(relation, policy, x.dtype))
     blocks.kept.clear()
-    saved = _LinearOfMean.apply(x, own, weight, bias, blocks)
+    saved = _LinearByColumns.apply(x, own, weight, bias, blocks)
     tensors = [None if t is None else t.detach() for t in (x, own, weight, bias)]
 
     def value() -> Tensor:
@@ -75,8 +75,7 @@ class _Blocks:
     kept: list[Tensor] = field(default_factory=list)  # means of a repeated forward pass
 
     def __post_init__(self) -> None:
-        degrees = self.relation.in_degrees.clamp(min=1)
-        self.scale = degrees.to(wide_dtype(self.dtype)).reciprocal_()
+        self.scale = mean_scale(self.relation, self.dtype)
 
     def forward(self, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's value."""
@@ -125,17 +124,12 @@ class _Blocks:
         ).finish()
 
 
-def projects_first(weight: Tensor) -> bool:
-    """Whether rows are made narrower before they are summed, not after it."""
-    return weight.shape[1] > weight.shape[0]
-
-
 def _columns(x: Tensor) -> Iterator[slice]:
     for start in range(0, x.shape[1], BLOCK):
         yield slice(start, min(start + BLOCK, x.shape[1]))
 
 
-class _LinearOfMean(Function):
+class _LinearByColumns(Function):
     """z = x own^T + (S A x) weight^T + b, whose value is computed elsewhere: Note [Saved first].
 
     ========  =====================  =====================================================

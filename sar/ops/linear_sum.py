@@ -12,7 +12,6 @@ not computed (hooks, modules of others, modes of others) keeps it from waiting.
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -23,53 +22,34 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from sar.errors import SarError
 from sar.ops.aggregate import is_aggregated
-from sar.ops.callers import has_hooks, is_linear, is_mean_layer, module_of
+from sar.ops.callers import has_hooks, is_linear, module_of
 from sar.ops.capture import tensors_in
 from sar.ops.frugal import Frugal
-from sar.ops.late_rows import LateRows, swap_late_rows
 from sar.ops.overwrite import may_overwrite
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
 
 
 class LinearSums(TorchFunctionMode):
-    """Inside, linear layers of summed rows are computed late; see Note [Linear sums].
+    """Inside, linear layers of summed rows are computed late; see Note [Linear sums]."""
 
-    Args:
-        awaits: whether the sums themselves may be late, see Note [Late rows].
-    """
-
-    def __init__(self, awaits: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self._late: dict[int, _Late] = {}
-        self._rows = LateRows()
-        self._awaits = awaits
-
-    def __enter__(self) -> LinearSums:
-        self._outside = swap_late_rows(self._rows if self._awaits else None)
-        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        swap_late_rows(self._outside)
         if error[0] is None:
-            self._rows.settle()
             for late in self._late.values():
                 if not late.is_added:  # else nobody asked for the product itself
                     late.compute()
-        elif issubclass(error[0], Exception):
-            with suppress(SarError):  # which would hide the first one
-                self._rows.settle()  # others count on this rank's rows
         self._late.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.linear and not kwargs and _can_wait(*args) and _by_layer_of_dgl():
             return self._wait(*args)
-        if self._rows.are_due and func not in _WITHOUT_VALUES and self._needs_rows(args, kwargs):
-            self._rows.settle()
         if func in ADDS and len(args) == 2 and not kwargs:
             term, late = self._late.get(id(args[0])), self._late.get(id(args[1]))
             if term is not None:
@@ -86,21 +66,10 @@ class LinearSums(TorchFunctionMode):
                     waiting.compute()
         return func(*args, **kwargs)
 
-    def _needs_rows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """Whether a function of these arguments needs sums that may be late."""
-        given = [id(tensor) for tensor in tensors_in((args, kwargs))]
-        return self._rows.any_of(given) or not self._late.keys().isdisjoint(given)
-
     def _wait(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         late = _Late(rows.new_empty(len(rows), len(weight)), rows, weight, bias)
         self._late[id(late.out)] = late
         return late.out
-
-
-# What a tensor is, not what it holds.
-_WITHOUT_VALUES = {
-    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim")
-} | {Tensor.dim, Tensor.size, Tensor.__len__, Tensor.is_floating_point}
 
 
 def may_wait(layer: Any) -> bool:
@@ -111,12 +80,6 @@ def may_wait(layer: Any) -> bool:
     """
     modes = torch.overrides._get_current_function_mode_stack()
     return layer is not None and not has_hooks(layer) and all(type(m) is Frugal for m in modes)
-
-
-def may_await(layer: Any) -> bool:
-    """Whether nothing but torch functions gets the sums of a layer of DGL that :func:`may_wait`;
-    a part of somebody's own may hand them to what no mode sees."""
-    return is_mean_layer(layer) and is_linear(layer.fc_self) and is_linear(layer.fc_neigh)
 
 
 @dataclass
@@ -133,7 +96,7 @@ class _Late:
     def compute(self) -> None:
         """Fill ``out``, unless it is."""
         if not self.is_done:
-            _AddLinear.apply(self.out, self.rows, self.weight, self.bias, 0)
+            AddLinear.apply(self.out, self.rows, self.weight, self.bias, 0)
             self.is_done = True
 
     def is_alike(self, other: Any) -> bool:
@@ -149,7 +112,7 @@ class _Late:
         """``other`` and the product."""
         self.is_added = True
         base = other if in_place else other.clone()
-        return _AddLinear.apply(base, self.rows, self.weight, self.bias, 1)
+        return AddLinear.apply(base, self.rows, self.weight, self.bias, 1)
 
 
 def _can_wait(rows: Any, weight: Any, bias: Any = None) -> bool:
@@ -180,7 +143,7 @@ def _by_layer_of_dgl() -> bool:
     return frame is not None and module_of(frame).startswith("dgl.nn.")
 
 
-class _AddLinear(Function):
+class AddLinear(Function):
     """out = beta * base + rows @ weight^T + bias, where ``base`` was.
 
     ======  ==============  =============================================================
