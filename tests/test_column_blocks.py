@@ -14,7 +14,7 @@ import torch
 from harness import run_threads
 from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
-from harness.rows import Part, results, whole
+from harness.rows import Part, assert_share, results, whole
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
@@ -64,12 +64,7 @@ def compare(
         graph = part.graph.with_policy(sar.Policy(**policy))
         sar.set_activations(mine, "recompute")
         got = results(graph, mine, rows[part.nodes], factor[part.nodes])
-        assert got.keys() == want.keys()
-        for name, value in got.items():
-            own = name in ("out", "x")
-            value = value if own else group.all_reduce(value.clone())
-            expected = want[name][part.nodes] if own else want[name]
-            torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
+        assert_share(group, got, want, part.nodes)
 
     run_threads(size, case)
 

@@ -14,11 +14,11 @@ from typing import Any
 import dgl.nn
 import pytest
 import torch
-from harness import run_threads
+from harness import late, run_threads
 from harness.graphs import mixed, shop, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
-from harness.rows import Part, results, whole
+from harness.rows import Part, assert_share, results, whole
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -32,8 +32,8 @@ from sar.errors import NotSupportedError
 WIDTH = 4
 SIZE = 3
 aten = torch.ops.aten
+aggregate_module = sys.modules["sar.ops.aggregate"]
 layer_module = sys.modules["sar.graph.mean_layer"]
-function_module = sys.modules["sar.ops.linear_of_mean"]
 
 
 def sage(width: int = WIDTH, kind: str = "mean", **options: Any) -> nn.Module:
@@ -85,12 +85,7 @@ def compare(
         for _ in range(2):
             mine.zero_grad()
             got = results(part.graph, mine, rows[part.nodes], factor[part.nodes])
-            assert got.keys() == want.keys()
-            for name, value in got.items():
-                own = name in ("out", "x")
-                value = value if own else group.all_reduce(value.clone())
-                expected = want[name][part.nodes] if own else want[name]
-                torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
+            assert_share(group, got, want, part.nodes)
 
     run(size, case)
 
@@ -373,17 +368,16 @@ class Order(TorchDispatchMode):
 
 
 @contextmanager
-def noted(name: str, what: str, seen: threading.local) -> Iterator[None]:
-    """Inside, calls of a function of the streams are noted."""
-    module = sys.modules["sar.ops.aggregate"]
-    function = getattr(module, name)
+def noted(owner: Any, name: str, what: str, seen: threading.local) -> Iterator[None]:
+    """Inside, calls of a function are noted."""
+    function = getattr(owner, name)
 
     def noting(*args: Any) -> Any:
         seen.order.append(what)
         return function(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, name, noting)
+        patch.setattr(owner, name, noting)
         yield
 
 
@@ -401,7 +395,7 @@ def test_own_rows_are_multiplied_while_others_travel(width: int, partitioned: Cu
             conv(part.graph, x)
         return seen.order
 
-    with noted("spmm_add", "rows of others", seen):
+    with noted(aggregate_module, "spmm_add", "rows of others", seen):
         orders = run_late(2, case)
     for order in orders:
         first = order.index("rows of others")
@@ -415,22 +409,24 @@ def test_gradients_leave_before_the_rest_is_computed(width: int, partitioned: Cu
     path, seen = partitioned(mixed(), 2, "random"), threading.local()
 
     def case(group: Group) -> list[str]:
+        seen.order = []
         part, conv = Part(group, path), sage(width).double()
         x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
-        seen.order = []
         conv(part.graph, x).sum().backward()
         loss, seen.order = conv(part.graph, x).sum(), []
         with Order(seen.order):
             loss.backward()
         return seen.order
 
-    with noted("spmm_into", "gradients leave", seen), noted("add_rows", "home", seen):
+    leaving = noted(aggregate_module, "spmm_into", "gradients leave", seen)
+    with leaving, noted(late._Late, "wait", "wait", seen):
         orders = run_late(2, case)
+    rest = ["gradients leave", "product", "product", "wait"]
     for order in orders:
-        first = order.index("gradients leave")
-        # dW of the mean and the gradient of the mean; nothing, where the gradient is that of z.
-        assert order[:first] == ["product"] * (0 if width < WIDTH else 2)
-        assert order[first:].count("product") >= 2
+        if width < WIDTH:  # what travels is the gradient of z; dW and a part of dx need what came
+            assert order == [*rest, "product", "product"]
+        else:  # dW and the gradient of the mean
+            assert order == ["product", "product", *rest]
 
 
 class Count(TorchDispatchMode):

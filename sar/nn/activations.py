@@ -73,7 +73,7 @@ def set_activations(
         reset([*one.modules(), *layers_of(one)])
     if activations == "recompute":
         for layer in layers_of(module) if isinstance(module, nn.Module) else modules:
-            _recompute(layer)
+            replace(layer, _Recompute(layer))
     elif activations != "keep":
         for one in modules:
             replace(one, _Elsewhere(one, activations, folder))
@@ -119,10 +119,6 @@ def _writable(directory: str | os.PathLike, activations: str) -> str:
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise ValueError(f"directory: got {folder!r}, expected a folder to write in")
     return folder
-
-
-def _recompute(layer: nn.Module) -> None:
-    replace(layer, _Recompute(layer))
 
 
 class _Recompute(Forward):

@@ -66,6 +66,7 @@ def _fits(a: Any, b: Any) -> bool:
         type(a) is Tensor
         and type(b) is Tensor
         and (maker := type(a.grad_fn).__name__) in _MAKERS
+        and is_made_here(a)  # by no function of somebody's own that has the name of ours
         and torch.is_grad_enabled()
         and is_plain(a)
         and a._base is None

@@ -56,3 +56,15 @@ def results(graph: Any, layer: nn.Module, x: Tensor, factor: Tensor) -> dict[str
     (out * factor).sum().backward()
     shares = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
     return {"out": out.detach(), "x": x.grad, **shares}
+
+
+def assert_share(
+    group: Any, got: dict[str, Tensor], want: dict[str, Tensor], nodes: Tensor
+) -> None:
+    """:func:`results` of a rank with rows ``nodes`` are its share of those of the whole graph."""
+    assert got.keys() == want.keys()
+    for name, value in got.items():
+        own = name in ("out", "x")
+        value = value if own else group.all_reduce(value.clone())
+        expected = want[name][nodes] if own else want[name]
+        torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
