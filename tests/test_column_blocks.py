@@ -21,7 +21,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import sar
-from sar.kernels import nonzero
 from sar.nn.forwards import Forward
 from sar.ops.callers import is_mean_layer
 from sar.ops.column_blocks import BLOCK
@@ -442,17 +441,3 @@ def test_second_gradients_of_relu() -> None:
         found.append(torch.autograd.grad(out + dx.square().sum(), list(net.parameters())))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_masked_rows_are_alike_without_compiled_code(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, found = torch.randn(5, 71, dtype=dtype), []
-    for compiled in (True, False):
-        monkeypatch.setattr(nonzero, "_is_compiled", lambda rows, compiled=compiled: compiled)
-        words, _ = nonzero.nonzero_bits(rows.clamp(min=-0.0), negative_zeros=False)
-        out = torch.full_like(rows, 7)
-        nonzero.mask_rows(words, rows, out)
-        found.append(out)
-    assert torch.equal(found[0], rows.relu()) and torch.equal(found[1], rows.relu())

@@ -6,10 +6,9 @@ import torch
 
 from sar import Policy
 from sar.comm import LocalGroup
-from sar.kernels import add_rows, compress, spmm
+from sar.kernels import add_rows, compress, relu, spmm
 from sar.kernels.attention import Scores, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE, MIXED
-from sar.kernels.nonzero import mask_rows, nonzero_bits
 from sar.ops.attention import Attention, attention
 from sar.ops.relation import build_relation
 
@@ -22,8 +21,7 @@ def load_kernels() -> None:
     rows = torch.ones(_ROWS, _HEADS * _WIDTH, requires_grad=True)
     add_rows(rows.detach().clone(), ring, rows.detach())
     spmm(compress(ring, ring.flip(0), _ROWS, compact=False, order=False), rows.detach())
-    bits, _ = nonzero_bits(rows, negative_zeros=False)
-    mask_rows(bits, rows.detach(), torch.empty_like(rows))
+    relu.mask(rows.detach().clone(), relu.rectify(rows.detach().clone()))
     sizes, keys = ([0, _ROWS], _ROWS, _ROWS), lambda: ring.long()
     relation = build_relation(LocalGroup(), ring, ring.flip(0), ring, *sizes, keys)
     for kind, width in ((ADDITIVE, _HEADS), (MIXED, _HEADS * _WIDTH)):

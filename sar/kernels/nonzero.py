@@ -24,23 +24,22 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype in _WORDS
 
 
-def nonzero_bits(rows: Tensor, negative_zeros: bool = True) -> tuple[Tensor, Tensor]:
+def nonzero_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The bits of each row, and how many of them are set.
 
     Args:
         rows: [n, width] contiguous float32 or float64.
-        negative_zeros: whether the bits of these are set.
 
     Returns:
         int32 or int64 [n, words of a row], and int32 [n].
     """
     word, size = _WORDS[rows.dtype], 8 * rows.element_size()
-    numbers = rows.detach().view(word) if negative_zeros else rows.detach()
+    numbers = rows.detach().view(word)
     words = rows.new_empty((len(rows), -(-rows.shape[1] // size)), dtype=word)
     if _is_compiled(rows):
         counts = torch.empty(len(rows), dtype=torch.int32)
         # Not numpy(), after which torch no longer says whose memory it is.
-        _find(np.from_dlpack(numbers), words.numpy(), counts.numpy())
+        _find(np.from_dlpack(numbers), _unsigned(words), counts.numpy())
         return words, counts
     found = numbers != 0
     padded = pad(found, (0, words.shape[1] * size - rows.shape[1])).view(len(rows), -1, size)
@@ -78,20 +77,12 @@ def unpack_rows(words: Tensor, numbers: Tensor, out: Tensor) -> None:
     out.zero_().masked_scatter_(mask_of(words, out.shape[1]), numbers)
 
 
-def mask_rows(words: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Fill ``out`` with ``rows`` where a bit is set, and with zeros elsewhere.
-
-    Args:
-        words: [n, words of a row]. rows, out: [n, width] contiguous; may be the same.
-    """
-    if _is_compiled(rows):
-        _keep(words.numpy(), rows.detach().numpy(), out.numpy())
-        return
-    torch.where(mask_of(words, rows.shape[1]), rows, rows.new_zeros(()), out=out)
-
-
 def _is_compiled(rows: Tensor) -> bool:
     return rows.device.type == "cpu"
+
+
+def _unsigned(words: Tensor) -> np.ndarray:
+    return words.numpy().view(f"u{words.element_size()}")
 
 
 def _places(words: Tensor) -> Tensor:
@@ -106,15 +97,15 @@ def mask_of(words: Tensor, width: int) -> Tensor:
 
 @kernel
 def _find(numbers: Any, words: Any, counts: Any) -> None:
-    width, size = numbers.shape[1], 8 * words.itemsize
+    one, size = words.dtype.type, 8 * words.itemsize
     for row in range(len(numbers)):
-        total = 0
+        total = np.int32(0)
         for word in range(words.shape[1]):
-            low, bits = word * size, 0
-            for place in range(min(size, width - low)):
-                bit = 1 if numbers[row, low + place] != 0 else 0
-                bits |= bit << place
-                total += bit
+            some, bits = numbers[row, word * size : (word + 1) * size], one(0)
+            for place in range(len(some)):
+                found = some[place] != 0
+                bits |= one(found) << one(place)
+                total += np.int32(found)
             words[row, word] = bits
         counts[row] = total
 
@@ -141,14 +132,3 @@ def _unpack(words: Any, numbers: Any, out: Any) -> None:
                 bit, number = (bits >> place) & 1, numbers[read]
                 out[row, low + place] = number if bit else 0
                 read += bit
-
-
-@kernel
-def _keep(words: Any, rows: Any, out: Any) -> None:
-    width, size = rows.shape[1], 8 * words.itemsize
-    for row in range(len(rows)):
-        for word in range(words.shape[1]):
-            low, bits = word * size, words[row, word]
-            for place in range(min(size, width - low)):
-                number = rows[row, low + place]
-                out[row, low + place] = number if (bits >> place) & 1 else 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from sar.kernels.nonzero import can_pack, mask_of, mask_rows, nonzero_bits
+from sar.kernels import relu
 from sar.ops.overwrite import is_last_gradient, may_overwrite
 from sar.ops.reuse import ADDS, is_made_here, is_plain, is_temporary, is_temporary_of
 from sar.ops.saving import is_innermost, once, valued
@@ -34,7 +34,7 @@ class Frugal(TorchFunctionMode):
         if _is_known_activation(func, args, kwargs):
             if _GRADIENTS[func] is _relu_gradient and _fits_bits(args[0]):
                 in_place = is_temporary_of(func, args)  # before there is another reference
-                return _Relu.apply(args[0], in_place)
+                return _Relu.apply(args[0], in_place and args[0].is_contiguous())
             return _activated(func, args[0])
         return func(*args, **kwargs)
 
@@ -85,7 +85,7 @@ def _fits_bits(x: Tensor) -> bool:
 
     Alike on all ranks, whose repeated passes have to end at the same place.
     """
-    return x.is_cpu and can_pack(x.dtype) and is_innermost()
+    return x.is_cpu and x.dtype in relu.DTYPES and is_innermost()
 
 
 class _Relu(Function):
@@ -106,25 +106,22 @@ class _Relu(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, temporary: bool) -> Tensor:
         ctx.of_relu = True
-        y = x.relu_() if temporary else x.relu()
+        y = x if temporary else x.clone(memory_format=torch.contiguous_format)
+        bits = relu.rectify(y)
         if temporary:
             ctx.mark_dirty(x)
-        row = y.reshape(1, y.numel())
-        ctx.bits = once(lambda: nonzero_bits(row, negative_zeros=False)[0])
+        ctx.bits = once(lambda: bits)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():  # this pass is differentiated, too
-            kept = mask_of(ctx.bits, dy.numel()).view(dy.shape)
-            return torch.where(kept, dy, dy.new_zeros(())), None
-        dx = dy if is_last_gradient(dy) else torch.empty_like(dy, memory_format=_CONTIGUOUS)
-        row = 1, dy.numel()
-        mask_rows(ctx.bits, dy.reshape(row), dx.view(row))
+            kept = torch.ones(dy.shape, dtype=dy.dtype)
+            relu.mask(kept, ctx.bits)
+            return torch.where(kept.bool(), dy, dy.new_zeros(())), None
+        dx = dy if is_last_gradient(dy) else dy.clone(memory_format=torch.contiguous_format)
+        relu.mask(dx, ctx.bits)
         return dx.detach(), None
-
-
-_CONTIGUOUS = torch.contiguous_format
 
 
 class _Activation(Function):
