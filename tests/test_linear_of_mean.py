@@ -421,12 +421,12 @@ def test_gradients_leave_before_the_rest_is_computed(width: int, partitioned: Cu
     leaving = noted(aggregate_module, "spmm_into", "gradients leave", seen)
     with leaving, noted(late._Late, "wait", "wait", seen):
         orders = run_late(2, case)
-    rest = ["gradients leave", "product", "product", "wait"]
     for order in orders:
         if width < WIDTH:  # what travels is the gradient of z; dW and a part of dx need what came
-            assert order == [*rest, "product", "product"]
-        else:  # dW and the gradient of the mean
-            assert order == ["product", "product", *rest]
+            beside, behind = ["product"] * 2, ["product"] * 2
+            assert order == ["gradients leave", *beside, "wait", *behind]
+        else:  # what travels is made of the gradient of the mean
+            assert order == ["product", "gradients leave", *["product"] * 3, "wait"]
 
 
 class Count(TorchDispatchMode):
@@ -436,12 +436,15 @@ class Count(TorchDispatchMode):
         super().__init__()
         self.calls: Counter[Any] = Counter()
         self.places: list[int] = []
+        self.added: list[tuple[int, int]] = []  # where a product is added, and its first factor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls[func] += 1
         out = func(*args, **(kwargs or {}))
         if func is aten.addmm.default:
             self.places.append(out.data_ptr())
+        if func is aten.addmm_.default:
+            self.added.append((args[0].data_ptr(), args[1].data_ptr()))
         return out
 
 
@@ -461,9 +464,9 @@ def test_one_tensor_forward_and_one_backward(
                 place = out.data_ptr()
                 out.sum().backward()
         assert counted.places == [place]
-        assert counted.calls[aten.mm.out] == 1  # the gradient of the mean, where that was
-        assert counted.calls[aten.addmm_.default] == 2  # to the own product; to what comes home
-        assert counted.calls[aten.mm.default] == 2  # gradients of both weights
+        (_, mean), (home, _) = counted.added  # to the own product; to what comes home
+        assert home == mean
+        assert counted.calls[aten.mm.default] == 3  # gradients of both weights and of the mean
         assert not counted.calls[aten.add.Tensor]
 
     run_threads(size, case)

@@ -49,14 +49,17 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def spmm(csc: Csc, x: Tensor, factors: Factors = NO_FACTORS) -> Tensor:
+def spmm(csc: Csc, x: Tensor, factors: Factors = NO_FACTORS, out: Tensor | None = None) -> Tensor:
     """[csc.num_rows, width] in the wide dtype of ``x``; rows without edges are 0.
 
     Args:
         x: [*, width] contiguous floating point rows that ``csc.indices`` address.
+        out: memory for the result.
     """
-    make = x.new_empty if csc.rows is None else x.new_zeros
-    out = make((csc.num_rows, x.shape[1]), dtype=wide_dtype(x.dtype))
+    if out is None:
+        out = x.new_empty((csc.num_rows, x.shape[1]), dtype=wide_dtype(x.dtype))
+    if csc.rows is not None:
+        out.zero_()
     _reduce(out, csc, x, factors, csc.rows, add=False)
     return out
 

@@ -28,6 +28,7 @@ from sar.ops.weights import weight_gradient
 from sar.ops.zeros import NonZeros, PackedGradients, PackedRows, Skipped, skipped
 
 Streamed = Relation | LinearRelation
+Place = Callable[[], Tensor | None]  # memory of owned rows that nobody reads any more, if any
 
 
 def aggregate_forward(
@@ -77,10 +78,11 @@ def begin_aggregate(
 def aggregate_backward(
     relation: Streamed, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
     zeros: NonZeros | None = None, spares_memory: bool = False,
+    place: Place | None = None,
 ) -> GradientReturn:  # fmt: skip
     """Gradients of [num_src, width] rows, in the wide dtype, the last rounds of them still on
     their way home; no row is fetched. With ``zeros`` those of numbers that were zero stay away;
-    with ``spares_memory`` all are home."""
+    with ``spares_memory`` all are home. ``place`` is called once rounds are on their way."""
     if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
         dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
     plan, factors, order = relation.plan, Factors(edge=weight, gathered=scale), weight is not None
@@ -88,7 +90,8 @@ def aggregate_backward(
     shards = relation.transposed(num_rounds, policy, order=order)
 
     def local() -> Tensor:
-        return spmm(next(relation.transposed(LOCAL, policy, order=order)), dout, factors)
+        own = next(relation.transposed(LOCAL, policy, order=order))
+        return spmm(own, dout, factors, None if place is None else place())
 
     packed = None if zeros is None else PackedGradients(zeros)
     shape = (dout.shape[1], dout.dtype)

@@ -24,6 +24,7 @@ from sar.config import Policy
 from sar.ops.aggregate import (
     Arrival,
     Home,
+    Place,
     aggregate,
     aggregate_backward,
     agree_sums,
@@ -106,11 +107,13 @@ class _Means:
         self.zeros = zeros if self.skips is Skipped.ROWS_AND_GRADIENTS else None
         return begin_aggregate(self.streamed, rows, None, self.scale, self.policy, None, zeros)
 
-    def home(self, dout: Tensor) -> GradientReturn:
+    def home(self, dout: Tensor, place: Place | None = None) -> GradientReturn:
         """A^T S dout, the last rounds of it still on their way."""
         if self.zeros is not None:
             self.zeros.check()
-        return aggregate_backward(self.streamed, dout, None, self.scale, self.policy, self.zeros)
+        return aggregate_backward(
+            self.streamed, dout, None, self.scale, self.policy, self.zeros, place=place
+        )
 
 
 class _LinearOfMean(Function):
@@ -124,15 +127,15 @@ class _LinearOfMean(Function):
     weight    [width, width_in]      replicated; saved (a parameter)
     b         [width] or none        replicated
     S         [num_dst]              this rank; 1 / in-degree; held
-    mean      [num_dst, width_in]    this rank; saved. Becomes its gradient
+    mean      [num_dst, width_in]    this rank; saved. Becomes dx
     halo      [<= round, width_in]   peers; fetched per round, reduced, dropped
     z         [num_dst, width]       this rank; not saved
     dx        [num_src, width_in]    this rank; what comes home is added by :class:`Home`
     ========  =====================  =====================================================
 
     Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
-    dweight = D^T (S A x); dx = A^T S (D weight), on its way home while the others are computed;
-    down = D^T x; db = the sum of the rows of D; dx += D own.
+    dx = A^T S (D weight), on its way home while the others are computed; dweight = D^T (S A x),
+    before dx takes its place; down = D^T x; db = the sum of the rows of D; dx += D own.
     """
 
     @staticmethod
@@ -153,8 +156,14 @@ class _LinearOfMean(Function):
         x, own, weight, mean = ctx.saved_tensors
         _, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
         in_place, dz = may_overwrite(mean, dz), dz.contiguous()
-        dweight = dz.t() @ mean if asks_weight else None
-        home = ctx.means.home(torch.mm(dz, weight, out=mean) if in_place else dz @ weight)
+        dweight = None
+
+        def place() -> Tensor | None:  # called when the first rounds travel
+            nonlocal dweight
+            dweight = dz.t() @ mean if asks_weight else None
+            return mean if in_place else None
+
+        home = ctx.means.home(dz @ weight, place)
         ctx.arrival.append(home)
         down = dz.t() @ x if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
