@@ -793,6 +793,9 @@ def test_sums_of_segments(
     want = row.unsqueeze(1) * (matrix @ (gathered.unsqueeze(1) * x))
     factors = Factors(edge, row, gathered)
     assert_close(spmm(csc, x, factors), want, "spmm", torch.float64)
+    out = torch.full_like(want, torch.nan)
+    assert spmm(csc, x, factors, out) is out
+    assert_close(out, want, "spmm", torch.float64)
     out = torch.ones_like(want)
     spmm_add(out, csc, x, factors)
     assert_close(out, want + 1, "spmm_add", torch.float64)
