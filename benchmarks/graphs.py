@@ -109,6 +109,7 @@ def save_graph(graph: GraphArrays, path: Path) -> None:
     """Write a homogeneous graph as one file of tensors, whole or not at all."""
     ((src, dst),) = graph.edges.values()
     (data,) = graph.node_data.values()
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".partial")
     torch.save({"src": src, "dst": dst, **data}, unfinished)
     unfinished.replace(path)

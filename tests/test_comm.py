@@ -448,6 +448,31 @@ def test_buffer_pool_hands_out_what_came_back() -> None:
     assert pool.idle_bytes == 0
 
 
+def test_buffer_pool_hands_out_the_smallest_that_fits() -> None:
+    pool, cpu = BufferPool(), torch.device("cpu")
+    buffers = [pool.take((number,), torch.float32, cpu) for number in (30, 10, 20)]
+    addresses = [buffer.data_ptr() for buffer in buffers]
+    for buffer in buffers:
+        pool.give(buffer)
+    assert pool.take((15,), torch.float32, cpu).data_ptr() == addresses[2]
+    assert pool.idle_bytes == 4 * (30 + 10)
+
+
+def case_rows_to_oneself(group):
+    before = group.counters.sent_bytes, group.counters.received_bytes
+    counts = [2 + peer for peer in range(group.size)]
+    group.all_to_all(torch.zeros(sum(counts), 3), counts, [2 + group.rank] * group.size)
+    after = group.counters.sent_bytes, group.counters.received_bytes
+    return tuple(b - a for a, b in zip(before, after))
+
+
+def test_rows_to_oneself_are_no_traffic() -> None:
+    width = 3 * 4
+    for rank, (sent, received) in enumerate(run_threads(3, case_rows_to_oneself)):
+        assert sent == width * (2 + 3 + 4 - (2 + rank))
+        assert received == width * 2 * (2 + rank)
+
+
 def test_wrong_row_counts_are_refused() -> None:
     """One rank expects more rows than its peer sends: an error, not a hang or garbage."""
 

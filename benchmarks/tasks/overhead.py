@@ -6,13 +6,17 @@ import cProfile
 import pstats
 import time
 
-from benchmarks.tasks.sage import Sar
+from benchmarks.tasks.sage import Dgl, Sar, Task
 
 _WARM = 5
 
 
-class Overhead(Sar):
-    """One rank; see :class:`benchmarks.tasks.sage.Sar`."""
+class Timed(Task):
+    """A task whose small epochs are timed one by one."""
+
+    def collectives(self) -> int:
+        """Begun so far."""
+        return 0
 
     def epochs(self, number: int) -> dict[str, list[float]]:
         """Per epoch: seconds of the process and of its main thread, and collectives begun."""
@@ -20,9 +24,9 @@ class Overhead(Sar):
         for _ in range(_WARM):
             self.step()
         for _ in range(number):
-            begin = time.process_time(), time.thread_time(), self.group.counters.collectives
+            begin = time.process_time(), time.thread_time(), self.collectives()
             self.step()
-            end = time.process_time(), time.thread_time(), self.group.counters.collectives
+            end = time.process_time(), time.thread_time(), self.collectives()
             for name, a, b in zip(found, begin, end):
                 found[name].append(b - a)
         return found
@@ -38,3 +42,14 @@ class Overhead(Sar):
         profile.disable()
         pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(lines)
         return text.getvalue()
+
+
+class Overhead(Timed, Sar):
+    """One rank; see :class:`benchmarks.tasks.sage.Sar`."""
+
+    def collectives(self) -> int:
+        return self.group.counters.collectives
+
+
+class Share(Timed, Dgl):
+    """A graph as large as a rank's part, in a process that talks to nobody."""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, UntypedStorage
+
+
+class _Idle(NamedTuple):
+    """A buffer that was given back; what torch says of a storage takes microseconds each time."""
+
+    nbytes: int
+    device: torch.device
+    storage: UntypedStorage
 
 
 class BufferPool:
@@ -14,23 +23,28 @@ class BufferPool:
     LIMIT = 4  # two rounds in flight, each a send and a receive buffer
 
     def __init__(self) -> None:
-        self._free: list[UntypedStorage] = []
+        self._free: list[_Idle] = []
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialised contiguous tensor; return it with :meth:`give` when done."""
         nbytes = math.prod(shape) * dtype.itemsize
-        fitting = [b for b in self._free if b.nbytes() >= nbytes and b.device == device]
+        fitting = [
+            (idle.nbytes, place)
+            for place, idle in enumerate(self._free)
+            if idle.nbytes >= nbytes and idle.device == device
+        ]
         if not fitting:
             if self._free:  # too small for this width: make room before growing
                 self._drop_smallest()
             return torch.empty(shape, dtype=dtype, device=device)
-        best = min(fitting, key=UntypedStorage.nbytes)
-        self._free = [buffer for buffer in self._free if buffer is not best]
-        return torch.empty(0, dtype=dtype, device=device).set_(best, 0, shape)  # type: ignore[call-overload]
+        _, best = min(fitting)
+        storage = self._free.pop(best).storage
+        return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape)  # type: ignore[call-overload]
 
     def give(self, buffer: Tensor) -> None:
         """Take a buffer back. The caller holds no view of it any more."""
-        self._free.append(buffer.untyped_storage())
+        storage = buffer.untyped_storage()
+        self._free.append(_Idle(storage.nbytes(), buffer.device, storage))
         self.shrink(self.LIMIT)
 
     def shrink(self, number: int) -> None:
@@ -45,8 +59,8 @@ class BufferPool:
     @property
     def idle_bytes(self) -> int:
         """Bytes held for reuse."""
-        return sum(buffer.nbytes() for buffer in self._free)
+        return sum(idle.nbytes for idle in self._free)
 
     def _drop_smallest(self) -> None:
-        smallest = min(range(len(self._free)), key=lambda i: self._free[i].nbytes())
+        smallest = min(range(len(self._free)), key=lambda i: self._free[i].nbytes)
         del self._free[smallest]

@@ -234,6 +234,8 @@ class _StagedWork:
 
 
 def _bytes_to_others(buffer: Tensor, counts: Sequence[int], rank: int) -> int:
+    if not counts[rank]:
+        return buffer.nbytes
     return (sum(counts) - counts[rank]) * (buffer.nbytes // max(1, buffer.shape[0]))
 
 

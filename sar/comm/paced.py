@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -62,10 +63,12 @@ def steps_of(
 ) -> Iterator[list[Message]]:
     """Per distance what this rank sends and receives: one message, or one either way."""
     size = len(recv_counts)
-    arriving, leaving = recv.split(recv_counts), send.split(send_counts)
+    recv_ends, send_ends = [*accumulate(recv_counts)], [*accumulate(send_counts)]
     for distance in distances:
         source, target = (rank + distance) % size, (rank - distance) % size
-        message = Message(arriving[source], leaving[target], source, target)
+        arriving = recv[recv_ends[source] - recv_counts[source] : recv_ends[source]]
+        leaving = send[send_ends[target] - send_counts[target] : send_ends[target]]
+        message = Message(arriving, leaving, source, target)
         yield [message] if source != target else _two_ways(rank, message)
 
 

@@ -148,8 +148,8 @@ def attend(
         query: [n, H] (additive) or [n, H * D] rows of the destinations.
         weight: [H * D] w of mixed scores, else of any shape.
     """
-    rows, ends, dropped = _rows(csc), (csc.indptr, csc.indices), _dropout(csc, mask, query)
-    arrays = _numpy(rows, *ends, key.rows, value.rows, query, weight.view(-1))
+    dropped, ends = _dropout(csc, mask, query), csc.arrays[:3]
+    arrays = *ends, *_numpy(key.rows, value.rows, query, weight.view(-1))
     state = _numpy(running.largest, running.total, running.sums)
     numbers, fresh = _numbers(scores, query), not running.begun
     if fresh and csc.rows is not None:
@@ -177,10 +177,8 @@ def attend_grad_additive(
         dkey, dvalue: rows to overwrite, one per segment of ``csr``.
         dquery: [threads, n, H] to add to; each thread has a part of its own.
     """
-    arrays = _numpy(
-        csr.indptr, csr.indices, key.rows, value.rows, incoming.dout, incoming.known, dkey.rows,
-        dvalue.rows,
-    )  # fmt: skip
+    rows = key.rows, value.rows, incoming.dout, incoming.known, dkey.rows, dvalue.rows
+    arrays = csr.arrays.indptr, csr.arrays.indices, *_numpy(*rows)
     parts, dropped = dquery.numpy(), _dropout(csr, mask, dquery)
     offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
     _, *sizes, slope, _ = _numbers(scores, dquery)
@@ -203,9 +201,9 @@ def attend_grad_of_sources(
         dkey, dvalue: rows to overwrite, one per segment of ``csr``; the same columns where keys
             are values.
     """
-    arrays = _numpy(
-        csr.indptr, csr.indices, key.rows, value.rows, query, weight.view(-1), incoming.dout,
-        incoming.known, dkey.rows, dvalue.rows,
+    arrays = csr.arrays.indptr, csr.arrays.indices, *_numpy(
+        key.rows, value.rows, query, weight.view(-1), incoming.dout, incoming.known, dkey.rows,
+        dvalue.rows,
     )  # fmt: skip
     offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
     numbers, dropped = (*offsets, *_numbers(scores, query)), _dropout(csr, mask, query)
@@ -228,10 +226,8 @@ def attend_grad_of_queries(
     Returns:
         [H * D] gradient of the weight of mixed scores (0 for dot products).
     """
-    arrays = _numpy(
-        _rows(csc), csc.indptr, csc.indices, key.rows, value.rows, query, weight.view(-1),
-        incoming.dout, incoming.known, dquery,
-    )  # fmt: skip
+    rows = key.rows, value.rows, query, weight.view(-1), incoming.dout, incoming.known, dquery
+    arrays = *csc.arrays[:3], *_numpy(*rows)
     dweight = query.new_zeros((num_parts(csc.indptr), scores.heads * scores.width))
     parts = dweight.numpy()
     numbers, dropped = _numbers(scores, query), _dropout(csc, mask, query)
@@ -277,11 +273,6 @@ def _scratch(like: Tensor, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
     return made.numpy(), made[0].view(-1).numpy()
 
 
-def _rows(csc: Csc) -> Tensor:
-    """The rows of the segments; empty stands for 0, 1, 2, .."""
-    return csc.indptr[:0] if csc.rows is None else csc.rows
-
-
 def _numpy(*tensors: Tensor) -> list[np.ndarray]:
     return [tensor.detach().numpy() for tensor in tensors]
 
@@ -302,4 +293,4 @@ def _dropout(csc: Csc, mask: Mask | None, like: Tensor) -> tuple[Any, ...]:
         raise ValueError("csc: got no order, expected each edge's position for its dropout")
     p = float(mask.probability)
     keep = kind(1 / (1 - p) if p < 1 else 0)
-    return *_numpy(csc.order, mask.keys), mask.seed, p, keep
+    return csc.arrays.order, mask.keys.numpy(), mask.seed, p, keep

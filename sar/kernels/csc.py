@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 INT32_EDGES = 2**31 - 1  # positions and bounds are int32
+_NOWHERE = torch.empty(0, dtype=torch.int32).numpy()
+
+
+class Arrays(NamedTuple):
+    """The tensors of a :class:`Csc` on the CPU as compiled loops take them, the same memory.
+
+    ``rows`` and ``order`` are empty where there are none.
+    """
+
+    rows: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+    order: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,12 @@ class Csc:
     indices: Tensor
     order: Tensor | None
     num_rows: int
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """Kept: to make them takes longer than a sum over a few edges."""
+        rows, order = (_NOWHERE if ids is None else ids.numpy() for ids in (self.rows, self.order))
+        return Arrays(rows, self.indptr.numpy(), self.indices.numpy(), order)
 
     @property
     def num_edges(self) -> int:

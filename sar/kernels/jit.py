@@ -149,7 +149,7 @@ def in_parallel(run: Callable[[int, int, int], None], indptr: Tensor) -> None:
 
     As many parts as torch has threads; the same cut for the same number of threads.
     """
-    parts, num_segments = num_parts(indptr), len(indptr) - 1
+    parts, num_segments = num_parts(indptr), indptr.shape[0] - 1  # len() goes through Python
     if parts == 1:
         run(0, 0, num_segments)
         return

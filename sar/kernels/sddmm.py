@@ -42,8 +42,6 @@ def edge_dots(out: Tensor, csc: Csc, x: Tensor, y: Tensor, scale: Tensor | None 
     """
     if csc.order is None:
         raise ValueError("csc: got no order, expected each edge's position for its product")
-    rows = csc.indptr[:0] if csc.rows is None else csc.rows
     factors = out[:0] if scale is None else scale
-    tensors = (rows, csc.indptr, csc.indices, csc.order, x, y, factors, out)
-    arrays = [tensor.numpy() for tensor in tensors]
+    arrays = *csc.arrays, *(tensor.numpy() for tensor in (x, y, factors, out))
     in_parallel(lambda _, first, last: _edge_dots(first, last, *arrays), csc.indptr)

@@ -23,7 +23,6 @@ from sar.kernels.jit import in_parallel, inlined, kernel, prefetch_row
 _BLOCK_BYTES = 256 << 10
 _DEVICE_BLOCK_BYTES = 64 << 20  # elsewhere than on the CPU a block is a few calls of its own
 _NONE = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in (torch.float32, torch.float64)}
-_NOWHERE = torch.empty(0, dtype=torch.int32).numpy()
 
 
 @dataclass(frozen=True)
@@ -98,14 +97,13 @@ def _reduce(
 def _reduce_compiled(
     out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
 ) -> None:
-    none = _NONE[x.dtype]
-    edge, row, gathered = (
-        none if factor is None else factor.detach().numpy()
-        for factor in (factors.edge, factors.row, factors.gathered)
-    )
-    places, order = (_NOWHERE if ids is None else ids.numpy() for ids in (rows, csc.order))
-    ends = places, csc.indptr.numpy(), csc.indices.numpy(), order
-    arrays = x.detach().numpy(), edge, gathered, row, out.numpy()
+    none, ends = _NONE[x.dtype], csc.arrays
+    if rows is None and len(ends.rows):  # a row of the result for each segment
+        ends = ends._replace(rows=ends.rows[:0])
+    edge = none if factors.edge is None else factors.edge.detach().numpy()
+    gathered = none if factors.gathered is None else factors.gathered.detach().numpy()
+    scale = none if factors.row is None else factors.row.detach().numpy()
+    arrays = x.detach().numpy(), edge, gathered, scale, out.numpy()
 
     def part(_: int, first: int, last: int) -> None:
         sums = np.empty(x.shape[1], none.dtype)

@@ -119,7 +119,7 @@ class LinearPlan(HaloPlan):
 
     def _gather(self, edges: Csc, rows: Sequence[Tensor], out: Tensor) -> None:
         widths = [part.shape[1] for part in rows]
-        for part, sums in zip(rows, out.split(widths, dim=1), strict=True):
+        for part, sums in zip(rows, out.split_with_sizes(widths, dim=1), strict=True):
             spmm_into(sums, edges, part)
 
     def _runs(self, step: Round) -> Iterator[tuple[int, int, int]]:
