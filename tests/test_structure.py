@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor
 
 import sar
 from sar.graph.edge_graph import global_ends
+from sar.kernels.csc import compress
 from sar.ops import relation
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.generate import rmat_graph
@@ -221,6 +224,23 @@ def test_a_block_keeps_the_ids_of_its_edges_beside(partitioned: Cutter) -> None:
     """4 bytes an edge more: which of the part's edges it is. The partition itself may go."""
     for found, most, least in run_threads(2, case_blocks, partitioned(dense(), 2, "random")):
         assert least <= found <= most
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda edges: pickle.loads(pickle.dumps(edges))],
+    ids=["deepcopy", "pickle"],
+)
+def test_arrays_of_a_copy_are_memory_of_its_tensors(copied: Any) -> None:
+    edges = compress(torch.tensor([2, 0, 2]), torch.tensor([0, 1, 3]), 4, compact=True, order=True)
+    before = edges.arrays  # kept from here on
+    other = copied(edges)
+    assert other.num_rows == 4
+    for name, values in other.arrays._asdict().items():
+        assert values.tolist() == getattr(before, name).tolist()
+        assert (
+            values.ctypes.data == getattr(other, name).data_ptr() != getattr(edges, name).data_ptr()
+        )
 
 
 @pytest.mark.parametrize("wrong", ["forward", None, 1])

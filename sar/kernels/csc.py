@@ -53,6 +53,10 @@ class Csc:
         rows, order = (_NOWHERE if ids is None else ids.numpy() for ids in (self.rows, self.order))
         return Arrays(rows, self.indptr.numpy(), self.indices.numpy(), order)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without ``arrays``: a copy's would be memory of their own beside its tensors."""
+        return {name: value for name, value in vars(self).items() if name != "arrays"}
+
     @property
     def num_edges(self) -> int:
         return self.indices.shape[0]  # len() of a tensor goes through Python
