@@ -354,6 +354,21 @@ def test_ranks_that_go_different_ways_meet(partitioned: Cutter, uses: list[int])
     assert len(uses) == 2 * 2 * 2 * (SIZE - 1)
 
 
+def test_a_trace_sees_what_runs_without_it(partitioned: Cutter, uses: list[int]) -> None:
+    """Its marks are around the layers, not in them, where they would take them apart."""
+    path, rows = partitioned(mixed(), 2), whole(mixed().total_nodes, (WIDTH,), seed=1)
+
+    def case(group: Group) -> set[tuple[str, str]]:
+        part, model = Part(group, path), WHOLE["two"]().double()
+        with sar.trace(model=model, group=group) as recorded:
+            model(part.graph, rows[part.nodes]).sum().backward()
+        return {(row["layer"], row["pass"]) for row in recorded.summary()}
+
+    names = {(f"parts.{i}", work) for i in range(2) for work in ("forward", "backward")}
+    assert all(names <= found for found in run_threads(2, case))
+    assert len(uses) == 4
+
+
 class Order(TorchDispatchMode):
     """Notes the products that run."""
 

@@ -40,9 +40,9 @@ def speed_8(options: Options) -> Report:
 def speed(options: Options, ranks: int) -> Report:
     """All contenders stay alive and train one epoch each in turn, so that a busy machine slows all
     of them; a ratio is the median of the turns' ratios. The first epochs of each warm up and give
-    its activation memory. A turn is two epochs, of which the second counts: while others have their
-    turn, a virtual machine that reports free pages gives a waiting process's memory to its host, and
-    the next epoch would pay for getting it again what training without pauses never pays.
+    its activation memory. A turn is two epochs, of which the second counts: a virtual machine that
+    reports free pages gives the memory of those who wait to its host, and the first epoch pays for
+    getting it back, which training without pauses never does.
     """
     graph = graphs.rmat(options, [("metis", ranks)])
     with ExitStack() as stack:

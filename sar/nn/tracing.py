@@ -25,12 +25,16 @@ def mark_layers(model: nn.Module, group: Group | None = None) -> Iterator[None]:
     """Inside, the group's meter knows which layer of ``model`` is at work, in both passes.
 
     A layer is a module that is called with a graph. What it does outside of inner layers counts
-    for itself; backward belongs to a layer from its output to the output of the next.
+    for itself; backward belongs to a layer from its output to the output of the next. Modules of
+    ``torch.nn``, which take no graph, get no hooks: with some on its parts, a layer of DGL would
+    run as somebody watches it, part by part.
     """
     meter = (group or current_group()).meter
-    marks = [_Marks(name or type(module).__name__, meter) for name, module in model.named_modules()]
     handles = []
-    for mark, module in zip(marks, model.modules(), strict=True):
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.nn."):
+            continue
+        mark = _Marks(name or type(module).__name__, meter)
         handles.append(module.register_forward_pre_hook(mark.enter, with_kwargs=True))
         handles.append(module.register_forward_hook(mark.leave, always_call=True))
     try:
