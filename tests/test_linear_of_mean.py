@@ -15,6 +15,7 @@ import dgl.nn
 import pytest
 import torch
 from harness import late, run_threads
+from harness.blocks import compare_blocks
 from harness.graphs import mixed, shop, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
@@ -322,6 +323,17 @@ def test_rows_that_nobody_trains(width: int, partitioned: Cutter, uses: list[int
 
     run_late(SIZE, case)
     assert uses
+
+
+@pytest.mark.parametrize("every", [4, 50])  # with 50, some ranks have nothing to compute
+@pytest.mark.parametrize("widths", [(WIDTH, 3), (7, 2), (2, 5)])
+@pytest.mark.parametrize("size", [1, SIZE])
+def test_blocks_give_some_rows_of_the_whole_graphs(
+    size: int, widths: tuple[int, int], every: int, partitioned: Cutter, uses: list[int]
+) -> None:
+    first = sage(widths[0], activation=F.relu)
+    compare_blocks([first, dgl.nn.SAGEConv(*widths, "mean")], WIDTH, every, size, partitioned)
+    assert sorted(uses) == sorted(size * [WIDTH, widths[0]])
 
 
 def test_evaluation_and_lossy_rows(partitioned: Cutter, uses: list[int]) -> None:

@@ -6,6 +6,8 @@ Note [Linear of mean]. z = x W_own^T + b + mean(x) W^T is six functions to torch
 * in backward the gradients of rows go home before anything is computed that can be computed
   beside them, where torch would begin with what was called last;
 * both parts of dx are summed in one tensor, which is the one that gradients come home to.
+
+The layer's own rows, O x, are all of x, or in a block of the graph the first num_dst of them.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ from sar.ops.zeros import NonZeros, Skipped
 def linear_of_mean(
     relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, policy: Policy
 ) -> Tensor:
-    """x @ own^T + bias + mean @ weight^T, where mean_i is that of the rows x_j over edges (j -> i).
+    """O x @ own^T + bias + mean @ weight^T: mean_i is that of the rows x_j over edges (j -> i).
 
     Collective, as is its backward pass; ranks that compute the same by :func:`aggregate` and
     torch exchange the same messages. See Note [Linear of mean].
 
     Args:
-        x: [num_src, width_in] contiguous owned source rows, which are the destinations, too. It or
-            ``weight`` asks for a gradient.
+        x: [num_src, width_in] contiguous owned source rows; O x, the first num_dst of them, are the
+            destinations. It or ``weight`` asks for a gradient.
         own, weight: [width, width_in] of the dtype of ``x``, float32 or float64.
         bias: [width] or none.
         policy: not lossy.
@@ -75,7 +77,7 @@ def _linear_of_mean(
     agree_wanted(relation.plan, [("rows of a mean", summed)], 1)
     if not summed.requires_grad:
         mean = aggregate(relation, x, "mean", policy)
-        return AddLinear.apply(F.linear(x, own, bias), mean, weight, None, 1)
+        return AddLinear.apply(F.linear(x[: len(mean)], own, bias), mean, weight, None, 1)
     means = _Means(relation, policy, x.dtype, agree_sums(relation, summed, policy))
     if is_narrow:
         return _LinearOfNarrowMean.apply(x, own, weight, bias, means)
@@ -117,7 +119,7 @@ class _Means:
 
 
 class _LinearOfMean(Function):
-    """z = x own^T + b + (S A x) weight^T.
+    """z = O x own^T + b + (S A x) weight^T.
 
     ========  =====================  =====================================================
     tensor    shape                  owner and lifetime
@@ -127,7 +129,7 @@ class _LinearOfMean(Function):
     weight    [width, width_in]      replicated; saved (a parameter)
     b         [width] or none        replicated
     S         [num_dst]              this rank; 1 / in-degree; held
-    mean      [num_dst, width_in]    this rank; saved. Becomes dx
+    mean      [num_dst, width_in]    this rank; saved. Becomes dx where that has as many rows
     halo      [<= round, width_in]   peers; fetched per round, reduced, dropped
     z         [num_dst, width]       this rank; not saved
     dx        [num_src, width_in]    this rank; what comes home is added by :class:`Home`
@@ -135,7 +137,7 @@ class _LinearOfMean(Function):
 
     Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
     dx = A^T S (D weight), on its way home while the others are computed; dweight = D^T (S A x),
-    before dx takes its place; down = D^T x; db = the sum of the rows of D; dx += D own.
+    before dx takes its place; down = D^T O x; db = the sum of the rows of D; dx += O^T D own.
     """
 
     @staticmethod
@@ -144,7 +146,7 @@ class _LinearOfMean(Function):
         means: _Means, arrival: Arrival, summed: ReferenceType[Tensor],
     ) -> Tensor:  # fmt: skip
         mean, finish = means.begin(x, summed)
-        z = F.linear(x, own, bias)
+        z = F.linear(x[: len(mean)], own, bias)
         finish()
         ctx.save_for_backward(x, own, weight, mean)
         ctx.means, ctx.arrival = means, arrival
@@ -155,7 +157,8 @@ class _LinearOfMean(Function):
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, own, weight, mean = ctx.saved_tensors
         _, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
-        in_place, dz = may_overwrite(mean, dz), dz.contiguous()
+        in_place = len(mean) == len(x) and may_overwrite(mean, dz)
+        dz = dz.contiguous()
         dweight = None
 
         def place() -> Tensor | None:  # called when the first rounds travel
@@ -165,14 +168,15 @@ class _LinearOfMean(Function):
 
         home = ctx.means.home(dz @ weight, place)
         ctx.arrival.append(home)
-        down = dz.t() @ x if asks_own else None
+        down = dz.t() @ x[: len(dz)] if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
-        dx = home.own().addmm_(dz, own)
+        dx = home.own()
+        dx[: len(dz)].addmm_(dz, own)
         return dx, down, dweight, dbias, None, None, None
 
 
 class _LinearOfNarrowMean(Function):
-    """z = x own^T + b + S A y with y = x weight^T, which is narrower than x.
+    """z = O x own^T + b + S A y with y = x weight^T, which is narrower than x.
 
     ========  =====================  =====================================================
     tensor    shape                  owner and lifetime
@@ -188,8 +192,8 @@ class _LinearOfNarrowMean(Function):
     ========  =====================  =====================================================
 
     Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
-    dy = A^T S D, on its way home while the next three are computed; down = D^T x; db = the sum of
-    the rows of D; dx = D own; dweight = dy^T x; dx += dy weight.
+    dy = A^T S D, on its way home while the next three are computed; down = D^T O x; db = the sum of
+    the rows of D; dx = O^T D own; dweight = dy^T x; dx += dy weight.
     """
 
     @staticmethod
@@ -199,7 +203,7 @@ class _LinearOfNarrowMean(Function):
         ctx.save_for_backward(x, own, weight)
         ctx.means = means
         mean, finish = means.begin(x @ weight.t())
-        z = F.linear(x, own, bias)
+        z = F.linear(x[: len(mean)], own, bias)
         finish()
         return z.add_(mean)
 
@@ -210,11 +214,19 @@ class _LinearOfNarrowMean(Function):
         asks_x, asks_own, asks_weight, asks_bias, _ = ctx.needs_input_grad
         dz = dz.contiguous()
         home = ctx.means.home(dz)
-        down = dz.t() @ x if asks_own else None
+        down = dz.t() @ x[: len(dz)] if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
-        dx = dz @ own if asks_x else None
+        dx = _own_part(dz, own, len(x)) if asks_x else None
         dy = home.finish()
         dweight = dy.t() @ x if asks_weight else None
         if dx is not None:
             dx.addmm_(dy, weight)
         return dx, down, dweight, dbias, None
+
+
+def _own_part(dz: Tensor, own: Tensor, num_src: int) -> Tensor:
+    """O^T dz own: [num_src, width_in], 0 behind the rows of dz."""
+    out = dz.new_empty(num_src, own.shape[1])
+    torch.mm(dz, own, out=out[: len(dz)])
+    out[len(dz) :].zero_()
+    return out
