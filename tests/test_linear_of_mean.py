@@ -499,6 +499,27 @@ def test_one_tensor_forward_and_one_backward(
     run_threads(size, case)
 
 
+@pytest.mark.parametrize("size", [1, SIZE])
+@pytest.mark.parametrize("activations", ["keep", "recompute"])
+def test_gradients_of_relu_are_written_where_they_came(
+    activations: str, size: int, partitioned: Cutter
+) -> None:
+    """In memory that our loops have read and written, through several layers."""
+    path = partitioned(mixed(), size, "random")
+
+    def case(group: Group) -> None:
+        part, model = Part(group, path), Then(*(sage(activation=F.relu) for _ in range(3)))
+        sar.set_activations(model.double(), activations)
+        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
+        for _ in range(2):  # what is measured once has run
+            loss = (model(part.graph, x * 1) * 2).sum()
+            with Count() as counted:
+                loss.backward()
+        assert not counted.calls[aten.clone.default]
+
+    run_threads(size, case)
+
+
 @pytest.mark.parametrize("width", [2, WIDTH])
 def test_backward_may_run_twice(width: int, partitioned: Cutter) -> None:
     path = partitioned(mixed(), 2, "random")

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels import attention_loops as loops
+from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
 from sar.kernels.jit import in_parallel, num_parts, rows_in_parallel
 
@@ -179,7 +180,7 @@ def attend_grad_additive(
     """
     rows = key.rows, value.rows, incoming.dout, incoming.known, dkey.rows, dvalue.rows
     arrays = csr.arrays.indptr, csr.arrays.indices, *_numpy(*rows)
-    parts, dropped = dquery.numpy(), _dropout(csr, mask, dquery)
+    parts, dropped = array(dquery), _dropout(csr, mask, dquery)
     offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
     _, *sizes, slope, _ = _numbers(scores, dquery)
 
@@ -229,7 +230,7 @@ def attend_grad_of_queries(
     rows = key.rows, value.rows, query, weight.view(-1), incoming.dout, incoming.known, dquery
     arrays = *csc.arrays[:3], *_numpy(*rows)
     dweight = query.new_zeros((num_parts(csc.indptr), scores.heads * scores.width))
-    parts = dweight.numpy()
+    parts = array(dweight)
     numbers, dropped = _numbers(scores, query), _dropout(csc, mask, query)
 
     def part(index: int, first: int, last: int) -> None:
@@ -257,7 +258,7 @@ def add_projected_grads(
     joined, stacked = torch.cat(tuple(grads), 1), torch.stack(tuple(vectors))
     arrays = _numpy(rows, stacked, joined, drows)
     sums = stacked.new_zeros((torch.get_num_threads(), *stacked.shape), dtype=torch.float64)
-    some, total = torch.zeros_like(sums, dtype=stacked.dtype).numpy(), sums.numpy()
+    some, total = _numpy(torch.zeros_like(sums, dtype=stacked.dtype), sums)
 
     def part(index: int, first: int, last: int) -> None:
         loops.projected_grads(first, last, *arrays, some[index], total[index])
@@ -270,11 +271,11 @@ def _scratch(like: Tensor, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
     """[*, edges of a chunk, H] numbers that compiled code keeps, as it owns no memory; the first
     of them as one row, too."""
     made = like.new_zeros((loops.SCRATCH, loops.CHUNK, scores.heads))
-    return made.numpy(), made[0].view(-1).numpy()
+    return array(made), array(made[0].view(-1))
 
 
 def _numpy(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().numpy() for tensor in tensors]
+    return [array(tensor) for tensor in tensors]
 
 
 def _numbers(scores: Scores, like: Tensor) -> tuple[Any, ...]:
@@ -293,4 +294,4 @@ def _dropout(csc: Csc, mask: Mask | None, like: Tensor) -> tuple[Any, ...]:
         raise ValueError("csc: got no order, expected each edge's position for its dropout")
     p = float(mask.probability)
     keep = kind(1 / (1 - p) if p < 1 else 0)
-    return csc.arrays.order, mask.keys.numpy(), mask.seed, p, keep
+    return csc.arrays.order, array(mask.keys), mask.seed, p, keep

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.arrays import array
 from sar.kernels.jit import STEP, mix, rows_in_parallel
 
 _BLOCK = 1 << 15  # elements of a 16-bit tensor that are widened at a time
@@ -39,18 +40,18 @@ def drop(x: Tensor, keys: Tensor, seed: int, probability: float, scale: float) -
     limit = np.uint64(math.ceil(probability * 2.0**53) << 11)
     factors = torch.tensor([scale, 0.0], dtype=x.dtype)  # rounded as torch does
     rest = (np.uint64(seed % 2**64), limit, *(factors if is_wide else factors.float()).numpy())
-    names = keys.numpy()
+    names = array(keys)
 
     def run(_: int, first: int, last: int) -> None:
         if is_wide:
             part = slice(first, last)
-            _drop(out[part].numpy(), x[part].numpy(), names[part], *rest)
+            _drop(array(out[part]), array(x[part]), names[part], *rest)
             return
         step = max(1, _BLOCK // max(1, x.shape[1]))
         for low in range(first, last, step):
             part = slice(low, min(low + step, last))
             wide = x[part].float()  # products of two 16-bit numbers are exact in float32
-            _drop(wide.numpy(), wide.numpy(), names[part], *rest)
+            _drop(array(wide), array(wide), names[part], *rest)
             out[part] = wide
 
     rows_in_parallel(run, len(x), x.numel())

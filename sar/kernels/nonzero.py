@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sar.kernels.arrays import array
 from sar.kernels.jit import kernel
 
 SLACK = 1  # numbers behind the packed ones that are read, or written, and mean nothing
@@ -38,8 +39,7 @@ def nonzero_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
     words = rows.new_empty((len(rows), -(-rows.shape[1] // size)), dtype=word)
     if _is_compiled(rows):
         counts = torch.empty(len(rows), dtype=torch.int32)
-        # Not numpy(), after which torch no longer says whose memory it is.
-        _find(np.from_dlpack(numbers), _unsigned(words), counts.numpy())
+        _find(array(numbers), _unsigned(words), array(counts))
         return words, counts
     found = numbers != 0
     padded = pad(found, (0, words.shape[1] * size - rows.shape[1])).view(len(rows), -1, size)
@@ -57,7 +57,7 @@ def pack_rows(rows: Tensor, words: Tensor, idx: Tensor | None, out: Tensor) -> N
     """
     if _is_compiled(rows):
         order = torch.arange(len(rows), dtype=torch.int32) if idx is None else idx
-        _pack(rows.detach().numpy(), words.numpy(), order.numpy(), out.numpy())
+        _pack(array(rows), array(words), array(order), array(out))
         return
     chosen = rows if idx is None else rows.index_select(0, idx)
     bits = words if idx is None else words.index_select(0, idx)
@@ -72,7 +72,7 @@ def unpack_rows(words: Tensor, numbers: Tensor, out: Tensor) -> None:
         words: [n, words of a row]. numbers: as many as bits are set, and ``SLACK``.
     """
     if _is_compiled(out):
-        _unpack(words.numpy(), numbers.numpy(), out.numpy())
+        _unpack(array(words), array(numbers), array(out))
         return
     out.zero_().masked_scatter_(mask_of(words, out.shape[1]), numbers)
 
@@ -82,7 +82,7 @@ def _is_compiled(rows: Tensor) -> bool:
 
 
 def _unsigned(words: Tensor) -> np.ndarray:
-    return words.numpy().view(f"u{words.element_size()}")
+    return array(words).view(f"u{words.element_size()}")
 
 
 def _places(words: Tensor) -> Tensor:

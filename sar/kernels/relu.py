@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.arrays import array
 from sar.kernels.jit import kernel, rows_in_parallel
 
 DTYPES = (torch.float32, torch.float64)
@@ -39,7 +40,7 @@ def mask(x: Tensor, bits: Tensor) -> None:
 
 
 def _on_blocks(function: Any, x: Tensor, bits: Tensor) -> None:
-    numbers, marks = x.detach().view(-1).numpy(), bits.numpy()
+    numbers, marks = array(x.detach().view(-1)), array(bits)
     rows_in_parallel(
         lambda part, first, last: function(numbers, marks, first, last),
         -(-len(numbers) // _BLOCK),

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
 from sar.kernels.jit import in_parallel, kernel, prefetch_row
 
@@ -43,5 +44,5 @@ def edge_dots(out: Tensor, csc: Csc, x: Tensor, y: Tensor, scale: Tensor | None 
     if csc.order is None:
         raise ValueError("csc: got no order, expected each edge's position for its product")
     factors = out[:0] if scale is None else scale
-    arrays = *csc.arrays, *(tensor.numpy() for tensor in (x, y, factors, out))
+    arrays = *csc.arrays, *map(array, (x, y, factors, out))
     in_parallel(lambda _, first, last: _edge_dots(first, last, *arrays), csc.indptr)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
 from sar.kernels.jit import in_parallel, inlined, kernel, prefetch_row
 
@@ -100,10 +101,10 @@ def _reduce_compiled(
     none, ends = _NONE[x.dtype], csc.arrays
     if rows is None and len(ends.rows):  # a row of the result for each segment
         ends = ends._replace(rows=ends.rows[:0])
-    edge = none if factors.edge is None else factors.edge.detach().numpy()
-    gathered = none if factors.gathered is None else factors.gathered.detach().numpy()
-    scale = none if factors.row is None else factors.row.detach().numpy()
-    arrays = x.detach().numpy(), edge, gathered, scale, out.numpy()
+    edge = none if factors.edge is None else array(factors.edge)
+    gathered = none if factors.gathered is None else array(factors.gathered)
+    scale = none if factors.row is None else array(factors.row)
+    arrays = array(x), edge, gathered, scale, array(out)
 
     def part(_: int, first: int, last: int) -> None:
         sums = np.empty(x.shape[1], none.dtype)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.arrays import array
 from sar.kernels.jit import kernel
 
 TRIPLE_DTYPES = (torch.float32, torch.float64)
@@ -39,7 +40,7 @@ def _triple_grads(x, w, y, kinds, dout, dx, dw, dy):
 def triples(x: Tensor, w: Tensor, y: Tensor, kinds: Tensor) -> Tensor:
     """[e] sums of rows x and y [e, D] and row ``kinds`` [e] of w [T, D]; contiguous, one dtype."""
     out = x.new_empty(len(x))
-    _triples(*_numpy(x, w, y, kinds, out))
+    _triples(*map(array, (x, w, y, kinds, out)))
     return out
 
 
@@ -48,9 +49,5 @@ def triple_grads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, w and y from that of the sums [e]."""
     dx, dw, dy = torch.empty_like(x), torch.zeros_like(w), torch.empty_like(y)
-    _triple_grads(*_numpy(x, w, y, kinds, dout, dx, dw, dy))
+    _triple_grads(*map(array, (x, w, y, kinds, dout, dx, dw, dy)))
     return dx, dw, dy
-
-
-def _numpy(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().numpy() for tensor in tensors]

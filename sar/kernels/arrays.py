@@ -1,0 +1,55 @@
+"""Tensors as arrays, for compiled loops."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_ORDER = "<" if sys.byteorder == "little" else ">"
+_KINDS = {
+    torch.float32: "f4",
+    torch.float64: "f8",
+    torch.uint8: "u1",
+    torch.int8: "i1",
+    torch.int16: "i2",
+    torch.int32: "i4",
+    torch.int64: "i8",
+    torch.bool: "b1",
+}
+_TYPES = {dtype: _ORDER + kind for dtype, kind in _KINDS.items()}
+
+
+class _Memory:
+    """What numpy makes an array of, and holds as long as the array."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": _TYPES[tensor.dtype],
+            "shape": tuple(tensor.shape),
+            "strides": _strides(tensor),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """In bytes; ``None`` says contiguous."""
+    if tensor.is_contiguous():
+        return None
+    return tuple(step * tensor.element_size() for step in tensor.stride())
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """The memory of a tensor on the CPU, whether or not it asks for a gradient.
+
+    After ``Tensor.numpy()`` torch says of the memory, as of that of somebody's array, that it may
+    not be resized, and no gradient is written there any more: see Note [Overwritten] in
+    :mod:`sar.ops.overwrite`. This array is one more holder of the tensor, and no more.
+    """
+    return np.asarray(_Memory(tensor))
