@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,13 +56,27 @@ def run(*words: str | Path, cwd: Path) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    """Ports that stay free until a script listens: none that the system lends to connections."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            ports += [port] if port not in ports else []
     return ports
+
+
+def exit_codes(children: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    """Exit codes; after `seconds`, or 5 s after one has failed, those that still run are killed."""
+    end = time.monotonic() + seconds
+    while any(child.poll() is None for child in children):
+        if any(child.poll() for child in children):
+            end = min(end, time.monotonic() + 5)
+        time.sleep(0.05)
+        if time.monotonic() > end:
+            for child in children:
+                child.kill()
+    return [child.wait() for child in children]
 
 
 def run_two_ranks(scripts: list[str], parts: Path, cwd: Path) -> str:
@@ -74,7 +91,7 @@ def run_two_ranks(scripts: list[str], parts: Path, cwd: Path) -> str:
             command = [sys.executable, "-c", DRIVER, str(parts), *jobs]
             child = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=output)
             ranks.append((child, output))
-        codes = [child.wait(timeout=100) for child, _ in ranks]
+        codes = exit_codes([child for child, _ in ranks], seconds=100)
         texts = [output.seek(0) or output.read() for _, output in ranks]
         assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)
         return texts[0]
