@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -12,76 +12,17 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sar.comm import WINDOW, GradientReturn, Round, fetch
-from sar.config import Policy
-from sar.kernels import Csc, add_rows, wide_dtype
-from sar.kernels.attention import (
-    Columns,
-    Incoming,
-    Mask,
-    Normalizer,
-    Running,
-    Scores,
-    add_projected_grads,
-    attend,
-    attend_grad_additive,
-    attend_grad_of_queries,
-    attend_grad_of_sources,
-)
+from sar.config import EXACT
+from sar.kernels import wide_dtype
+from sar.kernels.attention import Incoming, Normalizer, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE
+from sar.ops.arriving import Arriving, LinearRows, all_found, found_of
+from sar.ops.attention_passes import Attention, Backward, attention_forward, widened
 from sar.ops.boundary import refuse_sampling
+from sar.ops.callers import layer_of_dgl
 from sar.ops.first_order import first_order
-from sar.ops.relation import Relation
 from sar.ops.saving import spares_memory
-from sar.ops.shard_store import LOCAL
 from sar.ops.wanted import agree_wanted
-
-_IDLE = 3  # buffers of rounds that stay for the next layer
-
-
-@dataclass(frozen=True)
-class Attention:
-    """One attention over a relation.
-
-    Attributes:
-        scores: kind, heads H and width D of a head.
-        dropout: (seed, probability) of the weights' dropout; ``None`` for none.
-        window: rounds of fetched rows in flight; one where memory counts more than time.
-    """
-
-    relation: Relation
-    policy: Policy
-    scores: Scores
-    dropout: tuple[int, float] | None = None
-    window: int = WINDOW
-
-    @property
-    def mask(self) -> Mask | None:
-        """The dropout with the keys of the local edges."""
-        if self.dropout is None:
-            return None
-        return Mask(self.relation.keys, *self.dropout)
-
-    def end_pass(self) -> None:
-        """Let buffers of rounds go, whose rows are wide: dense layers need the memory, too."""
-        self.relation.group.pool.shrink(0 if self.window == 1 else _IDLE)
-
-    def num_rounds(self, sources: Sequence[Tensor]) -> int:
-        """Rounds of either pass: backward has rows and their gradients in flight."""
-        sizes = [(part, part.element_size() + wide_dtype(part.dtype).itemsize) for part in sources]
-        row_bytes = sum(part.shape[1] * size for part, size in sizes)
-        return self.relation.plan.num_rounds(self.policy, row_bytes)
-
-    def shards(self, num_rounds: int) -> list[Csc]:
-        """The own edges, then those of each round."""
-        relation, order = self.relation, self.dropout is not None
-        return [relation.local(order=order), *relation.shards(num_rounds, order=order)]
-
-    def transposed(self, num_rounds: int) -> Iterator[Csc]:
-        """Like :meth:`shards`, by source."""
-        for number in (LOCAL, num_rounds):
-            order = self.dropout is not None
-            yield from self.relation.transposed(number, self.policy, order=order)
 
 
 @dataclass(frozen=True)
@@ -134,129 +75,25 @@ def attention(
     known = [projections.get(name) for name in ("key", "query")]
     vectors = [None if one is None else one.vector for one in known]
     scores = [None if one is None else one.scores for one in known]
-    return _Attention.apply(spec, value, key, query, weight, scores, *vectors)
+    linear = _agreed_rows(spec, value, key, projections.get("key"))
+    made_of = (None,) * 3 if linear is None else (linear.rows, linear.weight, linear.bias)
+    return _Attention.apply(spec, value, key, query, weight, scores, *vectors, *made_of)
 
 
-def attention_forward(
-    spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor
-) -> tuple[Tensor, Normalizer, list[Tensor]]:
-    """(out [num_dst, H * D], what normalizes weights, the halo of each round if it is kept)."""
-    scores, mask = spec.scores, spec.mask
-    query, weight = _wide(query), _wide(weight)
-    running = Running.start(len(query), scores.heads, scores.width, query)
-    shards = spec.shards(spec.num_rounds(sources))
-    kept = []
-    for (step, rows), shard in zip(_stream(spec, sources), shards, strict=True):
-        value, key = _columns(scores, rows)
-        attend(shard, scores, key, value, query, weight, running, mask)
-        if step is not None and not spec.policy.rematerialize:
-            kept.append(rows[0])
-    spec.end_pass()
-    return *running.finish(), kept
-
-
-def _stream(
-    spec: Attention, sources: Sequence[Tensor], kept: Sequence[Tensor] = ()
-) -> Iterator[tuple[Round | None, Sequence[Tensor]]]:
-    """The owned rows (round ``None``), then each round with its halo rows."""
-    plan = spec.relation.plan
-    rounds = plan.rounds(spec.num_rounds(sources))
-    if kept:
-        halos: Iterator[tuple[Round, Tensor]] = zip(rounds, kept, strict=True)
+def _agreed_rows(
+    spec: Attention, value: Tensor, key: Tensor | None, projection: Projection | None
+) -> LinearRows | None:
+    """What values and keys are made of, where that travels; collective in layers of DGL."""
+    trained = value.requires_grad and torch.is_grad_enabled()
+    if layer_of_dgl() is None or not trained or spec.policy.lossy != EXACT:
+        return None
+    found = found_of(value)
+    if found is None or not (key is None or projection is not None):
+        fits = False
     else:
-        policy = spec.policy
-        halos = fetch(plan, sources, rounds, not policy.rematerialize, policy.lossy, spec.window)
-    yield None, sources
-    for step, halo in halos:
-        yield step, [halo]
-
-
-def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
-    """Values and keys of owned tensors or of packed halo rows, in the wide dtype."""
-    wide = [_wide(part) for part in rows]
-    value = Columns(wide[0])
-    width = scores.heads * scores.width
-    if len(wide) == 2:
-        return value, Columns(wide[1])
-    return value, Columns(wide[0], width if wide[0].shape[1] > width else 0)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(wide_dtype(tensor.dtype)).contiguous()
-
-
-class _Backward:
-    """One backward pass: the own shard, then round by round with gradients sent home.
-
-    Args:
-        wanted: whether anybody asks for gradients of the sources; without, none are sent.
-    """
-
-    def __init__(
-        self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
-        incoming: Incoming, wanted: bool,
-    ) -> None:  # fmt: skip
-        self.spec, self.sources, self.wanted = spec, sources, wanted
-        self.query, self.weight = _wide(query), _wide(weight)
-        self.incoming = incoming
-        wide = wide_dtype(sources[0].dtype)
-        self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
-        self.additive = spec.scores.kind == ADDITIVE
-        threads = (torch.get_num_threads(),) if self.additive else ()
-        self.dquery = self.query.new_zeros((*threads, *self.query.shape))
-        self.dweight = torch.zeros_like(self.weight, dtype=torch.float64)
-
-    def run(self, kept: Sequence[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Gradients of the sources, of the queries and of the weight, in the wide dtype."""
-        spec, num_rounds = self.spec, self.spec.num_rounds(self.sources)
-        by_dst = spec.shards(num_rounds)
-        home, pool = self._home(), spec.relation.group.pool
-        stream = _stream(spec, self.sources, kept)
-        for (step, rows), csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
-            grads = self.homes if step is None else [home.buffer(step)]
-            self._shard(rows, csr, csc, grads)
-            if step is not None and self.wanted:
-                home.send(step, grads[0])
-                if spec.window == 1:  # the next rows take the buffers of these gradients
-                    home.settle()
-            elif step is not None:
-                pool.give(grads[0])
-        home.finish()
-        spec.end_pass()
-        dquery = self.dquery.sum(0) if self.additive else self.dquery
-        return self.homes, dquery, self.dweight.to(self.weight.dtype)
-
-    def _home(self) -> GradientReturn:
-        spec, own, width = self.spec, self.homes[0], sum(part.shape[1] for part in self.sources)
-        return GradientReturn(
-            spec.relation.plan,
-            width,
-            own.dtype,
-            lambda: own,
-            self._add_home,
-            1,
-            spec.policy.lossy,
-        )
-
-    def _shard(self, rows: Sequence[Tensor], csr: Csc, csc: Csc, grads: Sequence[Tensor]) -> None:
-        scores, mask = self.spec.scores, self.spec.mask
-        value, key = _columns(scores, rows)
-        dvalue, dkey = _columns(scores, grads)
-        if self.additive:
-            own = (key, value, self.incoming, dkey, dvalue, self.dquery)
-            attend_grad_additive(csr, scores, *own, mask)
-            return
-        common = (scores, key, value, self.query, self.weight, self.incoming)
-        if self.wanted:
-            attend_grad_of_sources(csr, *common, dkey, dvalue, mask)
-        dweight = attend_grad_of_queries(csc, *common, self.dquery, mask)
-        if len(self.dweight):
-            self.dweight += dweight
-
-    def _add_home(self, _: Tensor, idx: Tensor, rows: Tensor) -> None:
-        parts = rows.split([home.shape[1] for home in self.homes], dim=1)
-        for home, part in zip(self.homes, parts, strict=True):
-            add_rows(home, idx, part)
+        width = value.shape[1] + (0 if key is None else key.shape[1])
+        fits = value.dtype == wide_dtype(value.dtype) and found.rows.shape[1] <= width
+    return all_found(spec.relation.group, found if fits else None)
 
 
 class _Writes:
@@ -288,7 +125,10 @@ class _Attention(Function):
     w           [H * D]                    every rank; saved (an input); mixed scores only
     a_k, a_q    H * D numbers each         every rank; saved (inputs); where k_j = <a_k, v_j> or
                                            q_i = <a_q, v_i> per head, see Note [Projected scores]
-    halo        [<= round, H * D + K]      peers; fetched per round in forward and again in
+    x           [num_src, F]               this rank; saved (an input); where v = x W^T + b and x
+                                           travels instead, see Note [Projected on arrival]
+    W, b        [H * D, F], [H * D]        every rank; what was made of them is held
+    halo        [<= round, H * D + K or F] peers; fetched per round in forward and again in
                                            backward (kept when policy.rematerialize is off)
     m, 1 / s    [num_dst, H] each          this rank; saved
     out         [num_dst, H * D]           this rank; saved; computed again in backward where the
@@ -302,8 +142,9 @@ class _Attention(Function):
     lists, m_i = max_e z_e, s_i = sum_e exp(z_e - m_i), r_e is 1 or the dropout's factor. Backward,
     with delta_i = <dout_i, out_i> per head: dz_e = a_e (r_e <dout_i, v_j> - delta_i),
     dv_j = sum_e r_e a_e dout_i, (dk_j, dq_i, dw) = sum_e (ds/d(k_j, q_i, w))^T dz_e;
-    dv and dk of halo rows go home round by round, unless nobody asks for gradients of v and k.
-    Then, of projected scores, dv_j += dk_j a_k + dq_j a_q, da_k = sum_j dk_j v_j, da_q likewise.
+    dv and dk of halo rows go home round by round, unless nobody asks for gradients of v and k, or
+    where x travels: then dW = dv^T x + .., see :class:`Arriving`, db and da_k are summed of them.
+    At last, of projected scores, dv_j += dk_j a_k + dq_j a_q, da_k = sum_j dk_j v_j, da_q likewise.
     """
 
     @staticmethod
@@ -317,32 +158,41 @@ class _Attention(Function):
         scores: Sequence[ReferenceType[Tensor] | None],
         key_vector: Tensor | None,
         query_vector: Tensor | None,
+        rows: Tensor | None,
+        matrix: Tensor | None,
+        bias: Tensor | None,
     ) -> Tensor:
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
-        wide, normalizer, kept = attention_forward(spec, sources, query, used)
+        arriving = None
+        if rows is not None and matrix is not None:
+            linear = LinearRows(rows, matrix, bias)
+            arriving = Arriving.of(linear, key_vector, spec.scores.heads)
+            ctx.matrices = arriving.weight, arriving.matrix
+        wide, normalizer, kept = attention_forward(spec, sources, query, used, arriving)
         out = wide.to(value.dtype)
         ctx.spec, ctx.kept, ctx.scores = spec, kept, scores
         if not torch.is_inference_mode_enabled():
             ctx.writes = _Writes(out)
-        vectors = (key_vector, query_vector)
-        ctx.save_for_backward(value, key, query, weight, *vectors, *normalizer, out.data)
+        given = (value, key, query, weight, key_vector, query_vector, rows)
+        ctx.save_for_backward(*given, *normalizer, out.data)
         return out
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        value, key, query, weight, *vectors, largest, inverse, out = ctx.saved_tensors
+        value, key, query, weight, *vectors, rows, largest, inverse, out = ctx.saved_tensors
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
         normalizer = Normalizer(largest, inverse)
+        arriving = None if rows is None else Arriving(rows, *ctx.matrices)
         if ctx.writes.happened:  # as a sum's result, it may be written into
-            out = attention_forward(ctx.spec, sources, query, used)[0].to(value.dtype)
+            out = attention_forward(ctx.spec, sources, query, used, arriving)[0].to(value.dtype)
         wanted = any(ctx.needs_input_grad[1:3])
-        queries = [_wide(query)] if ctx.spec.scores.kind == ADDITIVE else []
-        incoming = Incoming.of(_wide(dout), _wide(out), normalizer, *queries)
+        queries = [widened(query)] if ctx.spec.scores.kind == ADDITIVE else []
+        incoming = Incoming.of(widened(dout), widened(out), normalizer, *queries)
         del out  # its last use: where autograd does not hold it, its memory is free now
-        passed = _Backward(ctx.spec, sources, query, used, incoming, wanted)
+        passed = Backward(ctx.spec, sources, query, used, incoming, wanted, arriving)
         homes, dquery, dweight = passed.run(ctx.kept)
         dvalue, dkey = (*homes, None)[:2] if wanted else (None, None)
         ends: list[Tensor | None] = [dkey, dquery]
@@ -353,7 +203,17 @@ class _Attention(Function):
         inputs = (value, key, query, weight)
         grads = (dvalue, *ends, None if weight is None else dweight)
         typed = [d if d is None else d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
-        return None, *typed, None, *dvectors
+        dlinear: list[Tensor | None] = [None, None]
+        if arriving is not None:
+            *dlinear, dvector = arriving.finish(vectors[0])
+            dvectors[0] = _sum(dvectors[0], dvector, vectors[0])
+        return None, *typed, None, *dvectors, None, *dlinear
+
+
+def _sum(a: Tensor | None, b: Tensor | None, like: Tensor | None) -> Tensor | None:
+    """Of gradients that may be missing, in the shape of what they are of."""
+    parts = [part.view_as(like) for part in (a, b) if part is not None and like is not None]
+    return sum(parts[1:], parts[0]) if parts else None
 
 
 def _pass_on(
@@ -371,12 +231,12 @@ def _pass_on(
     found: list[Tensor | None] = [None, None]
     known = zip(dscores, vectors, scores, strict=True)
     chosen = {
-        n: (dscore, _wide(vector).view(-1))
+        n: (dscore, widened(vector).view(-1))
         for n, (dscore, vector, made) in enumerate(known)
         if dscore is not None and vector is not None and made is not None and made() is None
     }
     if chosen:
-        sums = add_projected_grads(dvalue, _wide(value), *zip(*chosen.values(), strict=True))
+        sums = add_projected_grads(dvalue, widened(value), *zip(*chosen.values(), strict=True))
         for n, dvector in zip(chosen, sums, strict=True):
             found[n] = dvector.to(value.dtype).view(vectors[n].shape)  # type: ignore[union-attr]
     return found

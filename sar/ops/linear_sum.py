@@ -23,6 +23,7 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from sar.ops.aggregate import is_aggregated
+from sar.ops.arriving import note_linear
 from sar.ops.callers import has_hooks, is_linear, module_of
 from sar.ops.capture import tensors_in
 from sar.ops.frugal import Frugal
@@ -64,7 +65,10 @@ class LinearSums(TorchFunctionMode):
             for tensor in tensors_in((args, kwargs)):
                 if (waiting := self._late.get(id(tensor))) is not None:
                     waiting.compute()
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func is F.linear and not kwargs and _are_alike(*args) and _by_layer_of_dgl():
+            note_linear(out, *args)
+        return out
 
     def _wait(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         late = _Late(rows.new_empty(len(rows), len(weight)), rows, weight, bias)
@@ -116,10 +120,14 @@ class _Late:
 
 
 def _can_wait(rows: Any, weight: Any, bias: Any = None) -> bool:
+    return is_aggregated(rows) and _are_alike(rows, weight, bias)
+
+
+def _are_alike(rows: Any, weight: Any, bias: Any = None) -> bool:
+    """Whether a linear layer gets matrices of one kind, with nothing special about them."""
     tensors = [rows, weight] if bias is None else [rows, weight, bias]
     return (
         type(rows) is Tensor
-        and is_aggregated(rows)
         and all(isinstance(t, Tensor) and is_plain(t) for t in tensors)
         and (rows.dim(), weight.dim()) == (2, 2)
         and rows.shape[1] == weight.shape[1]

@@ -1,0 +1,240 @@
+"""The two passes of attention over a relation: the own shard, then round after round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sar.comm import WINDOW, GradientReturn, Round, fetch
+from sar.config import Policy
+from sar.kernels import Csc, add_rows, wide_dtype
+from sar.kernels.attention import (
+    Columns,
+    Incoming,
+    Mask,
+    Normalizer,
+    Running,
+    Scores,
+    attend,
+    attend_grad_additive,
+    attend_grad_of_queries,
+    attend_grad_of_sources,
+)
+from sar.kernels.attention_loops import ADDITIVE
+from sar.ops.arriving import Arriving
+from sar.ops.relation import Relation
+from sar.ops.shard_store import LOCAL
+
+_IDLE = 3  # buffers of rounds that stay for the next layer
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention over a relation.
+
+    Attributes:
+        scores: kind, heads H and width D of a head.
+        dropout: (seed, probability) of the weights' dropout; ``None`` for none.
+        window: rounds of fetched rows in flight; one where memory counts more than time.
+    """
+
+    relation: Relation
+    policy: Policy
+    scores: Scores
+    dropout: tuple[int, float] | None = None
+    window: int = WINDOW
+
+    @property
+    def mask(self) -> Mask | None:
+        """The dropout with the keys of the local edges."""
+        if self.dropout is None:
+            return None
+        return Mask(self.relation.keys, *self.dropout)
+
+    def end_pass(self) -> None:
+        """Let buffers of rounds go, whose rows are wide: dense layers need the memory, too."""
+        self.relation.group.pool.shrink(0 if self.window == 1 else _IDLE)
+
+    def num_rounds(self, sources: Sequence[Tensor]) -> int:
+        """Rounds of either pass: backward has rows and their gradients in flight."""
+        sizes = [(part, part.element_size() + wide_dtype(part.dtype).itemsize) for part in sources]
+        row_bytes = sum(part.shape[1] * size for part, size in sizes)
+        return self.relation.plan.num_rounds(self.policy, row_bytes)
+
+    def shards(self, num_rounds: int) -> list[Csc]:
+        """The own edges, then those of each round."""
+        relation, order = self.relation, self.dropout is not None
+        return [relation.local(order=order), *relation.shards(num_rounds, order=order)]
+
+    def transposed(self, num_rounds: int) -> Iterator[Csc]:
+        """Like :meth:`shards`, by source."""
+        for number in (LOCAL, num_rounds):
+            order = self.dropout is not None
+            yield from self.relation.transposed(number, self.policy, order=order)
+
+
+def attention_forward(
+    spec: Attention,
+    sources: Sequence[Tensor],
+    query: Tensor,
+    weight: Tensor,
+    arriving: Arriving | None = None,
+) -> tuple[Tensor, Normalizer, list[Tensor]]:
+    """(out [num_dst, H * D], what normalizes weights, the halo of each round if it is kept).
+
+    Args:
+        sources: owned values and, if they are others, keys.
+        arriving: what makes values and keys of halo rows that travel instead of these.
+    """
+    scores, mask = spec.scores, spec.mask
+    query, weight = widened(query), widened(weight)
+    running = Running.start(len(query), scores.heads, scores.width, query)
+    shards = spec.shards(spec.num_rounds(sources))
+    kept = []
+    for step, shard in zip(_stream(spec, sources, arriving), shards, strict=True):
+        value, key = _columns(scores, step.rows)
+        attend(shard, scores, key, value, query, weight, running, mask)
+        if step.halo is not None and not spec.policy.rematerialize:
+            kept.append(step.halo)
+    spec.end_pass()
+    return *running.finish(), kept
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Source rows of one shard.
+
+    Attributes:
+        rows: values and keys: owned tensors, or those of a round side by side in one.
+        round, halo: of a round, and what came; ``None`` for the owned rows.
+    """
+
+    rows: Sequence[Tensor]
+    round: Round | None = None
+    halo: Tensor | None = None
+
+
+def _stream(
+    spec: Attention,
+    sources: Sequence[Tensor],
+    arriving: Arriving | None,
+    kept: Sequence[Tensor] = (),
+) -> Iterator[_Step]:
+    """The owned rows, then those of each round; overwritten when the next is taken."""
+    plan, policy, pool = spec.relation.plan, spec.policy, spec.relation.group.pool
+    rounds = plan.rounds(spec.num_rounds(sources))
+    if kept:
+        halos: Iterator[tuple[Round, Tensor]] = zip(rounds, kept, strict=True)
+    else:
+        sent = sources if arriving is None else [arriving.rows]
+        halos = fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, spec.window)
+    yield _Step(sources)
+    for step, halo in halos:
+        if arriving is None:
+            yield _Step([halo], step, halo)
+            continue
+        rows = pool.take((len(halo), len(arriving.matrix)), halo.dtype, halo.device)
+        arriving.project(halo, rows)
+        yield _Step([rows], step, halo)
+        pool.give(rows)
+
+
+def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
+    """Values and keys of owned tensors or of packed halo rows, in the wide dtype."""
+    wide = [widened(part) for part in rows]
+    value = Columns(wide[0])
+    width = scores.heads * scores.width
+    if len(wide) == 2:
+        return value, Columns(wide[1])
+    return value, Columns(wide[0], width if wide[0].shape[1] > width else 0)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The values of a tensor in the dtype to accumulate in, contiguous."""
+    return tensor.detach().to(wide_dtype(tensor.dtype)).contiguous()
+
+
+class Backward:
+    """One backward pass: the own shard, then round by round with gradients sent home.
+
+    Args:
+        wanted: whether anybody asks for gradients of the sources; without, none are sent.
+        arriving: what is made of halo rows where they arrive, and takes in their gradients.
+    """
+
+    def __init__(
+        self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
+        incoming: Incoming, wanted: bool, arriving: Arriving | None,
+    ) -> None:  # fmt: skip
+        self.spec, self.sources, self.wanted = spec, sources, wanted
+        self.arriving = arriving
+        self.query, self.weight = widened(query), widened(weight)
+        self.incoming = incoming
+        wide = wide_dtype(sources[0].dtype)
+        self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
+        self.additive = spec.scores.kind == ADDITIVE
+        threads = (torch.get_num_threads(),) if self.additive else ()
+        self.dquery = self.query.new_zeros((*threads, *self.query.shape))
+        self.dweight = torch.zeros_like(self.weight, dtype=torch.float64)
+
+    def run(self, kept: Sequence[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Gradients of the sources, of the queries and of the weight, in the wide dtype."""
+        spec, num_rounds = self.spec, self.spec.num_rounds(self.sources)
+        by_dst = spec.shards(num_rounds)
+        home = self._home()
+        stream = _stream(spec, self.sources, self.arriving, kept)
+        for step, csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
+            grads = self.homes if step.round is None else [home.buffer(step.round)]
+            self._shard(step.rows, csr, csc, grads)
+            if step.round is not None and step.halo is not None:
+                self._pass_on(home, step.round, step.halo, grads[0])
+        home.finish()
+        spec.end_pass()
+        dquery = self.dquery.sum(0) if self.additive else self.dquery
+        return self.homes, dquery, self.dweight.to(self.weight.dtype)
+
+    def _home(self) -> GradientReturn:
+        spec, own, width = self.spec, self.homes[0], sum(part.shape[1] for part in self.sources)
+        return GradientReturn(
+            spec.relation.plan,
+            width,
+            own.dtype,
+            lambda: own,
+            self._add_home,
+            1,
+            spec.policy.lossy,
+        )
+
+    def _pass_on(self, home: GradientReturn, step: Round, halo: Tensor, grads: Tensor) -> None:
+        """Gradients of a round's rows go home, or into those of what the rows were made with."""
+        if self.wanted and self.arriving is None:
+            home.send(step, grads)
+            if self.spec.window == 1:  # the next rows take the buffers of these gradients
+                home.settle()
+            return
+        if self.wanted and self.arriving is not None:
+            self.arriving.add_grads(halo, grads)
+        self.spec.relation.group.pool.give(grads)
+
+    def _shard(self, rows: Sequence[Tensor], csr: Csc, csc: Csc, grads: Sequence[Tensor]) -> None:
+        scores, mask = self.spec.scores, self.spec.mask
+        value, key = _columns(scores, rows)
+        dvalue, dkey = _columns(scores, grads)
+        if self.additive:
+            own = (key, value, self.incoming, dkey, dvalue, self.dquery)
+            attend_grad_additive(csr, scores, *own, mask)
+            return
+        common = (scores, key, value, self.query, self.weight, self.incoming)
+        if self.wanted:
+            attend_grad_of_sources(csr, *common, dkey, dvalue, mask)
+        dweight = attend_grad_of_queries(csc, *common, self.dquery, mask)
+        if len(self.dweight):
+            self.dweight += dweight
+
+    def _add_home(self, _: Tensor, idx: Tensor, rows: Tensor) -> None:
+        parts = rows.split([home.shape[1] for home in self.homes], dim=1)
+        for home, part in zip(self.homes, parts, strict=True):
+            add_rows(home, idx, part)
