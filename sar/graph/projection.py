@@ -12,9 +12,11 @@ import weakref
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from sar.ops.attention import Projection
 from sar.ops.callers import layer_of_dgl
+from sar.ops.head_sums import HeadSums
 
 
 def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:
@@ -24,21 +26,29 @@ def find_projection(scores: Tensor, rows: Tensor) -> Projection | None:
     """
     if layer_of_dgl() is None:
         return None
-    node, here = scores.grad_fn, (rows.grad_fn, rows.output_nr)
+    node: Any = scores.grad_fn
+    here = rows.grad_fn, rows.output_nr
     if node is None or here[0] is None:
         return None
     if node.name() == "UnsqueezeBackward0":
         node = node.next_functions[0][0]
-    if node is None or node.name() != "SumBackward1" or not _over_columns(node, rows):
-        return None
-    node = node.next_functions[0][0]
-    if node is None or node.name() != "MulBackward0":
-        return None
+    if not _sums_heads(node):
+        if node is None or node.name() != "SumBackward1" or not _over_columns(node, rows):
+            return None
+        node = node.next_functions[0][0]
+        if node is None or node.name() != "MulBackward0":
+            return None
     for factor, (other, _) in zip(node.next_functions, node.next_functions[::-1], strict=True):
         vector = getattr(other, "variable", None)
         if factor == here and vector is not None and _is_row(vector, rows):
             return Projection(vector, weakref.ref(scores))
     return None
+
+
+def _sums_heads(node: Any) -> bool:
+    """Whether it is the node of a sum over columns that this library computed as a whole."""
+    is_ours = isinstance(node, BackwardCFunction)
+    return is_ours and getattr(node, "_forward_cls", None) is HeadSums
 
 
 def _over_columns(node: object, rows: Tensor) -> bool:

@@ -157,6 +157,18 @@ def dots_of_heads(first, last, a, b, out):
 
 
 @kernel
+def head_sums(first, last, rows, vector, out):
+    heads = np.uint64(out.shape[1])
+    width = np.uint64(rows.shape[1]) // heads
+    for i in range(first, last):
+        for h in range(heads):
+            total = out.dtype.type(0)
+            for d in range(width):
+                total += rows[i, h * width + d] * vector[h * width + d]
+            out[i, h] = total
+
+
+@kernel
 def projected_grads(first, last, rows, vectors, grads, drows, some, dvectors):
     """``some`` has the sums of a few rows, which ``dvectors`` adds up in double precision."""
     count, columns = np.uint64(vectors.shape[0]), np.uint64(vectors.shape[1])

@@ -21,6 +21,7 @@ from sar.ops.attention_passes import Attention, Backward, attention_forward, wid
 from sar.ops.boundary import refuse_sampling
 from sar.ops.callers import layer_of_dgl
 from sar.ops.first_order import first_order
+from sar.ops.overwrite import may_overwrite
 from sar.ops.saving import spares_memory
 from sar.ops.wanted import agree_wanted
 
@@ -132,7 +133,8 @@ class _Attention(Function):
                                            backward (kept when policy.rematerialize is off)
     m, 1 / s    [num_dst, H] each          this rank; saved
     out         [num_dst, H * D]           this rank; saved; computed again in backward where the
-                                           caller wrote into it (on every rank)
+                                           caller wrote into it (on every rank). Becomes dv where
+                                           nobody else has it, see Note [Overwritten]
     dq          [threads, num_dst, H]      this rank; in backward; additive scores only, else
                                            [num_dst, K]
     z, a, r     one chunk of edges         recomputed where they are used, never stored
@@ -191,8 +193,10 @@ class _Attention(Function):
         wanted = any(ctx.needs_input_grad[1:3])
         queries = [widened(query)] if ctx.spec.scores.kind == ADDITIVE else []
         incoming = Incoming.of(widened(dout), widened(out), normalizer, *queries)
+        fits = (out.shape, out.dtype) == (sources[0].shape, widened(sources[0]).dtype)
+        place = out.detach() if fits and may_overwrite(out, dout) else None
         del out  # its last use: where autograd does not hold it, its memory is free now
-        passed = Backward(ctx.spec, sources, query, used, incoming, wanted, arriving)
+        passed = Backward(ctx.spec, sources, query, used, incoming, wanted, arriving, place)
         homes, dquery, dweight = passed.run(ctx.kept)
         dvalue, dkey = (*homes, None)[:2] if wanted else (None, None)
         ends: list[Tensor | None] = [dkey, dquery]

@@ -163,18 +163,23 @@ class Backward:
     Args:
         wanted: whether anybody asks for gradients of the sources; without, none are sent.
         arriving: what is made of halo rows where they arrive, and takes in their gradients.
+        place: memory for the gradient of the values.
     """
 
     def __init__(
         self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
         incoming: Incoming, wanted: bool, arriving: Arriving | None,
+        place: Tensor | None,
     ) -> None:  # fmt: skip
         self.spec, self.sources, self.wanted = spec, sources, wanted
         self.arriving = arriving
         self.query, self.weight = widened(query), widened(weight)
         self.incoming = incoming
         wide = wide_dtype(sources[0].dtype)
-        self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
+        self.homes = [
+            torch.empty_like(part, dtype=wide) if place is None or number else place
+            for number, part in enumerate(sources)
+        ]
         self.additive = spec.scores.kind == ADDITIVE
         threads = (torch.get_num_threads(),) if self.additive else ()
         self.dquery = self.query.new_zeros((*threads, *self.query.shape))

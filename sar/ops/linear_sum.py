@@ -27,6 +27,7 @@ from sar.ops.arriving import note_linear
 from sar.ops.callers import has_hooks, is_linear, module_of
 from sar.ops.capture import tensors_in
 from sar.ops.frugal import Frugal
+from sar.ops.head_sums import PRODUCTS, Product, can_wait, is_sum_of_last
 from sar.ops.overwrite import may_overwrite
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
@@ -37,7 +38,7 @@ class LinearSums(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._late: dict[int, _Late] = {}
+        self._late: dict[int, _Late | Product] = {}
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -49,7 +50,7 @@ class LinearSums(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear and not kwargs and _can_wait(*args) and _by_layer_of_dgl():
+        if func is F.linear and not kwargs and _can_wait(*args) and _by_linear_of_dgl():
             return self._wait(*args)
         if func in ADDS and len(args) == 2 and not kwargs:
             term, late = self._late.get(id(args[0])), self._late.get(id(args[1]))
@@ -58,20 +59,29 @@ class LinearSums(TorchFunctionMode):
             # As Frugal, which is outside of this mode and would count its reference as another's.
             if late is None and takes_notes() and is_temporary(args):
                 return args[0].add_(args[1])
-            if late is not None and late.is_alike(args[0]):
+            if isinstance(late, _Late) and late.is_alike(args[0]):
                 in_place = is_temporary(args)  # before there is another reference
                 return late.add_to(args[0], in_place)
+        if func in PRODUCTS and not kwargs and can_wait(*args):
+            if _by_code_of_dgl(sys._getframe()):
+                return self._hold(Product.of(*args))
+        if func is Tensor.sum and is_sum_of_last(args, kwargs):
+            product = self._late.get(id(args[0]))
+            if isinstance(product, Product) and not product.is_done:
+                return product.sums()
         if self._late:
             for tensor in tensors_in((args, kwargs)):
                 if (waiting := self._late.get(id(tensor))) is not None:
                     waiting.compute()
         out = func(*args, **kwargs)
-        if func is F.linear and not kwargs and _are_alike(*args) and _by_layer_of_dgl():
+        if func is F.linear and not kwargs and _are_alike(*args) and _by_linear_of_dgl():
             note_linear(out, *args)
         return out
 
     def _wait(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        late = _Late(rows.new_empty(len(rows), len(weight)), rows, weight, bias)
+        return self._hold(_Late(rows.new_empty(len(rows), len(weight)), rows, weight, bias))
+
+    def _hold(self, late: _Late | Product) -> Tensor:
         self._late[id(late.out)] = late
         return late.out
 
@@ -138,17 +148,20 @@ def _are_alike(rows: Any, weight: Any, bias: Any = None) -> bool:
     )
 
 
-def _by_layer_of_dgl() -> bool:
+def _by_linear_of_dgl() -> bool:
     """Whether it is an ``nn.Linear`` that DGL's code called that calls a torch function."""
     frame: FrameType | None = sys._getframe(2)
     if frame is None or frame.f_code is not nn.Linear.forward.__code__:
         return False
-    if not is_linear(frame.f_locals["self"]):
-        return False
-    frame = frame.f_back
-    while frame is not None and module_of(frame) == "torch.nn.modules.module":
-        frame = frame.f_back
-    return frame is not None and module_of(frame).startswith("dgl.nn.")
+    return is_linear(frame.f_locals["self"]) and _by_code_of_dgl(frame)
+
+
+def _by_code_of_dgl(frame: FrameType) -> bool:
+    """Whether DGL's code called what runs there, as a module or by itself."""
+    caller = frame.f_back
+    while caller is not None and module_of(caller) == "torch.nn.modules.module":
+        caller = caller.f_back
+    return caller is not None and module_of(caller).startswith("dgl.nn.")
 
 
 class AddLinear(Function):
