@@ -420,6 +420,20 @@ def test_backward_frees_the_output_and_can_run_twice() -> None:
     assert all(t.untyped_storage().data_ptr() != memory.data_ptr() for t in tensors)
 
 
+@pytest.mark.parametrize("held", [None, "the result", "a view of it", "the graph"])
+def test_gradients_of_values_take_the_memory_of_a_result_that_nobody_has(held: str | None) -> None:
+    out, inputs = ring_attention()
+    place, before, places = out.data_ptr(), out.detach().clone(), []
+    inputs[0].register_hook(lambda grad: places.append(grad.data_ptr()))
+    loss = (out * torch.arange(24).view(6, 4)).sum()
+    kept = {"the result": out, "a view of it": out.detach()[1:]}.get(held or "")
+    del out
+    loss.backward(retain_graph=held == "the graph")
+    assert places == [place] if held is None else places != [place]
+    if kept is not None:
+        assert torch.equal(kept, before[-len(kept) :])
+
+
 @pytest.mark.parametrize("reduce", [fn.sum, fn.max], ids=["sum", "max"])
 def test_a_softmax_read_without_gradients_keeps_its_gradient(
     reduce: Callable, partitioned: Cutter, matches: list

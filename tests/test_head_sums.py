@@ -1,0 +1,116 @@
+"""Scores of rows without the product that they are sums of: DGL's numbers, who ever reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dgl.nn
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import mixed
+from harness.parts import Cutter
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+import sar
+from sar.ops import linear_sum
+from sar.ops.head_sums import HeadSums, Product, can_wait, is_sum_of_last
+from sar.ops.linear_sum import LinearSums
+
+ROWS, HEADS, WIDTH = 7, 3, 5
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of these tests counts as DGL's."""
+    monkeypatch.setattr(linear_sum, "_by_code_of_dgl", lambda frame: True)
+
+
+@pytest.mark.parametrize("shape", [(1, HEADS, WIDTH), (HEADS, WIDTH)], ids=str)
+@pytest.mark.parametrize("size", [0, 1, ROWS])
+def test_gradients(size: int, shape: tuple[int, ...]) -> None:
+    rows = drawn(size, HEADS, WIDTH).requires_grad_()
+    vector = nn.Parameter(drawn(*shape, seed=1))
+    assert gradcheck(HeadSums.apply, (rows, vector))
+
+
+USES: dict[str, tuple[Callable[[Tensor, Tensor], Any], bool]] = {
+    "sum": (lambda rows, a: (rows * a).sum(-1), True),
+    "sum of an axis by its name": (lambda rows, a: (rows * a).sum(dim=2), True),
+    "kept axis": (lambda rows, a: (rows * a).sum(-1, keepdim=True), False),
+    "another axis": (lambda rows, a: (rows * a).sum(1), False),
+    "all": (lambda rows, a: (rows * a).sum(), False),
+    "another dtype": (lambda rows, a: (rows * a).sum(dim=-1, dtype=torch.float32), False),
+    "product": (lambda rows, a: rows * a, False),
+    "more of it": (lambda rows, a: (rows * a).exp().sum(-1), False),
+    "written into": (lambda rows, a: (rows * a).add_(1).sum(-1), False),
+}
+
+
+def both_uses(rows: Tensor, a: Tensor) -> Tensor:
+    product = rows * a
+    return product.sum(-1) + (product * product).sum(-1)
+
+
+@pytest.mark.parametrize("name", [*USES, "both"])
+def test_products_are_there_for_whoever_reads_them(name: str, anywhere: None) -> None:
+    use, fused = USES.get(name, (both_uses, True))
+    leaves = []
+    for mode in (None, LinearSums()):
+        x = drawn(ROWS, HEADS, WIDTH).requires_grad_()
+        vector = nn.Parameter(drawn(1, HEADS, WIDTH, seed=1))
+        rows = x.sin()
+        if mode is None:
+            out = use(rows, vector)
+        else:
+            with mode:
+                out = use(rows, vector)
+        node: Any = out.grad_fn
+        if mode is not None and name != "both":
+            assert (type(node).__name__ == "HeadSumsBackward") is fused
+        out.double().square().sum().backward()
+        leaves.append([out.detach(), x.grad, vector.grad])
+    torch.testing.assert_close(leaves[1], leaves[0], rtol=1e-12, atol=1e-12)
+
+
+def test_who_else_multiplies_gets_products() -> None:
+    """Code outside of DGL's layers, and operands of other kinds."""
+    rows, vector = drawn(ROWS, HEADS, WIDTH), nn.Parameter(drawn(1, HEADS, WIDTH))
+    with LinearSums() as mode:
+        (rows * vector).sum(-1)
+        assert not mode._late
+    assert can_wait(rows, vector)
+    for other in (drawn(1, HEADS, WIDTH), nn.Parameter(drawn(1, 1, WIDTH)), 2.0):
+        assert not can_wait(rows, other)
+    assert not can_wait(rows[0], vector) and not can_wait(rows.half(), vector)
+    assert not can_wait(rows.transpose(1, 2), nn.Parameter(drawn(1, WIDTH, HEADS)))
+    assert not is_sum_of_last((rows,), {"dim": -1, "keepdim": True})
+    with torch.autocast("cpu"):
+        assert not can_wait(rows, vector)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_layer_of_dgl_makes_no_product(
+    mode: Callable[[], Any], partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[Product] = []
+    summed: list[Product] = []
+    monkeypatch.setattr(Product, "compute", lambda self: computed.append(self))
+    sums = Product.sums
+    monkeypatch.setattr(Product, "sums", lambda self: summed.append(self) or sums(self))
+    layer = dgl.nn.GATConv(6, 4, 2, allow_zero_in_degree=True)
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        with mode():
+            layer(sar.construct_full_graph(data), data.node_features["_N/feat"].float())
+
+    run_threads(2, case)
+    assert len(summed) == 4 and not computed
