@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 import sar
-from sar.ops import linear_sum
+from sar.ops import head_sums, linear_sum
 from sar.ops.head_sums import HeadSums, Product, can_wait, is_sum_of_last
 from sar.ops.linear_sum import LinearSums
 
@@ -114,3 +114,14 @@ def test_a_layer_of_dgl_makes_no_product(
 
     run_threads(2, case)
     assert len(summed) == 4 and not computed
+
+
+def test_gradients_that_attention_passes_on_are_not_computed_again(
+    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_sums, "add_projected_grads", None)  # what would compute them
+    data = sar.load_dgl_partition_data(partitioned(mixed(), 1, "random"), 0, "cpu")
+    layer = dgl.nn.GATConv(6, 4, 2, allow_zero_in_degree=True)
+    out = layer(sar.construct_full_graph(data), data.node_features["_N/feat"].float())
+    out.sum().backward()
+    assert layer.attn_l.grad is not None and layer.attn_r.grad is not None
