@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         chosen = registry.select(known, args.name)
+        refuse_other_folders({"--sar-path": args.sar_path, "--sar-path-gat": args.sar_path_gat})
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -58,6 +59,13 @@ def main(arguments: list[str] | None = None) -> int:
         repeats=args.repeats,
     )
     return run(chosen, options, args.json)
+
+
+def refuse_other_folders(checkouts: dict[str, Path | None]) -> None:
+    """Raise ``ValueError`` for an option that names no checkout of IntelLabs SAR."""
+    for option, path in checkouts.items():
+        if path is not None and not (path / "sar").is_dir():
+            raise ValueError(f"{option}: {path} holds no folder 'sar', expected a checkout")
 
 
 def run(chosen: list[registry.Benchmark], options: registry.Options, out: Path | None) -> int:

@@ -77,6 +77,20 @@ def test_an_unknown_name_exits_2(
     assert "'nothing', expected one of fake" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--sar-path", "--sar-path-gat"])
+def test_a_folder_that_is_no_checkout_exits_2(
+    option: str,
+    known: Callable[[Report], None],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    known(Report())
+    assert command.main(["run", "fake", option, str(tmp_path)]) == 2
+    assert f"{option}: {tmp_path} holds no folder 'sar'" in capsys.readouterr().err
+    (tmp_path / "sar").mkdir()
+    assert command.main(["run", "fake", option, str(tmp_path)]) == 0
+
+
 def test_real_graphs_are_skipped_without_their_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
