@@ -13,9 +13,12 @@ from harness import run_threads
 from harness.graphs import mixed, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
+from harness.rows import Part
+from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
 import sar
+from sar.graph.layer_blocks import plan_blocks
 from sar.ops import arriving
 
 WIDTH, HEADS, FEATURES = 5, 3, 6
@@ -163,6 +166,28 @@ def test_ranks_that_look_into_a_layer(ranks: list[int], partitioned: Cutter) -> 
     assert {size for each in sent for size in each} == {(WIDTH + 1) * HEADS * 8}
 
 
+def test_a_rank_that_looks_later(partitioned: Cutter) -> None:
+    """Nobody waits for a rank that alone begins, or ends, to see what a part of a layer gets."""
+
+    class Looked(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.layer, self.rank = make("gat"), rank
+
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            out = self.layer(graph, x)
+            seen = self.layer.fc if self.rank == 0 else nn.Identity()
+            hook = seen.register_forward_hook(lambda *seen: None)  # type: ignore[operator]
+            out = out + self.layer(graph, x)
+            hook.remove()
+            return out + self.layer(graph, x)
+
+    path = partitioned(mixed(), 3, "random")
+    got, sent = on_ranks(path, 3, Looked)
+    check(got, whole(Looked(1)))
+    assert {size for each in sent for size in each} == {FEATURES * 8, (WIDTH + 1) * HEADS * 8}
+
+
 @pytest.mark.parametrize("width", [1, 2])
 def test_the_narrower_rows_travel(width: int, partitioned: Cutter) -> None:
     """FEATURES are as many as values and scores with width 1, and fewer than those with 2."""
@@ -207,6 +232,38 @@ def test_inputs_that_ask_for_gradients_are_projected_first(partitioned: Cutter) 
     got, sent = on_ranks(path, 2, lambda rank: Model())
     check(got, whole(Model()))
     assert {size // 8 for each in sent for size in each} == {FEATURES, 21}
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+def test_blocks_of_a_graph(kind: str, partitioned: Cutter) -> None:
+    """A block has more sources than destinations, which are the first of them."""
+    path, total = partitioned(mixed(), 3, "random"), mixed().total_nodes
+    rows, wanted = whole_rows(total, (FEATURES,), seed=1), torch.arange(total) % 4 == 3
+    factor = whole_rows(total, (HEADS, WIDTH), seed=2)
+
+    def step(graph: Any, layer: nn.Module, read: Tensor, computed: Tensor) -> list[Tensor]:
+        out = layer(graph, rows[read])
+        (out * factor[computed]).sum().backward()
+        return [p.grad for p in layer.parameters() if p.grad is not None]
+
+    layer = make(kind)
+    (layer(to_dgl(mixed()), rows)[wanted] * factor[wanted]).sum().backward()
+    want = [p.grad for p in layer.parameters()]
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        seeds = wanted[part.nodes].nonzero().view(-1)
+        (block,) = plan_blocks(part.graph, seeds, 1).build()
+        before = group.counters.sent_bytes
+        read = part.nodes[block._store.src_rows["_N"]]
+        grads = step(block, make(kind), read, part.nodes[seeds])
+        sent = group.counters.sent_bytes - before
+        assert sent == 2 * FEATURES * 8 * sum(block._relation(None).plan.send_counts)
+        for got, expected in zip(grads, want, strict=True):
+            total_grad = group.all_reduce(got.clone())
+            torch.testing.assert_close(total_grad, expected, rtol=1e-11, atol=1e-10)
+
+    run_threads(3, case)
 
 
 def test_a_layer_is_forgotten_with_its_values() -> None:
