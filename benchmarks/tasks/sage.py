@@ -211,11 +211,15 @@ class Sar(Task):
             self.step()
         return [(row["layer"], row["pass"], row["sent"]) for row in traced.summary()]
 
+    def plan(self) -> Any:
+        """The plan that the widest layer follows: the fewest rows, once a sum has run."""
+        relation = self.graph._relation(None)
+        fewest = relation.linear
+        return relation.plan if fewest is None or fewest.plan is None else fewest.plan
+
     def round_bytes(self) -> int:
         """Most bytes that this rank sends and receives in one round at the widest layer."""
-        relation, policy = self.graph._relation(None), self.graph.policy
-        fewest = relation.linear  # once a sum has run
-        plan = relation.plan if fewest is None or fewest.plan is None else fewest.plan
+        plan, policy = self.plan(), self.graph.policy
         row_bytes = self.row_numbers * self.features.element_size()
         rounds = plan.rounds(plan.num_rounds(policy, row_bytes))
         return max(step.num_send + step.num_recv for step in rounds) * row_bytes
