@@ -166,6 +166,40 @@ def test_ranks_that_look_into_a_layer(ranks: list[int], partitioned: Cutter) -> 
     assert {size for each in sent for size in each} == {(WIDTH + 1) * HEADS * 8}
 
 
+def test_inputs_of_unequal_widths_do_not_travel(partitioned: Cutter) -> None:
+    """Their values are alike, and so is what the ranks send."""
+
+    class Cut(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.layer, self.rank = make("gat"), rank
+
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            width = FEATURES - int(self.rank == 1)
+            self.layer.fc.weight = nn.Parameter(self.layer.fc.weight[:, :width].clone())
+            return self.layer(graph, x[:, :width])
+
+    def on_rank(rank: int) -> nn.Module:
+        layer = Cut(rank)
+        layer.layer.fc.weight.data[:, -1] = 0
+        return layer
+
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Any) -> tuple[Tensor, Tensor]:
+        part, layer = Part(group, path), on_rank(group.rank)
+        x = whole_rows(mixed().total_nodes, (FEATURES,), seed=1)[part.nodes]
+        before = group.counters.sent_bytes
+        out = layer(part.graph, x).detach()
+        sent = group.counters.sent_bytes - before
+        assert sent == (WIDTH + 1) * HEADS * 8 * sum(part.graph._relation(None).plan.send_counts)
+        return out, part.nodes
+
+    want = on_rank(0)(to_dgl(mixed()), whole_rows(mixed().total_nodes, (FEATURES,), seed=1))
+    for out, nodes in run_threads(3, case):
+        torch.testing.assert_close(out, want.detach()[nodes], rtol=1e-11, atol=1e-10)
+
+
 def test_a_rank_that_looks_later(partitioned: Cutter) -> None:
     """Nobody waits for a rank that alone begins, or ends, to see what a part of a layer gets."""
 
@@ -271,10 +305,10 @@ def test_a_layer_is_forgotten_with_its_values() -> None:
     out = rows @ weight.t()
     arriving.note_linear(out, rows, weight)
     view = out.view(2, 2, 2)
-    assert arriving.found_of(view).rows is rows  # type: ignore[union-attr]
-    assert arriving.found_of(out[:1]) is None and arriving.found_of(out.t()) is None
+    assert arriving.linear_of(view).rows is rows  # type: ignore[union-attr]
+    assert arriving.linear_of(out[:1]) is None and arriving.linear_of(out.t()) is None
     before = len(arriving._made)
     out.add_(1)
-    assert arriving.found_of(view) is None
+    assert arriving.linear_of(view) is None
     del out, view
     assert len(arriving._made) == before - 1

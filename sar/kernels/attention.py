@@ -244,10 +244,10 @@ def attend_grad_of_queries(
 def head_sums(rows: Tensor, vector: Tensor) -> Tensor:
     """[n, H] scores s_h = <a_h, row_h> of contiguous rows [n, H, D] and a, H * D numbers."""
     out = rows.new_empty(rows.shape[:2])
-    arrays = _numpy(rows.view(len(rows), vector.numel()), vector.view(-1), out)
+    arrays = _numpy(rows.view(len(rows), vector.numel()), vector.view(1, -1), out)
 
     def part(_: int, first: int, last: int) -> None:
-        loops.head_sums(first, last, *arrays)
+        loops.dots_of_heads(first, last, *arrays)
 
     rows_in_parallel(part, len(rows), rows.numel())
     return out

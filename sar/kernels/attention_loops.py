@@ -146,25 +146,15 @@ def _dot_and_add_rows(
 
 @kernel
 def dots_of_heads(first, last, a, b, out):
+    """``b``: a row for each of ``a``, or one for all."""
     heads = np.uint64(out.shape[1])
     width = np.uint64(a.shape[1]) // heads
     for i in range(first, last):
+        j = i if len(b) > 1 else 0
         for h in range(heads):
             total = out.dtype.type(0)
             for d in range(width):
-                total += a[i, h * width + d] * b[i, h * width + d]
-            out[i, h] = total
-
-
-@kernel
-def head_sums(first, last, rows, vector, out):
-    heads = np.uint64(out.shape[1])
-    width = np.uint64(rows.shape[1]) // heads
-    for i in range(first, last):
-        for h in range(heads):
-            total = out.dtype.type(0)
-            for d in range(width):
-                total += rows[i, h * width + d] * vector[h * width + d]
+                total += a[i, h * width + d] * b[j, h * width + d]
             out[i, h] = total
 
 

@@ -44,7 +44,7 @@ def note_linear(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None =
         _made[out] = LinearRows(rows, weight, bias)
 
 
-def found_of(values: Tensor) -> LinearRows | None:
+def linear_of(values: Tensor) -> LinearRows | None:
     """What was noted of ``values``, or of what they are a view of, as long as they are that."""
     out = values if values._base is None else values._base
     found: LinearRows | None = _made.get(out)
@@ -54,12 +54,18 @@ def found_of(values: Tensor) -> LinearRows | None:
 
 
 def all_found(group: Group, linear: LinearRows | None) -> LinearRows | None:
-    """``linear`` if all ranks have one; ``None`` otherwise. Collective, at each call: whoever looks
-    into a layer from some moment on, on a single rank, leaves nobody waiting."""
+    """``linear`` if all ranks have one, of rows of one width; ``None`` otherwise. Collective, at
+    each call: whoever looks into a layer from some moment on, on a single rank, leaves nobody
+    waiting."""
     if group.size == 1:
         return None
-    found = torch.tensor(int(linear is not None))
-    return linear if once(lambda: bool(group.all_reduce(found, "min"))) else None
+    width = 0 if linear is None else linear.rows.shape[1]
+
+    def agreed() -> bool:
+        least, most = group.all_reduce(torch.tensor([width, -width]), "min").tolist()
+        return 0 < least == -most
+
+    return linear if once(agreed) else None
 
 
 class Arriving:

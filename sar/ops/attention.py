@@ -16,7 +16,7 @@ from sar.config import EXACT
 from sar.kernels import wide_dtype
 from sar.kernels.attention import Incoming, Normalizer, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE
-from sar.ops.arriving import Arriving, LinearRows, all_found, found_of
+from sar.ops.arriving import Arriving, LinearRows, all_found, linear_of
 from sar.ops.attention_passes import Attention, Backward, attention_forward, widened
 from sar.ops.boundary import refuse_sampling
 from sar.ops.callers import layer_of_dgl
@@ -88,7 +88,7 @@ def _agreed_rows(
     trained = value.requires_grad and torch.is_grad_enabled()
     if layer_of_dgl() is None or not trained or spec.policy.lossy != EXACT:
         return None
-    found = found_of(value)
+    found = linear_of(value)
     if found is None or not (key is None or projection is not None):
         fits = False
     else:

@@ -34,7 +34,9 @@ from sar.ops.saving import takes_notes
 
 
 class LinearSums(TorchFunctionMode):
-    """Inside, linear layers of summed rows are computed late; see Note [Linear sums]."""
+    """Inside, linear layers of summed rows are computed late, see Note [Linear sums], and products
+    of rows and a parameter, see Note [Head sums]; what other linear layers read is noted for Note
+    [Projected on arrival]."""
 
     def __init__(self) -> None:
         super().__init__()
