@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import IO, Any
 
 from benchmarks.hosts import Hosts
-from sar.allocator import PRELOAD, allocator_environment
+from sar.allocator import PRELOAD, SOFT_LIMIT, allocator_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # What docs/launching tells users to set for the ranks; see there for why.
 LAUNCH = {**ONE_THREAD, **allocator_environment()}
-_OURS = (*LAUNCH, PRELOAD, "BENCH_FIRST")
+_OURS = (*LAUNCH, PRELOAD, SOFT_LIMIT, "BENCH_FIRST")
 _DEADLINE = 900.0  # seconds one call may take
 _TAIL = 4000  # characters of a failed process' error output
 

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from sar.__main__ import main
-from sar.allocator import PRELOAD, allocator_environment, is_preloaded
+from sar.allocator import (
+    PRELOAD,
+    SOFT_LIMIT,
+    allocator_environment,
+    is_preloaded,
+    set_soft_limit,
+    tune_allocator,
+)
 from sar.cli.launch import worker_environment
 from sar.errors import MissingDependencyError
 
@@ -35,7 +42,7 @@ needs_tbb = pytest.mark.skipif(not has_tbb(), reason="no wheel of tbb for this p
 
 @pytest.fixture(autouse=True)
 def nothing_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (PRELOAD, *allocator_environment(), "RANK", "WORLD_SIZE"):
+    for name in (PRELOAD, SOFT_LIMIT, *allocator_environment(), "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -71,14 +78,48 @@ def test_training_gives_the_same_numbers(tmp_path: Path) -> None:
         main(["partition", graph, "--parts", "2", "--out", str(parts), "--method", "random"]) == 0
     )
     found = {}
-    for name in ("system", "tbb"):
+    settings = {
+        "system": ("--allocator", "system"),
+        "tbb": ("--allocator", "tbb"),
+        "limited": ("--allocator", "tbb", "--soft-limit", "1MB"),
+    }
+    for name, words in settings.items():
         out = tmp_path / f"{name}.json"
         run(
             "-m", "sar", "train", str(parts / "synthetic.json"), "--epochs", "3", "--hidden", "8",
-            "--allocator", name, "--json", str(out), "--no-progress",
+            *words, "--json", str(out), "--no-progress",
         )  # fmt: skip
         found[name] = [epoch["loss"] for epoch in json.loads(out.read_text())["epochs"]]
-    assert found["tbb"] == found["system"] and len(found["tbb"]) == 3
+    assert found["limited"] == found["tbb"] == found["system"] and len(found["tbb"]) == 3
+
+
+# Twelve buffers of different sizes, 162 MB, made and freed several times, for oneTBB keeps what it
+# was asked for before; then one more. Prints how many MB more the process then holds.
+HELD = """
+import torch
+from sar.allocator import tune_allocator
+def anonymous():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) // 1000 for line in lines if line.startswith("RssAnon"))
+tune_allocator()
+torch.ones(1 << 20)
+before = anonymous()
+for _ in range(4):
+    held = [torch.ones(megabytes * 250_000) for megabytes in range(8, 20)]
+    held.clear()
+torch.ones(1 << 20)
+print(anonymous() - before)
+"""
+
+
+@needs_tbb
+@pytest.mark.system
+def test_a_soft_limit_gives_freed_buffers_back() -> None:
+    found = {
+        limit: int(run("-c", HELD, **allocator_environment("tbb", limit)))
+        for limit in (None, 1 << 20, 1 << 40)
+    }
+    assert found[1 << 20] < 30 < 80 < min(found[None], found[1 << 40]), found
 
 
 @needs_tbb
@@ -99,7 +140,46 @@ def test_the_printed_commands_set_it(name: str, capsys: pytest.CaptureFixture) -
     assert dict(setting.split("=", 1) for _, setting in lines) == allocator_environment(name)
 
 
+@needs_tbb
+def test_the_printed_commands_set_the_limit(capsys: pytest.CaptureFixture) -> None:
+    assert main(["environment", "--allocator", "tbb", "--soft-limit", "1.5GiB"]) == 0
+    assert f"export {SOFT_LIMIT}={3 << 29}\n" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize("command", ["environment", "train none.json"])
+def test_a_limit_that_is_none(command: str, capsys: pytest.CaptureFixture) -> None:
+    words = command.split()
+    assert main([*words, "--soft-limit", "1GiB"]) == 2
+    assert "--soft-limit: got 1GiB with --allocator system" in capsys.readouterr().err
+    for size in ("0", "much"):
+        assert main([*words, "--allocator", "tbb", "--soft-limit", size]) == 2
+        assert f"--soft-limit: got {size!r}" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="soft_limit: got 5 with allocator 'system'"):
+        allocator_environment("system", 5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "error"),
+    [(0, ValueError), (1 << 63, ValueError), (1.5, TypeError), (True, TypeError)],
+)
+def test_a_wrong_limit(limit: Any, error: type[Exception]) -> None:
+    got = limit if error is ValueError else type(limit).__name__
+    with pytest.raises(error, match=f"soft_limit: got {got}, expected"):
+        set_soft_limit(limit)
+    with pytest.raises(error, match="soft_limit"):
+        allocator_environment("tbb", limit)
+
+
+def test_a_limit_in_a_process_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SOFT_LIMIT, "4GiB")
+    with pytest.raises(ValueError, match=f"{SOFT_LIMIT}: got '4GiB', expected bytes"):
+        tune_allocator()
+    monkeypatch.setenv(SOFT_LIMIT, "1000")
+    with pytest.raises(MissingDependencyError, match="runs without oneTBB's allocator"):
+        tune_allocator()
 
 
 def test_an_unknown_name(capsys: pytest.CaptureFixture) -> None:

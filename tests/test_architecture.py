@@ -26,7 +26,7 @@ BELOW = {
     "config": set(),
     "errors": set(),
     "allocator": {"errors"},
-    "comm": LEAVES,
+    "comm": LEAVES | {"allocator"},
     "kernels": LEAVES,
     "partition": LEAVES,
     "ops": LEAVES | {"comm", "kernels", "partition"},

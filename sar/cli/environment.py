@@ -5,7 +5,7 @@ import os
 import shlex
 
 from sar.allocator import allocator_environment, is_preloaded
-from sar.cli.launch import add_allocator_argument
+from sar.cli.launch import add_allocator_arguments, soft_limit_of
 
 
 def add_parser(subparsers) -> argparse.ArgumentParser:
@@ -16,13 +16,13 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
         'allocated, as `sar train` does for its own: eval "$(sar environment)". What is set '
         "already stays. Threads are OMP_NUM_THREADS.",
     )
-    add_allocator_argument(parser)
+    add_allocator_arguments(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     is_preloaded(args.allocator)  # raises where something else is
-    for name, value in allocator_environment(args.allocator).items():
+    for name, value in allocator_environment(args.allocator, soft_limit_of(args)).items():
         if not os.environ.get(name):
             print(f"export {name}={shlex.quote(value)}")
     return 0

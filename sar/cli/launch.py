@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from sar.allocator import ALLOCATORS, allocator_environment, is_preloaded
+from sar.allocator import ALLOCATORS, allocator_environment, is_preloaded, set_soft_limit
 from sar.comm import Group, initialize_comms, shutdown
 from sar.comm.setup import leave_after
-from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy
+from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy, parse_bytes
 from sar.errors import SarError
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
@@ -44,7 +44,7 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: gloo on the CPU, nccl on CUDA",
     )
     group.add_argument("--threads", type=int, help="threads a rank, default its share of the cores")
-    add_allocator_argument(group)
+    add_allocator_arguments(group)
     group.add_argument(
         "--timeout", type=float, default=300.0, help="seconds to wait for a rank, default 300"
     )
@@ -52,14 +52,31 @@ def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     _add_lossy_arguments(parser)
 
 
-def add_allocator_argument(group: Any) -> None:
-    """Which allocator ranks start with."""
+def add_allocator_arguments(group: Any) -> None:
+    """Which allocator ranks start with, and what it may keep."""
     group.add_argument(
         "--allocator",
         choices=ALLOCATORS,
         default="system",
         help="of the ranks' memory: tbb is faster, and larger where buffers differ; default system",
     )
+    group.add_argument(
+        "--soft-limit",
+        metavar="SIZE",
+        help="memory of a rank above which tbb keeps no freed buffers, like 20GiB; default none",
+    )
+
+
+def soft_limit_of(args: argparse.Namespace) -> int | None:
+    """Bytes; raises ``ValueError`` for no size, or with an allocator that knows no limit."""
+    if args.soft_limit is None:
+        return None
+    size = parse_bytes(args.soft_limit, "--soft-limit")
+    if args.allocator != "tbb":
+        raise ValueError(
+            f"--soft-limit: got {args.soft_limit} with --allocator {args.allocator}, expected tbb"
+        )
+    return size
 
 
 def _add_policy_arguments(group: Any) -> None:
@@ -129,6 +146,7 @@ def check_rank_arguments(args: argparse.Namespace) -> None:
     if not 0 < args.timeout < math.inf:
         raise ValueError(f"--timeout: got {args.timeout}, expected more than 0 seconds")
     policy_of(args)
+    soft_limit_of(args)
     _check_allocator(args.allocator)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: got cuda, but this torch finds no CUDA device; use cpu")
@@ -186,7 +204,10 @@ def run_rank(
     group = initialize_comms(backend=backend_of(args), timeout=args.timeout)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
+    limit = soft_limit_of(args)
     try:
+        if limit is not None:
+            set_soft_limit(limit)
         if check is not None:
             group.agree(_error_of(check, args))
         work(args, group, device)

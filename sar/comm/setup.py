@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib
 import math
 import os
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sar.allocator import tune_allocator
 from sar.comm.group import Group, LocalGroup, current_group, process_group, set_process_group
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
@@ -26,9 +26,6 @@ BACKENDS = ("gloo", "nccl", "ccl", "mpi")
 DEFAULT_PORT = 12345
 _LAST_PORT = 65535
 DEFAULT_TIMEOUT = 300.0  # seconds
-_M_MMAP_THRESHOLD = -3  # glibc mallopt parameter
-_M_TRIM_THRESHOLD = -1
-_BIG_BUFFER = 1 << 20
 _INTERRUPTED = 130  # as shells call it
 _made: dict[str, Any] = {}  # torch's default group, where initialize_comms made it
 _ending: dict[str, int] = {}  # the status to end with, after an error
@@ -60,7 +57,8 @@ def initialize_comms(
 
     Raises:
         ValueError: an argument is out of range or unknown, or missing in the environment as well.
-        MissingDependencyError: the backend's package is not installed.
+        MissingDependencyError: the backend's package is not installed, or ``SAR_SOFT_LIMIT`` is set
+            for a process that runs without oneTBB's allocator.
         CommError: the port is taken, the ranks did not meet within ``timeout``, or this process
             has joined already and not called :func:`shutdown`.
     """
@@ -236,13 +234,12 @@ def _report_uncaught() -> None:
 
 
 def tune_process() -> None:
-    """Settings that a running process can still make: threads, and memory that goes back.
+    """Settings that a running process can still make: threads, and :func:`tune_allocator`'s.
 
     torchrun sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this
-    rank's share of the cores is used instead, with a warning. Buffers of 1 MiB and more are mapped,
-    so that freeing them returns memory (``mallopt``), unless ``MALLOC_MMAP_THRESHOLD_`` says
-    otherwise.
+    rank's share of the cores is used instead, with a warning.
     """
+    tune_allocator()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     share = max(1, len(os.sched_getaffinity(0)) // local_ranks)
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
@@ -253,11 +250,6 @@ def tune_process() -> None:
             stacklevel=3,
         )
         torch.set_num_threads(share)
-    if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_M_MMAP_THRESHOLD, _BIG_BUFFER)
-            libc.mallopt(_M_TRIM_THRESHOLD, _BIG_BUFFER)
 
 
 def rank() -> int:
