@@ -19,8 +19,14 @@ from sar.allocator import PRELOAD, SOFT_LIMIT, allocator_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# What docs/launching tells users to set for the ranks; see there for why.
-LAUNCH = {**ONE_THREAD, **allocator_environment()}
+
+
+def launch_environment(allocator: str = "system", soft_limit: int | None = None) -> dict[str, str]:
+    """What docs/launching tells users to set for the ranks; see there for why."""
+    return {**ONE_THREAD, **allocator_environment(allocator, soft_limit)}
+
+
+LAUNCH = launch_environment()
 _OURS = (*LAUNCH, PRELOAD, SOFT_LIMIT, "BENCH_FIRST")
 _DEADLINE = 900.0  # seconds one call may take
 _TAIL = 4000  # characters of a failed process' error output

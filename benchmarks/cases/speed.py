@@ -9,9 +9,8 @@ from statistics import median
 
 from benchmarks import graphs
 from benchmarks.cases.memory import SLACK
-from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
+from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster, launch_environment
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
-from sar.allocator import allocator_environment
 
 MB = 1e6
 LIMIT = 0.85  # share of DGL's processor seconds
@@ -80,7 +79,7 @@ def contenders(
     """What starts each of them, by name; every one starts its training with the same model."""
     tasks, parts = "benchmarks.tasks.sage", str(graph.parts["metis", size])
     ranks = partial(Cluster, f"{tasks}:Sar", size, parts=parts)
-    tbb = {**ONE_THREAD, **allocator_environment("tbb")}
+    tbb = launch_environment("tbb")
     whole = partial(Cluster, f"{tasks}:Dgl", file=str(graph.file))
     known: dict[str, Callable[[], Cluster]] = {
         DGL: partial(whole, environment=ONE_THREAD),
