@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import sys
 from importlib import metadata
 from pathlib import Path
 
+from sar.comm.allocation import SOFT_LIMIT, check_soft_limit, set_soft_limit
 from sar.errors import MissingDependencyError
+
+__all__ = [
+    "ALLOCATORS",
+    "PRELOAD",
+    "SOFT_LIMIT",
+    "allocator_environment",
+    "is_preloaded",
+    "set_soft_limit",
+]
 
 # Note [Allocators]
 # Layers allocate and free large buffers in changing order. glibc keeps those below 32 MiB in heaps
@@ -22,12 +30,8 @@ from sar.errors import MissingDependencyError
 
 ALLOCATORS = ("system", "tbb")
 PRELOAD = "LD_PRELOAD"
-SOFT_LIMIT = "SAR_SOFT_LIMIT"  # bytes, for :func:`tune_allocator`
 # glibc gives buffers of 1 MiB and more back when they are freed; torch asks for huge pages.
 _SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "1048576", "THP_MEM_ALLOC_ENABLE": "1"}
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's mallopt
-_BIG_BUFFER = 1 << 20
-_TBB_SOFT_LIMIT = 1  # TBBMALLOC_SET_SOFT_HEAP_LIMIT
 _LIBRARIES = ("libtbbmalloc.so.2", "libtbbmalloc_proxy.so.2")  # the second needs the first
 
 
@@ -45,64 +49,13 @@ def allocator_environment(name: str = "system", soft_limit: int | None = None) -
     if name not in ALLOCATORS:
         raise ValueError(f"allocator: got {name!r}, expected one of {', '.join(ALLOCATORS)}")
     if soft_limit is not None:
-        _check_soft_limit(soft_limit)
+        check_soft_limit(soft_limit)
         if name != "tbb":
             raise ValueError(f"soft_limit: got {soft_limit} with allocator {name!r}, expected tbb")
     if name == "system":
         return dict(_SYSTEM)
     limit = {} if soft_limit is None else {SOFT_LIMIT: str(soft_limit)}
     return {**_SYSTEM, PRELOAD: ":".join(_tbb_libraries()), **limit}
-
-
-def tune_allocator() -> None:
-    """What a running process can still set.
-
-    Buffers of 1 MiB and more are mapped, so that freeing them returns memory (``mallopt``), unless
-    ``MALLOC_MMAP_THRESHOLD_`` says otherwise. ``SAR_SOFT_LIMIT`` is the argument of
-    :func:`set_soft_limit`, whose errors this raises, and ``ValueError`` for what is no number.
-    """
-    text = os.environ.get(SOFT_LIMIT)
-    if text:
-        if not (text.isascii() and text.isdigit()):
-            raise ValueError(f"{SOFT_LIMIT}: got {text!r}, expected bytes, an integer")
-        set_soft_limit(int(text))
-    if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_MMAP_THRESHOLD, _BIG_BUFFER)
-            libc.mallopt(_TRIM_THRESHOLD, _BIG_BUFFER)
-
-
-def set_soft_limit(size: int) -> None:
-    """From how much memory on oneTBB's allocator gives freed buffers back instead of keeping them.
-
-    Memory that is in use is never refused. A limit that every process exceeds keeps nothing.
-
-    Args:
-        size: bytes that the allocator of this process holds, in use or kept.
-
-    Raises:
-        TypeError: not an int.
-        ValueError: not positive, or more than the system can address.
-        MissingDependencyError: this process runs with another allocator.
-    """
-    _check_soft_limit(size)
-    allocation_mode = getattr(ctypes.CDLL(None), "scalable_allocation_mode", None)
-    if allocation_mode is None:
-        raise MissingDependencyError(
-            f"soft_limit: got {size}, but this process runs without oneTBB's allocator; start it "
-            'after eval "$(sar environment --allocator tbb)"'
-        )
-    allocation_mode.argtypes = (ctypes.c_int, ctypes.c_ssize_t)
-    if allocation_mode(_TBB_SOFT_LIMIT, size) != 0:
-        raise ValueError(f"soft_limit: got {size}, which oneTBB's allocator does not take")
-
-
-def _check_soft_limit(size: int) -> None:
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"soft_limit: got {type(size).__name__}, expected an int of bytes")
-    if not 0 < size <= sys.maxsize:
-        raise ValueError(f"soft_limit: got {size}, expected bytes, 1 to {sys.maxsize}")
 
 
 def is_preloaded(name: str) -> bool:

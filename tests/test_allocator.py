@@ -20,9 +20,9 @@ from sar.allocator import (
     allocator_environment,
     is_preloaded,
     set_soft_limit,
-    tune_allocator,
 )
 from sar.cli.launch import worker_environment
+from sar.comm.allocation import tune_allocator
 from sar.errors import MissingDependencyError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +97,7 @@ def test_training_gives_the_same_numbers(tmp_path: Path) -> None:
 # was asked for before; then one more. Prints how many MB more the process then holds.
 HELD = """
 import torch
-from sar.allocator import tune_allocator
+from sar.comm.allocation import tune_allocator
 def anonymous():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) // 1000 for line in lines if line.startswith("RssAnon"))

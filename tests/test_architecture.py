@@ -25,8 +25,8 @@ LEAVES = {"config", "errors"}
 BELOW = {
     "config": set(),
     "errors": set(),
-    "allocator": {"errors"},
-    "comm": LEAVES | {"allocator"},
+    "allocator": {"comm", "errors"},
+    "comm": LEAVES,
     "kernels": LEAVES,
     "partition": LEAVES,
     "ops": LEAVES | {"comm", "kernels", "partition"},

@@ -216,7 +216,8 @@ def work(args, group, device):
 ProcessGroup.leave = lambda self, error: print("left after", error)
 ProcessGroup.close = lambda self: print("shut down")
 try:
-    run_rank(argparse.Namespace(device="cpu", backend="gloo", timeout=20, threads=None), work)
+    options = dict(device="cpu", backend="gloo", timeout=20, threads=None, soft_limit=None)
+    run_rank(argparse.Namespace(**options), work)
 except ValueError:
     sys.exit(2)
 """

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sar.allocator import tune_allocator
+from sar.comm.allocation import tune_allocator
 from sar.comm.group import Group, LocalGroup, current_group, process_group, set_process_group
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
