@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sar.allocator import (
     set_soft_limit,
 )
 from sar.cli.launch import worker_environment
+from sar.comm import initialize_comms
 from sar.comm.allocation import tune_allocator
 from sar.errors import MissingDependencyError
 
@@ -146,6 +148,22 @@ def test_the_printed_commands_set_the_limit(capsys: pytest.CaptureFixture) -> No
     assert f"export {SOFT_LIMIT}={3 << 29}\n" in capsys.readouterr().out
 
 
+JOINING = """
+import argparse
+from sar.cli import launch
+launch.set_soft_limit = lambda size: print("limit", size)
+options = dict(device="cpu", backend="gloo", timeout=20, threads=None)
+options.update(allocator="tbb", soft_limit="1.5MB")
+launch.run_rank(argparse.Namespace(**options), lambda args, group, device: print("works"))
+"""
+
+
+@pytest.mark.system
+def test_a_rank_sets_the_limit_before_it_works() -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    assert run("-c", JOINING, **rank).splitlines() == ["limit 1500000", "works"]
+
+
 # ---------------------------------------------------------------- what cannot be
 
 
@@ -175,8 +193,9 @@ def test_a_wrong_limit(limit: Any, error: type[Exception]) -> None:
 
 def test_a_limit_in_a_process_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SOFT_LIMIT, "4GiB")
-    with pytest.raises(ValueError, match=f"{SOFT_LIMIT}: got '4GiB', expected bytes"):
-        tune_allocator()
+    for call in (tune_allocator, partial(initialize_comms, 0, 1)):  # before anybody is met
+        with pytest.raises(ValueError, match=f"{SOFT_LIMIT}: got '4GiB', expected bytes"):
+            call()
     monkeypatch.setenv(SOFT_LIMIT, "1000")
     with pytest.raises(MissingDependencyError, match="runs without oneTBB's allocator"):
         tune_allocator()
