@@ -143,7 +143,11 @@ def test_the_printed_commands_set_it(name: str, capsys: pytest.CaptureFixture) -
 
 
 @needs_tbb
-def test_the_printed_commands_set_the_limit(capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("before", ["", "1000"])
+def test_the_printed_commands_set_the_limit(
+    before: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv(SOFT_LIMIT, before)
     assert main(["environment", "--allocator", "tbb", "--soft-limit", "1.5GiB"]) == 0
     assert f"export {SOFT_LIMIT}={3 << 29}\n" in capsys.readouterr().out
 

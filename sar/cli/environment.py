@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 
-from sar.allocator import allocator_environment, is_preloaded
+from sar.allocator import SOFT_LIMIT, allocator_environment, is_preloaded
 from sar.cli.launch import add_allocator_arguments, soft_limit_of
 
 
@@ -14,7 +14,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
         help="print the memory settings that ranks should start with",
         description="Print shell commands that set for the ranks of torchrun how memory is "
         'allocated, as `sar train` does for its own: eval "$(sar environment)". What is set '
-        "already stays. Threads are OMP_NUM_THREADS.",
+        "already stays, but for --soft-limit. Threads are OMP_NUM_THREADS.",
     )
     add_allocator_arguments(parser)
     return parser
@@ -23,6 +23,6 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     is_preloaded(args.allocator)  # raises where something else is
     for name, value in allocator_environment(args.allocator, soft_limit_of(args)).items():
-        if not os.environ.get(name):
+        if name == SOFT_LIMIT or not os.environ.get(name):  # a limit was asked for here and now
             print(f"export {name}={shlex.quote(value)}")
     return 0
