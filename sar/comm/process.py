@@ -15,6 +15,8 @@ from torch import Tensor
 
 from sar.comm import direct
 from sar.comm.group import Group, Work
+from sar.comm.host_memory import SMALL, HostMemory
+from sar.comm.one_host import connect
 from sar.comm.paced import Begun, Lane, Message, Turn, Turns, steps_of
 from sar.errors import CommError
 
@@ -48,17 +50,19 @@ class ProcessGroup(Group):
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), backend, device)
         self.store, self._keeps_store = store, keeps_store
+        self._timeout, self._is_closed = timeout, False
         self._small: Any = dist.new_group(timeout=timeout)
         self._rows: Any = dist.new_group(timeout=timeout)
         self._is_gloo = self.size > 1 and dist.get_backend(self._rows) == "gloo"
-        self._lane = Lane() if self._is_gloo else None
+        self._host: HostMemory | None = None
+        if self._is_gloo:
+            self._host = connect(self.rank, self.size, self._all_gather, timeout.total_seconds())
+        self._lane = Lane() if self._is_gloo and self._host is None else None
         # the other direction of pairs that send to each other in one step
         self._back: Any = None
-        if self._is_gloo and self.size % 2 == 0:
+        if self._lane is not None and self.size % 2 == 0:
             self._back = dist.new_group(timeout=timeout)
         self._sums: Any = None
-        self._timeout = timeout
-        self._is_closed = False
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -89,6 +93,11 @@ class ProcessGroup(Group):
         return parts
 
     def _swap(self, recv: Tensor, send: Tensor) -> None:
+        if self._host is not None:
+            counts = [len(recv) // self.size] * self.size
+            flight = self._call(self._host.exchange, recv, send, counts, counts, SMALL)
+            self._call(flight.wait)
+            return
         self._call(dist.all_to_all_single, recv, send, group=self._small)
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
@@ -104,6 +113,9 @@ class ProcessGroup(Group):
         distances: Sequence[int] = (),
     ) -> Work:
         self._check_open()
+        if self._host is not None:
+            flight = self._call(self._host.exchange, recv, send, recv_counts, send_counts)
+            return _Watched(flight, self._call)
         if self._lane is None:
             return self._begin(recv, send, recv_counts, send_counts, self._rows)
         if not distances:
@@ -159,7 +171,9 @@ class ProcessGroup(Group):
         """Run a collective; a transport failure becomes a :class:`CommError` with its cause."""
         try:
             return collective(*args, **kwargs)
-        except RuntimeError as error:
+        except CommError:  # says already what happened
+            raise
+        except (RuntimeError, OSError) as error:
             raise CommError(self._explain(str(error))) from error
 
     def _explain(self, error: str) -> str:
@@ -181,6 +195,8 @@ class ProcessGroup(Group):
         self._is_closed = True
         if self._lane is not None:
             self._lane.clear()
+        if self._host is not None:
+            self._host.close()
         groups = [self._small, self._rows, self._back, self._sums]
         self._small = self._rows = self._back = self._sums = None
         while groups:

@@ -1,0 +1,134 @@
+"""Whether all ranks run on one host and may read each other's memory; connects them then."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sar.comm.host_memory import HostMemory, read_memory
+
+SWITCH = "SAR_HOST_MEMORY"
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_SET_PTRACER, _ANY = 0x59616D61, -1  # of prctl
+_HELLO = struct.Struct("<qq")  # the name of who is called, the caller's rank
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_WORDS = 2  # random numbers of 63 bits
+
+Gather = Callable[[Tensor], list[Tensor]]  # equal tensors of all ranks, in rank order
+
+
+def is_wanted() -> bool:
+    """What ``SAR_HOST_MEMORY`` says: ``0`` or ``1``, the default. Raises ``ValueError`` else."""
+    text = os.environ.get(SWITCH) or "1"
+    if text not in ("0", "1"):
+        raise ValueError(f"{SWITCH}: got {text!r}, expected 0 or 1")
+    return text == "1"
+
+
+def connect(rank: int, size: int, gather: Gather, timeout: float) -> HostMemory | None:
+    """Connect the ranks through memory; ``None`` on all of them when one cannot or does not want.
+
+    Collective. Ranks are on one host when they share the running kernel, the user and the
+    namespaces of processes and of the network, so that containers, and hosts that are tried as
+    network namespaces, keep to their network.
+
+    Args:
+        timeout: seconds to wait for a peer, here and later.
+    """
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX, _kind())) if _able() else None
+        word, probe = secrets.randbits(63), torch.tensor([secrets.randbits(63)])
+        host = 0 if listener is None else _host()
+        if listener is not None:
+            listener.settimeout(timeout)
+            listener.bind(_address(word))
+            listener.listen(size)
+        about = [one.tolist() for one in gather(torch.tensor([host, word, probe.data_ptr()]))]
+        if listener is None or any(other[0] != host for other in about):
+            return None
+        peers: dict[int, tuple[socket.socket, int]] = {}
+        with suppress(OSError):  # then some are missing
+            _meet(peers, listener, rank, [other[1] for other in about], opened)
+        found = torch.zeros(size, dtype=torch.int64)
+        found[rank] = probe
+        with suppress(OSError):  # then numbers are missing
+            for peer, (_, pid) in peers.items():
+                read_memory(pid, about[peer][2], found[peer].data_ptr(), probe.nbytes)
+        whole = gather(torch.cat([probe, found]))
+        truth = torch.stack([one[0] for one in whole])
+        if not all(torch.equal(one[1:], truth) for one in whole):
+            return None
+        opened.pop_all()
+        listener.close()
+        return HostMemory(rank, peers, timeout)
+
+
+def _able() -> bool:
+    return sys.platform == "linux" and is_wanted() and hasattr(ctypes.CDLL(None), "process_vm_readv")
+
+
+def _kind() -> socket.SocketKind:
+    return socket.SOCK_SEQPACKET  # keeps messages apart
+
+
+def _host() -> int:
+    """A number that ranks of one host have alike, and no others."""
+    if _YAMA.is_file() and _YAMA.read_text(encoding="ascii").strip() == "1":
+        # Else only a parent may read this process.
+        ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(_ANY), 0, 0, 0)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
+    text = " ".join([boot, *spaces, str(os.getuid())])
+    return 1 + int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
+
+
+def _address(word: int) -> bytes:
+    """Of no file: it ends with the socket."""
+    return b"\0sar-%016x" % word
+
+
+def _meet(
+    peers: dict[int, tuple[socket.socket, int]],
+    listener: socket.socket,
+    rank: int,
+    words: list[int],
+    opened: ExitStack,
+) -> None:
+    """Call those before this rank, answer those after it."""
+    for peer in range(rank):
+        one = opened.enter_context(socket.socket(socket.AF_UNIX, _kind()))
+        one.settimeout(listener.gettimeout())
+        one.connect(_address(words[peer]))
+        one.send(_HELLO.pack(words[peer], rank))
+        peers[peer] = _ready(one), _credentials(one)[0]
+    while len(peers) < len(words) - 1:
+        one = opened.enter_context(listener.accept()[0])
+        one.settimeout(listener.gettimeout())
+        word, peer = _HELLO.unpack(one.recv(_HELLO.size).ljust(_HELLO.size, b"\0"))
+        pid, user, _ = _credentials(one)
+        if word == words[rank] and user == os.getuid():
+            peers[peer] = _ready(one), pid
+
+
+def _ready(one: socket.socket) -> socket.socket:
+    """Blocking, but not for ever: a full queue means that the peer is stuck."""
+    seconds = int(one.gettimeout() or 0)
+    one.settimeout(None)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, seconds), 0))
+    return one
+
+
+def _credentials(one: socket.socket) -> tuple[int, ...]:
+    data = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(data)
