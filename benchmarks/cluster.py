@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from benchmarks.hosts import Hosts
 from sar.allocator import PRELOAD, SOFT_LIMIT, allocator_environment
+from sar.comm.one_host import SWITCH
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -27,7 +28,8 @@ def launch_environment(allocator: str = "system", soft_limit: int | None = None)
 
 
 LAUNCH = launch_environment()
-_OURS = (*LAUNCH, PRELOAD, SOFT_LIMIT, "BENCH_FIRST")
+APART = {**LAUNCH, SWITCH: "0"}  # ranks that talk as if each were on a host of its own
+_OURS = (*APART, PRELOAD, SOFT_LIMIT, "BENCH_FIRST")
 _DEADLINE = 900.0  # seconds one call may take
 _TAIL = 4000  # characters of a failed process' error output
 
@@ -44,7 +46,7 @@ class Cluster:
     Args:
         task: "module:Class"; made with ``rank``, ``size``, ``port`` and ``arguments``.
         size: number of processes.
-        environment: variables set for them; the ones of :data:`LAUNCH` are removed otherwise.
+        environment: variables set for them; the ones of :data:`APART` are removed otherwise.
         first: folder that comes first on their import path.
         hosts: where each of them runs; on this machine's own network otherwise.
     """

@@ -47,10 +47,25 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    """Workers over gloo for the whole run: ``processes.run(size, case, *args)``."""
+    """Workers on this host for the whole run: ``processes.run(size, case, *args)``."""
     pool = WorkerPool(tmp_path_factory.mktemp("workers"))
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def sockets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    """The same as if each were on a host of its own: rows travel over gloo."""
+    pool = WorkerPool(tmp_path_factory.mktemp("workers"), {"SAR_HOST_MEMORY": "0"})
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(params=["memory", "sockets"])
+def either(request: pytest.FixtureRequest) -> WorkerPool:
+    """Both of them in turn, for what the transport does itself."""
+    name = {"memory": "processes", "sockets": "sockets"}[request.param]
+    return request.getfixturevalue(name)
 
 
 @pytest.fixture(scope="session")

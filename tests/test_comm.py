@@ -59,8 +59,8 @@ def case_collectives(group):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_collectives(size: int, processes: WorkerPool) -> None:
-    for results in both(size, case_collectives, processes):
+def test_collectives(size: int, either: WorkerPool) -> None:
+    for results in both(size, case_collectives, either):
         for rank, got in enumerate(results):
             assert got["sum"] == [sum(range(1, size + 1)), -sum(range(size))]
             assert got["max"] == [size, 0]
@@ -80,8 +80,8 @@ def case_non_contiguous(group):
     return tensor.tolist(), gathered[0].tolist(), back.tolist()
 
 
-def test_non_contiguous_tensors(processes: WorkerPool) -> None:
-    for results in both(2, case_non_contiguous, processes):
+def test_non_contiguous_tensors(either: WorkerPool) -> None:
+    for results in both(2, case_non_contiguous, either):
         for rank, (reduced, gathered, rows) in enumerate(results):
             assert reduced == [[0, 6], [2, 8], [4, 10]]
             assert gathered == [[0, 3], [1, 4], [2, 5]]
@@ -89,8 +89,8 @@ def test_non_contiguous_tensors(processes: WorkerPool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
-def test_dtypes_cross_the_wire(dtype: torch.dtype, processes: WorkerPool) -> None:
-    for results in both(2, case_dtype, processes, dtype):
+def test_dtypes_cross_the_wire(dtype: torch.dtype, either: WorkerPool) -> None:
+    for results in both(2, case_dtype, either, dtype):
         for rank, rows in enumerate(results):
             assert rows.dtype == dtype
             assert rows.tolist() == [[rank, 0], [rank, 1]]
@@ -269,9 +269,9 @@ def test_rotation_brings_each_row_and_gradient(size: int, pattern: str, keep: bo
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3])
-def test_rotation_over_processes(num_rounds: int, processes: WorkerPool) -> None:
+def test_rotation_over_processes(num_rounds: int, either: WorkerPool) -> None:
     for pattern in ("mixed", "everything"):
-        results = processes.run(4, case_rotation, pattern, num_rounds, False)
+        results = either.run(4, case_rotation, pattern, num_rounds, False)
         check_rotation(4, pattern, results)
 
 
@@ -398,8 +398,8 @@ def case_counters(group, pattern):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_counters_count_rows_that_leave(size: int, processes: WorkerPool) -> None:
-    for results in both(size, case_counters, processes, "mixed"):
+def test_counters_count_rows_that_leave(size: int, either: WorkerPool) -> None:
+    for results in both(size, case_counters, either, "mixed"):
         for rank, (sent, received, collectives) in enumerate(results):
             others = [p for p in range(size) if p != rank]
             width = 2 * 4

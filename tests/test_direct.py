@@ -71,12 +71,12 @@ def case_processes(group: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_over_gloo(size: int, processes: WorkerPool) -> None:
+def test_over_gloo(size: int, either: WorkerPool) -> None:
     ranks = sum(range(size))
     expected = []
     for num in (0, 1, 7, 5000):
         expected += [size * sum(range(num)) + num * ranks, 2 * num * ranks] * 2
-    assert processes.run(size, case_processes) == [expected] * size
+    assert either.run(size, case_processes) == [expected] * size
 
 
 def case_different(group: Any, name: str) -> Any:
@@ -111,9 +111,9 @@ def case_different(group: Any, name: str) -> Any:
         ("collectives", "0: sum of 1 torch.int64, 1: all_gather of 1 torch.int64"),
     ],
 )
-def test_ranks_that_call_different_things(name: str, words: str, processes: WorkerPool) -> None:
+def test_ranks_that_call_different_things(name: str, words: str, either: WorkerPool) -> None:
     """Messages of one length are one to gloo; every rank is told, and goes on."""
-    for message, later in processes.run(2, case_different, name):
+    for message, later in either.run(2, case_different, name):
         assert words in message and later == 2
 
 
@@ -126,10 +126,10 @@ def case_if_all(group: Any, num: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_sums_if_all_are_ready(size: int, processes: WorkerPool) -> None:
+def test_sums_if_all_are_ready(size: int, either: WorkerPool) -> None:
     for num in (1, 5, 5000, direct.LARGEST):
         found = [run_threads(size, case_if_all, num)] if num < 5000 else []
-        for ranks in (*found, processes.run(size, case_if_all, num)):
+        for ranks in (*found, either.run(size, case_if_all, num)):
             for rank, results in enumerate(ranks):
                 total, own = [size * (size + 1) / 2], [rank + 1.0]
                 some = size == 1  # its only rank is the first, which is ready
@@ -142,8 +142,8 @@ def case_inference(group: Any) -> float:
     return float(group.all_reduce(loss))
 
 
-def test_results_of_inference(processes: WorkerPool) -> None:
-    assert processes.run(2, case_inference) == [3.0, 3.0]
+def test_results_of_inference(either: WorkerPool) -> None:
+    assert either.run(2, case_inference) == [3.0, 3.0]
 
 
 def test_what_is_worth_it() -> None:

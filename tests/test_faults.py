@@ -52,11 +52,9 @@ def case_killed(group: Any, path: str, when: str) -> tuple[str, str, float]:
 
 
 @pytest.mark.parametrize("when", ["forward", "backward", "reduction"])
-def test_a_killed_rank_ends_the_others(
-    when: str, partitioned: Cutter, processes: WorkerPool
-) -> None:
+def test_a_killed_rank_ends_the_others(when: str, partitioned: Cutter, either: WorkerPool) -> None:
     path = partitioned(mixed(), 3, "random")
-    results = processes.run(3, case_killed, path, when, timeout=30.0, may_die={1})
+    results = either.run(3, case_killed, path, when, timeout=30.0, may_die={1})
     assert results[1] is None
     for rank in (0, 2):
         kind, words, seconds = results[rank]
@@ -351,12 +349,12 @@ def case_portable(group: Any, path: str, setting: Setting, state: dict) -> Any:
 
 @pytest.mark.parametrize("model", ["SAGEConv-mean", "EdgeConv-norm", "RelGraphConv-basis"])
 def test_training_needs_only_portable_collectives(
-    model: str, partitioned: Cutter, processes: WorkerPool
+    model: str, partitioned: Cutter, sockets: WorkerPool
 ) -> None:
     for mfgs in (False, True):
         setting = Setting(model, 2, mfgs)
         path = partitioned(setting.sample, 3, "random")
-        ranks = processes.run(3, case_portable, path, setting, start_state(setting))
+        ranks = sockets.run(3, case_portable, path, setting, start_state(setting))
         check(setting, ranks)
 
 

@@ -150,12 +150,12 @@ def beside_the_stream(group: Group, parts: str) -> None:
 
 
 def test_sums_go_on_beside_the_stream(
-    processes: WorkerPool, tmp_path_factory: pytest.TempPathFactory
+    either: WorkerPool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("overlap")
     graph = community_graph(200, 1200)
     parts = write_partitions(graph, torch.arange(200) % RANKS, folder / "parts")
-    processes.run(RANKS, beside_the_stream, parts)
+    either.run(RANKS, beside_the_stream, parts)
 
 
 def test_other_parameters_on_a_rank_are_named() -> None:

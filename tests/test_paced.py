@@ -340,10 +340,10 @@ def case_large(group: Any, pattern: str, num_rounds: int) -> Any:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_large_rows_and_gradients_over_processes(size: int, processes: WorkerPool) -> None:
+def test_large_rows_and_gradients_over_processes(size: int, sockets: WorkerPool) -> None:
     for num_rounds in (1, 2, 4):
         for pattern in ("mixed", "everything", "one pair"):
-            results = processes.run(size, case_large, pattern, num_rounds)
+            results = sockets.run(size, case_large, pattern, num_rounds)
             check_rotation(size, pattern, results)
 
 
@@ -389,8 +389,8 @@ def halo_stream(plan: halo.HaloPlan) -> Any:
     return fetch(plan, torch.ones(5000, 64), plan.rounds(1))
 
 
-def test_a_rank_killed_between_steps_ends_the_others(processes: WorkerPool) -> None:
-    results = processes.run(4, case_killed, timeout=30.0, may_die={1})
+def test_a_rank_killed_between_steps_ends_the_others(sockets: WorkerPool) -> None:
+    results = sockets.run(4, case_killed, timeout=30.0, may_die={1})
     assert results[1] is None
     for rank in (0, 2, 3):
         assert f"rank {rank}" in results[rank] and "another rank" in results[rank]

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from itertools import product
 from statistics import median
 
 from benchmarks import graphs
-from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.cluster import APART, LAUNCH, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 RANKS, NODES, EDGES = 8, 1000, 5000
 EPOCHS = 30
 MS = 1e3
 LIMITS = {"one-shot": (1, 20.0), "strict rounds": (None, 40.0)}  # rounds, milliseconds a rank
+TRANSPORTS = {"": LAUNCH, ", sockets": APART}
 
 
 @benchmark("overhead", "limits")
 def overhead(options: Options) -> Report:
     """Processor time of a rank's epoch on a graph of 1,000 nodes: 3-layer SAGE, 8 ranks, METIS.
 
-    The median of the epochs of the costliest rank; its gloo threads count. Beside them DGL on as
-    many graphs of an eighth of the size, side by side: what the model alone takes here.
+    The median of the epochs of the costliest rank; its gloo threads count. Rows go through the
+    host's memory, and through sockets as between hosts. Beside them DGL on as many graphs of an
+    eighth of the size, side by side: what the model alone takes here.
     """
     graph = graphs.community(options, [("metis", RANKS)], NODES, EDGES)
     columns = ["rounds", "cpu ms", "of that the main thread", "collectives"]
     report = Report(tables=[Table(f"Medians of {EPOCHS} epochs, costliest rank", columns)])
-    for name, (rounds, limit) in LIMITS.items():
+    for (kind, (rounds, limit)), (way, environment) in product(LIMITS.items(), TRANSPORTS.items()):
+        name = kind + way
         with Cluster(
             "benchmarks.tasks.overhead:Overhead",
             RANKS,
-            environment=LAUNCH,
+            environment=environment,
             parts=str(graph.parts["metis", RANKS]),
             rounds=rounds,
         ) as cluster:

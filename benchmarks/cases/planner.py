@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import graphs
-from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.cluster import APART, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 MEMORY, BYTES, TIME = 0.10, 0.02, 0.30
@@ -99,7 +99,7 @@ def _run(parts: Path, one: Configuration) -> tuple[float, float, float]:
     arguments = {"parts": str(parts), "model": one.model, "rounds": one.rounds}
     arguments["activations"] = one.activations
     with Cluster(
-        "benchmarks.tasks.planned:Planned", one.cut[1], environment=LAUNCH, **arguments
+        "benchmarks.tasks.planned:Planned", one.cut[1], environment=APART, **arguments
     ) as ranks:
         found = ranks.call("watch", epochs=EPOCHS)
     return (

@@ -75,7 +75,9 @@ def connect(rank: int, size: int, gather: Gather, timeout: float) -> HostMemory 
 
 
 def _able() -> bool:
-    return sys.platform == "linux" and is_wanted() and hasattr(ctypes.CDLL(None), "process_vm_readv")
+    return (
+        sys.platform == "linux" and is_wanted() and hasattr(ctypes.CDLL(None), "process_vm_readv")
+    )
 
 
 def _kind() -> socket.SocketKind:

@@ -115,7 +115,7 @@ class ProcessGroup(Group):
         self._check_open()
         if self._host is not None:
             flight = self._call(self._host.exchange, recv, send, recv_counts, send_counts)
-            return _Watched(flight, self._call)
+            return _Explained(flight, self._call)
         if self._lane is None:
             return self._begin(recv, send, recv_counts, send_counts, self._rows)
         if not distances:
@@ -157,7 +157,7 @@ class ProcessGroup(Group):
 
     def prepare_sums(self) -> None:
         self._check_open()
-        if self._sums is None and self.size > 1:
+        if self._sums is None and self.size > 1 and self._host is None:
             self._sums = dist.new_group(timeout=self._timeout)
 
     def _begin_sum(self, tensor: Tensor) -> Work:
@@ -262,7 +262,7 @@ class ProcessGroup(Group):
         return answers[0] if answers else None
 
 
-class _Watched:
+class _Explained:
     """A collective in flight whose failure is explained."""
 
     def __init__(self, work: Any, call: Callable[..., Any]) -> None:
@@ -270,6 +270,10 @@ class _Watched:
 
     def wait(self) -> None:
         self._call(self._work.wait)
+
+
+class _Watched(_Explained):
+    """One of torch's."""
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back when the last byte has moved, where the transport tells."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sar.comm import one_host
 from sar.comm.allocation import tune_allocator
 from sar.comm.group import Group, LocalGroup, current_group, process_group, set_process_group
 from sar.comm.network import choose_interface
@@ -77,6 +78,7 @@ def initialize_comms(
     if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
         raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
     tune_process()
+    one_host.is_wanted()  # whether what the environment says can be read, before anybody waits
     store = None
     if not dist.is_initialized():
         address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from harness import worker
 from harness.failures import COLLECTIVE_TIMEOUT, DEADLINE, HarnessTimeout, RankFailed
@@ -49,11 +50,12 @@ class WorkerPool:
     """Starts workers when first needed; a worker of an ended case is never used again.
 
     Args:
-        folder: for rendezvous files and stacks; no ports and no environment are needed.
+        folder: for rendezvous files and stacks; no ports are needed.
+        environment: of the workers, beside this process'.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+        self.folder, self._environment = folder, environment or {}
         folder.mkdir(parents=True, exist_ok=True)
         self._workers: list[_Worker] = []
         self._groups: dict[tuple[int, float], str] = {}
@@ -118,7 +120,8 @@ class WorkerPool:
             ours, theirs = context.Pipe()
             log = self.folder / f"stacks-{next(self._numbers)}"
             process = context.Process(target=worker.main, args=(theirs, str(log)), daemon=True)
-            process.start()
+            with mock.patch.dict(os.environ, self._environment):
+                process.start()
             theirs.close()
             OWNED.add(process.pid or 0)
             self._workers.append(_Worker(process, ours, log))

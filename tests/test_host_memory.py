@@ -1,0 +1,316 @@
+"""Rows that ranks of one host read from each other's memory: whose arrive, when, and what fails."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import WorkerPool, run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sar
+from sar.comm import one_host
+from sar.comm.host_memory import SMALL, Flight, HostMemory, read_memory
+from sar.errors import CommError
+
+WIDE = 700  # numbers of a row: four rows and more are read where they lie
+
+
+@contextmanager
+def connected(size: int, timeout: float = 20.0) -> Iterator[list[HostMemory]]:
+    """The ends of ``size`` ranks that all live in this process."""
+    peers: list[dict[int, tuple[socket.socket, int]]] = [{} for _ in range(size)]
+    for low, high in combinations(range(size), 2):
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        peers[low][high], peers[high][low] = ((end, os.getpid()) for end in ends)
+    ranks = [HostMemory(rank, mine, timeout) for rank, mine in enumerate(peers)]
+    try:
+        yield ranks
+    finally:
+        for one in ranks:
+            one.close()
+
+
+def rows(src: int, dst: int, count: int, width: int) -> torch.Tensor:
+    return (1000 * src + 100 * dst + torch.arange(float(count))).view(-1, 1).expand(-1, width)
+
+
+Counts = list[list[int]]  # [p][q]: rows from p to q
+
+
+def begin(
+    mine: HostMemory, rank: int, counts: Counts, width: int, channel: int = 0
+) -> tuple[Flight, torch.Tensor]:
+    incoming = [row[rank] for row in counts]
+    parts = [rows(rank, peer, count, width) for peer, count in enumerate(counts[rank])]
+    recv = torch.full((sum(incoming), width), -1.0)
+    send = torch.cat(parts).contiguous()
+    return mine.exchange(recv, send, incoming, counts[rank], channel), recv
+
+
+def check(recv: torch.Tensor, rank: int, counts: Counts, width: int) -> None:
+    parts = [rows(peer, rank, row[rank], width) for peer, row in enumerate(counts)]
+    assert torch.equal(recv, torch.cat(parts))
+
+
+@st.composite
+def exchanges(draw: Any) -> tuple[int, list[tuple[Counts, int, int]], list[list[int]]]:
+    """Ranks; counts, width and channel of some exchanges; in which order each waits for them."""
+    size = draw(st.integers(1, 4))
+    number = st.integers(0, 5)
+    counts = st.lists(st.lists(number, min_size=size, max_size=size), min_size=size, max_size=size)
+    one = st.tuples(counts, st.sampled_from([1, WIDE]), st.integers(0, 1))
+    steps = draw(st.lists(one, min_size=1, max_size=4))
+    return size, steps, [draw(st.permutations(range(len(steps)))) for _ in range(size)]
+
+
+@settings(max_examples=60)
+@given(exchanges())
+def test_every_row_arrives_whatever_order_ranks_wait_in(
+    plan: tuple[int, list[tuple[Counts, int, int]], list[list[int]]],
+) -> None:
+    size, steps, orders = plan
+    with connected(size) as ranks:
+
+        def case(group: Any) -> None:
+            begun = [begin(ranks[group.rank], group.rank, *step) for step in steps]
+            for number in orders[group.rank]:
+                flight, recv = begun[number]
+                flight.wait()
+                check(recv, group.rank, *steps[number][:2])
+                flight.wait()  # a second time changes nothing
+
+        run_threads(size, case)
+
+
+def test_a_buffer_is_free_when_the_peer_has_read_it() -> None:
+    """Large rows stay the sender's until then; small ones travel in the message."""
+    with connected(2) as ranks:
+        for width, is_free in ((WIDE * 8, False), (4, True)):
+            counts = [[0, 1], [0, 0]]
+            flight, _ = begin(ranks[0], 0, counts, width)
+            assert (not flight.unread) == is_free
+            other, recv = begin(ranks[1], 1, counts, width)
+            other.wait()
+            flight.wait()
+            check(recv, 1, counts, width)
+
+
+def test_what_comes_early_waits_for_its_exchange() -> None:
+    with connected(2) as ranks:
+        first, second = [[0, 1], [0, 0]], [[0, 2], [0, 0]]
+        begun = [begin(ranks[0], 0, counts, WIDE * 8) for counts in (first, second)]
+        mine, recv = begin(ranks[1], 1, first, WIDE * 8)
+        mine.wait()  # takes the second's message, too
+        check(recv, 1, first, WIDE * 8)
+        late, recv = begin(ranks[1], 1, second, WIDE * 8)
+        late.wait()
+        check(recv, 1, second, WIDE * 8)
+        for flight, _ in begun:
+            flight.wait()
+
+
+def test_small_collectives_may_pass_the_stream() -> None:
+    """One rank waits for a reduction first, the other for rows."""
+    with connected(2) as ranks:
+        counts = [[0, 9], [9, 0]]
+
+        def case(group: Any) -> None:
+            kinds = (0, SMALL) if group.rank else (SMALL, 0)
+            begun = [begin(ranks[group.rank], group.rank, counts, WIDE, kind) for kind in kinds]
+            for flight, recv in begun:
+                flight.wait()
+                check(recv, group.rank, counts, WIDE)
+
+        run_threads(2, case)
+
+
+@pytest.mark.parametrize("width", [1, WIDE * 8])
+def test_unequal_numbers_are_refused(width: int) -> None:
+    with connected(2) as ranks:
+        begin(ranks[0], 0, [[0, 3], [0, 0]], width)
+        flight, _ = begin(ranks[1], 1, [[0, 2], [0, 0]], width)
+        sent, wanted = 3 * width * 4, 2 * width * 4
+        text = f"rank 0 sends {sent} bytes, rank 1 expected {wanted}"
+        with pytest.raises(CommError, match=text):
+            flight.wait()
+
+
+def test_rows_that_nobody_asked_for_are_refused() -> None:
+    with connected(3) as ranks:
+        begin(ranks[0], 0, [[0, 3, 0], [0] * 3, [0] * 3], 1)
+        flight, _ = begin(ranks[1], 1, [[0] * 3, [0] * 3, [0, 2, 0]], 1)
+        with pytest.raises(CommError, match="rank 0 sends 12 bytes, rank 1 expected 0"):
+            flight.wait()
+
+
+@pytest.mark.parametrize("is_sender", [True, False])
+def test_a_peer_that_has_left_is_named(is_sender: bool) -> None:
+    """Whether its rows are missing, or it has not read what it was sent."""
+    with connected(3) as ranks:
+        counts = [[0, 0, 0], [0, 0, 0], [0, 0, 0]]
+        counts[2 if is_sender else 0][0 if is_sender else 2] = 1
+        flight, _ = begin(ranks[0], 0, counts, WIDE * 8)
+        ranks[2].close()
+        begun = time.monotonic()
+        with pytest.raises(ConnectionError, match="rank 2 has left"):
+            flight.wait()
+        assert time.monotonic() - begun < 5
+
+
+def test_rows_of_a_rank_that_has_left_since_still_arrive() -> None:
+    with connected(2) as ranks:
+        counts = [[0, 0], [3, 0]]
+        begin(ranks[1], 1, counts, 1)
+        ranks[1].close()
+        flight, recv = begin(ranks[0], 0, counts, 1)
+        flight.wait()
+        check(recv, 0, counts, 1)
+
+
+def test_waiting_ends_at_the_timeout() -> None:
+    with connected(2, timeout=0.2) as ranks:
+        flight, _ = begin(ranks[0], 0, [[0, 0], [1, 0]], 1)
+        with pytest.raises(TimeoutError, match="no answer for 0.2 seconds"):
+            flight.wait()
+
+
+def test_memory_that_is_not_there_is_an_error() -> None:
+    into = ctypes.create_string_buffer(8)
+    with pytest.raises(OSError, match="cannot be read"):
+        read_memory(os.getpid(), 0, ctypes.addressof(into), 8)
+
+
+def met(size: int, **changes: Any) -> list[bool]:
+    """Whether each of some threads was connected, after one exchange if so."""
+
+    def case(group: Any) -> bool:
+        found = one_host.connect(group.rank, group.size, group.all_gather, 10.0)
+        if found is None:
+            return False
+        counts = [[peer + 1] * size for peer in range(size)]
+        flight, recv = begin(found, group.rank, counts, WIDE)
+        flight.wait()
+        check(recv, group.rank, counts, WIDE)
+        group.all_reduce(torch.zeros(1))
+        found.close()
+        return True
+
+    return run_threads(size, case)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_ranks_of_one_host_find_each_other(size: int) -> None:
+    assert met(size) == [True] * size
+
+
+def test_one_rank_elsewhere_keeps_all_on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = iter([1, 1, 2])
+    lock = threading.Lock()
+
+    def host() -> int:
+        with lock:
+            return next(hosts)
+
+    monkeypatch.setattr(one_host, "_host", host)
+    assert met(3) == [False] * 3
+
+
+def test_one_rank_that_may_not_read_keeps_all_on_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    permitted = iter([True, True, False, True, True, True])
+    lock = threading.Lock()
+
+    def read(pid: int, address: int, into: int, nbytes: int) -> None:
+        with lock:
+            if not next(permitted):
+                raise PermissionError(1, "not here")
+        read_memory(pid, address, into, nbytes)
+
+    monkeypatch.setattr(one_host, "read_memory", read)
+    assert met(3) == [False] * 3
+
+
+def test_a_stranger_that_calls_is_not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = one_host._address
+    called: list[socket.socket] = []
+
+    def address(word: int) -> bytes:
+        for text in (b"hello", b"x" * one_host._HELLO.size):
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            called.append(stranger)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET):
+                try:
+                    stranger.connect(real(word))
+                    stranger.send(text)
+                except OSError:  # nobody listens there yet
+                    pass
+        return real(word)
+
+    monkeypatch.setattr(one_host, "_address", address)
+    assert met(3) == [True] * 3
+    for stranger in called:
+        stranger.close()
+
+
+def test_namespaces_are_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = one_host._host()
+    assert same == one_host._host() > 0
+    for kind in ("net", "pid"):
+        other = {f"/proc/self/ns/{kind}": "another"}
+        monkeypatch.setattr(os, "readlink", lambda path, other=other: other.get(path, "same"))
+        assert one_host._host() != same
+        monkeypatch.undo()
+
+
+def test_the_switch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, wanted in (("0", False), ("1", True), ("", True)):
+        monkeypatch.setenv(one_host.SWITCH, text)
+        assert one_host.is_wanted() is wanted
+    monkeypatch.setenv(one_host.SWITCH, "0")
+    assert met(2) == [False] * 2
+    monkeypatch.setenv(one_host.SWITCH, "no")
+    with pytest.raises(ValueError, match="SAR_HOST_MEMORY: got 'no', expected 0 or 1"):
+        sar.initialize_comms(0, 1)
+
+
+def test_yama_lets_ranks_read_each_other_when_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+
+    class Libc:
+        def prctl(self, *arguments: Any) -> int:
+            asked.append(arguments[0])
+            return 0
+
+    monkeypatch.setattr(one_host.ctypes, "CDLL", lambda name: Libc())
+    for text, calls in (("0\n", 0), ("1\n", 1), ("2\n", 1)):
+        (tmp_path / "scope").write_text(text)
+        monkeypatch.setattr(one_host, "_YAMA", tmp_path / "scope")
+        one_host._host()
+        assert len(asked) == calls
+    assert asked == [0x59616D61]
+
+
+def case_transport(group: Any) -> bool:
+    return group._host is not None
+
+
+def test_processes_of_one_host_use_its_memory_unless_told(
+    processes: WorkerPool, sockets: WorkerPool
+) -> None:
+    assert processes.run(3, case_transport) == [True] * 3
+    assert sockets.run(3, case_transport) == [False] * 3
