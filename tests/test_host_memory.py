@@ -192,11 +192,26 @@ def test_memory_that_is_not_there_is_an_error() -> None:
         read_memory(os.getpid(), 0, ctypes.addressof(into), 8)
 
 
-def met(size: int, **changes: Any) -> list[bool]:
-    """Whether each of some threads was connected, after one exchange if so."""
+@pytest.mark.parametrize("name", ["strided", "count"])
+def test_buffers_that_cannot_be_read_as_they_lie(name: str) -> None:
+    """Addresses are all that peers get: a wrong one would read or write anything."""
+    with connected(2) as ranks:
+        buffer = torch.zeros(4, 6)[:, ::2] if name == "strided" else torch.zeros(3, 3)
+        for pair in ((buffer, torch.zeros(4, 3)), (torch.zeros(4, 3), buffer)):
+            with pytest.raises(ValueError, match="buffer: got .* for 4 rows, expected as many"):
+                ranks[0].exchange(*pair, [0, 4], [0, 4])
+
+
+def met(size: int, able: int | None = None) -> list[bool]:
+    """Whether each of some threads was connected, after one exchange if so.
+
+    Args:
+        able: the only rank with tensors in the processor's memory; all by default.
+    """
 
     def case(group: Any) -> bool:
-        found = one_host.connect(group.rank, group.size, group.all_gather, 10.0)
+        is_able = able in (None, group.rank)
+        found = one_host.connect(group.rank, group.size, group.all_gather, 10.0, is_able)
         if found is None:
             return False
         counts = [[peer + 1] * size for peer in range(size)]
@@ -224,6 +239,27 @@ def test_one_rank_elsewhere_keeps_all_on_the_network(monkeypatch: pytest.MonkeyP
             return next(hosts)
 
     monkeypatch.setattr(one_host, "_host", host)
+    assert met(3) == [False] * 3
+
+
+def test_tensors_on_another_device_keep_all_on_the_network() -> None:
+    assert met(3, able=1) == [False] * 3
+
+
+@pytest.mark.parametrize("what", ["_address", "_host"])
+def test_an_error_on_the_way_keeps_all_on_the_network(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system without such sockets, or without /proc: nobody waits for who cannot come."""
+    real, calls, lock = getattr(one_host, what), iter([True, False, True]), threading.Lock()
+
+    def failing(*arguments: Any) -> Any:
+        with lock:
+            if not next(calls):
+                raise FileNotFoundError(2, "nothing of that kind here")
+        return real(*arguments)
+
+    monkeypatch.setattr(one_host, what, failing)
     assert met(3) == [False] * 3
 
 

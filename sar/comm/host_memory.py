@@ -112,11 +112,12 @@ class HostMemory:
     ) -> Flight:
         """:meth:`sar.comm.group.Group.exchange` of contiguous tensors in the processor's memory.
 
-        Raises ``CommError`` when a peer sends something else, ``OSError`` when it has ended.
+        Raises ``CommError`` when a peer sends something else, ``OSError`` when it has ended,
+        ``ValueError`` for buffers that are not contiguous or of another size.
         """
+        coming, going = _parts(recv, recv_counts), _parts(send, send_counts)
         key = channel, self._begun[channel]
         self._begun[channel] += 1
-        coming, going = _parts(recv, recv_counts), _parts(send, send_counts)
         if self._rank in coming:
             (into, nbytes), (address, _) = coming.pop(self._rank), going.pop(self._rank)
             ctypes.memmove(into, address, nbytes)
@@ -207,6 +208,11 @@ class HostMemory:
 
 def _parts(buffer: Tensor, counts: Sequence[int]) -> dict[int, _Part]:
     """Where the rows of each rank lie that has some."""
+    if not buffer.is_contiguous() or buffer.device.type != "cpu" or sum(counts) != len(buffer):
+        raise ValueError(
+            f"buffer: got {tuple(buffer.shape)} with strides {buffer.stride()} on {buffer.device} "
+            f"for {sum(counts)} rows, expected as many rows, contiguous, on the CPU"
+        )
     address, row = buffer.data_ptr(), buffer.nbytes // max(1, buffer.shape[0])
     parts = {}
     for rank, count in enumerate(counts):

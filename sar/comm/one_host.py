@@ -23,7 +23,7 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _SET_PTRACER, _ANY = 0x59616D61, -1  # of prctl
 _HELLO = struct.Struct("<qq")  # the name of who is called, the caller's rank
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
-_WORDS = 2  # random numbers of 63 bits
+_MEET_SECONDS = 20.0  # at most, before ranks keep to the network
 
 Gather = Callable[[Tensor], list[Tensor]]  # equal tensors of all ranks, in rank order
 
@@ -36,7 +36,9 @@ def is_wanted() -> bool:
     return text == "1"
 
 
-def connect(rank: int, size: int, gather: Gather, timeout: float) -> HostMemory | None:
+def connect(
+    rank: int, size: int, gather: Gather, timeout: float, is_able: bool = True
+) -> HostMemory | None:
     """Connect the ranks through memory; ``None`` on all of them when one cannot or does not want.
 
     Collective. Ranks are on one host when they share the running kernel, the user and the
@@ -44,16 +46,14 @@ def connect(rank: int, size: int, gather: Gather, timeout: float) -> HostMemory 
     network namespaces, keep to their network.
 
     Args:
-        timeout: seconds to wait for a peer, here and later.
+        timeout: seconds to wait for a peer, later.
+        is_able: whether this rank's tensors lie in the processor's memory.
     """
     with ExitStack() as opened:
-        listener = opened.enter_context(socket.socket(socket.AF_UNIX, _kind())) if _able() else None
         word, probe = secrets.randbits(63), torch.tensor([secrets.randbits(63)])
-        host = 0 if listener is None else _host()
-        if listener is not None:
-            listener.settimeout(timeout)
-            listener.bind(_address(word))
-            listener.listen(size)
+        listener, host = None, 0
+        if is_able and _is_possible():
+            listener, host = _listen(opened, word, size, min(timeout, _MEET_SECONDS))
         about = [one.tolist() for one in gather(torch.tensor([host, word, probe.data_ptr()]))]
         if listener is None or any(other[0] != host for other in about):
             return None
@@ -74,10 +74,24 @@ def connect(rank: int, size: int, gather: Gather, timeout: float) -> HostMemory 
         return HostMemory(rank, peers, timeout)
 
 
-def _able() -> bool:
+def _is_possible() -> bool:
     return (
         sys.platform == "linux" and is_wanted() and hasattr(ctypes.CDLL(None), "process_vm_readv")
     )
+
+
+def _listen(
+    opened: ExitStack, word: int, size: int, timeout: float
+) -> tuple[socket.socket | None, int]:
+    """Where others call, and the host's number; an error here must not leave them waiting."""
+    try:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX, _kind()))
+        listener.settimeout(timeout)
+        listener.bind(_address(word))
+        listener.listen(size)
+        return listener, _host()
+    except OSError:
+        return None, 0
 
 
 def _kind() -> socket.SocketKind:

@@ -56,7 +56,8 @@ class ProcessGroup(Group):
         self._is_gloo = self.size > 1 and dist.get_backend(self._rows) == "gloo"
         self._host: HostMemory | None = None
         if self._is_gloo:
-            self._host = connect(self.rank, self.size, self._all_gather, timeout.total_seconds())
+            is_able, seconds = device.type == "cpu", timeout.total_seconds()
+            self._host = connect(self.rank, self.size, self._all_gather, seconds, is_able)
         self._lane = Lane() if self._is_gloo and self._host is None else None
         # the other direction of pairs that send to each other in one step
         self._back: Any = None
