@@ -734,7 +734,7 @@ def test_a_store_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
     group.rank, group.size, group.store = 0, 2, Silent()
     assert group.first_error() is None and group.store is None
     group.store = Silent()
-    group._lane, group._keeps_store = None, True
+    group._lane, group._host, group._keeps_store = None, None, True
     group.leave(ValueError("lost"))
     assert group.store is None and len(asked) == 2
     over.set()

@@ -121,6 +121,49 @@ def test_what_comes_early_waits_for_its_exchange() -> None:
             flight.wait()
 
 
+def test_an_exchange_that_nobody_waits_for_keeps_no_buffer() -> None:
+    """As after an error that all ranks catch."""
+    with connected(2) as ranks:
+        counts = [[2, 3], [4, 0]]
+        for rank in (0, 1):
+            begin(ranks[rank], rank, counts, WIDE * 8)
+        begun = [begin(ranks[rank], rank, counts, 1, SMALL)[0] for rank in (0, 1)]
+        assert all(one._flights for one in ranks)
+
+        def case(group: Any) -> None:
+            begun[group.rank].wait()
+            while ranks[group.rank]._flights:
+                ranks[group.rank]._serve(time.monotonic() + 5)
+
+        run_threads(2, case)
+        assert not any(one._flights or one._early for one in ranks)
+
+
+def test_rows_of_a_rank_that_gave_up_are_not_believed() -> None:
+    """It may have freed them: an answer that cannot be given shows it."""
+    with connected(2) as ranks:
+        counts = [[0, 3], [0, 0]]
+        begin(ranks[0], 0, counts, WIDE * 8)
+        ranks[0].hang_up()
+        assert ranks[0]._flights, "the peer may be reading"
+        flight, _ = begin(ranks[1], 1, counts, WIDE * 8)
+        with pytest.raises(ConnectionError):
+            flight.wait()
+        assert flight.coming
+
+
+def test_what_was_sent_before_a_connection_broke_still_arrives() -> None:
+    """A rank that leaves with messages unread resets the connection."""
+    with connected(2) as ranks:
+        first, second = [[0, 0], [3, 0]], [[0, 1], [0, 0]]
+        begin(ranks[1], 1, first, 1)
+        flight, recv = begin(ranks[0], 0, first, 1)
+        begin(ranks[0], 0, second, 1)  # which nobody reads
+        ranks[1].close()
+        flight.wait()
+        check(recv, 0, first, 1)
+
+
 def test_small_collectives_may_pass_the_stream() -> None:
     """One rank waits for a reduction first, the other for rows."""
     with connected(2) as ranks:
@@ -145,6 +188,37 @@ def test_unequal_numbers_are_refused(width: int) -> None:
         text = f"rank 0 sends {sent} bytes, rank 1 expected {wanted}"
         with pytest.raises(CommError, match=text):
             flight.wait()
+
+
+@pytest.mark.parametrize("width", [1, WIDE * 8])
+def test_early_rows_that_nobody_asked_for_are_refused(width: int) -> None:
+    with connected(2) as ranks:
+        nothing, some = [[0, 0], [0, 0]], [[0, 3], [0, 0]]
+        begin(ranks[0], 0, some, width)
+        begin(ranks[0], 0, some, width)
+        mine, _ = begin(ranks[1], 1, some, width)
+        mine.wait()
+        ranks[1]._serve(time.monotonic() + 5)
+        with pytest.raises(CommError, match="rank 1 expected 0"):
+            begin(ranks[1], 1, nothing, width)
+
+
+@pytest.mark.parametrize("counts", [([2, 0], [1, 0]), ([2, 0], [0, 0]), ([0, 0], [1, 0])])
+def test_own_rows_have_to_be_as_many(counts: tuple[list[int], list[int]]) -> None:
+    with connected(2) as ranks:
+        recv, send = (torch.zeros(sum(each), 4) for each in counts)
+        with pytest.raises(ValueError, match="counts: got .* bytes for this rank, expected"):
+            ranks[0].exchange(recv, send, *counts)
+        begin(ranks[0], 0, [[1, 0], [0, 0]], 4)[0].wait()
+
+
+def test_a_peer_that_takes_no_messages_is_named() -> None:
+    with connected(2) as ranks:
+        counts = [[0, 1], [0, 0]]
+        one_host._make_ready(ranks[0]._sockets[1], 1.0)
+        with pytest.raises(TimeoutError, match="rank 1 takes no messages"):
+            for _ in range(10_000):
+                begin(ranks[0], 0, counts, 2000)
 
 
 def test_rows_that_nobody_asked_for_are_refused() -> None:

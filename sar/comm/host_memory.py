@@ -12,11 +12,13 @@ ranks may wait for theirs in different orders. One thread of a process exchanges
 from __future__ import annotations
 
 import ctypes
+import os
 import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -28,6 +30,7 @@ ROWS, SMALL = range(2)  # channels: exchanges of one may pass those of the other
 _HEAD = struct.Struct("<BB6xQQQ")  # kind, channel, number of the exchange, address, bytes
 _HERE, _INSIDE, _READ = range(3)  # kinds: rows at an address, rows behind the head, "I read them"
 _SMALL_BYTES = 8192  # what a message may hold itself: copied once more, but never answered
+_LONGEST_POLL = 2**31 - 1  # milliseconds
 _Key = tuple[int, int]  # channel and number
 _Part = tuple[int, int]  # address and bytes
 
@@ -55,7 +58,7 @@ def read_memory(pid: int, address: int, into: int, nbytes: int) -> None:
         done = _libc().process_vm_readv(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
         if done <= 0:
             number = ctypes.get_errno()
-            raise OSError(number, f"process {pid} cannot be read")
+            raise OSError(number, f"process {pid} cannot be read, {os.strerror(number)}")
         address, into, nbytes = address + done, into + done, nbytes - done
 
 
@@ -69,7 +72,7 @@ class Flight:
     """
 
     def __init__(
-        self, mail: HostMemory, key: _Key, buffers: tuple[Tensor, Tensor], coming: dict[int, _Part]
+        self, mail: HostMemory, key: _Key, buffers: tuple[Tensor, ...], coming: dict[int, _Part]
     ) -> None:
         self._mail, self.key, self.buffers = mail, key, buffers
         self.coming, self.unread = coming, set[int]()
@@ -113,23 +116,27 @@ class HostMemory:
         """:meth:`sar.comm.group.Group.exchange` of contiguous tensors in the processor's memory.
 
         Raises ``CommError`` when a peer sends something else, ``OSError`` when it has ended,
-        ``ValueError`` for buffers that are not contiguous or of another size.
+        ``ValueError`` for buffers that are not contiguous or of another size than the counts say.
         """
         coming, going = _parts(recv, recv_counts), _parts(send, send_counts)
+        (into, wanted), (address, nbytes) = (
+            part.pop(self._rank, (0, 0)) for part in (coming, going)
+        )
+        if nbytes != wanted:
+            raise ValueError(f"counts: got {nbytes} bytes for this rank, expected {wanted}")
+        ctypes.memmove(into, address, nbytes)
         key = channel, self._begun[channel]
         self._begun[channel] += 1
-        if self._rank in coming:
-            (into, nbytes), (address, _) = coming.pop(self._rank), going.pop(self._rank)
-            ctypes.memmove(into, address, nbytes)
         flight = self._flights[key] = Flight(self, key, (recv, send), coming)
         for step in range(1, len(self._sockets) + 1):  # not all to the same rank first
             peer = (self._rank + step) % (len(self._sockets) + 1)
             if peer in going:
                 self._post(flight, peer, *going[peer])
-        for peer in list(coming):
+        for peer in self._sockets:
             early = self._early.pop((key, peer), None)
             if early is not None:
                 self._land(flight, peer, early)
+        self._forget_if_over(flight)
         return flight
 
     def finish(self, flight: Flight) -> None:
@@ -140,40 +147,46 @@ class HostMemory:
             if missing:
                 raise ConnectionError(f"rank {min(missing)} has left")
             self._serve(end)
-        self._flights.pop(flight.key, None)
 
-    def close(self) -> None:
-        """Leave; peers that still wait for this rank raise."""
+    def hang_up(self) -> None:
+        """Peers that still wait for this rank raise; what they may be reading stays."""
         for one in self._sockets.values():
+            with suppress(OSError):  # the peer was faster
+                one.shutdown(socket.SHUT_RDWR)  # also where a forked child holds it open
             one.close()
         self._gone.update(self._sockets)
+
+    def close(self) -> None:
+        """Leave, then let all buffers go: who could answer has read what was there."""
+        self.hang_up()
         self._flights.clear()
 
     def _post(self, flight: Flight, peer: int, address: int, nbytes: int) -> None:
+        kind, rows = _HERE, b""
         if nbytes <= _SMALL_BYTES:
-            rows = ctypes.string_at(address, nbytes)
-            self._tell(peer, _HEAD.pack(_INSIDE, *flight.key, address, nbytes) + rows)
+            kind, rows = _INSIDE, ctypes.string_at(address, nbytes)
         else:
             flight.unread.add(peer)
-            self._tell(peer, _HEAD.pack(_HERE, *flight.key, address, nbytes))
+        with suppress(ConnectionError):  # what it sent before it left still counts
+            self._tell(peer, _HEAD.pack(kind, *flight.key, address, nbytes) + rows)
 
     def _tell(self, peer: int, message: bytes) -> None:
         try:
             self._sockets[peer].send(message)
-        except OSError:  # whoever needs something of it raises
-            self._gone.add(peer)
+        except BlockingIOError as error:
+            raise TimeoutError(f"rank {peer} takes no messages") from error
 
     def _serve(self, end: float) -> None:
         """Take a message of every peer that sent one; wait for the first."""
-        ready = self._poll.poll(max(0.0, end - time.monotonic()) * 1000)
-        if not ready:
+        ready = self._poll.poll(min(max(0.0, end - time.monotonic()) * 1000, _LONGEST_POLL))
+        if not ready and time.monotonic() >= end:
             raise TimeoutError(f"no answer for {self._timeout:g} seconds")
         for number, _ in ready:
             peer = self._ranks[number]
             try:
                 message = self._sockets[peer].recv(_HEAD.size + _SMALL_BYTES)
-            except ConnectionError:
-                message = b""
+            except ConnectionError:  # told once; what it sent before can be read then
+                continue
             if message:
                 self._take(peer, message)
             else:
@@ -184,16 +197,26 @@ class HostMemory:
         kind, channel, number, _, _ = _HEAD.unpack_from(message)
         key = channel, number
         if kind == _READ:
-            self._flights[key].unread.discard(peer)
+            flight = self._flights[key]
+            flight.unread.discard(peer)
+            self._forget_if_over(flight)
         elif number >= self._begun[channel]:
             self._early[key, peer] = message
         else:
-            self._land(self._flights.get(key), peer, message)
+            over = Flight(self, key, (), {})  # in which nobody expects anything
+            flight = self._flights.get(key, over)
+            self._land(flight, peer, message)
+            self._forget_if_over(flight)
 
-    def _land(self, flight: Flight | None, peer: int, message: bytes) -> None:
+    def _forget_if_over(self, flight: Flight) -> None:
+        """Whether or not somebody ever waits for it."""
+        if not flight.coming and not flight.unread:
+            self._flights.pop(flight.key, None)
+
+    def _land(self, flight: Flight, peer: int, message: bytes) -> None:
         """Copy a peer's rows to their place."""
         kind, channel, number, address, nbytes = _HEAD.unpack_from(message)
-        into, wanted = flight.coming.pop(peer, (0, 0)) if flight is not None else (0, 0)
+        into, wanted = flight.coming.get(peer, (0, 0))
         if nbytes != wanted:
             raise CommError(
                 f"ranks call different things, or for different numbers; rank {peer} sends "
@@ -201,9 +224,11 @@ class HostMemory:
             )
         if kind == _INSIDE:
             ctypes.memmove(into, message[_HEAD.size :], nbytes)
-            return
-        read_memory(self._pids[peer], address, into, nbytes)
-        self._tell(peer, _HEAD.pack(_READ, channel, number, 0, 0))
+        else:
+            read_memory(self._pids[peer], address, into, nbytes)
+            # An answer that arrives shows that the peer was there, and kept the rows, all the time.
+            self._tell(peer, _HEAD.pack(_READ, channel, number, 0, 0))
+        del flight.coming[peer]
 
 
 def _parts(buffer: Tensor, counts: Sequence[int]) -> dict[int, _Part]:

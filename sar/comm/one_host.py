@@ -24,6 +24,7 @@ _SET_PTRACER, _ANY = 0x59616D61, -1  # of prctl
 _HELLO = struct.Struct("<qq")  # the name of who is called, the caller's rank
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _MEET_SECONDS = 20.0  # at most, before ranks keep to the network
+_STRANGERS = 64  # who may call as well without keeping ranks out
 
 Gather = Callable[[Tensor], list[Tensor]]  # equal tensors of all ranks, in rank order
 
@@ -53,7 +54,7 @@ def connect(
         word, probe = secrets.randbits(63), torch.tensor([secrets.randbits(63)])
         listener, host = None, 0
         if is_able and _is_possible():
-            listener, host = _listen(opened, word, size, min(timeout, _MEET_SECONDS))
+            listener, host = _listen(opened, word, size, min(timeout / 2, _MEET_SECONDS))
         about = [one.tolist() for one in gather(torch.tensor([host, word, probe.data_ptr()]))]
         if listener is None or any(other[0] != host for other in about):
             return None
@@ -71,6 +72,8 @@ def connect(
             return None
         opened.pop_all()
         listener.close()
+        for one, _ in peers.values():
+            _make_ready(one, timeout)
         return HostMemory(rank, peers, timeout)
 
 
@@ -88,7 +91,7 @@ def _listen(
         listener = opened.enter_context(socket.socket(socket.AF_UNIX, _kind()))
         listener.settimeout(timeout)
         listener.bind(_address(word))
-        listener.listen(size)
+        listener.listen(size + _STRANGERS)
         return listener, _host()
     except OSError:
         return None, 0
@@ -105,7 +108,7 @@ def _host() -> int:
         ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(_ANY), 0, 0, 0)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
-    text = " ".join([boot, *spaces, str(os.getuid())])
+    text = " ".join([boot, *spaces, str(os.geteuid())])
     return 1 + int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
 
 
@@ -127,22 +130,22 @@ def _meet(
         one.settimeout(listener.gettimeout())
         one.connect(_address(words[peer]))
         one.send(_HELLO.pack(words[peer], rank))
-        peers[peer] = _ready(one), _credentials(one)[0]
+        peers[peer] = one, _credentials(one)[0]
     while len(peers) < len(words) - 1:
         one = opened.enter_context(listener.accept()[0])
         one.settimeout(listener.gettimeout())
-        word, peer = _HELLO.unpack(one.recv(_HELLO.size).ljust(_HELLO.size, b"\0"))
         pid, user, _ = _credentials(one)
-        if word == words[rank] and user == os.getuid():
-            peers[peer] = _ready(one), pid
+        if user == os.geteuid():  # a stranger of another user is not waited for
+            word, peer = _HELLO.unpack(one.recv(_HELLO.size).ljust(_HELLO.size, b"\0"))
+            if word == words[rank] and rank < peer < len(words):
+                peers[peer] = one, pid
 
 
-def _ready(one: socket.socket) -> socket.socket:
+def _make_ready(one: socket.socket, timeout: float) -> None:
     """Blocking, but not for ever: a full queue means that the peer is stuck."""
-    seconds = int(one.gettimeout() or 0)
     one.settimeout(None)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, seconds), 0))
-    return one
+    seconds = struct.pack("ll", max(1, int(timeout)), 0)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
 
 def _credentials(one: socket.socket) -> tuple[int, ...]:

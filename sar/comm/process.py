@@ -221,6 +221,8 @@ class ProcessGroup(Group):
             store.set(_SOME_LEFT, "")
 
         self._ask(tell)
+        if self._host is not None:
+            self._host.hang_up()
         if self._lane is not None:
             self._lane.settle(_SETTLE_SECONDS)
         if self._keeps_store:

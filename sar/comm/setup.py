@@ -78,7 +78,6 @@ def initialize_comms(
     if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
         raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
     tune_process()
-    one_host.is_wanted()  # whether what the environment says can be read, before anybody waits
     store = None
     if not dist.is_initialized():
         address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
@@ -238,10 +237,13 @@ def _report_uncaught() -> None:
 def tune_process() -> None:
     """Settings that a running process can still make: threads, and :func:`tune_allocator`'s.
 
+    Raises ``ValueError`` for what cannot be read in the environment, before anybody waits.
+
     torchrun sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this
     rank's share of the cores is used instead, with a warning.
     """
     tune_allocator()
+    one_host.is_wanted()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     share = max(1, len(os.sched_getaffinity(0)) // local_ranks)
     silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
