@@ -164,6 +164,20 @@ def test_what_was_sent_before_a_connection_broke_still_arrives() -> None:
         check(recv, 0, first, 1)
 
 
+@pytest.mark.parametrize("is_child", [True, False])
+def test_a_forked_child_cuts_no_connection(is_child: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has copies of the sockets; those of the rank itself end the connection for both."""
+    with connected(2) as ranks, ranks[0]._sockets[1].dup() as copy:
+        if is_child:
+            monkeypatch.setattr(os, "getpid", lambda: -1)
+        ranks[0].hang_up()
+        if is_child:
+            assert copy.send(b"still there")
+        else:
+            with pytest.raises(BrokenPipeError):
+                copy.send(b"gone")
+
+
 def test_small_collectives_may_pass_the_stream() -> None:
     """One rank waits for a reduction first, the other for rows."""
     with connected(2) as ranks:

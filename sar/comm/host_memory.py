@@ -93,7 +93,7 @@ class HostMemory:
     def __init__(
         self, rank: int, peers: dict[int, tuple[socket.socket, int]], timeout: float
     ) -> None:
-        self._rank, self._timeout = rank, timeout
+        self._rank, self._timeout, self._process = rank, timeout, os.getpid()
         self._sockets = {peer: one for peer, (one, _) in peers.items()}
         self._pids = {peer: pid for peer, (_, pid) in peers.items()}
         self._ranks = {one.fileno(): peer for peer, one in self._sockets.items()}
@@ -151,8 +151,9 @@ class HostMemory:
     def hang_up(self) -> None:
         """Peers that still wait for this rank raise; what they may be reading stays."""
         for one in self._sockets.values():
-            with suppress(OSError):  # the peer was faster
-                one.shutdown(socket.SHUT_RDWR)  # also where a forked child holds it open
+            if os.getpid() == self._process:  # a forked child holds copies, and may end
+                with suppress(OSError):  # the peer was faster
+                    one.shutdown(socket.SHUT_RDWR)
             one.close()
         self._gone.update(self._sockets)
 
