@@ -423,7 +423,7 @@ def test_yama_lets_ranks_read_each_other_when_asked(
     for text, calls in (("0\n", 0), ("1\n", 1), ("2\n", 1)):
         (tmp_path / "scope").write_text(text)
         monkeypatch.setattr(one_host, "_YAMA", tmp_path / "scope")
-        one_host._host()
+        one_host._permit_reading()
         assert len(asked) == calls
     assert asked == [0x59616D61]
 

@@ -88,24 +88,24 @@ def _listen(
 ) -> tuple[socket.socket | None, int]:
     """Where others call, and the host's number; an error here must not leave them waiting."""
     try:
-        listener = opened.enter_context(socket.socket(socket.AF_UNIX, _kind()))
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.settimeout(timeout)
         listener.bind(_address(word))
         listener.listen(size + _STRANGERS)
+        _permit_reading()
         return listener, _host()
     except OSError:
         return None, 0
 
 
-def _kind() -> socket.SocketKind:
-    return socket.SOCK_SEQPACKET  # keeps messages apart
+def _permit_reading() -> None:
+    """Where else only a parent may read this process."""
+    if _YAMA.is_file() and _YAMA.read_text(encoding="ascii").strip() == "1":
+        ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(_ANY), 0, 0, 0)
 
 
 def _host() -> int:
     """A number that ranks of one host have alike, and no others."""
-    if _YAMA.is_file() and _YAMA.read_text(encoding="ascii").strip() == "1":
-        # Else only a parent may read this process.
-        ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(_ANY), 0, 0, 0)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
     text = " ".join([boot, *spaces, str(os.geteuid())])
@@ -126,7 +126,7 @@ def _meet(
 ) -> None:
     """Call those before this rank, answer those after it."""
     for peer in range(rank):
-        one = opened.enter_context(socket.socket(socket.AF_UNIX, _kind()))
+        one = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         one.settimeout(listener.gettimeout())
         one.connect(_address(words[peer]))
         one.send(_HELLO.pack(words[peer], rank))
