@@ -125,8 +125,20 @@ class Incoming:
     known: Tensor
 
     @staticmethod
-    def of(dout: Tensor, out: Tensor, normalizer: Normalizer, *query: Tensor) -> Incoming:
-        """With delta computed from do and o; ``query``: of additive scores."""
+    def of(
+        dout: Tensor,
+        out: Tensor,
+        normalizer: Normalizer,
+        *query: Tensor,
+        bias: Tensor | None = None,
+    ) -> Incoming:
+        """With delta computed from do and o.
+
+        Args:
+            out: [n, H * D] o + b.
+            query: of additive scores.
+            bias: [1, H, D] b; none is 0.
+        """
         delta = torch.empty_like(normalizer.largest)
         arrays = _numpy(dout, out, delta)
 
@@ -134,6 +146,8 @@ class Incoming:
             loops.dots_of_heads(first, last, *arrays)
 
         rows_in_parallel(part, len(dout), dout.numel())
+        if bias is not None:
+            delta -= head_sums(dout.view(len(dout), *bias.shape[1:]), bias)
         return Incoming(dout, torch.cat([*query, *normalizer, delta], 1))
 
 

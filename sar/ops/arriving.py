@@ -3,7 +3,8 @@
 Note [Projected on arrival]. A layer of DGL that sums values v = x W^T + b weighted by attention
 sends rows of v twice and their gradients once, although nobody asks for the gradient of x where
 that is the input of a model. There x travels instead, provided that it is no wider: who reads a row
-computes its values and scores, and no gradient goes home. Of the gradients d of what it computed
+computes its values and scores, and no gradient goes home. Values of owned rows are not kept
+either: backward computes them again. Of the gradients d of what it computed
 of a halo row a rank needs d^T x alone, its share of the gradient of W; those are summed over the
 ranks as all gradients of parameters are.
 """
@@ -33,6 +34,11 @@ class LinearRows:
     rows: Tensor
     weight: Tensor
     bias: Tensor | None = None
+
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """Copies of weight and bias as they are now, without gradient."""
+        weight = self.weight.detach().clone()
+        return weight, None if self.bias is None else self.bias.detach().clone()
 
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -107,6 +113,14 @@ class Arriving:
         torch.mm(halo, self.matrix[:, : self.width].t(), out=out)
         if self.matrix.shape[1] > self.width:
             out += self.matrix[:, self.width]
+
+    def values(self) -> Tensor:
+        """[num_src, H * D] v of the owned rows, as the layer computed them."""
+        weight = self.weight.flatten(0, 1)
+        columns = weight[:, : self.width].t()
+        if weight.shape[1] == self.width:
+            return self.rows @ columns
+        return torch.addmm(weight[:, self.width], self.rows, columns)
 
     def add_grads(self, halo: Tensor, grads: Tensor) -> None:
         """Take in the gradients, alike, of what :meth:`project` computed."""

@@ -18,6 +18,7 @@ from sar.kernels.attention import Incoming, Normalizer, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.arriving import Arriving, LinearRows, all_found, linear_of
 from sar.ops.attention_passes import Attention, Backward, attention_forward, widened
+from sar.ops.bias import Writes
 from sar.ops.boundary import refuse_sampling
 from sar.ops.callers import layer_of_dgl
 from sar.ops.first_order import first_order
@@ -97,31 +98,14 @@ def _agreed_rows(
     return all_found(spec.relation.group, found if fits else None)
 
 
-class _Writes:
-    """Whether a tensor has been written into since, known without keeping its memory alive.
-
-    The result is saved as ``data``, which autograd frees after backward like any saved tensor but
-    does not guard: the count of writes that it would compare raises an error where the caller
-    wrote, and here such a result is only computed again.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._counter = tensor.detach()  # one count for both; then empty, but still counting
-        self._counter.data = tensor.new_empty(0)
-        self._version = self._counter._version
-
-    @property
-    def happened(self) -> bool:
-        return self._counter._version != self._version
-
-
 class _Attention(Function):
     """out_i = sum over edges e = (j -> i) of r_e a_e v_j, a_e = exp(z_e - m_i) / s_i.
 
     ==========  =========================  ===================================================
     tensor      shape                      owner and lifetime
     ==========  =========================  ===================================================
-    v, k        [num_src, H * D], [.., K]  this rank; saved (inputs, not copies); k may be v
+    v, k        [num_src, H * D], [.., K]  this rank; saved (inputs, not copies), v not where x
+                                           is; k may be v
     q           [num_dst, K]               this rank; saved (an input)
     w           [H * D]                    every rank; saved (an input); mixed scores only
     a_k, a_q    H * D numbers each         every rank; saved (inputs); where k_j = <a_k, v_j> or
@@ -133,8 +117,9 @@ class _Attention(Function):
                                            backward (kept when policy.rematerialize is off)
     m, 1 / s    [num_dst, H] each          this rank; saved
     out         [num_dst, H * D]           this rank; saved; computed again in backward where the
-                                           caller wrote into it (on every rank). Becomes dv where
-                                           nobody else has it, see Note [Overwritten]
+                                           caller wrote into it (on every rank); with b added where
+                                           Note [Bias in place] allows it. Becomes dv where nobody
+                                           else has it, see Note [Overwritten]
     dq          [threads, num_dst, H]      this rank; in backward; additive scores only, else
                                            [num_dst, K]
     z, a, r     one chunk of edges         recomputed where they are used, never stored
@@ -175,8 +160,9 @@ class _Attention(Function):
         out = wide.to(value.dtype)
         ctx.spec, ctx.kept, ctx.scores = spec, kept, scores
         if not torch.is_inference_mode_enabled():
-            ctx.writes = _Writes(out)
-        given = (value, key, query, weight, key_vector, query_vector, rows)
+            ctx.writes = Writes(out)
+        kept_value = value if arriving is None else None
+        given = (kept_value, key, query, weight, key_vector, query_vector, rows)
         ctx.save_for_backward(*given, *normalizer, out.data)
         return out
 
@@ -184,15 +170,18 @@ class _Attention(Function):
     @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         value, key, query, weight, *vectors, rows, largest, inverse, out = ctx.saved_tensors
+        arriving = None if rows is None else Arriving(rows, *ctx.matrices)
+        value = value if arriving is None else arriving.values()
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
         normalizer = Normalizer(largest, inverse)
-        arriving = None if rows is None else Arriving(rows, *ctx.matrices)
+        bias = ctx.writes.bias
         if ctx.writes.happened:  # as a sum's result, it may be written into
             out = attention_forward(ctx.spec, sources, query, used, arriving)[0].to(value.dtype)
+            bias = None
         wanted = any(ctx.needs_input_grad[1:3])
         queries = [widened(query)] if ctx.spec.scores.kind == ADDITIVE else []
-        incoming = Incoming.of(widened(dout), widened(out), normalizer, *queries)
+        incoming = Incoming.of(widened(dout), widened(out), normalizer, *queries, bias=bias)
         fits = (out.shape, out.dtype) == (sources[0].shape, widened(sources[0]).dtype)
         place = out.detach() if fits and may_overwrite(out, dout) else None
         del out  # its last use: where autograd does not hold it, its memory is free now

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
 from sar.kernels.attention import add_projected_grads, head_sums
+from sar.ops.arriving import linear_of
 from sar.ops.first_order import first_order
 from sar.ops.reuse import is_plain
 
@@ -80,7 +82,8 @@ class HeadSums(Function):
     ======  ===============  ============================================
     tensor  shape            owner and lifetime
     ======  ===============  ============================================
-    row     [n, H, D]        this rank; saved (an input)
+    row     [n, H, D]        this rank; saved (an input), unless it is x W^T + b of an x without
+                             gradient that is no wider: then x is, and copies of W and b
     a       [1, H, D], H, D  replicated; saved (a parameter)
     s       [n, H]           this rank; not saved
     ======  ===============  ============================================
@@ -90,7 +93,11 @@ class HeadSums(Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, vector: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, vector)
+        linear = linear_of(rows)
+        if linear is not None and linear.rows.shape[1] > vector.numel():
+            linear = None
+        ctx.save_for_backward(rows if linear is None else linear.rows, vector)
+        ctx.weights = None if linear is None else linear.weights()
         ctx.set_materialize_grads(False)
         return head_sums(rows.detach(), vector.detach())
 
@@ -100,6 +107,8 @@ class HeadSums(Function):
         if dsums is None:  # who read the scores has passed their gradient on
             return None, None
         rows, vector = ctx.saved_tensors
+        if ctx.weights is not None:
+            rows = F.linear(rows, *ctx.weights).view(len(rows), *vector.shape[-2:])
         drows = torch.zeros_like(rows)
         drows_flat, rows_flat = (part.view(len(rows), vector.numel()) for part in (drows, rows))
         grads, vectors = [dsums.contiguous()], [vector.view(-1)]

@@ -68,6 +68,11 @@ def is_innermost() -> bool:
     return _state.hooks == _innermost_hooks()
 
 
+def saves_as_is() -> bool:
+    """Whether a saved tensor is simply kept: nobody moves it away, copies it or computes it again."""
+    return _innermost_hooks() is None
+
+
 def is_checkpointed() -> bool:
     """Whether ``torch.utils.checkpoint`` runs this code twice, without notes of the first time.
 
