@@ -42,6 +42,7 @@ def fetch(
     keep: bool = False,
     lossy: Lossy = EXACT,
     window: int = WINDOW,
+    ahead: bool = False,
 ) -> Iterator[tuple[Round, Tensor]]:
     """Stream the halo of ``rows``; the first rounds are on the wire when this returns.
 
@@ -52,6 +53,8 @@ def fetch(
         keep: yield buffers that stay valid after the step.
         lossy: says what rows travel as.
         window: rounds in flight.
+        ahead: the next round goes out before the rows of one are used, not after: in place of a
+            second in the window it takes a buffer less, and waits for whoever is slower.
 
     Yields:
         (round, [round.num_recv, width]): the halo rows of the round, ordered by source rank and by
@@ -59,14 +62,14 @@ def fetch(
     """
     columns = [rows] if isinstance(rows, Tensor) else rows
     codec = _codec(plan, lossy.wire_dtype, columns[0].dtype)
-    return fetch_messages(RowMessages(plan, columns, keep, codec), rounds, window)
+    return fetch_messages(RowMessages(plan, columns, keep, codec), rounds, window, ahead)
 
 
 def fetch_messages(
-    messages: RowMessages, rounds: Sequence[Round], window: int = WINDOW
+    messages: RowMessages, rounds: Sequence[Round], window: int = WINDOW, ahead: bool = False
 ) -> Iterator[tuple[Round, Tensor]]:
     """:func:`fetch` with the rows in other messages."""
-    stream = _Stream(messages, rounds, window)
+    stream = _Stream(messages, rounds, window, ahead)
     for step in rounds[:window]:
         stream.post(step)
     return stream.land()
@@ -80,8 +83,10 @@ def _codec(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None
 class _Stream:
     """The rounds of one fetch: what is on the wire, and what landed."""
 
-    def __init__(self, messages: RowMessages, rounds: Sequence[Round], window: int) -> None:
-        self.messages, self.rounds, self.window = messages, rounds, window
+    def __init__(
+        self, messages: RowMessages, rounds: Sequence[Round], window: int, ahead: bool
+    ) -> None:
+        self.messages, self.rounds, self.window, self.ahead = messages, rounds, window, ahead
         self._flights: deque[_Flight] = deque()
 
     def post(self, step: Round) -> None:
@@ -94,18 +99,24 @@ class _Stream:
         self._flights.append(_Flight(step, work, send, recv))
 
     def land(self) -> Iterator[tuple[Round, Tensor]]:
-        """Each round's rows as they land; the next but one is posted then."""
+        """Each round's rows as they land; the one after the window is posted then."""
         pool = self.messages.plan.group.pool
         for index in range(len(self.rounds)):
             step, recv = self._flights.popleft().land(pool)
             halo = self.messages.landed(step, recv)
             del recv
+            if self.ahead:
+                self._post_next(index)
             yield step, halo
             if not self.messages.keep:
                 pool.give(halo)
             del halo
-            if index + self.window < len(self.rounds):
-                self.post(self.rounds[index + self.window])
+            if not self.ahead:
+                self._post_next(index)
+
+    def _post_next(self, landed: int) -> None:
+        if landed + self.window < len(self.rounds):
+            self.post(self.rounds[landed + self.window])
 
 
 class GradientReturn:

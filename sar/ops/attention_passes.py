@@ -94,7 +94,8 @@ def attention_forward(
     running = Running.start(len(query), scores.heads, scores.width, query)
     shards = spec.shards(spec.num_rounds(sources))
     kept = []
-    for step, shard in zip(_stream(spec, sources, arriving), shards, strict=True):
+    stream = _stream(spec, sources, arriving, window=spec.window)
+    for step, shard in zip(stream, shards, strict=True):
         value, key = _columns(scores, step.rows)
         attend(shard, scores, key, value, query, weight, running, mask)
         if step.halo is not None and not spec.policy.rematerialize:
@@ -122,6 +123,8 @@ def _stream(
     sources: Sequence[Tensor],
     arriving: Arriving | None,
     kept: Sequence[Tensor] = (),
+    window: int = WINDOW,
+    ahead: bool = False,
 ) -> Iterator[_Step]:
     """The owned rows, then those of each round; overwritten when the next is taken."""
     plan, policy, pool = spec.relation.plan, spec.policy, spec.relation.group.pool
@@ -130,7 +133,7 @@ def _stream(
         halos: Iterator[tuple[Round, Tensor]] = zip(rounds, kept, strict=True)
     else:
         sent = sources if arriving is None else [arriving.rows]
-        halos = fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, spec.window)
+        halos = fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, window, ahead)
     yield _Step(sources)
     for step, halo in halos:
         if arriving is None:
@@ -190,7 +193,8 @@ class Backward:
         spec, num_rounds = self.spec, self.spec.num_rounds(self.sources)
         by_dst = spec.shards(num_rounds)
         home = self._home()
-        stream = _stream(spec, self.sources, self.arriving, kept)
+        # Beside a round of rows in use and a round of gradients, the next rows are enough in flight.
+        stream = _stream(spec, self.sources, self.arriving, kept, 1, spec.window > 1)
         for step, csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
             grads = self.homes if step.round is None else [home.buffer(step.round)]
             self._shard(step.rows, csr, csc, grads)
