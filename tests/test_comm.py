@@ -768,6 +768,51 @@ def test_two_rounds_are_on_the_wire_while_one_is_used() -> None:
     assert run_threads(4, case_on_the_wire) == [([2, 2, 3, 3], [2])] * 4
 
 
+def case_buffers(group, window, ahead, frees):
+    """Rounds posted at each step of a fetch, and the most buffers that it has at a time."""
+    plan = make_plan(group, "everything")
+    steps, counters = plan.rounds(3), group.counters
+    held = most = 0
+    take, give = group.pool.take, group.pool.give
+
+    def taken(*arguments):
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        return take(*arguments)
+
+    def given(buffer):
+        nonlocal held
+        held -= 1
+        give(buffer)
+
+    group.pool.take, group.pool.give = taken, given
+    start = counters.collectives
+    stream = fetch(plan, owned(group.rank), steps, window=window, ahead=ahead)
+    posted, seen = [counters.collectives - start], {}
+    for step, halo in stream:
+        posted.append(counters.collectives - start)
+        parts = zip(step.sources, halo.split(list(step.recv_rows)), strict=True)
+        seen.update((peer, part.tolist()) for peer, part in parts)
+        if frees:
+            stream.free()
+            stream.free()  # nothing is left to free
+            group.pool.give(group.pool.take(tuple(halo.shape), halo.dtype, halo.device))
+    assert seen == {p: owned(p).tolist() for p in range(group.size) if p != group.rank}
+    assert held == 0
+    return posted, most
+
+
+@pytest.mark.parametrize(
+    ("window", "ahead", "posted", "most"),
+    [(2, False, [2, 2, 3, 3], 4), (1, True, [1, 2, 3, 3], 3), (1, False, [1, 1, 2, 3], 2)],
+)
+@pytest.mark.parametrize("frees", [False, True])
+def test_buffers_of_a_fetch(window, ahead, posted, most, frees) -> None:
+    """What one more round on the wire costs; rows that are freed early make room for others."""
+    assert run_threads(4, case_buffers, window, ahead, frees) == [(posted, most)] * 4
+
+
 def test_ranks_without_rows_agree_on_the_rounds_of_the_busiest() -> None:
     """Ranks 0 and 1 alone exchange rows; the others must follow their number of rounds."""
 

@@ -72,9 +72,10 @@ class Sar(_Chosen, sage.Sar):
         self.kind = kind
         super().__init__(rank, size, port, **arguments)
 
-    def start(self) -> None:
+    def make_structure(self) -> None:
+        if self.kind == "weighted":
+            super().make_structure()
         self.graph.create_formats_()  # as for DGL
-        super().start()
 
     def plan(self) -> Any:
         """Every row as it is: no rank can compute partial sums for another's softmax."""

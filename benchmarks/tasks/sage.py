@@ -190,11 +190,15 @@ class Sar(Task):
         from benchmarks.tasks.kernels import load_kernels
 
         load_kernels()
-        x = torch.zeros(self.graph.num_nodes(), 1, requires_grad=True)
-        self.graph.aggregate(x).sum().backward()  # else the first epoch would make the structure
+        self.make_structure()
         super().start()
         self.sar.sync_params(self.model)
         self.sar.set_activations(self.model, self.activations)
+
+    def make_structure(self) -> None:
+        """What the first epoch would make of the edges, and keep."""
+        x = torch.zeros(self.graph.num_nodes(), 1, requires_grad=True)
+        self.graph.aggregate(x).sum().backward()
 
     def summed(self, number: int) -> int:
         return int(self.group.all_reduce(torch.tensor(number)))
@@ -251,6 +255,8 @@ class Original(Task):
         mask = sar.suffix_key_lookup(data.node_features, "train_mask").bool()
         self.train = mask.nonzero().squeeze(1)
         del data
+        for shard in self.graph.graph_shards:
+            shard.graph.create_formats_()  # as for DGL
         self.start()
 
     def count_sends(self) -> None:

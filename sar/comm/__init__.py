@@ -5,7 +5,7 @@ from sar.comm.halo import HaloPlan, Round, build_halo_plan, exchange_counts, joi
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
-from sar.comm.rotation import WINDOW, GradientReturn, fetch
+from sar.comm.rotation import WINDOW, GradientReturn, Stream, fetch
 from sar.comm.seeds import SeedStream, manual_seed
 from sar.comm.setup import (
     backend,
@@ -28,6 +28,7 @@ __all__ = [
     "ProcessGroup",
     "Round",
     "SeedStream",
+    "Stream",
     "ThreadGroup",
     "all_reduce",
     "all_to_all",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +43,7 @@ def fetch(
     lossy: Lossy = EXACT,
     window: int = WINDOW,
     ahead: bool = False,
-) -> Iterator[tuple[Round, Tensor]]:
+) -> Stream:
     """Stream the halo of ``rows``; the first rounds are on the wire when this returns.
 
     Args:
@@ -67,12 +67,9 @@ def fetch(
 
 def fetch_messages(
     messages: RowMessages, rounds: Sequence[Round], window: int = WINDOW, ahead: bool = False
-) -> Iterator[tuple[Round, Tensor]]:
+) -> Stream:
     """:func:`fetch` with the rows in other messages."""
-    stream = _Stream(messages, rounds, window, ahead)
-    for step in rounds[:window]:
-        stream.post(step)
-    return stream.land()
+    return Stream(messages, rounds, window, ahead)
 
 
 def _codec(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None:
@@ -80,43 +77,49 @@ def _codec(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None
     return None if name is None else codec_of(name, dtype, group.seeds.noise(group.rank))
 
 
-class _Stream:
-    """The rounds of one fetch: what is on the wire, and what landed."""
+class Stream:
+    """The rounds of one fetch, an iterator: what is on the wire, and what landed."""
 
     def __init__(
         self, messages: RowMessages, rounds: Sequence[Round], window: int, ahead: bool
     ) -> None:
-        self.messages, self.rounds, self.window, self.ahead = messages, rounds, window, ahead
-        self._flights: deque[_Flight] = deque()
+        self._messages, self._window, self._ahead = messages, window, ahead
+        self._waiting, self._flights = deque(rounds), deque[_Flight]()
+        self._halo: Tensor | None = None
+        self._post()
 
-    def post(self, step: Round) -> None:
-        """Put one round on the wire."""
-        plan = self.messages.plan
-        send, send_counts = self.messages.sent(step)
-        recv, recv_counts = self.messages.received(step)
-        distances = step.distances if plan.is_large(self.messages.row_bytes) else ()
-        work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
-        self._flights.append(_Flight(step, work, send, recv))
+    def _post(self) -> None:
+        """Put rounds on the wire until the window is full."""
+        plan, messages = self._messages.plan, self._messages
+        while self._waiting and len(self._flights) < self._window:
+            step = self._waiting.popleft()
+            send, send_counts = messages.sent(step)
+            recv, recv_counts = messages.received(step)
+            distances = step.distances if plan.is_large(messages.row_bytes) else ()
+            work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
+            self._flights.append(_Flight(step, work, send, recv))
 
-    def land(self) -> Iterator[tuple[Round, Tensor]]:
-        """Each round's rows as they land; the one after the window is posted then."""
-        pool = self.messages.plan.group.pool
-        for index in range(len(self.rounds)):
-            step, recv = self._flights.popleft().land(pool)
-            halo = self.messages.landed(step, recv)
-            del recv
-            if self.ahead:
-                self._post_next(index)
-            yield step, halo
-            if not self.messages.keep:
-                pool.give(halo)
-            del halo
-            if not self.ahead:
-                self._post_next(index)
+    def __iter__(self) -> Stream:
+        return self
 
-    def _post_next(self, landed: int) -> None:
-        if landed + self.window < len(self.rounds):
-            self.post(self.rounds[landed + self.window])
+    def __next__(self) -> tuple[Round, Tensor]:
+        self.free()
+        self._post()
+        if not self._flights:
+            raise StopIteration
+        step, recv = self._flights.popleft().land(self._messages.plan.group.pool)
+        halo = self._messages.landed(step, recv)
+        if not self._messages.keep:
+            self._halo = halo
+        if self._ahead:
+            self._post()
+        return step, halo
+
+    def free(self) -> None:
+        """The rows that came last are used: others may take their memory before the next are."""
+        if self._halo is not None:
+            self._messages.plan.group.pool.give(self._halo)
+            self._halo = None
 
 
 class GradientReturn:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sar.comm import WINDOW, GradientReturn, Round, fetch
+from sar.comm import WINDOW, GradientReturn, Round, Stream, fetch
 from sar.config import Policy
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import (
@@ -104,18 +104,26 @@ def attention_forward(
     return *running.finish(), kept
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Step:
     """Source rows of one shard.
 
     Attributes:
         rows: values and keys: owned tensors, or those of a round side by side in one.
         round, halo: of a round, and what came; ``None`` for the owned rows.
+        stream: where the halo comes from.
     """
 
     rows: Sequence[Tensor]
     round: Round | None = None
     halo: Tensor | None = None
+    stream: Stream | None = None
+
+    def free(self) -> None:
+        """The rows are used: gradients that come home may take the memory of those that came."""
+        self.rows, self.halo = (), None
+        if self.stream is not None:
+            self.stream.free()
 
 
 def _stream(
@@ -129,15 +137,16 @@ def _stream(
     """The owned rows, then those of each round; overwritten when the next is taken."""
     plan, policy, pool = spec.relation.plan, spec.policy, spec.relation.group.pool
     rounds = plan.rounds(spec.num_rounds(sources))
-    if kept:
-        halos: Iterator[tuple[Round, Tensor]] = zip(rounds, kept, strict=True)
-    else:
+    fetched = None
+    if not kept:
         sent = sources if arriving is None else [arriving.rows]
-        halos = fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, window, ahead)
+        fetched = fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, window, ahead)
     yield _Step(sources)
-    for step, halo in halos:
+    for step, halo in fetched or zip(rounds, kept, strict=True):
         if arriving is None:
-            yield _Step([halo], step, halo)
+            made = _Step([halo], step, halo, fetched)
+            del halo  # which is freed with the step
+            yield made
             continue
         rows = pool.take((len(halo), len(arriving.matrix)), halo.dtype, halo.device)
         arriving.project(halo, rows)
@@ -193,13 +202,13 @@ class Backward:
         spec, num_rounds = self.spec, self.spec.num_rounds(self.sources)
         by_dst = spec.shards(num_rounds)
         home = self._home()
-        # Beside a round of rows in use and a round of gradients, the next rows are enough in flight.
+        # Beside rows in use and gradients on their way, one more round is enough in flight.
         stream = _stream(spec, self.sources, self.arriving, kept, 1, spec.window > 1)
         for step, csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
             grads = self.homes if step.round is None else [home.buffer(step.round)]
             self._shard(step.rows, csr, csc, grads)
-            if step.round is not None and step.halo is not None:
-                self._pass_on(home, step.round, step.halo, grads[0])
+            if step.round is not None:
+                self._pass_on(home, step, grads.pop())
         home.finish()
         spec.end_pass()
         dquery = self.dquery.sum(0) if self.additive else self.dquery
@@ -217,15 +226,16 @@ class Backward:
             spec.policy.lossy,
         )
 
-    def _pass_on(self, home: GradientReturn, step: Round, halo: Tensor, grads: Tensor) -> None:
+    def _pass_on(self, home: GradientReturn, step: _Step, grads: Tensor) -> None:
         """Gradients of a round's rows go home, or into those of what the rows were made with."""
-        if self.wanted and self.arriving is None:
-            home.send(step, grads)
-            if self.spec.window == 1:  # the next rows take the buffers of these gradients
-                home.settle()
+        if self.wanted and self.arriving is None and step.round is not None:
+            number = step.round
+            step.free()
+            home.send(number, grads)
+            home.settle()  # meanwhile the next rows travel, which may take the memory afterwards
             return
-        if self.wanted and self.arriving is not None:
-            self.arriving.add_grads(halo, grads)
+        if self.wanted and self.arriving is not None and step.halo is not None:
+            self.arriving.add_grads(step.halo, grads)
         self.spec.relation.group.pool.give(grads)
 
     def _shard(self, rows: Sequence[Tensor], csr: Csc, csc: Csc, grads: Sequence[Tensor]) -> None:

@@ -72,8 +72,10 @@ def add_bias(result: Any, bias: Any) -> Tensor | None:
     if not _is_bias(result, bias) or not saves_as_is():
         return None
     whole = result if result._base is None else result._base
-    writes: Writes | None = getattr(whole.grad_fn, "writes", None)
-    if writes is None or writes.bias is not None or writes.happened or not _fits(result, bias):
+    writes = getattr(whole.grad_fn, "writes", None)
+    if not isinstance(writes, Writes) or whole.numel() != result.numel():
+        return None
+    if writes.bias is not None or writes.happened or not _fits(result, bias):
         return None
     return _AddBias.apply(result, bias, writes)
 

@@ -1,9 +1,9 @@
 """Linear layers of what an activation made, which is made again in backward instead of kept.
 
-Note [Made again]. Activations such as elu save what they read, and the linear layer behind one saves
-what it made: two tensors of the size of a layer's rows, each of which gives the other in one pass.
-Where DGL's code applies an ``nn.Linear`` to the result of such an activation of torch, only what
-the activation saved is kept. The numbers are those of torch, bit for bit.
+Note [Made again]. Activations such as elu save what they read, and the linear layer behind one
+saves what it made: two tensors of the size of a layer's rows, of which one gives the other in one
+pass. Where DGL's code applies an ``nn.Linear`` to the result of such an activation of torch, only
+what the activation saved is kept. The numbers are those of torch, bit for bit.
 """
 
 from __future__ import annotations

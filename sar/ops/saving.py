@@ -69,7 +69,7 @@ def is_innermost() -> bool:
 
 
 def saves_as_is() -> bool:
-    """Whether a saved tensor is simply kept: nobody moves it away, copies it or computes it again."""
+    """Whether saved tensors are simply kept: nobody moves, copies or computes them again."""
     return _innermost_hooks() is None
 
 
