@@ -512,3 +512,35 @@ def test_constant_sources_get_nothing_home(kind: str, partitioned: Cutter, match
         assert returned > 0 and collectives == 4
         assert other[1] == 0 and other[2] == 2, "rows are fetched again, and that is all"
         assert x_grad is not None and other[3] is None
+
+
+@pytest.mark.parametrize(("activations", "most"), [("keep", 4), ("recompute", 2)])
+def test_buffers_of_rounds(activations: str, most: int, partitioned: Cutter) -> None:
+    """Backward has no more than forward: rows in use, the next, and gradients on their way; the
+    gradients that come home lie where rows were."""
+    path = partitioned(mixed(), 4, "random")
+
+    def case(group: Any) -> list[int]:
+        held = [0]
+        take, give = group.pool.take, group.pool.give
+
+        def taken(*arguments: Any) -> Tensor:
+            held.append(held[-1] + 1)
+            return take(*arguments)
+
+        def given(buffer: Tensor) -> None:
+            held.append(held[-1] - 1)
+            give(buffer)
+
+        group.pool.take, group.pool.give = taken, given
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        layer = dgl.nn.GATConv(6, 5, 3, allow_zero_in_degree=True)
+        sar.set_activations(layer, activations)
+        x = data.node_features["_N/feat"].float().requires_grad_()
+        out = layer(sar.construct_full_graph(data), x)
+        forward = max(held)
+        out.sum().backward()
+        assert held[-1] == 0
+        return [forward, max(held)]
+
+    assert run_threads(4, case) == [[most, most]] * 4

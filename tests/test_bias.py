@@ -188,17 +188,34 @@ def test_who_adds_what_to_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert add_bias(result(), nn.Parameter(torch.ones(1, 1, WIDTH))) is None
     assert add_bias(result(), bias.double()) is None
     assert add_bias(result()[:2], bias) is None
+    turned = nn.Parameter(torch.ones(1, WIDTH, HEADS)).transpose(1, 2)
+    assert add_bias(result(), turned) is None
+    assert add_bias(result().view(4, WIDTH, HEADS).transpose(1, 2), bias) is None
     assert add_bias(torch.ones(4, HEADS, WIDTH, requires_grad=True) * 1, bias) is None
     again = result()
     assert add_bias(again, bias) is not None and add_bias(again, bias) is None
     written = result()
     written.mul_(2)
     assert add_bias(written, bias) is None
+    unseen = result()
+    with torch.no_grad():
+        unseen.mul_(2)
+    assert add_bias(unseen, bias) is None
     with torch.no_grad():
         assert add_bias(result(), bias) is None
     monkeypatch.setattr(bias_module, "_LARGER", 0.5)
     assert add_bias(result(), bias) is None
     assert add_bias(result(), nn.Parameter(torch.full((1, HEADS, WIDTH), 0.5))) is not None
+
+
+@pytest.mark.parametrize("which", ["result", "sum"])
+def test_writes_into_either_are_seen(which: str) -> None:
+    result, bias = torch.ones(4, HEADS, WIDTH), torch.ones(1, HEADS, WIDTH)
+    writes = Writes(result)
+    total = writes.add(result, bias)
+    assert not writes.happened and torch.equal(total, result) and total[0, 0, 0] == 2
+    {"result": result, "sum": total}[which].mul_(2)
+    assert writes.happened
 
 
 class Copied(dgl.nn.GATConv):

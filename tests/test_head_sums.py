@@ -8,6 +8,7 @@ from typing import Any
 import dgl.nn
 import pytest
 import torch
+import torch.nn.functional as F
 from harness import run_threads
 from harness.graphs import mixed
 from harness.parts import Cutter
@@ -16,6 +17,7 @@ from torch.autograd import gradcheck
 
 import sar
 from sar.ops import head_sums, linear_sum
+from sar.ops.arriving import note_linear
 from sar.ops.head_sums import HeadSums, Product, can_wait, is_sum_of_last
 from sar.ops.linear_sum import LinearSums
 
@@ -38,6 +40,28 @@ def test_gradients(size: int, shape: tuple[int, ...]) -> None:
     rows = drawn(size, HEADS, WIDTH).requires_grad_()
     vector = nn.Parameter(drawn(*shape, seed=1))
     assert gradcheck(HeadSums.apply, (rows, vector))
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("features", [HEADS * WIDTH, HEADS * WIDTH + 1])
+def test_rows_of_a_linear_layer_are_computed_again(features: int, with_bias: bool) -> None:
+    """Unless what the layer read is wider; with its weights as they were."""
+    x, weight = drawn(ROWS, features), nn.Parameter(drawn(HEADS * WIDTH, features, seed=1))
+    bias = nn.Parameter(drawn(HEADS * WIDTH, seed=2)) if with_bias else None
+    vector = nn.Parameter(drawn(1, HEADS, WIDTH, seed=3))
+    rows = F.linear(x, weight, bias)
+    note_linear(rows, x, weight, bias)
+    sums: Any = HeadSums.apply(rows.view(ROWS, HEADS, WIDTH), vector)
+    assert (sums.grad_fn.weights is None) is (features > HEADS * WIDTH)
+    leaves = [p for p in (weight, bias, vector) if p is not None]
+    plain = (F.linear(x, weight, bias).view(ROWS, HEADS, WIDTH) * vector).sum(-1)
+    want = torch.autograd.grad(plain.sin().sum(), leaves)
+    loss = sums.sin().sum()
+    with torch.no_grad():
+        weight.add_(1)
+        if bias is not None:
+            bias.mul_(2)
+    torch.testing.assert_close(torch.autograd.grad(loss, leaves), want, rtol=1e-12, atol=1e-12)
 
 
 USES: dict[str, tuple[Callable[[Tensor, Tensor], Any], bool]] = {

@@ -35,12 +35,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
     "softplus with constants": lambda x: F.softplus(x, 2, 1),
 }
+
+
+def written_unseen(x: Tensor) -> Tensor:
+    rows = F.elu(x)
+    with torch.no_grad():
+        rows.mul_(2)
+    return rows
+
+
 OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu, which saves its result": F.relu,
     "tanh": torch.tanh,
     "a view": lambda x: F.elu(x).t().t(),
     "in place": lambda x: F.elu_(x * 1),
     "written into": lambda x: F.elu(x).mul_(2),
+    "written into unseen": written_unseen,
     "dropped": lambda x: F.dropout(F.elu(x), 0.5),
     "no activation": lambda x: x * 2,
 }
