@@ -68,6 +68,18 @@ def attention(
     Returns:
         [num_dst, H * D] in the dtype of ``value``; 0 where no edge ends.
     """
+    with torch._C.DisableTorchFunction():  # modes would slow it
+        return _attention(spec, value, key, query, weight, projections)
+
+
+def _attention(
+    spec: Attention,
+    value: Tensor,
+    key: Tensor | None,
+    query: Tensor,
+    weight: Tensor | None,
+    projections: Mapping[str, Projection | None],
+) -> Tensor:
     refuse_sampling(spec.policy, "attention")
     named = {"values": value, "keys": key, "queries": query, "weight": weight}
     given = [(name, tensor) for name, tensor in named.items() if tensor is not None]
