@@ -255,7 +255,8 @@ class Original(Task):
         mask = sar.suffix_key_lookup(data.node_features, "train_mask").bool()
         self.train = mask.nonzero().squeeze(1)
         del data
-        for shard in self.graph.graph_shards:
+        relations = getattr(self.graph, "graph_shard_managers", {0: self.graph})
+        for shard in (shard for manager in relations.values() for shard in manager.graph_shards):
             shard.graph.create_formats_()  # as for DGL
         self.start()
 
