@@ -63,6 +63,11 @@ class Group(ABC):
         self.pool = BufferPool()
         self.seeds = SeedStream()
 
+    @property
+    def has_wire(self) -> bool:
+        """Whether rows travel while ranks compute, not only while they wait for them."""
+        return True
+
     @abstractmethod
     def _all_reduce(self, tensor: Tensor, op: str) -> None: ...
 

@@ -72,6 +72,10 @@ class ProcessGroup(Group):
                 "sar.initialize_comms"
             )
 
+    @property
+    def has_wire(self) -> bool:
+        return self._host is None
+
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         self._check_open()
         if self._is_gloo and direct.fits(tensor):

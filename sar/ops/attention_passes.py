@@ -56,7 +56,9 @@ class Attention:
 
     def end_pass(self) -> None:
         """Let buffers of rounds go, whose rows are wide: dense layers need the memory, too."""
-        self.relation.group.pool.shrink(0 if self.window == 1 else _IDLE)
+        group = self.relation.group
+        idle = _IDLE if group.has_wire else _IDLE - 1  # where backward has no round ahead
+        group.pool.shrink(0 if self.window == 1 else idle)
 
     def num_rounds(self, sources: Sequence[Tensor]) -> int:
         """Rounds of either pass: backward has rows and their gradients in flight."""
@@ -202,8 +204,10 @@ class Backward:
         spec, num_rounds = self.spec, self.spec.num_rounds(self.sources)
         by_dst = spec.shards(num_rounds)
         home = self._home()
-        # Beside rows in use and gradients on their way, one more round is enough in flight.
-        stream = _stream(spec, self.sources, self.arriving, kept, 1, spec.window > 1)
+        # Beside rows in use and gradients on their way, one more round is enough in flight; and
+        # none where it would not travel meanwhile: ranks wait for each other's gradients anyway.
+        ahead = spec.window > 1 and spec.relation.group.has_wire
+        stream = _stream(spec, self.sources, self.arriving, kept, 1, ahead)
         for step, csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
             grads = self.homes if step.round is None else [home.buffer(step.round)]
             self._shard(step.rows, csr, csc, grads)
