@@ -429,6 +429,7 @@ def test_yama_lets_ranks_read_each_other_when_asked(
 
 
 def case_transport(group: Any) -> bool:
+    assert group.has_wire is (group._host is None)
     return group._host is not None
 
 
