@@ -17,8 +17,9 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 import sar
-from sar.ops import bias as bias_module
-from sar.ops.bias import Writes, add_bias
+from sar.ops.bias import Writes, add_bias, head_sizes
+
+LARGEST = torch.ones(HEADS)
 
 
 @pytest.fixture
@@ -162,22 +163,23 @@ def test_without_gradients_nothing_is_written(partitioned: Cutter, added: list[T
     assert len(added) == 1
 
 
-def test_who_adds_what_to_what(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_adds_what_to_what() -> None:
     """A parameter like one row, to the whole result of attention, once."""
 
     class Result(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
+        def forward(ctx: Any, x: Tensor, largest: Tensor | None) -> Tensor:
             out = x.clone()
-            ctx.writes = Writes(out)
+            ctx.writes = Writes(out, largest)
             return out
 
         @staticmethod
-        def backward(ctx: Any, dout: Tensor) -> Tensor:
-            return dout
+        def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+            return dout, None
 
-    def result() -> Tensor:
-        return Result.apply(torch.ones(4, HEADS * WIDTH, requires_grad=True)).view(4, HEADS, WIDTH)
+    def result(largest: Tensor | None = LARGEST) -> Tensor:
+        x = torch.ones(4, HEADS * WIDTH, requires_grad=True)
+        return Result.apply(x, largest).view(4, HEADS, WIDTH)
 
     bias = nn.Parameter(torch.ones(1, HEADS, WIDTH))
     assert add_bias(result(), bias) is not None
@@ -203,9 +205,9 @@ def test_who_adds_what_to_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert add_bias(unseen, bias) is None
     with torch.no_grad():
         assert add_bias(result(), bias) is None
-    monkeypatch.setattr(bias_module, "_LARGER", 0.5)
-    assert add_bias(result(), bias) is None
-    assert add_bias(result(), nn.Parameter(torch.full((1, HEADS, WIDTH), 0.5))) is not None
+    assert add_bias(result(torch.full((HEADS,), 0.9)), bias) is None
+    assert add_bias(result(torch.tensor([1.0, 2.0, 0.9])), bias) is None
+    assert add_bias(result(None), bias) is None
 
 
 @pytest.mark.parametrize("which", ["result", "sum"])
@@ -216,6 +218,33 @@ def test_writes_into_either_are_seen(which: str) -> None:
     assert not writes.happened and torch.equal(total, result) and total[0, 0, 0] == 2
     {"result": result, "sum": total}[which].mul_(2)
     assert writes.happened
+
+
+def test_ranks_decide_alike(partitioned: Cutter, added: list[Tensor]) -> None:
+    """Each would for itself: a rank has no rows, and rows of another are a thousandth."""
+
+    class Scaled(nn.Module):
+        def __init__(self, is_small: bool) -> None:
+            super().__init__()
+            self.layer, self.is_small = make("gat"), is_small
+
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            return self.layer(graph, x * (1e-3 if self.is_small else 1)).mul_(2)
+
+    path = partitioned(mixed(), 3, "adversarial")
+    got, _ = on_ranks(path, 3, lambda rank: Then(twice))
+    check(got, whole(Then(twice)))
+    assert len(added) == 3
+    for small in range(3):
+        on_ranks(path, 3, lambda rank, small=small: Scaled(rank == small))
+    assert len(added) % 3 == 0
+    assert len(added) < 3 * 4
+
+
+def test_sizes_of_heads() -> None:
+    rows = torch.tensor([[1.0, -1, 2, 2], [1, 1, -2, 4]])
+    torch.testing.assert_close(head_sizes(rows, 2), torch.tensor([1, 7**0.5]).double())
+    assert head_sizes(rows[:0], 2).tolist() == [torch.inf] * 2
 
 
 class Copied(dgl.nn.GATConv):

@@ -18,7 +18,7 @@ from sar.kernels.attention import Incoming, Normalizer, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.arriving import Arriving, LinearRows, all_found, linear_of
 from sar.ops.attention_passes import Attention, Backward, attention_forward, widened
-from sar.ops.bias import Writes
+from sar.ops.bias import Writes, head_sizes
 from sar.ops.boundary import refuse_sampling
 from sar.ops.callers import layer_of_dgl
 from sar.ops.first_order import first_order
@@ -89,25 +89,27 @@ def _attention(
     known = [projections.get(name) for name in ("key", "query")]
     vectors = [None if one is None else one.vector for one in known]
     scores = [None if one is None else one.scores for one in known]
-    linear = _agreed_rows(spec, value, key, projections.get("key"))
+    linear, largest = _agreed_rows(spec, value, key, projections.get("key"))
     made_of = (None,) * 3 if linear is None else (linear.rows, linear.weight, linear.bias)
-    return _Attention.apply(spec, value, key, query, weight, scores, *vectors, *made_of)
+    return _Attention.apply(spec, value, key, query, weight, scores, *vectors, *made_of, largest)
 
 
 def _agreed_rows(
     spec: Attention, value: Tensor, key: Tensor | None, projection: Projection | None
-) -> LinearRows | None:
-    """What values and keys are made of, where that travels; collective in layers of DGL."""
+) -> tuple[LinearRows | None, Tensor | None]:
+    """What values and keys are made of, where that travels, and how large a bias may be that is
+    added in place; collective in layers of DGL."""
     trained = value.requires_grad and torch.is_grad_enabled()
     if layer_of_dgl() is None or not trained or spec.policy.lossy != EXACT:
-        return None
+        return None, None
     found = linear_of(value)
     if found is None or not (key is None or projection is not None):
         fits = False
     else:
         width = value.shape[1] + (0 if key is None else key.shape[1])
         fits = value.dtype == wide_dtype(value.dtype) and found.rows.shape[1] <= width
-    return all_found(spec.relation.group, found if fits else None)
+    sizes = head_sizes(value, spec.scores.heads)
+    return all_found(spec.relation.group, found if fits else None, sizes)
 
 
 class _Attention(Function):
@@ -160,6 +162,7 @@ class _Attention(Function):
         rows: Tensor | None,
         matrix: Tensor | None,
         bias: Tensor | None,
+        largest: Tensor | None,
     ) -> Tensor:
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
@@ -172,7 +175,7 @@ class _Attention(Function):
         out = wide.to(value.dtype)
         ctx.spec, ctx.kept, ctx.scores = spec, kept, scores
         if not torch.is_inference_mode_enabled():
-            ctx.writes = Writes(out)
+            ctx.writes = Writes(out, largest)
         kept_value = value if arriving is None else None
         given = (kept_value, key, query, weight, key_vector, query_vector, rows)
         ctx.save_for_backward(*given, *normalizer, out.data)
@@ -212,7 +215,7 @@ class _Attention(Function):
         if arriving is not None:
             *dlinear, dvector = arriving.finish(vectors[0])
             dvectors[0] = _sum(dvectors[0], dvector, vectors[0])
-        return None, *typed, None, *dvectors, None, *dlinear
+        return None, *typed, None, *dvectors, None, *dlinear, None
 
 
 def _sum(a: Tensor | None, b: Tensor | None, like: Tensor | None) -> Tensor | None:
