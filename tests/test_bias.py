@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import dgl.nn
@@ -239,6 +240,29 @@ def test_ranks_decide_alike(partitioned: Cutter, added: list[Tensor]) -> None:
         on_ranks(path, 3, lambda rank, small=small: Scaled(rank == small))
     assert len(added) % 3 == 0
     assert len(added) < 3 * 4
+
+
+@pytest.mark.parametrize("by", ["hook", "saved"])
+def test_a_rank_that_looks_into_the_layer(
+    by: str, partitioned: Cutter, added: list[Tensor]
+) -> None:
+    """It adds beside the result, so all do: whoever writes there leaves nobody waiting."""
+
+    class Looked(nn.Module):
+        def __init__(self, looks: bool) -> None:
+            super().__init__()
+            self.layer, self.looks = make("gat"), looks
+            if looks and by == "hook":
+                self.layer.fc.register_forward_hook(lambda *seen: None)
+
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            with save_on_cpu() if self.looks and by == "saved" else nullcontext():
+                out = self.layer(graph, x)
+            return out.mul_(2)
+
+    got, _ = on_ranks(partitioned(mixed(), 3, "random"), 3, lambda rank: Looked(rank == 1))
+    check(got, whole(Looked(False)))
+    assert not added
 
 
 def test_sizes_of_heads() -> None:

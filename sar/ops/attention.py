@@ -22,6 +22,7 @@ from sar.ops.bias import Writes, head_sizes
 from sar.ops.boundary import refuse_sampling
 from sar.ops.callers import layer_of_dgl
 from sar.ops.first_order import first_order
+from sar.ops.linear_sum import adds_in_place
 from sar.ops.overwrite import may_overwrite
 from sar.ops.saving import spares_memory
 from sar.ops.wanted import agree_wanted
@@ -109,6 +110,8 @@ def _agreed_rows(
         width = value.shape[1] + (0 if key is None else key.shape[1])
         fits = value.dtype == wide_dtype(value.dtype) and found.rows.shape[1] <= width
     sizes = head_sizes(value, spec.scores.heads)
+    if not adds_in_place():
+        sizes.fill_(-1)  # then no rank does
     return all_found(spec.relation.group, found if fits else None, sizes)
 
 
