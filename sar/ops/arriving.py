@@ -59,24 +59,19 @@ def linear_of(values: Tensor) -> LinearRows | None:
     return found if values.numel() == out.numel() else None
 
 
-def all_found(
-    group: Group, linear: LinearRows | None, sizes: Tensor
-) -> tuple[LinearRows | None, Tensor]:
-    """``linear`` if all ranks have one, of rows of one width, and the least ``sizes`` of all ranks.
-
-    Collective, at each call: whoever looks into a layer from some moment on, on a single rank,
-    leaves nobody waiting.
-    """
+def all_found(group: Group, linear: LinearRows | None) -> LinearRows | None:
+    """``linear`` if all ranks have one, of rows of one width; ``None`` otherwise. Collective, at
+    each call: whoever looks into a layer from some moment on, on a single rank, leaves nobody
+    waiting."""
     if group.size == 1:
-        return None, sizes
+        return None
     width = 0 if linear is None else linear.rows.shape[1]
 
-    def agreed() -> Tensor:
-        return group.all_reduce(torch.cat([sizes.new_tensor([width, -width]), sizes]), "min")
+    def agreed() -> bool:
+        least, most = group.all_reduce(torch.tensor([width, -width]), "min").tolist()
+        return 0 < least == -most
 
-    least = once(agreed)
-    is_found = 0 < least[0] == -least[1]
-    return (linear if is_found else None), least[2:]
+    return linear if once(agreed) else None
 
 
 class Arriving:

@@ -18,11 +18,10 @@ from sar.kernels.attention import Incoming, Normalizer, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.arriving import Arriving, LinearRows, all_found, linear_of
 from sar.ops.attention_passes import Attention, Backward, attention_forward, widened
-from sar.ops.bias import Writes, head_sizes
+from sar.ops.bias import Writes, any_rank
 from sar.ops.boundary import refuse_sampling
 from sar.ops.callers import layer_of_dgl
 from sar.ops.first_order import first_order
-from sar.ops.linear_sum import adds_in_place
 from sar.ops.overwrite import may_overwrite
 from sar.ops.saving import spares_memory
 from sar.ops.wanted import agree_wanted
@@ -90,29 +89,25 @@ def _attention(
     known = [projections.get(name) for name in ("key", "query")]
     vectors = [None if one is None else one.vector for one in known]
     scores = [None if one is None else one.scores for one in known]
-    linear, largest = _agreed_rows(spec, value, key, projections.get("key"))
+    linear = _agreed_rows(spec, value, key, projections.get("key"))
     made_of = (None,) * 3 if linear is None else (linear.rows, linear.weight, linear.bias)
-    return _Attention.apply(spec, value, key, query, weight, scores, *vectors, *made_of, largest)
+    return _Attention.apply(spec, value, key, query, weight, scores, *vectors, *made_of)
 
 
 def _agreed_rows(
     spec: Attention, value: Tensor, key: Tensor | None, projection: Projection | None
-) -> tuple[LinearRows | None, Tensor | None]:
-    """What values and keys are made of, where that travels, and how large a bias may be that is
-    added in place; collective in layers of DGL."""
+) -> LinearRows | None:
+    """What values and keys are made of, where that travels; collective in layers of DGL."""
     trained = value.requires_grad and torch.is_grad_enabled()
     if layer_of_dgl() is None or not trained or spec.policy.lossy != EXACT:
-        return None, None
+        return None
     found = linear_of(value)
     if found is None or not (key is None or projection is not None):
         fits = False
     else:
         width = value.shape[1] + (0 if key is None else key.shape[1])
         fits = value.dtype == wide_dtype(value.dtype) and found.rows.shape[1] <= width
-    sizes = head_sizes(value, spec.scores.heads)
-    if not adds_in_place():
-        sizes.fill_(-1)  # then no rank does
-    return all_found(spec.relation.group, found if fits else None, sizes)
+    return all_found(spec.relation.group, found if fits else None)
 
 
 class _Attention(Function):
@@ -133,8 +128,8 @@ class _Attention(Function):
     halo        [<= round, H * D + K or F] peers; fetched per round in forward and again in
                                            backward (kept when policy.rematerialize is off)
     m, 1 / s    [num_dst, H] each          this rank; saved
-    out         [num_dst, H * D]           this rank; saved; computed again in backward where the
-                                           caller wrote into it (on every rank); with b added where
+    out         [num_dst, H * D]           this rank; saved; computed again in backward if the
+                                           caller wrote into it on any rank; with b added where
                                            Note [Bias in place] allows it. Becomes dv where nobody
                                            else has it, see Note [Overwritten]
     dq          [threads, num_dst, H]      this rank; in backward; additive scores only, else
@@ -165,7 +160,6 @@ class _Attention(Function):
         rows: Tensor | None,
         matrix: Tensor | None,
         bias: Tensor | None,
-        largest: Tensor | None,
     ) -> Tensor:
         sources = [part.contiguous() for part in (value, key) if part is not None]
         used = query.new_zeros(0) if weight is None else weight
@@ -178,7 +172,7 @@ class _Attention(Function):
         out = wide.to(value.dtype)
         ctx.spec, ctx.kept, ctx.scores = spec, kept, scores
         if not torch.is_inference_mode_enabled():
-            ctx.writes = Writes(out, largest)
+            ctx.writes = Writes(out)
         kept_value = value if arriving is None else None
         given = (kept_value, key, query, weight, key_vector, query_vector, rows)
         ctx.save_for_backward(*given, *normalizer, out.data)
@@ -194,7 +188,7 @@ class _Attention(Function):
         used = query.new_zeros(0) if weight is None else weight
         normalizer = Normalizer(largest, inverse)
         bias = ctx.writes.bias
-        if ctx.writes.happened:  # as a sum's result, it may be written into
+        if any_rank(ctx.spec.relation.group, ctx.writes.happened):
             out = attention_forward(ctx.spec, sources, query, used, arriving)[0].to(value.dtype)
             bias = None
         wanted = any(ctx.needs_input_grad[1:3])
@@ -218,7 +212,7 @@ class _Attention(Function):
         if arriving is not None:
             *dlinear, dvector = arriving.finish(vectors[0])
             dvectors[0] = _sum(dvectors[0], dvector, vectors[0])
-        return None, *typed, None, *dvectors, None, *dlinear, None
+        return None, *typed, None, *dvectors, None, *dlinear
 
 
 def _sum(a: Tensor | None, b: Tensor | None, like: Tensor | None) -> Tensor | None:

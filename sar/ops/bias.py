@@ -4,9 +4,9 @@ Note [Bias in place]. DGL's layers write ``rst + self.bias``, and what they add 
 attention's backward: two tensors of the size of a layer's rows that differ by one row. There the
 sum takes the memory of the result, and backward takes out again what the bias brings:
 <dout, out> = <dout, out + b> - <dout, b>. Only DGL's own code is treated so, which does not come
-back to the result, and only where the sum has the digits of the result: not where b is larger than
-what attention averages. All ranks decide alike, as all compute a result again that was written
-into, so they agree how large that is.
+back to the result, and only where the sum has the digits of the result: where b is much larger than
+that it would lose some. Each rank decides for itself. Whether attention has to be computed again,
+as somebody wrote into its result, the ranks ask each other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
+from sar.comm import Group
 from sar.ops.reuse import is_plain
 from sar.ops.saving import saves_as_is
 
 _DTYPES = (torch.float32, torch.float64)  # of results that are not rounded
-_SAMPLE = 1024  # rows that tell how large all are
+_LARGER = 4  # how many times a bias may exceed the root mean square of what it is added to
+_SAMPLE = 1024  # rows that tell it
 
 
 class Writes:
@@ -34,12 +36,10 @@ class Writes:
 
     Attributes:
         bias: [1, H, D] what has been added to the result by :func:`add_bias`.
-        largest: [H] how large it may be, alike on all ranks; ``None``: nothing is added.
     """
 
-    def __init__(self, result: Tensor, largest: Tensor | None = None) -> None:
+    def __init__(self, result: Tensor) -> None:
         self.bias: Tensor | None = None
-        self.largest = largest
         self._follow(result)
 
     def _follow(self, *tensors: Tensor) -> None:
@@ -64,6 +64,13 @@ class Writes:
         return out
 
 
+def any_rank(group: Group, happened: bool) -> bool:
+    """Whether it happened on any rank, which may differ; collective."""
+    if group.size == 1:
+        return happened
+    return bool(group.all_reduce(torch.tensor(int(happened)), "max"))
+
+
 def add_bias(result: Any, bias: Any) -> Tensor | None:
     """Their sum where ``result`` is, if Note [Bias in place] allows it; ``None`` otherwise.
 
@@ -77,9 +84,7 @@ def add_bias(result: Any, bias: Any) -> Tensor | None:
     writes = getattr(whole.grad_fn, "writes", None)
     if not isinstance(writes, Writes) or whole.numel() != result.numel():
         return None
-    if writes.largest is None or writes.bias is not None or writes.happened:
-        return None
-    if not bool((bias.detach().abs().amax((0, 2)) <= writes.largest).all()):
+    if writes.bias is not None or writes.happened or not _fits(result, bias):
         return None
     return _AddBias.apply(result, bias, writes)
 
@@ -100,14 +105,11 @@ def _is_bias(result: Any, bias: Any) -> bool:
     )
 
 
-def head_sizes(rows: Tensor, heads: int) -> Tensor:
-    """[heads] root mean squares of some of the rows [n, heads * D]; infinite where none are."""
-    some = (
-        rows.detach()[:: max(1, len(rows) // _SAMPLE)]
-        .double()
-        .view(-1, heads, rows.shape[1] // heads)
-    )
-    return some.square().mean((0, 2)).sqrt().nan_to_num(nan=torch.inf)
+def _fits(result: Tensor, bias: Tensor) -> bool:
+    """Whether no head's sum loses digits of the result that matter."""
+    some = result.detach()[:: max(1, len(result) // _SAMPLE)]
+    size = torch.linalg.vector_norm(some, dim=(0, 2)) / (some[:, 0].numel() or 1) ** 0.5
+    return bool((bias.detach().abs().amax((0, 2)) <= _LARGER * size).all())
 
 
 class _AddBias(Function):

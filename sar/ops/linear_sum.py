@@ -32,7 +32,7 @@ from sar.ops.head_sums import PRODUCTS, Product, can_wait, is_sum_of_last
 from sar.ops.overwrite import may_overwrite
 from sar.ops.remade import remade_linear
 from sar.ops.reuse import ADDS, is_plain, is_temporary
-from sar.ops.saving import saves_as_is, takes_notes
+from sar.ops.saving import takes_notes
 
 
 class LinearSums(TorchFunctionMode):
@@ -105,12 +105,6 @@ def may_wait(layer: Any) -> bool:
     """
     modes = torch.overrides._get_current_function_mode_stack()
     return layer is not None and not has_hooks(layer) and all(type(m) is Frugal for m in modes)
-
-
-def adds_in_place() -> bool:
-    """Whether a bias may be added by Note [Bias in place] in the layer that runs."""
-    modes = torch.overrides._get_current_function_mode_stack()
-    return saves_as_is() and any(type(mode) is LinearSums for mode in modes)
 
 
 @dataclass
