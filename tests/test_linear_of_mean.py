@@ -449,11 +449,11 @@ def test_gradients_leave_before_the_rest_is_computed(width: int, partitioned: Cu
     with leaving, noted(late._Late, "wait", "wait", seen):
         orders = run_late(2, case)
     for order in orders:
-        if width < WIDTH:  # what travels is the gradient of z; dW and a part of dx need what came
-            beside, behind = ["product"] * 2, ["product"] * 2
-            assert order == ["gradients leave", *beside, "wait", *behind]
-        else:  # what travels is made of the gradient of the mean
-            assert order == ["product", "gradients leave", *["product"] * 3, "wait"]
+        if width < WIDTH:  # what travels is the gradient of z; dW and dx need what came
+            assert order == ["gradients leave", "product", "wait", *["product"] * 3]
+        else:  # what travels is made of the gradient of the mean, which lies where the mean was
+            first, beside = ["product"] * 2, ["product"] * 2
+            assert order == [*first, "gradients leave", *beside, "wait"]
 
 
 class Count(TorchDispatchMode):
@@ -464,6 +464,7 @@ class Count(TorchDispatchMode):
         self.calls: Counter[Any] = Counter()
         self.places: list[int] = []
         self.added: list[tuple[int, int]] = []  # where a product is added, and its first factor
+        self.written: list[int] = []  # where a product is written that has a place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls[func] += 1
@@ -472,31 +473,117 @@ class Count(TorchDispatchMode):
             self.places.append(out.data_ptr())
         if func is aten.addmm_.default:
             self.added.append((args[0].data_ptr(), args[1].data_ptr()))
+        if func is aten.mm.out:
+            self.written.append(out.data_ptr())
         return out
 
 
 @pytest.mark.parametrize("size", [1, SIZE])
 @pytest.mark.parametrize("activation", [None, F.relu])
-def test_one_tensor_forward_and_one_backward(
+def test_one_tensor_forward_and_none_backward(
     activation: Any, size: int, partitioned: Cutter
 ) -> None:
+    """Gradients lie where the mean and the rows were."""
     path = partitioned(mixed(), size, "random")
 
     def case(group: Group) -> None:
         part, conv = Part(group, path), sage(activation=activation).double()
         x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
         for _ in range(2):  # what is measured once has run
+            rows = x * 1
+            was = rows.data_ptr()
             with Count() as counted:
-                out = conv(part.graph, x * 1)
+                out = conv(part.graph, rows)
+                del rows
                 place = out.data_ptr()
                 out.sum().backward()
         assert counted.places == [place]
         (_, mean), (home, _) = counted.added  # to the own product; to what comes home
-        assert home == mean
-        assert counted.calls[aten.mm.default] == 3  # gradients of both weights and of the mean
+        assert (counted.written, home) == ([mean], was)
+        assert counted.calls[aten.mm.default] == 2  # gradients of both weights
         assert not counted.calls[aten.add.Tensor]
 
     run_threads(size, case)
+
+
+@pytest.mark.parametrize("size", [1, SIZE])
+def test_no_tensor_backward_where_rows_are_narrower(size: int, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), size, "random")
+
+    def case(group: Group) -> None:
+        part, conv = Part(group, path), sage(2).double()
+        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
+        for _ in range(2):  # what is measured once has run
+            rows = x * 1
+            was = rows.data_ptr()
+            with Count() as counted:
+                out = conv(part.graph, rows)
+                del rows
+                out.sum().backward()
+        assert counted.written == [was]
+        assert [home for home, _ in counted.added] == [was]
+
+    run_threads(size, case)
+
+
+KEEPS: dict[str, Callable[[Tensor], Any]] = {
+    "a name": lambda rows: rows,
+    "its memory": lambda rows: rows.detach(),
+    "an array": lambda rows: rows.detach().numpy(),
+    "a view": lambda rows: rows[1:2],
+    "another function": lambda rows: rows.square(),
+}
+
+
+@pytest.mark.parametrize("width", [2, WIDTH])
+@pytest.mark.parametrize("kind", KEEPS)
+def test_rows_that_somebody_has_stay(kind: str, width: int, partitioned: Cutter) -> None:
+    arrays, layer = mixed(), sage(width).double()
+    rows = whole(arrays.total_nodes, (WIDTH,), seed=1)
+    path = partitioned(arrays, 2, "random")
+
+    def case(group: Group) -> None:
+        part, mine = Part(group, path), copy.deepcopy(layer)
+        for _ in range(2):
+            x = rows[part.nodes].requires_grad_()
+            own = x * 1
+            before = own.detach().clone()
+            out, kept = mine(part.graph, own), KEEPS[kind](own)
+            if kind != "a name":
+                del own
+            was = KEEPS[kind](before)
+            out.sum().backward()
+            torch.testing.assert_close(torch.as_tensor(kept).detach(), torch.as_tensor(was))
+            if kind == "another function":  # it saved them
+                assert torch.equal(kept.grad_fn._saved_self, before)
+
+    run_threads(2, case)
+
+
+class OfAnArray(torch.autograd.Function):
+    """Returns memory that somebody else has, which no count of references tells."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, array: Any) -> Tensor:
+        return torch.from_numpy(array)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        return dout, None
+
+
+@pytest.mark.parametrize("width", [2, WIDTH])
+def test_rows_in_the_memory_of_an_array_stay(width: int, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Group) -> None:
+        part, conv = Part(group, path), sage(width).double()
+        array = whole(57, (WIDTH,), seed=1)[part.nodes].numpy().copy()
+        before, x = array.copy(), torch.from_numpy(array.copy()).requires_grad_()
+        conv(part.graph, OfAnArray.apply(x, array)).sum().backward()
+        assert (array == before).all()
+
+    run_threads(2, case)
 
 
 @pytest.mark.parametrize("size", [1, SIZE])

@@ -82,7 +82,8 @@ def _linear_of_mean(
     if is_narrow:
         return _LinearOfNarrowMean.apply(x, own, weight, bias, means)
     arrival: Arrival = []
-    return _LinearOfMean.apply(Home.apply(x, arrival), own, weight, bias, means, arrival, ref(x))
+    homed = Home.apply(x, arrival)  # a view, so it is not saved: it would be another reference to x
+    return _LinearOfMean.apply(homed, own, weight, bias, x.detach(), means, arrival, ref(x))
 
 
 class _Means:
@@ -124,26 +125,27 @@ class _LinearOfMean(Function):
     ========  =====================  =====================================================
     tensor    shape                  owner and lifetime
     ========  =====================  =====================================================
-    x         [num_src, width_in]    this rank; saved (an input)
+    x         [num_src, width_in]    this rank; saved (an input). Becomes dx if nobody else has it
     own       [width, width_in]      replicated; saved (a parameter)
     weight    [width, width_in]      replicated; saved (a parameter)
     b         [width] or none        replicated
     S         [num_dst]              this rank; 1 / in-degree; held
-    mean      [num_dst, width_in]    this rank; saved. Becomes dx where that has as many rows
+    mean      [num_dst, width_in]    this rank; saved. Becomes dmean
     halo      [<= round, width_in]   peers; fetched per round, reduced, dropped
     z         [num_dst, width]       this rank; not saved
     dx        [num_src, width_in]    this rank; what comes home is added by :class:`Home`
     ========  =====================  =====================================================
 
     Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
-    dx = A^T S (D weight), on its way home while the others are computed; dweight = D^T (S A x),
-    before dx takes its place; down = D^T O x; db = the sum of the rows of D; dx += O^T D own.
+    dweight = D^T mean; dmean = D weight, where the mean was; dx = A^T S dmean, on its way home
+    while the others are computed; down = D^T O x, before the own part of dx takes its place; db =
+    the sum of the rows of D; dx += O^T D own.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-        means: _Means, arrival: Arrival, summed: ReferenceType[Tensor],
+        ctx: Any, homed: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
+        x: Tensor, means: _Means, arrival: Arrival, summed: ReferenceType[Tensor],
     ) -> Tensor:  # fmt: skip
         mean, finish = means.begin(x, summed)
         z = F.linear(x[: len(mean)], own, bias)
@@ -157,22 +159,23 @@ class _LinearOfMean(Function):
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, own, weight, mean = ctx.saved_tensors
         _, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
-        in_place = len(mean) == len(x) and may_overwrite(mean, dz)
         dz = dz.contiguous()
-        dweight = None
+        dweight = dz.t() @ mean if asks_weight else None
+        dmean = torch.mm(dz, weight, out=mean if may_overwrite(mean, dz) else None)
+        down = None
+        in_place = may_overwrite(x, dz)
 
         def place() -> Tensor | None:  # called when the first rounds travel
-            nonlocal dweight
-            dweight = dz.t() @ mean if asks_weight else None
-            return mean if in_place else None
+            nonlocal down
+            down = dz.t() @ x[: len(dz)] if asks_own else None
+            return x if in_place else None
 
-        home = ctx.means.home(dz @ weight, place)
+        home = ctx.means.home(dmean, place)
         ctx.arrival.append(home)
-        down = dz.t() @ x[: len(dz)] if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
         dx = home.own()
         dx[: len(dz)].addmm_(dz, own)
-        return dx, down, dweight, dbias, None, None, None
+        return dx, down, dweight, dbias, None, None, None, None
 
 
 class _LinearOfNarrowMean(Function):
@@ -181,7 +184,7 @@ class _LinearOfNarrowMean(Function):
     ========  =====================  =====================================================
     tensor    shape                  owner and lifetime
     ========  =====================  =====================================================
-    x         [num_src, width_in]    this rank; saved (an input)
+    x         [num_src, width_in]    this rank; saved (an input). Becomes dx if nobody else has it
     own       [width, width_in]      replicated; saved (a parameter)
     weight    [width, width_in]      replicated; saved (a parameter)
     b         [width] or none        replicated
@@ -192,8 +195,8 @@ class _LinearOfNarrowMean(Function):
     ========  =====================  =====================================================
 
     Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
-    dy = A^T S D, on its way home while the next three are computed; down = D^T O x; db = the sum of
-    the rows of D; dx = O^T D own; dweight = dy^T x; dx += dy weight.
+    dy = A^T S D, on its way home while the next two are computed; down = D^T O x; db = the sum of
+    the rows of D; dweight = dy^T x; dx = dy weight, where x was; dx += O^T D own.
     """
 
     @staticmethod
@@ -216,17 +219,10 @@ class _LinearOfNarrowMean(Function):
         home = ctx.means.home(dz)
         down = dz.t() @ x[: len(dz)] if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
-        dx = _own_part(dz, own, len(x)) if asks_x else None
         dy = home.finish()
         dweight = dy.t() @ x if asks_weight else None
-        if dx is not None:
-            dx.addmm_(dy, weight)
+        dx = None
+        if asks_x:
+            dx = torch.mm(dy, weight, out=x if may_overwrite(x, dz) else None)
+            dx[: len(dz)].addmm_(dz, own)
         return dx, down, dweight, dbias, None
-
-
-def _own_part(dz: Tensor, own: Tensor, num_src: int) -> Tensor:
-    """O^T dz own: [num_src, width_in], 0 behind the rows of dz."""
-    out = dz.new_empty(num_src, own.shape[1])
-    torch.mm(dz, own, out=out[: len(dz)])
-    out[len(dz) :].zero_()
-    return out

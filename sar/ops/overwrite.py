@@ -3,8 +3,9 @@
 Note [Overwritten]. The last operation that reads a saved tensor in a backward pass may write into
 it. That it is the last one, that no name and no other operation holds the tensor or shares its
 memory, and that the graph is not kept for another backward pass, is told by counts of references;
-so is whether nobody else has the gradient that came. Where the counts cannot be read, or are larger
-for any reason, the result has memory of its own.
+so is whether nobody else has the gradient that came. Of an array's memory, also of one made of a
+tensor, torch says that it cannot be resized. Where the counts cannot be read, or are larger for any
+reason, the result has memory of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def may_overwrite(saved: Tensor, gradient: Tensor) -> bool:
         and is_plain(gradient)
         and is_plain(saved)
         and saved.is_contiguous()
+        and saved.untyped_storage().resizable()
         and len(counts) == len(most)
         and all(count <= limit for count, limit in zip(counts, most, strict=True))
     )
@@ -46,8 +48,7 @@ def may_overwrite(saved: Tensor, gradient: Tensor) -> bool:
 def is_last_gradient(gradient: Tensor) -> bool:
     """Whether nobody else has the gradient that a backward pass was called with.
 
-    Nor its memory: torch says of that of an array, also of one made of a tensor, that it cannot be
-    resized. Called with one name for it, in the backward pass itself. See Note [Overwritten].
+    Called with one name for it, in the backward pass itself. See Note [Overwritten].
     """
     counts, most = references(gradient), _references_of_a_gradient()
     return (
