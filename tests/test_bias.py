@@ -10,6 +10,7 @@ import dgl.nn
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import run_threads
 from harness.graphs import mixed
 from harness.parts import Cutter
 from test_arriving import FEATURES, HEADS, WIDTH, check, make, on_ranks, trained, whole
@@ -72,6 +73,43 @@ def test_layers_equal_dgl(size: int, use: str, partitioned: Cutter, added: list[
     got, _ = on_ranks(path, size, lambda rank: Then(USES[use]))
     check(got, whole(Then(USES[use])))
     assert len(added) == size
+
+
+@pytest.mark.parametrize("use", ["elu", "elu in place", "a view written into"])
+def test_who_writes_into_sums_fetches_again_once(
+    use: str, partitioned: Cutter, added: list[Tensor]
+) -> None:
+    """From the second pass on attention's own result is as it was, on every rank."""
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Any) -> list[tuple[int, dict[str, Tensor]]]:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph, model = sar.construct_full_graph(data), Then(USES[use])
+        x, found = data.node_features["_N/feat"].double(), []
+        for _ in range(3):
+            model.zero_grad()
+            before = group.counters.sent_bytes
+            grads = trained(graph, x, torch.arange(len(x)), model)
+            found.append((group.counters.sent_bytes - before, grads))
+        return found
+
+    for (first, grads), (second, again), (third, _) in run_threads(3, case):
+        assert second == third
+        assert (first > second) is (use != "elu")
+        for name in grads:
+            torch.testing.assert_close(again[name], grads[name], rtol=1e-11, atol=1e-11)
+    assert len(added) == (9 if use == "elu" else 3)
+
+
+def test_a_written_sum_says_nothing_of_other_layers(
+    partitioned: Cutter, added: list[Tensor]
+) -> None:
+    graph, x = graph_and_rows(partitioned)
+    written, other = Then(twice), Then(torch.tanh)
+    for _ in range(2):
+        written(graph, x).sum().backward()
+        other(graph, x).sum().backward()
+    assert len(added) == 1 + 2
 
 
 APART: dict[str, dict[str, Any]] = {

@@ -188,6 +188,7 @@ class _Attention(Function):
         used = query.new_zeros(0) if weight is None else weight
         normalizer = Normalizer(largest, inverse)
         bias = ctx.writes.bias
+        ctx.writes.note()
         if any_rank(ctx.spec.relation.group, ctx.writes.happened):
             out = attention_forward(ctx.spec, sources, query, used, arriving)[0].to(value.dtype)
             bias = None

@@ -6,17 +6,20 @@ sum takes the memory of the result, and backward takes out again what the bias b
 <dout, out> = <dout, out + b> - <dout, b>. Only DGL's own code is treated so, which does not come
 back to the result, and only where the sum has the digits of the result: where b is much larger than
 that it would lose some. Each rank decides for itself. Whether attention has to be computed again,
-as somebody wrote into its result, the ranks ask each other.
+as somebody wrote into its result, the ranks ask each other. Who writes into a sum does so in the
+next epoch, too, where attention itself would be as it was computed: that bias is added beside then.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sar.comm import Group
 from sar.ops.reuse import is_plain
@@ -40,6 +43,7 @@ class Writes:
 
     def __init__(self, result: Tensor) -> None:
         self.bias: Tensor | None = None
+        self._parameter: ReferenceType[Tensor] | None = None
         self._follow(result)
 
     def _follow(self, *tensors: Tensor) -> None:
@@ -54,12 +58,19 @@ class Writes:
         """Whether anybody else wrote."""
         return any(counter._version != version for counter, version in self._counters)
 
+    def note(self) -> None:
+        """Where it happened behind :func:`add_bias`, that bias is no more added in place."""
+        parameter = None if self._parameter is None else self._parameter()
+        if parameter is not None and self.happened:
+            _written_after[parameter] = True
+
     def add(self, result: Tensor, bias: Tensor) -> Tensor:
         """result + bias in the memory of ``result``, as a tensor of its own."""
         written = result.detach().add_(bias)
         memory, start = written.untyped_storage(), written.storage_offset()
         out = written.new_empty(0).set_(memory, start, written.shape)  # type: ignore[call-overload]
         self.bias = bias.detach().clone()  # as it is now
+        self._parameter = ref(_parameter_of(bias))
         self._follow(result, out)
         return out
 
@@ -86,7 +97,16 @@ def add_bias(result: Any, bias: Any) -> Tensor | None:
         return None
     if writes.bias is not None or writes.happened or not _fits(result, bias):
         return None
+    if _parameter_of(bias) in _written_after:
+        return None
     return _AddBias.apply(result, bias, writes)
+
+
+_written_after = WeakTensorKeyDictionary()  # parameters into whose sums somebody wrote
+
+
+def _parameter_of(bias: Tensor) -> Tensor:
+    return bias if bias._base is None else bias._base
 
 
 def _is_bias(result: Any, bias: Any) -> bool:
@@ -94,7 +114,7 @@ def _is_bias(result: Any, bias: Any) -> bool:
     return (
         type(result) is Tensor
         and isinstance(bias, Tensor)
-        and isinstance(bias if bias._base is None else bias._base, Parameter)
+        and isinstance(_parameter_of(bias), Parameter)
         and result.dim() == 3
         and bias.shape == (1, *result.shape[1:])
         and result.dtype in _DTYPES
