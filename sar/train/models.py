@@ -54,13 +54,13 @@ class _Layer(nn.Module):
         self.conv, self.dropout = stack.convs[index], stack.dropout
         hidden = index < len(stack.convs) - 1
         self.norm = stack.norms[index] if hidden and stack.norms else None
-        self.hidden = hidden
+        self.rectifies = hidden and getattr(self.conv, "activation", None) is None
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         x = self.conv(graph, self.dropout(x, graph, rows=graph.srctypes[0]))
         if self.norm is not None:
             return self.norm(x, relu=True)
-        return F.relu(x, inplace=True) if self.hidden else x  # nobody saved what it overwrites
+        return F.relu(x, inplace=True) if self.rectifies else x  # nobody saved what it overwrites
 
 
 def build_model(options: ModelOptions, in_feats: int, num_classes: int) -> Stack:
@@ -100,7 +100,8 @@ def _conv(options: ModelOptions, in_feats: int, out_feats: int, last: bool = Fal
         width, heads = out_feats if last else out_feats // options.heads, options.heads
         return _Attention(GATConv(in_feats, width, heads, allow_zero_in_degree=True), last)
     if options.model == "sage":
-        return SAGEConv(in_feats, out_feats, "mean")
+        relu = None if last or options.batch_norm else F.relu  # in the layer: less memory
+        return SAGEConv(in_feats, out_feats, "mean", activation=relu)
     if options.model == "gcn":
         return GraphConv(in_feats, out_feats, allow_zero_in_degree=True)
     perceptron = nn.Sequential(
