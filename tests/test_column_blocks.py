@@ -101,6 +101,9 @@ LAYERS = {
     "twice relu": lambda: Then(sage(40, 40), F.relu, lambda x: F.relu(x) + F.relu(-x)),
     "residual": lambda: Then(sage(40, 40), lambda x: F.relu(x) + x),
     "relu of columns": lambda: Then(sage(40, 40), lambda x: F.relu(x.t()).t()),
+    "relu in place": lambda: Then(sage(40, 40), nn.ReLU(inplace=True)),
+    "relu in place, value needed": lambda: Then(sage(40, 40), F.relu_, torch.exp),
+    "relu in place of columns": lambda: Then(sage(40, 40), lambda x: F.relu_(x.t() * 1).t()),
     "elu": lambda: Then(sage(40, 40), F.elu),
 }
 
@@ -371,6 +374,52 @@ def test_relu_takes_the_place_of_a_temporary_alone() -> None:
         handle.remove()
     assert alone == [True] + [False] * 6
     assert all(torch.equal(out, linear(x)) for out in [named, *listed, *held])
+
+
+IN_PLACE: list[Callable[[Tensor], Tensor]] = [
+    lambda x: F.relu(x, inplace=True),
+    nn.ReLU(inplace=True),
+    torch.relu_,
+    Tensor.relu_,
+    lambda x: F.relu(x, True),
+    lambda x: F.relu(x[:2], inplace=True),
+    lambda x: F.relu_(x.view(-1)),
+]
+
+
+@pytest.mark.parametrize("make", [lambda x: x * 1, lambda x: (x * 1).t() * 1], ids=["", "strides"])
+@pytest.mark.parametrize("relu", IN_PLACE)
+def test_relu_in_place(relu: Callable[[Tensor], Tensor], make: Callable[[Tensor], Tensor]) -> None:
+    """Torch's numbers, written where the caller says, whoever else has that memory."""
+    found = []
+    for mode in (Frugal(), torch.enable_grad()):
+        x = SPECIAL[:6].repeat(4).view(6, 4).roll(1, 0).contiguous().requires_grad_()
+        with mode:
+            h = make(x)
+            if not h.is_contiguous() and relu is IN_PLACE[-1]:
+                return  # torch has no view of it
+            place, out = h.data_ptr(), relu(h)
+            assert out.data_ptr() == place
+        factor = torch.arange(1, 1 + h.numel()).view(h.shape)
+        (h * factor).sum().backward()
+        found.append((h.detach(), x.grad))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_relu_in_place_saves_no_rows() -> None:
+    x, nodes = torch.randn(5, 3, requires_grad=True), []
+    with Frugal():
+        for relu in IN_PLACE[:4]:
+            nodes.append(type(relu(x * 1).grad_fn).__name__)
+        leaf = torch.randn(5, 3, requires_grad=True)
+        with pytest.raises(RuntimeError, match="leaf"):
+            F.relu(leaf, inplace=True)
+        saved = (x * 1).sigmoid()
+        F.relu(saved, inplace=True)
+    assert nodes == ["_ReluBackward"] * 4
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
 
 
 def test_the_gradient_of_relu_lies_where_the_one_that_came_did() -> None:

@@ -34,8 +34,10 @@ class Frugal(TorchFunctionMode):
         if _is_known_activation(func, args, kwargs):
             if _GRADIENTS[func] is _relu_gradient and _fits_bits(args[0]):
                 in_place = is_temporary_of(func, args)  # before there is another reference
-                return _Relu.apply(args[0], in_place and args[0].is_contiguous())
+                return _Relu.apply(args[0], in_place)
             return _activated(func, args[0])
+        if _is_relu_in_place(func, args, kwargs) and _fits_bits(args[0]):
+            return _Relu.apply(args[0], True)
         return func(*args, **kwargs)
 
 
@@ -61,16 +63,35 @@ def _is_known_activation(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool
         func in _GRADIENTS
         and len(args) == 1
         and all(name in _USUAL and _USUAL[name] == value for name, value in kwargs.items())
-        and type(args[0]) is Tensor
-        and is_plain(args[0])
-        and is_made_here(args[0])
-        and args[0].is_floating_point()
-        and args[0].requires_grad
-        and torch.is_grad_enabled()
+        and _is_recorded(args[0])
     )
 
 
 _USUAL = {"inplace": False, "alpha": 1.0}
+
+
+def _is_relu_in_place(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a call asks for the relu of a tensor where that is, in memory of its own."""
+    by_name = func in (torch.relu_, Tensor.relu_) and not kwargs
+    return (
+        (by_name or (func is F.relu and kwargs == {"inplace": True}))
+        and len(args) == 1
+        and _is_recorded(args[0])
+        and args[0].grad_fn is not None
+        and args[0]._base is None
+    )
+
+
+def _is_recorded(x: Any) -> bool:
+    """Whether autograd records what is computed of ``x``, which is as it seems to be."""
+    return (
+        type(x) is Tensor
+        and is_plain(x)
+        and is_made_here(x)
+        and x.is_floating_point()
+        and x.requires_grad
+        and torch.is_grad_enabled()
+    )
 
 
 def _activated(func: Any, x: Tensor) -> Tensor:
@@ -89,12 +110,12 @@ def _fits_bits(x: Tensor) -> bool:
 
 
 class _Relu(Function):
-    """y = max(x, 0), where x was if nobody else has it.
+    """y = max(x, 0), where x was if nobody else has it or the caller wants it there.
 
     ======  ============  ======================================================
     tensor  shape         owner and lifetime
     ======  ============  ======================================================
-    x       any           this rank; not saved. Becomes y if it is a temporary
+    x       any           this rank; not saved. Becomes y if it is a temporary, or asked to
     bits    1 / number    this rank; noted: which numbers of y are not zero
     dy      any           this rank; becomes dx if nobody else has it
     ======  ============  ======================================================
@@ -104,11 +125,13 @@ class _Relu(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, temporary: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:
         ctx.of_relu = True
-        y = x if temporary else x.clone(memory_format=torch.contiguous_format)
+        fits = in_place and x.is_contiguous()
+        y = x if fits else x.clone(memory_format=torch.contiguous_format)
         bits = relu.rectify(y)
-        if temporary:
+        if in_place:
+            y = x if fits else x.copy_(y)
             ctx.mark_dirty(x)
         ctx.bits = once(lambda: bits)
         return y
