@@ -478,6 +478,21 @@ class Count(TorchDispatchMode):
         return out
 
 
+def counted_pass(group: Group, path: str, conv: nn.Module) -> tuple[Count, int, int]:
+    """What runs in both passes of a layer, where its input was and where its result is."""
+    part = Part(group, path)
+    x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
+    for _ in range(2):  # what is measured once has run
+        rows = x * 1
+        was = rows.data_ptr()
+        with Count() as counted:
+            out = conv.double()(part.graph, rows)
+            del rows
+            place = out.data_ptr()
+            out.sum().backward()
+    return counted, was, place
+
+
 @pytest.mark.parametrize("size", [1, SIZE])
 @pytest.mark.parametrize("activation", [None, F.relu])
 def test_one_tensor_forward_and_none_backward(
@@ -487,16 +502,7 @@ def test_one_tensor_forward_and_none_backward(
     path = partitioned(mixed(), size, "random")
 
     def case(group: Group) -> None:
-        part, conv = Part(group, path), sage(activation=activation).double()
-        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
-        for _ in range(2):  # what is measured once has run
-            rows = x * 1
-            was = rows.data_ptr()
-            with Count() as counted:
-                out = conv(part.graph, rows)
-                del rows
-                place = out.data_ptr()
-                out.sum().backward()
+        counted, was, place = counted_pass(group, path, sage(activation=activation))
         assert counted.places == [place]
         (_, mean), (home, _) = counted.added  # to the own product; to what comes home
         assert (counted.written, home) == ([mean], was)
@@ -511,15 +517,7 @@ def test_no_tensor_backward_where_rows_are_narrower(size: int, partitioned: Cutt
     path = partitioned(mixed(), size, "random")
 
     def case(group: Group) -> None:
-        part, conv = Part(group, path), sage(2).double()
-        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
-        for _ in range(2):  # what is measured once has run
-            rows = x * 1
-            was = rows.data_ptr()
-            with Count() as counted:
-                out = conv(part.graph, rows)
-                del rows
-                out.sum().backward()
+        counted, was, _ = counted_pass(group, path, sage(2))
         assert counted.written == [was]
         assert [home for home, _ in counted.added] == [was]
 
