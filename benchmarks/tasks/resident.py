@@ -58,7 +58,8 @@ class Resident:
         found = {"kept for backward": trainer.loss.after - prepared}
         found |= {"resident": sum(measure.status_bytes("VmHWM"))}
         found |= {"imported": imported, "prepared": prepared - imported}
-        found |= {"loading": loading.peak.sampled, "peak": training.peak.best}
+        # Sampled: pages of the features' file go meanwhile, which the kernel's peak would count.
+        found |= {"loading": loading.peak.sampled, "peak": training.peak.sampled}
         return {**found, **self._kinds(trainer), "losses": losses}
 
     def _prepare(self) -> Any:
