@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sar
 from sar.ops import overwrite
+from sar.ops.batch_norm import normalize_rows
 from sar.ops.frugal import Frugal
-from sar.ops.reduce import normalize_rows
 
 WIDTH = 4
 aten = torch.ops.aten

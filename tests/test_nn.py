@@ -429,7 +429,7 @@ def test_batch_norm_gradcheck_through_the_group() -> None:
 
     def case(group: Group) -> bool:
         def whole(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            from sar.ops.reduce import normalize_rows
+            from sar.ops.batch_norm import normalize_rows
 
             mine = x.split(splits)[group.rank]
             y = normalize_rows(mine, weight, bias, 1e-3, group)[0]

@@ -6,7 +6,7 @@ import torch
 
 from sar import Policy
 from sar.comm import LocalGroup
-from sar.kernels import add_rows, compress, relu, spmm
+from sar.kernels import add_rows, compress, norm, relu, spmm
 from sar.kernels.attention import Scores, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE, MIXED
 from sar.ops.attention import Attention, attention
@@ -16,12 +16,17 @@ _HEADS, _WIDTH, _ROWS = 2, 128, 64  # numbers enough that no other code is chose
 
 
 def load_kernels() -> None:
-    """Run each kernel of sums, of attention and of relu once, both passes, in float32."""
+    """Run each kernel of sums, attention, relu and norms once, both passes, in float32."""
     ring = torch.arange(_ROWS, dtype=torch.int32)
     rows = torch.ones(_ROWS, _HEADS * _WIDTH, requires_grad=True)
     add_rows(rows.detach().clone(), ring, rows.detach())
     spmm(compress(ring, ring.flip(0), _ROWS, compact=False, order=False), rows.detach())
     relu.mask(rows.detach().clone(), relu.rectify(rows.detach().clone()))
+    mean, m2, _ = norm.moments(rows.detach())
+    done = norm.Norm(mean, m2, mean)
+    y = norm.normalize(rows.detach(), done)
+    norm.gradient_sums(rows.detach(), y, done)
+    norm.input_gradient(rows.detach(), y, done, mean, mean, y)
     sizes, keys = ([0, _ROWS], _ROWS, _ROWS), lambda: ring.long()
     relation = build_relation(LocalGroup(), ring, ring.flip(0), ring, *sizes, keys)
     for kind, width in ((ADDITIVE, _HEADS), (MIXED, _HEADS * _WIDTH)):

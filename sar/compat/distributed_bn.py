@@ -8,7 +8,7 @@ from torch import Tensor
 from sar.comm import current_group
 from sar.errors import NotSupportedError
 from sar.nn import DistributedBN1D
-from sar.ops.reduce import merged_moments
+from sar.ops.batch_norm import merged_moments
 
 __all__ = ["DistributedBN1D", "MeanOp", "VarOp", "mean_op", "var_op"]
 

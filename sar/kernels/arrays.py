@@ -27,13 +27,15 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(
+        self, tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...] | None
+    ) -> None:
         self.tensor = tensor
         self.__array_interface__ = {
             "version": 3,
             "typestr": _TYPES[tensor.dtype],
-            "shape": tuple(tensor.shape),
-            "strides": _strides(tensor),
+            "shape": shape,
+            "strides": strides,
             "data": (tensor.data_ptr(), False),
         }
 
@@ -52,4 +54,11 @@ def array(tensor: Tensor) -> np.ndarray:
     not be resized, and no gradient is written there any more: see Note [Overwritten] in
     :mod:`sar.ops.overwrite`. This array is one more holder of the tensor, and no more.
     """
-    return np.asarray(_Memory(tensor))
+    return np.asarray(_Memory(tensor, tuple(tensor.shape), _strides(tensor)))
+
+
+def flat(rows: Tensor) -> np.ndarray:
+    """The memory from the first number of some rows [*, width] to their last; columns lie side by
+    side, as loops need it, and rows as far apart as ``rows.stride(0)`` says."""
+    extent = (rows.shape[0] - 1) * rows.stride(0) + rows.shape[1] if rows.numel() else 0
+    return np.asarray(_Memory(rows, (extent,), None))

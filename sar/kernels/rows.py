@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array
+from sar.kernels.arrays import array, flat
 from sar.kernels.jit import LINE, kernel, prefetch_byte
 
 _COMPILED = (torch.float32, torch.float64)
@@ -29,7 +29,7 @@ def add_rows(target: Tensor, idx: Tensor, rows: Tensor) -> None:
     """
     if _is_compiled(rows) and target.stride(1) == rows.stride(1) == 1:
         strides = np.uint64(target.stride(0)), np.uint64(rows.stride(0))
-        _add(_flat(target), array(idx), _flat(rows), *strides, np.uint64(rows.shape[1]))
+        _add(flat(target), array(idx), flat(rows), *strides, np.uint64(rows.shape[1]))
     else:  # int64 indices add twice as fast as int32
         target.index_add_(0, idx.long(), rows)
 
@@ -37,12 +37,6 @@ def add_rows(target: Tensor, idx: Tensor, rows: Tensor) -> None:
 def _is_compiled(rows: Tensor) -> bool:
     is_on_cpu = rows.device.type == "cpu"
     return is_on_cpu and rows.dtype in _COMPILED and rows.numel() >= _FEW
-
-
-def _flat(rows: Tensor) -> np.ndarray:
-    """The memory from the first number of some rows to their last."""
-    extent = (rows.shape[0] - 1) * rows.stride(0) + rows.shape[1]
-    return array(rows.detach().as_strided((extent,), (1,)))
 
 
 @kernel

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sar.comm import Group, LocalGroup, current_group
 from sar.graph.lazy import EdgeTensor, eager
-from sar.ops.reduce import normalize_rows
+from sar.ops.batch_norm import normalize_rows
 
 
 class DistributedBN1D(nn.Module):
