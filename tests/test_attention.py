@@ -338,6 +338,9 @@ def written(change: Callable) -> Step:
 
 LIKE_DGL: dict[str, tuple[Step, bool]] = {
     "floor": (dot_scores(lambda e: torch.div(e, 2, rounding_mode="floor")), False),
+    "times a tensor of one number": (dot_scores(lambda e: torch.tensor([3.0]).double() * e), True),
+    "by a tensor of one number": (dot_scores(lambda e: e * torch.tensor(-2.0)), True),
+    "times a number a head": (dot_scores(lambda e: e * ATTN[..., :1]), False),
     "by zero": (dot_scores(lambda e: e / 0), False),
     "an axis more": (scored(lambda e: total(e * ATTN).unsqueeze(-1)), False),
     "by name": (scored(lambda e: torch.sum(input=e * ATTN, dim=-1, keepdim=True)), True),

@@ -142,8 +142,17 @@ def _mixed(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | No
 
 
 def _dot(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
-    """c sum_d k_jd q_id."""
-    scale = 1.0
+    """c sum_d k_jd q_id; c may be a tensor of one number, which is multiplied with q."""
+    scale, factor = 1.0, None
+    factors = _operands(node, ("mul", "__mul__", "__rmul__"))
+    if factors is not None:
+        rows, factor = factors if isinstance(factors[0], Node) else factors[::-1]
+        if not isinstance(factor, Tensor):
+            factor = None
+        elif factor.numel() != 1 or factor.dim() > value.dim():  # that gives more axes
+            return None
+        else:
+            node = rows
     for names, inverse in ((("div", "true_divide", "__truediv__"), True), (("mul",), False)):
         pair = _operands(node, names)
         if pair is not None and isinstance(pair[0], Node) and _is_number(pair[1]):
@@ -154,7 +163,10 @@ def _dot(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None
     ends = _ends(node, "dot")
     if ends is None or not _shaped(ends, tuple(value.shape[1:])):
         return None
-    return _Found(Scores(DOT, sizes.heads, sizes.width, scale=scale), *ends)
+    key, query = ends
+    if factor is not None:
+        query = query * factor.view(())
+    return _Found(Scores(DOT, sizes.heads, sizes.width, scale=scale), key, query)
 
 
 def _activated_sum(node: Node) -> tuple[Tensor, Tensor, float] | None:

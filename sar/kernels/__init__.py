@@ -2,7 +2,7 @@
 
 from sar.kernels.csc import INT32_EDGES, Csc, compress, transpose
 from sar.kernels.rows import add_rows
-from sar.kernels.segment import ExtremeReducer
+from sar.kernels.segment import ExtremeReducer, winners_only
 from sar.kernels.spmm import Factors, spmm, spmm_add, spmm_into, wide_dtype
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "spmm_into",
     "transpose",
     "wide_dtype",
+    "winners_only",
 ]

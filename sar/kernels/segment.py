@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.arrays import array, flat
+from sar.kernels.jit import kernel, rows_in_parallel
+
 _NO_EDGE = torch.iinfo(torch.int32).max
+_COMPILED = (torch.float32, torch.float64)
 
 
 class ExtremeReducer:
@@ -15,7 +23,7 @@ class ExtremeReducer:
     result is the same for any order and any split of the edges into blocks.
 
     Attributes:
-        value: [num_rows, width] the extreme so far (undefined where ``edge`` is ``NO_EDGE``).
+        value: [num_rows, width] the extreme so far; where ``edge`` is ``NO_EDGE``, less than all.
         edge: int32 [num_rows, width] position of the edge it came from.
     """
 
@@ -24,12 +32,15 @@ class ExtremeReducer:
     def __init__(self, largest: bool, num_rows: int, like: Tensor) -> None:
         width = like.shape[1]
         self.largest = largest
-        self.value = like.new_zeros((num_rows, width))
+        self.value = like.new_full((num_rows, width), -math.inf if largest else math.inf)
         self.edge = torch.full((num_rows, width), _NO_EDGE, dtype=torch.int32, device=like.device)
 
     def add(self, row: Tensor, position: Tensor, values: Tensor) -> None:
         """Take a block of edges: rows int32 [e], positions int32 [e], values [e, width]."""
-        if len(row) == 0 or values.shape[1] == 0:
+        if values.numel() == 0:
+            return
+        if _is_compiled(values):
+            self._add_compiled(row, position, values)
             return
         rows, segment = torch.unique(row.long(), return_inverse=True)
         slot = segment.unsqueeze(1).expand_as(values)
@@ -43,6 +54,17 @@ class ExtremeReducer:
     def result(self) -> Tensor:
         """[num_rows, width]; 0 where a row has no edge."""
         return self.value.masked_fill_(self.edge == _NO_EDGE, 0)
+
+    def _add_compiled(self, row: Tensor, position: Tensor, values: Tensor) -> None:
+        values = values if values.stride(1) == 1 else values.contiguous()
+        rows = flat(values), np.uint64(values.stride(0))
+        ends, sign = (array(row), array(position)), array(values).dtype.type(self.largest * 2 - 1)
+        extremes = array(self.value), array(self.edge)
+        rows_in_parallel(
+            lambda _, first, last: _keep_extremes(first, last, *ends, *rows, *extremes, sign),
+            values.shape[1],
+            values.numel(),
+        )
 
     def _scatter(self, values: Tensor, slot: Tensor, num_rows: int) -> Tensor:
         best = values.new_zeros((num_rows, values.shape[1]))
@@ -67,3 +89,62 @@ class ExtremeReducer:
         edge = torch.where(better, edge, torch.where(tied, torch.minimum(edge, old_edge), old_edge))
         self.value.index_copy_(0, rows, torch.where(better, best, old))
         self.edge.index_copy_(0, rows, edge)
+
+
+def winners_only(edge: Tensor, grad: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """[e, width] gradients of a block of edges: those of the rows that they won, else 0.
+
+    Args:
+        edge: of :class:`ExtremeReducer`.
+        grad: [num_rows, width] gradients of its result.
+        row, position: int32 [e].
+    """
+    if not _is_compiled(grad) or not len(row):
+        won = edge.index_select(0, row) == position.unsqueeze(1)
+        return grad.index_select(0, row).masked_fill_(~won, 0)
+    grad = grad if grad.stride(1) == 1 else grad.contiguous()
+    out = grad.new_empty((len(row), grad.shape[1]))
+    rows = flat(grad), np.uint64(grad.stride(0)), array(out)
+    rows_in_parallel(
+        lambda _, first, last: _winners(
+            first, last, array(row), array(position), array(edge), *rows
+        ),
+        len(row),
+        out.numel(),
+    )
+    return out
+
+
+def _is_compiled(values: Tensor) -> bool:
+    return values.device.type == "cpu" and values.dtype in _COMPILED
+
+
+@kernel
+def _keep_extremes(
+    first: int, last: int, row: Any, position: Any, values: Any, stride: Any, value: Any,
+    edge: Any, sign: Any,
+) -> None:  # fmt: skip
+    """Columns [first, last) of all edges; other columns are another thread's."""
+    low, width = np.uint64(first), np.uint64(last - first)
+    for e in range(len(row)):
+        i, p = row[e], position[e]
+        start = np.uint64(e) * stride + low
+        for d in range(width):
+            new, old, winner = values[start + d], value[i, low + d], edge[i, low + d]
+            better = (sign * new > sign * old) | ((new != new) & (old == old))
+            tied = (new == old) | ((new != new) & (old != old))
+            wins = better | (tied & (p < winner))
+            value[i, low + d] = new if wins else old
+            edge[i, low + d] = p if wins else winner
+
+
+@kernel
+def _winners(
+    first: int, last: int, row: Any, position: Any, edge: Any, grad: Any, stride: Any, out: Any
+) -> None:
+    width, zero = np.uint64(out.shape[1]), grad.dtype.type(0)
+    for e in range(first, last):
+        i, p = row[e], position[e]
+        start = np.uint64(i) * stride
+        for d in range(width):
+            out[e, d] = grad[start + d] if edge[i, d] == p else zero

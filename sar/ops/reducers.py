@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.errors import NotSupportedError
-from sar.kernels import ExtremeReducer, wide_dtype
+from sar.kernels import ExtremeReducer, wide_dtype, winners_only
 
 
 class Reducer(ABC):
@@ -83,9 +83,9 @@ class ExtremeOfEdges(Reducer):
     def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
         if self._edge is None:
             raise RuntimeError("backward of a reduction that has no result yet")
-        won = self._edge.index_select(0, row) == position.unsqueeze(1)
-        grads = grad.index_select(0, row)
-        return grads.masked_fill_(~won.view(grads.shape), 0)
+        grad = grad.reshape(len(grad), self._width)
+        won = winners_only(self._edge, grad, row, position)
+        return won.view(len(row), *self.shape)
 
 
 class LogSumExp(Reducer):

@@ -1,0 +1,111 @@
+"""Extremes over edges: the same winner in any order, split, type and number of threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sar.kernels import ExtremeReducer, winners_only
+
+NUMBERS = [0.0, -0.0, 1.0, 1.0, -2.0, 3.5, math.inf, -math.inf, math.nan]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def expected(
+    row: list[int], position: list[int], values: Tensor, num_rows: int, largest: bool
+) -> tuple[Tensor, Tensor]:
+    """Edge by edge: NaN before all numbers, then the extreme, then the smallest position."""
+    value = values.new_zeros((num_rows, values.shape[1]))
+    winner = torch.full(value.shape, ExtremeReducer.NO_EDGE, dtype=torch.int32)
+    for i in range(num_rows):
+        for d in range(values.shape[1]):
+            edges = [e for e in range(len(row)) if row[e] == i]
+            if edges:
+
+                def rank(e: int, d: int = d) -> tuple[bool, float, int]:
+                    number = float(values[e, d])
+                    size = 0.0 if math.isnan(number) else number
+                    return not math.isnan(number), -size if largest else size, position[e]
+
+                best = min(edges, key=rank)
+                value[i, d], winner[i, d] = values[best, d], position[best]
+    return value, winner
+
+
+def reduced(
+    row: Tensor, position: Tensor, values: Tensor, num_rows: int, largest: bool, cuts: list[int]
+) -> ExtremeReducer:
+    reducer = ExtremeReducer(largest, num_rows, values)
+    for low, high in zip([0, *cuts], [*cuts, len(row)], strict=True):
+        reducer.add(row[low:high], position[low:high], values[low:high])
+    return reducer
+
+
+@st.composite
+def edges(draw: st.DrawFn) -> tuple[list[int], list[int], Tensor, list[int]]:
+    num, width = draw(st.integers(0, 12)), draw(st.integers(1, 3))
+    row = draw(st.lists(st.integers(0, 3), min_size=num, max_size=num))
+    position = draw(st.permutations(range(num)))
+    numbers = st.lists(st.sampled_from(NUMBERS), min_size=num * width, max_size=num * width)
+    values = torch.tensor(draw(numbers), dtype=torch.float64).view(num, width)
+    cuts = sorted(draw(st.lists(st.integers(0, num), max_size=3)))
+    return row, list(position), values, cuts
+
+
+@given(edges(), st.sampled_from(DTYPES), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_every_kind_of_number(
+    given: tuple[list[int], list[int], Tensor, list[int]], dtype: torch.dtype, largest: bool
+) -> None:
+    row, position, values, cuts = given
+    values = values.to(dtype)
+    ends = [torch.tensor(one, dtype=torch.int32) for one in (row, position)]
+    reducer = reduced(*ends, values, 4, largest, cuts)
+    value, winner = expected(row, position, values, 4, largest)
+    assert torch.equal(reducer.edge, winner)
+    torch.testing.assert_close(reducer.result(), value, rtol=0, atol=0, equal_nan=True)
+    grad = torch.arange(1.0, 1 + value.numel()).view_as(value).to(dtype)
+    won = winners_only(winner, grad, *ends)
+    mine = torch.tensor(position).view(-1, 1) == winner[torch.tensor(row, dtype=torch.long)]
+    assert torch.equal(won, grad[torch.tensor(row, dtype=torch.long)] * mine)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_wide_rows_in_threads(dtype: torch.dtype, largest: bool, threads: int) -> None:
+    """Enough numbers for several threads; columns of a wider tensor, or one number for all."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4000, 130, generator=generator, dtype=dtype)
+    row = torch.randint(40, (4000,), generator=generator, dtype=torch.int32)
+    position = torch.randperm(4000, generator=generator).int()
+    how = "amax" if largest else "amin"
+    for some in (values, values[:, 30:], values.t().contiguous().t(), values[:, :1].expand(-1, 7)):
+        reducer = reduced(row, position, some, 41, largest, [1000, 1001])
+        slot = row.long().unsqueeze(1).expand_as(some)
+        want = some.new_zeros(41, some.shape[1]).scatter_reduce_(
+            0, slot, some, how, include_self=False
+        )
+        assert torch.equal(reducer.result(), want)
+        by_position = torch.empty_like(some, memory_format=torch.contiguous_format)
+        by_position[position.long()] = some
+        found = by_position.gather(0, reducer.edge[:40].long())
+        assert torch.equal(found, want[:40])
+        grad = torch.randn(41, some.shape[1], generator=generator, dtype=dtype)
+        for one in (grad, grad.t().contiguous().t(), grad[:, :1].expand_as(grad)):
+            won = winners_only(reducer.edge, one, row, position)
+            same = reducer.edge[row.long()] == position.unsqueeze(1)
+            assert torch.equal(won, one[row.long()] * same)
