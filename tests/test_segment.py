@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sar.kernels import ExtremeReducer, winners_only
+from sar.kernels import ExtremeReducer, add_to_winners, compress, winners_only
 
 NUMBERS = [0.0, -0.0, 1.0, 1.0, -2.0, 3.5, math.inf, -math.inf, math.nan]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -109,3 +109,33 @@ def test_wide_rows_in_threads(dtype: torch.dtype, largest: bool, threads: int) -
             won = winners_only(reducer.edge, one, row, position)
             same = reducer.edge[row.long()] == position.unsqueeze(1)
             assert torch.equal(won, one[row.long()] * same)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("width", [1, 5, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rows_of_a_shard_are_those_of_its_edges(
+    dtype: torch.dtype, width: int, compact: bool, threads: int
+) -> None:
+    """Rows with many edges, with one and with none; ties, as numbers are few."""
+    generator = torch.Generator().manual_seed(width)
+    num = 5000
+    x = torch.randint(-3, 4, (50, width), generator=generator).to(dtype)
+    x[7] = math.nan
+    src = torch.randint(50, (num,), generator=generator, dtype=torch.int32)
+    dst = (torch.rand(num, generator=generator) ** 3 * 60).int()
+    ends = dst, torch.arange(num, dtype=torch.int32)
+    csc = compress(dst, src, 61, compact=compact, order=True)
+    grad = torch.randn(61, width, generator=generator, dtype=dtype)
+    for largest in (False, True):
+        by_edge, by_shard = (ExtremeReducer(largest, 61, x) for _ in range(2))
+        by_edge.add(*ends, x[src.long()])
+        by_shard.add_shard(csc, x)
+        assert torch.equal(by_shard.edge, by_edge.edge)
+        torch.testing.assert_close(by_shard.result(), by_edge.result(), equal_nan=True)
+        for one in (grad, grad[:, :1].expand_as(grad)):
+            found = torch.ones_like(x)
+            add_to_winners(found, csc, by_shard.edge, one)
+            won = winners_only(by_edge.edge, one, *ends)
+            want = torch.ones_like(x).index_add_(0, src, won)
+            torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)

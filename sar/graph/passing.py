@@ -32,7 +32,9 @@ from sar.graph.store import EType, GraphStore
 from sar.graph.support import not_supported
 from sar.graph.transform import reverse
 from sar.graph.udf import frozen, probe
+from sar.kernels import ExtremeReducer
 from sar.ops import AnyRelation, Relation, ReversedRelation, aggregate, agree_wanted, run_messages
+from sar.ops.extreme import extreme_of_rows
 
 
 def reduced(
@@ -217,14 +219,12 @@ def reduce_messages(
     if any(isinstance(tensor, EdgeTensor) for tensor in operands.values()):
         return _reduce_lazy(edge_values(scope, message, operands), op)
     _agree_operands(scope, operands)
+    x = operands.get(message.lhs) if message.rhs is None and message.lhs.side == "u" else None
+    if x is not None and isinstance(relation, Relation) and op in ("max", "min"):
+        if ExtremeReducer.is_compiled(x):
+            return extreme_of_rows(relation, x, policy, largest=op == "max")
     if op in ("sum", "mean") and isinstance(relation, Relation):
-        x = operands.get(message.lhs)
-        if (
-            message.rhs is None
-            and message.lhs.side == "u"
-            and x is not None
-            and x.is_floating_point()
-        ):
+        if x is not None and x.is_floating_point():
             return aggregate(relation, x, op, policy)
         weight = scalar_weight(message, operands)
         if weight is not None:

@@ -2,7 +2,7 @@
 
 from sar.kernels.csc import INT32_EDGES, Csc, compress, transpose
 from sar.kernels.rows import add_rows
-from sar.kernels.segment import ExtremeReducer, winners_only
+from sar.kernels.segment import ExtremeReducer, add_to_winners, winners_only
 from sar.kernels.spmm import Factors, spmm, spmm_add, spmm_into, wide_dtype
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "ExtremeReducer",
     "Factors",
     "add_rows",
+    "add_to_winners",
     "compress",
     "spmm",
     "spmm_add",

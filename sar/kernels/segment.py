@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sar.kernels.arrays import array, flat
-from sar.kernels.jit import kernel, rows_in_parallel
+from sar.kernels.csc import Csc
+from sar.kernels.jit import in_parallel, inlined, kernel, prefetch_row, rows_in_parallel
 
 _NO_EDGE = torch.iinfo(torch.int32).max
 _COMPILED = (torch.float32, torch.float64)
@@ -39,7 +40,7 @@ class ExtremeReducer:
         """Take a block of edges: rows int32 [e], positions int32 [e], values [e, width]."""
         if values.numel() == 0:
             return
-        if _is_compiled(values):
+        if self.is_compiled(values):
             self._add_compiled(row, position, values)
             return
         rows, segment = torch.unique(row.long(), return_inverse=True)
@@ -50,6 +51,23 @@ class ExtremeReducer:
         edge = candidate.new_full(best.shape, _NO_EDGE)
         edge.scatter_reduce_(0, slot, candidate, "amin")
         self._merge(rows, best, edge)
+
+    def add_shard(self, csc: Csc, x: Tensor) -> None:
+        """Take the edges of ``csc``, with order: rows [*, width] of ``x`` that they start in.
+
+        ``x`` is contiguous and :meth:`is_compiled`.
+        """
+        ends, extremes = csc.arrays, (array(self.value), array(self.edge))
+        rows, sign = array(x), array(x).dtype.type(self.largest * 2 - 1)
+        in_parallel(
+            lambda _, first, last: _extremes_of_rows(first, last, *ends, rows, *extremes, sign),
+            csc.indptr,
+        )
+
+    @staticmethod
+    def is_compiled(values: Tensor) -> bool:
+        """Whether there are loops for numbers of this type, there."""
+        return values.device.type == "cpu" and values.dtype in _COMPILED
 
     def result(self) -> Tensor:
         """[num_rows, width]; 0 where a row has no edge."""
@@ -99,7 +117,7 @@ def winners_only(edge: Tensor, grad: Tensor, row: Tensor, position: Tensor) -> T
         grad: [num_rows, width] gradients of its result.
         row, position: int32 [e].
     """
-    if not _is_compiled(grad) or not len(row):
+    if not ExtremeReducer.is_compiled(grad) or not len(row):
         won = edge.index_select(0, row) == position.unsqueeze(1)
         return grad.index_select(0, row).masked_fill_(~won, 0)
     grad = grad if grad.stride(1) == 1 else grad.contiguous()
@@ -115,8 +133,64 @@ def winners_only(edge: Tensor, grad: Tensor, row: Tensor, position: Tensor) -> T
     return out
 
 
-def _is_compiled(values: Tensor) -> bool:
-    return values.device.type == "cpu" and values.dtype in _COMPILED
+def add_to_winners(target: Tensor, csc: Csc, edge: Tensor, grad: Tensor) -> None:
+    """target[source] += what of ``grad`` the edges of ``csc`` won, see :func:`winners_only`.
+
+    Args:
+        target: [*, width] contiguous, of the rows that the edges start in.
+        csc: with order. edge: of :class:`ExtremeReducer`.
+        grad: [num_rows, width] of a type that ``ExtremeReducer.is_compiled``.
+    """
+    grad = grad if grad.stride(1) == 1 else grad.contiguous()
+    rows = flat(grad), np.uint64(grad.stride(0)), array(edge), array(target)
+    rows_in_parallel(
+        lambda _, first, last: _add_to_winners(first, last, *csc.arrays, *rows),
+        target.shape[1],
+        csc.num_edges * target.shape[1],
+    )
+
+
+@inlined
+def _keep(value: Any, edge: Any, i: Any, d: Any, new: Any, p: Any, sign: Any) -> None:
+    """One number of edge p against the extreme so far."""
+    old, winner = value[i, d], edge[i, d]
+    better = (sign * new > sign * old) | ((new != new) & (old == old))
+    tied = (new == old) | ((new != new) & (old != old))
+    wins = better | (tied & (p < winner))
+    value[i, d] = new if wins else old
+    edge[i, d] = p if wins else winner
+
+
+@kernel
+def _extremes_of_rows(
+    first: int, last: int, rows: Any, indptr: Any, indices: Any, order: Any, x: Any, value: Any,
+    edge: Any, sign: Any,
+) -> None:  # fmt: skip
+    width = np.uint64(x.shape[1])
+    for segment in range(first, last):
+        i = rows[segment] if len(rows) else segment
+        for e in range(indptr[segment], indptr[segment + 1]):
+            prefetch_row(x, indices, e, 0, width)
+            j, p = indices[e], order[e]
+            for d in range(width):
+                _keep(value, edge, i, d, x[j, d], p, sign)
+
+
+@kernel
+def _add_to_winners(
+    first: int, last: int, rows: Any, indptr: Any, indices: Any, order: Any, grad: Any,
+    stride: Any, edge: Any, target: Any,
+) -> None:  # fmt: skip
+    """Columns [first, last) of all edges; other columns are another thread's."""
+    low, width, zero = np.uint64(first), np.uint64(last - first), grad.dtype.type(0)
+    for segment in range(len(indptr) - 1):
+        i = rows[segment] if len(rows) else segment
+        start = np.uint64(i) * stride + low
+        for e in range(indptr[segment], indptr[segment + 1]):
+            prefetch_row(target, indices, e, low, width)
+            j, p = indices[e], order[e]
+            for d in range(width):
+                target[j, low + d] += grad[start + d] if edge[i, low + d] == p else zero
 
 
 @kernel
@@ -130,12 +204,7 @@ def _keep_extremes(
         i, p = row[e], position[e]
         start = np.uint64(e) * stride + low
         for d in range(width):
-            new, old, winner = values[start + d], value[i, low + d], edge[i, low + d]
-            better = (sign * new > sign * old) | ((new != new) & (old == old))
-            tied = (new == old) | ((new != new) & (old != old))
-            wins = better | (tied & (p < winner))
-            value[i, low + d] = new if wins else old
-            edge[i, low + d] = p if wins else winner
+            _keep(value, edge, i, low + d, values[start + d], p, sign)
 
 
 @kernel
