@@ -18,7 +18,7 @@ from benchmarks.registry import Benchmark, Figure, Options, Report
 
 pytest.importorskip("dgl")  # writes partitions; imported here, it sets an environment variable
 
-CORE = {"exact", "loading", "memory", "real", "speed"}
+CORE = {"exact", "layers", "loading", "memory", "real", "speed"}
 
 
 @pytest.fixture
