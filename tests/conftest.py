@@ -78,3 +78,12 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def partitioned(parts_folder: Path) -> Cutter:
     """``partitioned(graph, num_parts, method)`` writes the parts once and returns the JSON."""
     return Cutter(parts_folder)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """As many threads of torch, and so of compiled loops."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

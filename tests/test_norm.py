@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,14 +22,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "turned": lambda x: x.t().contiguous().t(),
     "every other row": lambda x: x.repeat_interleave(2, 0)[::2],
 }
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def make_rows(num: int, width: int, dtype: torch.dtype, shift: float = 0.0) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,14 +30,6 @@ def check(x: Tensor) -> None:
 @settings(max_examples=100, deadline=None)
 def test_every_kind_of_number(numbers: list[float], dtype: torch.dtype) -> None:
     check(torch.tensor(numbers, dtype=dtype))
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", relu.DTYPES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,14 +14,6 @@ from sar.kernels import ExtremeReducer, add_to_winners, compress, winners_only
 
 NUMBERS = [0.0, -0.0, 1.0, 1.0, -2.0, 3.5, math.inf, -math.inf, math.nan]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def expected(
