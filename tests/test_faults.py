@@ -371,8 +371,9 @@ def test_a_policy_is_a_policy(policy: Any, partitioned: Cutter) -> None:
     assert len(set(run_threads(2, case))) == 1
 
 
-@pytest.mark.parametrize("kind", ["width", "dtype", "rounds"])
-def test_rows_that_differ_between_ranks(kind: str, partitioned: Cutter) -> None:
+@pytest.mark.parametrize("kind", ["width", "dtype", "narrow", "rounds"])
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_rows_that_differ_between_ranks(op: str, kind: str, partitioned: Cutter) -> None:
     """Without the check the transport would cut rows at the wrong places or end the process."""
     path = partitioned(mixed(), 3, "random")
 
@@ -382,9 +383,10 @@ def test_rows_that_differ_between_ranks(kind: str, partitioned: Cutter) -> None:
         policy = sar.Policy(rounds=2 if odd and kind == "rounds" else 1)
         graph = sar.construct_full_graph(data, policy)
         width = 5 if odd and kind == "width" else 4
-        dtype = torch.float64 if odd and kind == "dtype" else torch.float32
+        others = {"dtype": torch.float64, "narrow": torch.bfloat16}
+        dtype = others.get(kind, torch.float32) if odd else torch.float32
         with pytest.raises(ValueError, match="ranks differ") as caught:
-            graph.aggregate(torch.ones(graph.num_nodes(), width, dtype=dtype))
+            graph.aggregate(torch.ones(graph.num_nodes(), width, dtype=dtype), op)
         return str(caught.value)
 
     assert len(set(run_threads(3, case))) == 1

@@ -500,6 +500,8 @@ def test_one_row_cannot_be_normalized() -> None:
             DistributedBN1D(2)(torch.zeros(1 if group.rank else 0, 2))
         with pytest.raises(ValueError, match=r"x: got shape \(3, 4\)"):
             DistributedBN1D(2)(torch.zeros(3, 4))
+        with pytest.raises(TypeError, match="torch.int64"):
+            DistributedBN1D(2)(torch.zeros(3, 2, dtype=torch.int64))
         return str(caught.value)
 
     assert len(set(run([0, 1], case))) == 1

@@ -221,7 +221,10 @@ def reduce_messages(
     _agree_operands(scope, operands)
     x = operands.get(message.lhs) if message.rhs is None and message.lhs.side == "u" else None
     if x is not None and isinstance(relation, Relation) and op in ("max", "min"):
-        if ExtremeReducer.is_compiled(x):
+        is_compiled = ExtremeReducer.is_compiled(x)
+        what = "(bytes of a number, whether there is a loop that compares such numbers)"
+        relation.plan.agree_once(what, x.element_size(), int(is_compiled))
+        if is_compiled:
             return extreme_of_rows(relation, x, policy, largest=op == "max")
     if op in ("sum", "mean") and isinstance(relation, Relation):
         if x is not None and x.is_floating_point():

@@ -29,6 +29,7 @@ class DistributedBN1D(nn.Module):
         track_running_stats: keep running statistics and use them in evaluation.
 
     Raises:
+        TypeError: the input is not floating point.
         ValueError: the input's shape does not fit, or all ranks together have one row in training.
     """
 
@@ -74,6 +75,8 @@ class DistributedBN1D(nn.Module):
                 f"x: got shape {tuple(x.shape)}, expected [N, {self.n_feats}] "
                 f"or [N, {self.n_feats}, L]"
             )
+        if not x.is_floating_point():
+            raise TypeError(f"x: got {x.dtype}, expected a floating point tensor")
         if not self.training and self.running_mean is not None:
             return F.relu(self._with_running_stats(x)) if relu else self._with_running_stats(x)
         if isinstance(x, EdgeTensor) and x.dim() == 2:

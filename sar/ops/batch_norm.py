@@ -109,7 +109,7 @@ class _Normalize(torch.autograd.Function):
             input_gradient(x, dy, norm, shares[1] * rstd, shares[0], dx)
         dweight = local[1] if ctx.needs_input_grad[1] else None
         dbias = local[0] if ctx.needs_input_grad[2] else None
-        return dx, dweight, dbias, None, None, None, None, None, None
+        return dx, dweight, dbias, None, None, None, None, None
 
 
 def _norm(
