@@ -24,6 +24,14 @@ def status_bytes(*names: str) -> list[int]:
     return [int(fields[name].split()[0]) * 1024 for name in names]
 
 
+def busy_seconds() -> float:
+    """How long this machine's processors have worked since it started, on the mean of them."""
+    with open("/proc/stat", encoding="ascii") as lines:
+        user, nice, system, _idle, _iowait, irq, softirq = map(int, next(lines).split()[1:8])
+    ticks = user + nice + system + irq + softirq
+    return ticks / os.sysconf("SC_CLK_TCK") / os.sysconf("SC_NPROCESSORS_ONLN")
+
+
 def settle() -> None:
     """Collect garbage and return free heap to the system."""
     gc.collect()

@@ -247,3 +247,24 @@ def test_arrays_of_a_copy_are_memory_of_its_tensors(copied: Any) -> None:
 def test_structure_is_checked(wrong: Any) -> None:
     with pytest.raises(ValueError, match="structure: got"):
         sar.Policy(structure=wrong)
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("size", [1, 3, 64, 1000])
+@pytest.mark.parametrize("num_edges", [0, 1, 100])
+def test_blocks_of_edges_are_all_edges_in_order(
+    compact: bool, ordered: bool, size: int, num_edges: int
+) -> None:
+    dst = torch.randint(5, 20, (num_edges,), dtype=torch.int32) // 3 * 3  # rows between without
+    src = torch.randint(50, (num_edges,), dtype=torch.int32)
+    csc = compress(dst, src, 23, compact=compact, order=ordered)
+    order = torch.argsort(dst, stable=True)
+    position = order if ordered else torch.arange(num_edges)
+    expected = [src[order], dst[order], position.int()]
+    blocks = list(csc.edge_blocks(size))
+    lengths = [len(column) for block in blocks for column in block]
+    assert lengths == [len(run) for run in order.split(size) if num_edges for _ in range(3)]
+    columns = zip(*blocks, strict=True) if blocks else [[src], [dst], [position.int()]]
+    for column, one in zip(columns, expected, strict=True):
+        torch.testing.assert_close(torch.cat([*column]), one, rtol=0, atol=0)

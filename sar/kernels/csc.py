@@ -90,10 +90,16 @@ class Csc:
 
     def edge_blocks(self, block_edges: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Runs of at most ``block_edges`` edges: (other end, row, position), int32 [e] each."""
-        for low in range(0, self.num_edges, block_edges):
+        starts = range(0, self.num_edges, block_edges)
+        bounds = torch.tensor([*starts, self.num_edges]).to(self.indptr)
+        firsts = torch.searchsorted(self.indptr, bounds[:-1], right=True) - 1
+        ends = torch.searchsorted(self.indptr, bounds[1:])
+        for low, first, end in zip(starts, firsts.tolist(), ends.tolist(), strict=True):
             high = min(low + block_edges, self.num_edges)
-            span = torch.arange(low, high, dtype=torch.int32, device=self.indptr.device)
-            segment = torch.searchsorted(self.indptr, span, right=True, out_int32=True) - 1
+            counts = self.indptr[first : end + 1].clamp(low, high).diff()
+            segments = torch.arange(first, end, dtype=torch.int32, device=counts.device)
+            segment = segments.repeat_interleave(counts, output_size=high - low)
+            span = torch.arange(low, high, dtype=torch.int32, device=counts.device)
             row = segment if self.rows is None else self.rows.index_select(0, segment)
             position = span if self.order is None else self.order[low:high]
             yield self.indices[low:high], row, position
