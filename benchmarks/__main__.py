@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks import registry, report
+from sar.cli.partition import positive
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -31,9 +32,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     run.add_argument("--cache", type=Path, default=registry.Options.cache, help="generated graphs")
     run.add_argument(
-        "--ranks", type=int, nargs="+", default=registry.Options.ranks, help="of `memory`"
+        "--ranks", type=positive, nargs="+", default=registry.Options.ranks, help="of `memory`"
     )
-    run.add_argument("--repeats", type=int, default=registry.Options.repeats, help="epochs")
+    run.add_argument("--repeats", type=positive, default=registry.Options.repeats, help="epochs")
     return parser.parse_args(arguments)
 
 
@@ -47,6 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         chosen = registry.select(known, args.name)
         refuse_other_folders({"--sar-path": args.sar_path, "--sar-path-gat": args.sar_path_gat})
+        if args.json is not None and not args.json.parent.is_dir():
+            raise ValueError(f"--json: got {args.json}, expected a file in a folder that is there")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

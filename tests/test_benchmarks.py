@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,33 @@ def test_a_folder_that_is_no_checkout_exits_2(
     assert f"{option}: {tmp_path} holds no folder 'sar'" in capsys.readouterr().err
     (tmp_path / "sar").mkdir()
     assert command.main(["run", "fake", option, str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("option", ["--repeats", "--ranks"])
+@pytest.mark.parametrize("number", ["0", "-1", "two"])
+def test_less_than_one_rank_or_turn_exits_2(
+    option: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["run", "memory", option, number])
+    assert f"{option}: '{number}': expected an integer of 1 or more" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    known: Callable[[Report], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    known(Report())
+    out = tmp_path / "missing" / "figures.json"
+    assert command.main(["run", "fake", "--json", str(out)]) == 2
+    assert f"--json: got {out}, expected a file in a folder" in capsys.readouterr().err
+
+
+def test_busy_processors_are_counted() -> None:
+    before, watch = measure.busy_seconds(), measure.Stopwatch()
+    while watch.read().cpu < 0.3:
+        pass
+    cores = os.sysconf("SC_NPROCESSORS_ONLN")
+    assert measure.busy_seconds() - before > 0.2 / cores
 
 
 def test_real_graphs_are_skipped_without_their_folder(
