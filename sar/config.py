@@ -101,7 +101,8 @@ class Policy:
         structure: which orientations of the edges stay in memory: ``"both"`` (12 bytes an edge), or
             ``"one"`` (8 bytes), where backward sorts each shard anew when its turn comes.
         exchange: ``"auto"`` sends the fewest rows that sums of copied rows need, some as they are
-            and some as partial sums; ``"pull"`` always sends rows as they are.
+            and some as partial sums, and has attention like that of GATConv computed backward where
+            its edges start if that sends less; ``"pull"`` always sends source rows as they are.
         zeros: ``"skip"`` sends rows that are summed without their zeros where a relu or dropout
             made them, or where they have no gradient, and no gradient home of the zeros of a relu,
             which drops it. All parameters get the gradients that they get with ``"send"``;

@@ -29,6 +29,9 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "dot": dgl.nn.DotGatConv,
 }
 SENT = {"gat": FEATURES, "gatv2": FEATURES, "dot": HEADS * WIDTH}  # dot: made before its scope
+# Bytes of rows where backward of additive scores is computed at the sources, there and back; and
+# of what is told once for it.
+BACK, TOLD = {HEADS * (WIDTH + 4) * 8, HEADS * 8}, {4, 8}
 
 
 def make(kind: str, width: int = WIDTH, **options: Any) -> nn.Module:
@@ -163,7 +166,7 @@ def test_ranks_that_look_into_a_layer(ranks: list[int], partitioned: Cutter) -> 
     make_layer = lambda rank: look(make("gat")) if rank in ranks else make("gat")  # noqa: E731
     got, sent = on_ranks(path, 3, make_layer)
     check(got, whole(make("gat")))
-    assert {size for each in sent for size in each} == {(WIDTH + 1) * HEADS * 8}
+    assert {size for each in sent for size in each} == {(WIDTH + 1) * HEADS * 8, *BACK, *TOLD}
 
 
 def test_inputs_of_unequal_widths_do_not_travel(partitioned: Cutter) -> None:
@@ -219,7 +222,8 @@ def test_a_rank_that_looks_later(partitioned: Cutter) -> None:
     path = partitioned(mixed(), 3, "random")
     got, sent = on_ranks(path, 3, Looked)
     check(got, whole(Looked(1)))
-    assert {size for each in sent for size in each} == {FEATURES * 8, (WIDTH + 1) * HEADS * 8}
+    wide = {FEATURES * 8, (WIDTH + 1) * HEADS * 8}
+    assert {size for each in sent for size in each} == {*wide, *BACK, *TOLD}
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -265,7 +269,8 @@ def test_inputs_that_ask_for_gradients_are_projected_first(partitioned: Cutter) 
     path = partitioned(mixed(), 2, "random")
     got, sent = on_ranks(path, 2, lambda rank: Model())
     check(got, whole(Model()))
-    assert {size // 8 for each in sent for size in each} == {FEATURES, 21}
+    told = [size / 8 for size in TOLD]
+    assert {size / 8 for each in sent for size in each} == {FEATURES, 21, 20 + 4, 1, *told}
 
 
 @pytest.mark.parametrize("kind", ["gat", "gatv2"])

@@ -432,16 +432,16 @@ def test_buffer_pool_hands_out_what_came_back() -> None:
     assert first.shape == (3, 4) and first.is_contiguous()
     pool.give(first)
     assert pool.idle_bytes == 96
-    second = pool.take((2, 2), torch.bfloat16, cpu)
+    second = pool.take((6, 2), torch.bfloat16, cpu)
     assert second.data_ptr() == address and second.dtype == torch.bfloat16
-    third = pool.take((2, 2), torch.bfloat16, cpu)
+    third = pool.take((6, 2), torch.bfloat16, cpu)
     assert third.data_ptr() != address
     empty = pool.take((0, 5), torch.float32, cpu)
     assert empty.shape == (0, 5)
     for buffer in (second, third, empty):
         pool.give(buffer)
     pool.shrink(3)
-    assert pool.idle_bytes == 96 + 8
+    assert pool.idle_bytes == 96 + 24
     pool.shrink(1)
     assert pool.idle_bytes == 96, "the largest stays"
     pool.clear()
@@ -456,6 +456,26 @@ def test_buffer_pool_hands_out_the_smallest_that_fits() -> None:
         pool.give(buffer)
     assert pool.take((15,), torch.float32, cpu).data_ptr() == addresses[2]
     assert pool.idle_bytes == 4 * (30 + 10)
+
+
+def test_buffer_pool_keeps_large_buffers_for_large_requests() -> None:
+    pool, cpu = BufferPool(), torch.device("cpu")
+    pool.give(pool.take((8 * BufferPool.WASTE,), torch.float32, cpu))
+    kept = pool.idle_bytes
+    small = pool.take((7,), torch.float32, cpu)
+    assert pool.idle_bytes == kept, "a small request neither takes nor drops it"
+    pool.give(small)
+    assert pool.take((8,), torch.float32, cpu).untyped_storage().nbytes() == kept
+
+
+def test_buffer_pool_makes_room_for_what_comes_later() -> None:
+    pool, cpu = BufferPool(), torch.device("cpu")
+    first = pool.take((3, 2), torch.float32, cpu, most=5)
+    assert first.shape == (3, 2) and first.is_contiguous()
+    address = first.data_ptr()
+    pool.give(first)
+    assert pool.take((5, 2), torch.float32, cpu).data_ptr() == address
+    assert pool.take((5, 2), torch.float32, cpu, most=3).shape == (5, 2)
 
 
 def case_rows_to_oneself(group):

@@ -194,8 +194,8 @@ class CountingPool(BufferPool):
         self.out: dict[int, int] = {}
         self.most = 0
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        buffer = super().take(shape, dtype, device)
+    def take(self, shape: tuple[int, ...], *how: Any) -> Tensor:
+        buffer = super().take(shape, *how)
         if buffer.numel():
             self.out[buffer.data_ptr()] = buffer.numel() * buffer.element_size()
         self.most = max(self.most, sum(self.out.values()))

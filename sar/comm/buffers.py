@@ -21,22 +21,31 @@ class BufferPool:
     """Keeps the few largest buffers that were given back and hands them out again."""
 
     LIMIT = 4  # two rounds in flight, each a send and a receive buffer
+    WASTE = 8  # times what is asked for, a buffer is too good for it
 
     def __init__(self) -> None:
         self._free: list[_Idle] = []
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialised contiguous tensor; return it with :meth:`give` when done."""
+    def take(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, most: int = 0
+    ) -> Tensor:
+        """An uninitialised contiguous tensor; return it with :meth:`give` when done.
+
+        Args:
+            most: rows that will be asked for later; a new buffer has room for them on the CPU,
+                where memory takes none before it is written.
+        """
         nbytes = math.prod(shape) * dtype.itemsize
         fitting = [
             (idle.nbytes, place)
             for place, idle in enumerate(self._free)
-            if idle.nbytes >= nbytes and idle.device == device
+            if nbytes <= idle.nbytes <= self.WASTE * nbytes and idle.device == device
         ]
         if not fitting:
-            if self._free:  # too small for this width: make room before growing
-                self._drop_smallest()
-            return torch.empty(shape, dtype=dtype, device=device)
+            if any(idle.nbytes < nbytes for idle in self._free):
+                self._drop_smallest()  # too small for this width: make room before growing
+            rows = max(most, shape[0]) if device.type == "cpu" else shape[0]
+            return torch.empty((rows, *shape[1:]), dtype=dtype, device=device)[: shape[0]]
         _, best = min(fitting)
         storage = self._free.pop(best).storage
         return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape)  # type: ignore[call-overload]

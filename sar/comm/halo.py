@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -31,6 +31,7 @@ class Round:
         recv_rows, send_rows: rows that come from each source and go to each target.
         num_ranks: ranks of the group.
         distances: of the round; rank r receives from rank r + d.
+        most: rows that travel either way in the largest round of the pass.
     """
 
     sources: tuple[int, ...]
@@ -39,6 +40,7 @@ class Round:
     send_rows: tuple[int, ...]
     num_ranks: int
     distances: range
+    most: int = 0
 
     @property
     def recv_counts(self) -> list[int]:
@@ -222,7 +224,8 @@ class HaloPlan:
             send_rows = tuple(self.send_counts[peer] for peer in targets)
             distances = range(start, stop)
             rounds.append(Round(sources, targets, recv_rows, send_rows, size, distances))
-        return tuple(rounds)
+        most = max((max(step.num_recv, step.num_send) for step in rounds), default=0)
+        return tuple(replace(step, most=most) for step in rounds)
 
     def _agree_rows_in_flight(self) -> np.ndarray:
         """[P-1] rows in flight, on the busiest rank, for 1, 2, .. P-1 rounds (two at a time)."""

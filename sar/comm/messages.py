@@ -30,7 +30,7 @@ class RowMessages:
 
     def sent(self, step: Round) -> Message:
         """What this rank sends in a round."""
-        send = self._take(step.num_send, self.codec, keep=False)
+        send = self._take(step.num_send, self.codec, keep=False, most=step.most)
         if self.codec is None:
             self.plan.gather_round(step, self.rows, send)
         else:
@@ -41,14 +41,15 @@ class RowMessages:
 
     def received(self, step: Round) -> Message:
         """Room for what it gets."""
-        recv = self._take(step.num_recv, self.codec, keep=self.keep and self.codec is None)
+        keep = self.keep and self.codec is None
+        recv = self._take(step.num_recv, self.codec, keep=keep, most=step.most)
         return recv, step.recv_counts
 
     def landed(self, step: Round, recv: Tensor) -> Tensor:
         """[step.num_recv, width] rows out of what it got, which goes back to the pool."""
         if self.codec is None:
             return recv
-        rows = self._take(len(recv), None, keep=self.keep)
+        rows = self._take(len(recv), None, keep=self.keep, most=step.most)
         self.codec.decode_all(recv, rows)
         self.plan.group.pool.give(recv)
         return rows
@@ -66,13 +67,13 @@ class RowMessages:
             self.plan.gather(peer, self.rows, low, rows)
             codec.encode(rows, part)
 
-    def _take(self, num_rows: int, codec: Codec | None, keep: bool) -> Tensor:
+    def _take(self, num_rows: int, codec: Codec | None, keep: bool, most: int) -> Tensor:
         like = self.rows[0]
         dtype = like.dtype if codec is None else codec.dtype
         width = self.width if codec is None else codec.width(self.width)
         if keep:
             return like.new_empty((num_rows, width), dtype=dtype)
-        return self.plan.group.pool.take((num_rows, width), dtype, like.device)
+        return self.plan.group.pool.take((num_rows, width), dtype, like.device, most)
 
 
 class GradientMessages:
@@ -95,25 +96,25 @@ class GradientMessages:
         self.plan, self.width, self.dtype = plan, width, dtype
         self.combine, self.codec = combine, codec
 
-    def rows(self, num_rows: int) -> Tensor:
-        """[num_rows, width] uninitialised, from the pool."""
-        return self._take(num_rows, None)
+    def rows(self, step: Round) -> Tensor:
+        """[step.num_recv, width] uninitialised, from the pool."""
+        return self._take(step.num_recv, None, step.most)
 
     def sent(self, step: Round, grads: Tensor) -> Message:
         """What this rank sends of ``grads`` [step.num_recv, width], which are given up."""
         if self.codec is not None:
-            rows, grads = grads, self._take(step.num_recv, self.codec)
+            rows, grads = grads, self._take(step.num_recv, self.codec, step.most)
             self.codec.encode_all(rows, grads)
             self.plan.group.pool.give(rows)
         return grads, step.recv_counts
 
     def received(self, step: Round) -> Message:
         """Room for what it gets."""
-        return self._take(step.num_send, self.codec), step.send_counts
+        return self._take(step.num_send, self.codec, step.most), step.send_counts
 
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
         """Add what it got, which goes back to the pool, to ``home`` [num_rows, width]."""
-        landed = self._decoded(recv)
+        landed = self._decoded(recv, step.most)
         self.plan.scatter_round(step, home, landed, self.combine)
         self.plan.group.pool.give(landed)
 
@@ -122,18 +123,19 @@ class GradientMessages:
         """Of a row on the wire."""
         return _row_bytes(self.width, self.dtype, self.codec)
 
-    def _decoded(self, recv: Tensor) -> Tensor:
+    def _decoded(self, recv: Tensor, most: int) -> Tensor:
         if self.codec is None:
             return recv
-        rows = self._take(len(recv), None)
+        rows = self._take(len(recv), None, most)
         self.codec.decode_all(recv, rows)
         self.plan.group.pool.give(recv)
         return rows
 
-    def _take(self, num_rows: int, codec: Codec | None) -> Tensor:
+    def _take(self, num_rows: int, codec: Codec | None, most: int) -> Tensor:
         pool, device = self.plan.group.pool, self.plan.device
+        dtype = self.dtype if codec is None else codec.dtype
         width = self.width if codec is None else codec.width(self.width)
-        return pool.take((num_rows, width), self.dtype if codec is None else codec.dtype, device)
+        return pool.take((num_rows, width), dtype, device, most)
 
 
 def _row_bytes(width: int, dtype: torch.dtype, codec: Codec | None) -> int:

@@ -162,7 +162,7 @@ class GradientReturn:
         """
         while len(self._flights) >= self._window:
             self._add_home()
-        return self._messages.rows(step.num_recv)
+        return self._messages.rows(step)
 
     def send(self, step: Round, grads: Tensor) -> None:
         """Post one round."""

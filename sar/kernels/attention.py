@@ -119,10 +119,14 @@ class Incoming:
     """What backward knows of each destination: [n, H * D] do, [n, 3 H] m, 1 / s and delta.
 
     Side by side, because an edge reads all three; of additive scores [n, 4 H], queries first.
+
+    Attributes:
+        offset: the first column of ``known``; not 0 where both are one tensor that travelled.
     """
 
     dout: Tensor
     known: Tensor
+    offset: int = 0
 
     @staticmethod
     def of(
@@ -182,25 +186,26 @@ def attend(
 
 def attend_grad_additive(
     csr: Csc, scores: Scores, key: Columns, value: Columns, incoming: Incoming, dkey: Columns,
-    dvalue: Columns, dquery: Tensor, mask: Mask | None,
+    dvalue: Columns, dquery: Tensor, mask: Mask | None, adds: bool = False,
 ) -> None:  # fmt: skip
     """One shard's gradients of keys, values and queries for additive scores, by source.
 
     Args:
         csr: edges by source, with ``order`` when there is a mask.
         incoming: with the queries.
-        dkey, dvalue: rows to overwrite, one per segment of ``csr``.
+        dkey, dvalue: rows to overwrite, or to add to where ``adds``, as ``csr`` numbers them.
         dquery: [threads, n, H] to add to; each thread has a part of its own.
     """
     rows = key.rows, value.rows, incoming.dout, incoming.known, dkey.rows, dvalue.rows
-    arrays = csr.arrays.indptr, csr.arrays.indices, *_numpy(*rows)
+    arrays = *csr.arrays[:3], *_numpy(*rows)
     parts, dropped = array(dquery), _dropout(csr, mask, dquery)
-    offsets = (key.offset, value.offset, dkey.offset, dvalue.offset)
+    offsets = key.offset, value.offset, dkey.offset, dvalue.offset, incoming.offset
     _, *sizes, slope, _ = _numbers(scores, dquery)
+    numbers = *offsets, not adds, *sizes, slope
 
     def part(index: int, first: int, last: int) -> None:
         own, scratch = (*arrays, parts[index]), _scratch(dquery, scores)
-        loops.additive_grads(first, last, *own, *offsets, *sizes, slope, *dropped, *scratch)
+        loops.additive_grads(first, last, *own, *numbers, *dropped, *scratch)
 
     in_parallel(part, csr.indptr)
 

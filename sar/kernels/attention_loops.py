@@ -238,38 +238,42 @@ def attend(
 
 @kernel
 def additive_grads(
-    first, last, indptr, indices, key, value, dout, ends, dkey, dvalue, dquery,
-    key_low, value_low, dkey_low, dvalue_low, heads, width, slope,
+    first, last, rows, indptr, indices, key, value, dout, ends, dkey, dvalue, dquery,
+    key_low, value_low, dkey_low, dvalue_low, ends_low, fresh, heads, width, slope,
     position, keys, seed, probability, keep, scratch, flat,
 ):  # fmt: skip
     """``ends``: the queries and what is known of the destinations, [n, H] each, side by side."""
     key_low, value_low = np.uint64(key_low), np.uint64(value_low)
     dkey_low, dvalue_low = np.uint64(dkey_low), np.uint64(dvalue_low)
-    two, three = heads + heads, heads + heads + heads
+    query_low = np.uint64(ends_low)
+    largest_low, inverse_low = query_low + heads, query_low + heads + heads
+    delta_low = inverse_low + heads
     p, product, steep, fixed = scratch[0], scratch[1], scratch[2], scratch[3]
     one = key.dtype.type(1)
-    for j in range(first, last):
-        _clear(dkey, j, dkey_low, heads)
-        _clear(dvalue, j, dvalue_low, heads * width)
-        for start in range(indptr[j], indptr[j + 1], CHUNK):
-            count = min(CHUNK, indptr[j + 1] - start)
+    for segment in range(first, last):
+        j = rows[segment] if len(rows) else segment
+        if fresh:
+            _clear(dkey, j, dkey_low, heads)
+            _clear(dvalue, j, dvalue_low, heads * width)
+        for start in range(indptr[segment], indptr[segment + 1], CHUNK):
+            count = min(CHUNK, indptr[segment + 1] - start)
             for k in range(count):
-                prefetch_row(ends, indices, start + k, 0, two + two)
+                prefetch_row(ends, indices, start + k, query_low, 4 * heads)
                 prefetch_row(dquery, indices, start + k, 0, heads)
                 i = indices[start + k]
                 for h in range(heads):
-                    t = key[j, key_low + h] + ends[i, h]
+                    t = key[j, key_low + h] + ends[i, query_low + h]
                     steep[k, h] = one if t > 0 else slope
-                    p[k, h] = _lrelu(t, slope) - ends[i, heads + h]
+                    p[k, h] = _lrelu(t, slope) - ends[i, largest_low + h]
             _exp_all(flat, count * np.int64(heads))
             for k in range(count):
                 i = indices[start + k]
                 for h in range(heads):
-                    a, r = p[k, h] * ends[i, two + h], one
+                    a, r = p[k, h] * ends[i, inverse_low + h], one
                     if len(keys):
                         r = keep_factor(keys[position[start + k]], h, seed, probability, keep)
                     p[k, h] = a * r
-                    fixed[k, h] = a * ends[i, three + h]
+                    fixed[k, h] = a * ends[i, delta_low + h]
             _dot_and_add_rows(
                 p, product, start, count, indices, dout, value, j, value_low, dvalue, dvalue_low,
                 heads, width,

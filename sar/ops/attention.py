@@ -17,6 +17,7 @@ from sar.kernels import wide_dtype
 from sar.kernels.attention import Incoming, Normalizer, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.arriving import Arriving, LinearRows, all_found, linear_of
+from sar.ops.attention_at_sources import BackwardAtSources, edges_to_compute_at
 from sar.ops.attention_passes import Attention, Backward, attention_forward, widened
 from sar.ops.bias import Writes, any_rank
 from sar.ops.boundary import refuse_sampling
@@ -143,6 +144,8 @@ class _Attention(Function):
     dv_j = sum_e r_e a_e dout_i, (dk_j, dq_i, dw) = sum_e (ds/d(k_j, q_i, w))^T dz_e;
     dv and dk of halo rows go home round by round, unless nobody asks for gradients of v and k, or
     where x travels: then dW = dv^T x + .., see :class:`Arriving`, db and da_k are summed of them.
+    By Note [At the sources] rows [<= round, H * D + 4 H] of dout and of what is known of the
+    destinations travel instead, and dq of them [<= round, H] goes home.
     At last, of projected scores, dv_j += dk_j a_k + dq_j a_q, da_k = sum_j dk_j v_j, da_q likewise.
     """
 
@@ -198,8 +201,14 @@ class _Attention(Function):
         fits = (out.shape, out.dtype) == (sources[0].shape, widened(sources[0]).dtype)
         place = out.detach() if fits and may_overwrite(out, dout) else None
         del out  # its last use: where autograd does not hold it, its memory is free now
-        passed = Backward(ctx.spec, sources, query, used, incoming, wanted, arriving, place)
-        homes, dquery, dweight = passed.run(ctx.kept)
+        moves = wanted and arriving is None
+        edges = edges_to_compute_at(ctx.spec, sources) if moves else None
+        if edges is not None:
+            homes, dquery = BackwardAtSources(ctx.spec, edges, sources, incoming, place).run()
+            dweight = None
+        else:
+            passed = Backward(ctx.spec, sources, query, used, incoming, wanted, arriving, place)
+            homes, dquery, dweight = passed.run(ctx.kept)
         dvalue, dkey = (*homes, None)[:2] if wanted else (None, None)
         ends: list[Tensor | None] = [dkey, dquery]
         dvectors: list[Tensor | None] = [None, None]

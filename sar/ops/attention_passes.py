@@ -150,7 +150,8 @@ def _stream(
             del halo  # which is freed with the step
             yield made
             continue
-        rows = pool.take((len(halo), len(arriving.matrix)), halo.dtype, halo.device)
+        shape = (len(halo), len(arriving.matrix))
+        rows = pool.take(shape, halo.dtype, halo.device, step.most)
         arriving.project(halo, rows)
         yield _Step([rows], step, halo)
         pool.give(rows)

@@ -20,6 +20,7 @@ from sar.ops.shard_store import LOCAL, EdgeArrays, ShardStore
 
 if TYPE_CHECKING:
     from sar.ops.linear import Fewest
+    from sar.ops.out_edges import OutEdges
 
 
 class Relation:
@@ -61,6 +62,8 @@ class Relation:
         edges = EdgeArrays(src, dst, eid, list(offsets))
         self.store = ShardStore(plan, num_src, num_dst, edges)
         self.linear: Fewest | None = None  # see sar.ops.linear
+        self.out_edges: OutEdges | None = None  # see sar.ops.out_edges
+        self.remote_rows: tuple[int, int] | None = None  # the same
         self.num_edges_global = self._count_edges()
         self.in_degrees = torch.bincount(dst, minlength=num_dst)
         self.out_degrees = self._count_out_degrees(edges)
@@ -124,7 +127,7 @@ class Relation:
         moved.store = self.store.to(moved.plan)
         for name in ("in_degrees", "out_degrees"):
             setattr(moved, name, getattr(self, name).to(device))
-        moved.linear = None
+        moved.linear = moved.out_edges = None
         moved.constants = Constants(self.group)
         return moved
 

@@ -1,0 +1,108 @@
+"""Backward of attention with additive scores, computed where edges start.
+
+Note [At the sources]. The gradients of an edge j -> i take v_j and k_j of its source, and of its
+destination do_i and four numbers a head: q_i, m_i, 1 / s_i and delta_i. Computed where the edge
+ends, v_j and k_j travel there and their gradients travel back: twice H (D + 1) numbers a row.
+Where it starts, what is known of i travels there, H (D + 4) numbers, and dq_i back, H of them;
+dv_j and dk_j are where they belong. Where about as many rows have edges to other ranks as from
+them, that is half. The edges out of owned rows are told once (:mod:`sar.ops.out_edges`), which
+takes 8 bytes for each that ends on another rank; so policies that keep one orientation only do
+without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sar.comm import GradientReturn, fetch
+from sar.config import EXACT
+from sar.kernels import Csc, add_rows, wide_dtype
+from sar.kernels.attention import Columns, Incoming, Mask, attend_grad_additive
+from sar.kernels.attention_loops import ADDITIVE
+from sar.ops.attention_passes import Attention, widened
+from sar.ops.out_edges import OutEdges, out_edges_if_cheaper
+from sar.ops.shard_store import LOCAL
+
+
+def edges_to_compute_at(spec: Attention, sources: Sequence[Tensor]) -> OutEdges | None:
+    """The edges out of owned rows, if backward sends less where it goes over these; collective.
+
+    Args:
+        sources: owned values and keys.
+    """
+    relation, policy = spec.relation, spec.policy
+    exact = policy.lossy == EXACT and policy.rematerialize
+    whole = policy.structure == "both" and policy.exchange == "auto"
+    if relation.group.size == 1 or spec.scores.kind != ADDITIVE or not (exact and whole):
+        return None
+    wide = wide_dtype(sources[0].dtype).itemsize
+    at_ends = sum(part.shape[1] * (part.element_size() + wide) for part in sources)
+    return out_edges_if_cheaper(relation, at_ends, _row_bytes(spec, wide))
+
+
+def _row_bytes(spec: Attention, itemsize: int) -> int:
+    """What travels of a destination, and comes home."""
+    return spec.scores.heads * (spec.scores.width + 4 + 1) * itemsize
+
+
+class BackwardAtSources:
+    """One backward pass: the own shard, then round by round with gradients of queries sent home.
+
+    Args:
+        incoming: with the queries.
+        place: memory for the gradient of the values.
+    """
+
+    def __init__(
+        self, spec: Attention, edges: OutEdges, sources: Sequence[Tensor], incoming: Incoming,
+        place: Tensor | None,
+    ) -> None:  # fmt: skip
+        self.spec, self.edges, self.incoming = spec, edges, incoming
+        self.value, self.key = map(Columns, map(widened, sources))
+        made = None if place is None else Columns(place)
+        self.dvalue = made or Columns(torch.empty_like(self.value.rows))
+        self.dkey = Columns(torch.empty_like(self.key.rows))
+
+    def run(self) -> tuple[list[Tensor], Tensor]:
+        """Gradients of values and keys, and of the queries, in the wide dtype."""
+        spec, plan, incoming = self.spec, self.edges.plan, self.incoming
+        heads, itemsize = spec.scores.heads, incoming.dout.element_size()
+        num_rounds = plan.num_rounds(spec.policy, _row_bytes(spec, itemsize))
+        shards = self.edges.shards(num_rounds, order=spec.dropout is not None)
+        mask = self._mask()
+        columns = [incoming.dout, incoming.known]
+        # Where nothing travels while this rank computes, a second round in flight gains no time.
+        window = spec.window if plan.group.has_wire else 1
+        stream = fetch(plan, columns, plan.rounds(num_rounds), window=window)
+        home = GradientReturn(plan, heads, incoming.dout.dtype, self._local, add_rows)
+        home.own()
+        for (step, halo), shard in zip(stream, shards, strict=True):
+            known = Incoming(halo, halo, incoming.dout.shape[1])
+            dquery = self._shard(shard, known, mask, adds=True)
+            home.send(step, home.buffer(step).copy_(dquery))
+        dquery = home.finish()
+        spec.end_pass()
+        return [self.dvalue.rows, self.dkey.rows], dquery
+
+    def _local(self) -> Tensor:
+        """Over the edges between owned rows: the gradient of the queries."""
+        spec, order = self.spec, self.spec.dropout is not None
+        (csr,) = spec.relation.transposed(LOCAL, spec.policy, order=order)
+        return self._shard(csr, self.incoming, spec.mask, adds=False)
+
+    def _shard(self, csr: Csc, incoming: Incoming, mask: Mask | None, *, adds: bool) -> Tensor:
+        scores = self.spec.scores
+        parts = incoming.dout.new_zeros((torch.get_num_threads(), len(incoming.dout), scores.heads))
+        own = self.key, self.value, incoming, self.dkey, self.dvalue, parts
+        attend_grad_additive(csr, scores, *own, mask, adds)
+        return parts.sum(0)
+
+    def _mask(self) -> Mask | None:
+        """Of the edges out of owned rows."""
+        if self.spec.mask is None:
+            return None
+        return replace(self.spec.mask, keys=self.edges.keys(self.spec.relation))

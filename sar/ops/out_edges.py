@@ -1,0 +1,106 @@
+"""The edges out of this rank's rows into those of other ranks, as these have told them.
+
+Edges are stored where they end. Where backward computes at their sources instead (Note [At the
+sources] in :mod:`sar.ops.attention_at_sources`), rows of the destinations travel there.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group, HaloPlan
+from sar.comm.halo import exchange_counts
+from sar.kernels import Csc
+from sar.ops.relation import Relation
+from sar.ops.shard_store import EdgeArrays, ShardStore
+
+
+class OutEdges:
+    """Edges that start in owned rows and end in rows of others. Collective, and so are its methods
+    where they say so.
+
+    Args:
+        relation: the edges that end in owned rows, which is where the others' edges end.
+
+    Attributes:
+        plan: of the rows in which these edges end; each travels to the owners of its sources.
+    """
+
+    def __init__(self, relation: Relation) -> None:
+        group, edges = relation.group, relation.arrays()
+        spans = _remote_spans(relation)
+        told = [edges.dst[span].unique(return_inverse=True) for span in spans]
+        send_idx = [idx for idx, _ in told]
+        recv_counts = exchange_counts(group, [len(idx) for idx in send_idx])
+        plan = HaloPlan(group, relation.num_dst, [*send_idx], recv_counts)
+        self.plan = plan.to(relation.plan.device)
+        self._sent = [span.stop - span.start for span in spans]  # edges told to each rank
+        self._heard = exchange_counts(group, self._sent)
+        dst = self._tell(torch.cat([place.int() for _, place in told]))
+        src = self._tell(torch.cat([edges.src[span] for span in spans]))
+        parts = enumerate(src.split(self._heard))
+        own = [relation.plan.rows_for(peer).index_select(0, part) for peer, part in parts]
+        eid = torch.arange(len(dst), dtype=torch.int32, device=dst.device)
+        arrays = EdgeArrays(dst, torch.cat(own), eid, [*accumulate(self._heard, initial=0)])
+        self._store = ShardStore(self.plan, 0, relation.num_src, arrays)
+        self._keys: Tensor | None = None
+
+    def shards(self, num_rounds: int, *, order: bool) -> list[Csc]:
+        """One a round, by owned row; the other ends index the rows that come in it."""
+        return self._store.shards(num_rounds, order=order)
+
+    def keys(self, relation: Relation) -> Tensor:
+        """:attr:`Relation.keys` of these edges, by position; collective the first time."""
+        if self._keys is None:
+            eid = relation.arrays().eid
+            eids = torch.cat([eid[span] for span in _remote_spans(relation)])
+            self._keys = self._tell(relation.keys.index_select(0, eids).long())
+        return self._keys
+
+    def _tell(self, numbers: Tensor) -> Tensor:
+        """A number of each edge, to the owner of its source."""
+        return self._group.all_to_all(numbers, self._sent, self._heard)
+
+    @property
+    def _group(self) -> Group:
+        return self.plan.group
+
+
+def out_edges_if_cheaper(
+    relation: Relation, bytes_of_start: int, bytes_of_end: int
+) -> OutEdges | None:
+    """Those of ``relation`` if fewer bytes travel over them; the same on all ranks.
+
+    Collective when a relation comes for the first time.
+
+    Args:
+        bytes_of_start: that would travel for each remote row in which edges start.
+        bytes_of_end: that travel for each in which edges end, if backward computes at the sources.
+    """
+    if relation.remote_rows is None:
+        relation.remote_rows = _count_rows(relation)
+    starts, ends = relation.remote_rows
+    if ends * bytes_of_end >= starts * bytes_of_start:
+        return None
+    if relation.out_edges is None:
+        relation.out_edges = OutEdges(relation)
+    return relation.out_edges
+
+
+def _count_rows(relation: Relation) -> tuple[int, int]:
+    """Rows in which edges between ranks start, and end, once for each rank that would need them;
+    of all ranks."""
+    dst, spans = relation.arrays().dst, _remote_spans(relation)
+    ends = sum(len(dst[span].unique()) for span in spans)
+    rows = torch.tensor([sum(relation.plan.recv_counts), ends])
+    starts, ends = relation.group.all_reduce(rows).tolist()
+    return starts, ends
+
+
+def _remote_spans(relation: Relation) -> list[slice]:
+    """Where in a relation's arrays the edges are that start on each rank; none of the own."""
+    bounds, rank = pairwise(relation.offsets), relation.group.rank
+    return [slice(low, low if peer == rank else high) for peer, (low, high) in enumerate(bounds)]

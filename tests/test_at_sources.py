@@ -1,0 +1,385 @@
+"""Backward of attention where edges start: the same gradients, and half of the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import dgl
+import dgl.nn
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import (
+    crossing,
+    hetero,
+    homogeneous,
+    mixed,
+    mostly_isolated,
+    no_edges,
+    repeated,
+    ring,
+    star,
+    to_dgl,
+)
+from harness.late import run_late
+from harness.parts import Cutter
+from harness.rows import Part, join_nodes, results
+from harness.rows import whole as whole_rows
+from torch import Tensor, nn
+
+import sar
+from sar.graph.layer_blocks import plan_blocks
+from sar.ops import attention as attention_module
+from sar.partition.arrays import GraphArrays
+
+FEATURES, WIDTH, HEADS = 6, 5, 3
+Run = Callable[..., list]
+
+
+def layer(width: int = WIDTH, heads: int = HEADS, **options: Any) -> nn.Module:
+    generator = torch.Generator().manual_seed(7)  # ranks are threads
+    made = dgl.nn.GATConv(FEATURES, width, heads, allow_zero_in_degree=True, **options).double()
+    for parameter in made.parameters():
+        parameter.data.normal_(generator=generator)
+    return made
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each backward pass on a rank, whether it went over the edges out of owned rows."""
+    noted, choose = [], attention_module.edges_to_compute_at
+
+    def chosen(*args: Any) -> Any:
+        edges = choose(*args)
+        noted.append(edges is not None)
+        return edges
+
+    monkeypatch.setattr(attention_module, "edges_to_compute_at", chosen)
+    return noted
+
+
+def on_ranks(
+    graph: GraphArrays, path: str, size: int, make: Callable[[], nn.Module],
+    run: Run = run_threads, **policy: Any,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Result and gradients of rows in the graph's order; gradients of parameters summed."""
+    module = make()
+    x = whole_rows(graph.total_nodes, (FEATURES,), seed=1)
+    factor = whole_rows(graph.total_nodes, module(to_dgl(graph), x).shape[1:], seed=2)
+
+    def case(group: Any) -> dict[str, Tensor]:
+        part = Part(group, path, sar.Policy(**policy))
+        found = results(part.graph, make(), x[part.nodes], factor[part.nodes])
+        return {"nodes": part.nodes, **found}
+
+    ranks = run(size, case)
+    joined = {name: join_nodes(ranks, name, graph.total_nodes) for name in ("out", "x")}
+    shares = [name for name in ranks[0] if name not in ("nodes", "out", "x")]
+    return joined | {name: sum(rank[name] for rank in ranks) for name in shares}
+
+
+def whole(graph: GraphArrays, module: nn.Module) -> dict[str, Tensor]:
+    x = whole_rows(graph.total_nodes, (FEATURES,), seed=1)
+    twin = to_dgl(graph)
+    return results(twin, module, x, whole_rows(len(x), module(twin, x).shape[1:], seed=2))
+
+
+def check(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    assert got.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-11, atol=1e-10, msg=name)
+
+
+POLICIES: list[dict] = [{}, {"rounds": 1}, {"rounds": 2}, {"memory_budget": "64KiB"}]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize(
+    ("size", "cut"), [(2, "metis"), (3, "random"), (4, "adversarial"), (5, "contiguous")]
+)
+def test_gradients_equal_dgl(
+    size: int, cut: str, policy: dict, partitioned: Cutter, passes: list[bool]
+) -> None:
+    path = partitioned(mixed(), size, cut)
+    check(on_ranks(mixed(), path, size, layer, **policy), whole(mixed(), layer()))
+    assert passes == [True] * size
+
+
+@pytest.mark.parametrize(
+    "graph", [star, crossing, repeated, ring, mostly_isolated, no_edges], ids=lambda g: g.__name__
+)
+def test_odd_graphs(graph: Callable[[], GraphArrays], partitioned: Cutter) -> None:
+    for cut in ("random", "contiguous"):
+        path = partitioned(graph(), 3, cut)
+        check(on_ranks(graph(), path, 3, layer), whole(graph(), layer()))
+
+
+OPTIONS: list[dict] = [{"negative_slope": 1.0}, {"bias": False}, {"activation": torch.tanh}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["slope", "bias", "activation"])
+def test_options_of_the_layer(options: dict, partitioned: Cutter, passes: list[bool]) -> None:
+    path = partitioned(mixed(), 3, "random")
+    make = lambda: layer(**options)  # noqa: E731
+    check(on_ranks(mixed(), path, 3, make), whole(mixed(), make()))
+    assert passes == [True] * 3
+
+
+def test_rows_that_come_late(partitioned: Cutter, passes: list[bool]) -> None:
+    """No buffer is read before it is filled, or filled before it is free."""
+    path = partitioned(mixed(), 4, "random")
+    check(on_ranks(mixed(), path, 4, layer, run_late), whole(mixed(), layer()))
+    assert passes == [True] * 4
+
+
+@pytest.mark.parametrize("activations", ["recompute", "offload"])
+def test_activations_that_are_not_kept(
+    activations: str, partitioned: Cutter, passes: list[bool]
+) -> None:
+    def make() -> nn.Module:
+        made = layer()
+        sar.set_activations(made, activations)
+        return made
+
+    path = partitioned(mixed(), 3, "random")
+    check(on_ranks(mixed(), path, 3, make), whole(mixed(), layer()))
+    assert passes and all(passes)
+
+
+def test_two_threads_of_a_rank(partitioned: Cutter, passes: list[bool]) -> None:
+    """Each adds to gradients of queries of its own."""
+    graph = mixed(400, seed=3)
+    path = partitioned(graph, 2, "random")
+    want, threads = whole(graph, layer()), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        check(on_ranks(graph, path, 2, layer, sequential), want)
+    finally:
+        torch.set_num_threads(threads)
+    assert passes == [True] * 2
+
+
+def sequential(size: int, case: Callable[[Any], Any]) -> list:
+    """Ranks whose shards are worth several threads."""
+    patched = pytest.MonkeyPatch()
+    patched.setattr("sar.kernels.jit._EDGES_A_THREAD", 1)
+    with patched.context():
+        return run_threads(size, case)
+
+
+@pytest.mark.parametrize("policy", [{}, {"rounds": 1}], ids=str)
+def test_dropout_of_weights_has_the_same_masks(
+    policy: dict, partitioned: Cutter, passes: list[bool]
+) -> None:
+    """As where edges end, and as on one rank; the edges' names are told once."""
+
+    def run(size: int, **more: Any) -> dict[str, Tensor]:
+        def make() -> nn.Module:
+            sar.manual_seed(3)
+            return layer(attn_drop=0.4)
+
+        return on_ranks(mixed(), partitioned(mixed(), size, "random"), size, make, **more)
+
+    there, here, alone = run(3, **policy), run(3, exchange="pull", **policy), run(1)
+    assert passes == [True] * 3 + [False] * 4
+    check(there, alone)
+    check(here, alone)
+
+
+def test_bfloat16_is_as_near_as_where_edges_end(partitioned: Cutter) -> None:
+    """Sums are wide either way, so only what is rounded at the end may differ."""
+    graph = mixed()
+    path, x = partitioned(graph, 3, "random"), whole_rows(graph.total_nodes, (FEATURES,), 1)
+
+    def case(group: Any, exchange: str) -> Tensor:
+        part = Part(group, path, sar.Policy(exchange=exchange))
+        rows = x[part.nodes].bfloat16().requires_grad_()
+        (layer().bfloat16()(part.graph, rows * 1) ** 2).sum().backward()
+        return rows.grad.float()
+
+    found = [torch.cat(run_threads(3, case, exchange)) for exchange in ("auto", "pull")]
+    difference = (found[0] - found[1]).norm() / found[1].norm()
+    assert difference < 1e-2
+
+
+def test_edges_between_two_types(partitioned: Cutter) -> None:
+    """Sources and destinations of a relation are rows of different tensors."""
+    graph = hetero()
+    (src_type, _, dst_type) = etype = next(e for e in graph.edges if e[0] != e[2])
+    counts = {ntype: graph.num_nodes[ntype] for ntype in (src_type, dst_type)}
+    rows = {ntype: whole_rows(count, (FEATURES,), 4) for ntype, count in counts.items()}
+    factor = whole_rows(counts[dst_type], (HEADS, WIDTH), 5)
+
+    def make() -> nn.Module:
+        made = dgl.nn.GATConv((FEATURES, FEATURES), WIDTH, HEADS, allow_zero_in_degree=True)
+        for parameter in made.parameters():
+            parameter.data.normal_(generator=torch.Generator().manual_seed(7))
+        return made.double()
+
+    def step(graph: Any, src: Tensor, dst: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        pair = src.clone().requires_grad_(), dst.clone().requires_grad_()
+        (make()(graph[etype], (pair[0] * 1, pair[1] * 1)) * factor).sum().backward()
+        return pair[0].grad, pair[1].grad
+
+    want = step(to_dgl(graph), rows[src_type], rows[dst_type], factor)
+    path = partitioned(graph, 3, "random")
+
+    def case(group: Any) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        distributed = sar.construct_full_graph(data)
+        ids = [data.node_features[f"{ntype}/orig_id"] for ntype in (src_type, dst_type)]
+        mine = rows[src_type][ids[0]], rows[dst_type][ids[1]]
+        got = step(distributed, *mine, factor[ids[1]])
+        for grad, expected, own in zip(got, want, ids, strict=True):
+            torch.testing.assert_close(grad, expected[own], rtol=1e-11, atol=1e-10)
+
+    run_threads(3, case)
+
+
+def test_blocks_of_a_graph(partitioned: Cutter, passes: list[bool]) -> None:
+    """A block has more sources than destinations, which are the first of them."""
+    path, total = partitioned(mixed(), 3, "random"), mixed().total_nodes
+    rows, wanted = whole_rows(total, (FEATURES,), seed=1), torch.arange(total) % 4 < 3
+    factor = whole_rows(total, (HEADS, WIDTH), seed=2)
+    x = rows.clone().requires_grad_()
+    (layer()(to_dgl(mixed()), x)[wanted] * factor[wanted]).sum().backward()
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        seeds = wanted[part.nodes].nonzero().view(-1)
+        (block,) = plan_blocks(part.graph, seeds, 1).build()
+        read = part.nodes[block._store.src_rows["_N"]]
+        mine = rows[read].requires_grad_()
+        (layer()(block, mine * 1) * factor[part.nodes[seeds]]).sum().backward()
+        torch.testing.assert_close(mine.grad, x.grad[read], rtol=1e-11, atol=1e-10)
+
+    run_threads(3, case)
+    assert passes == [True] * 3
+
+
+# What travels
+
+
+def logged(group: Any) -> list[tuple[int, int]]:
+    """(rows sent, numbers of one) of every exchange from now on."""
+    log, exchange = [], group.exchange
+
+    def noted(recv: Tensor, send: Tensor, *counts: Any) -> Any:
+        log.append((len(send), send[:1].numel() if len(send) else send.shape[1:].numel()))
+        return exchange(recv, send, *counts)
+
+    group.exchange = noted
+    return log
+
+
+def case_traffic(group: Any, path: str, policy: dict, widths: list[int]) -> list:
+    """Of the second epoch: what was sent forward, and backward; rows of the plans."""
+    part = Part(group, path, sar.Policy(**policy))
+    x = part.node_rows(whole_rows(mixed().total_nodes, (FEATURES,), 1))
+    modules, log = [layer(width) for width in widths], logged(group)
+
+    def forward() -> Tensor:
+        return sum(module(part.graph, x * 1).sum() for module in modules)  # type: ignore[return-value]
+
+    forward().backward()
+    log.clear()
+    loss = forward()
+    sent = log.copy()
+    log.clear()
+    loss.backward()
+    relation = part.graph.scope().relation
+    edges = relation.out_edges
+    ends = 0 if edges is None else sum(edges.plan.send_counts)
+    return [sent, log, sum(relation.plan.send_counts), ends, sum(relation.plan.recv_counts)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_destinations_travel_and_scores_come_home(size: int, partitioned: Cutter) -> None:
+    """Of two layers over the same edges; whatever is told is told in the first epoch."""
+    path = partitioned(mixed(), size, "random")
+    for forward, backward, starts, ends, _ in run_threads(
+        size, case_traffic, path, {"rounds": 1}, [WIDTH, 4]
+    ):
+        assert forward == [(starts, HEADS * (width + 1)) for width in (WIDTH, 4)]
+        there = [(rows, numbers) for rows, numbers in backward if numbers > HEADS]
+        assert sorted(there) == [(ends, HEADS * (width + 4)) for width in (4, WIDTH)]
+        home = [numbers for _, numbers in backward if numbers <= HEADS]
+        assert home == [HEADS, HEADS]
+
+
+OTHERS: list[dict] = [{"structure": "one"}, {"exchange": "pull"}]
+
+
+@pytest.mark.parametrize("policy", OTHERS, ids=str)
+def test_policies_that_compute_where_edges_end(policy: dict, partitioned: Cutter) -> None:
+    path, numbers = partitioned(mixed(), 3, "random"), HEADS * (WIDTH + 1)
+    ranks = run_threads(3, case_traffic, path, {"rounds": 1, **policy}, [WIDTH])
+    for forward, backward, starts, ends, received in ranks:
+        assert ends == 0 and forward == [(starts, numbers)]
+        assert backward == [(starts, numbers), (received, numbers)]
+
+
+def test_kept_rows_are_not_asked_for_again(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 3, "random")
+    policy = {"rounds": 1, "rematerialize": False}
+    for _, backward, _, ends, received in run_threads(3, case_traffic, path, policy, [WIDTH]):
+        assert ends == 0 and backward == [(received, HEADS * (WIDTH + 1))]
+
+
+def test_lossy_rows_are_coded_where_they_were(partitioned: Cutter, passes: list[bool]) -> None:
+    """Scores made of rounded numbers would be far off."""
+    path = partitioned(mixed(), 2, "random")
+    lossy = sar.Lossy(gradient_wire_dtype="bfloat16")
+    on_ranks(mixed(), path, 2, layer, lossy=lossy)
+    assert passes == [False] * 2
+
+
+@pytest.mark.parametrize("narrow", [1, 2, 3])
+def test_heads_too_narrow_to_gain(narrow: int, partitioned: Cutter, passes: list[bool]) -> None:
+    """4 + 1 numbers a head beside those of a row, against another row and its score."""
+    graph = crossing()  # both ways, as many ends as starts
+    path = partitioned(graph, 2, [0] * 6 + [1] * 6)
+    make = lambda: layer(narrow)  # noqa: E731
+    check(on_ranks(graph, path, 2, make), whole(graph, make()))
+    ends, starts = travelling(path)
+    assert passes == [ends * (narrow + 5) < starts * 2 * (narrow + 1)] * 2
+
+
+@pytest.mark.parametrize("fans_out", [True, False])
+def test_whichever_rows_are_fewer(fans_out: bool, partitioned: Cutter, passes: list[bool]) -> None:
+    """One source with many ends is sent as it is; of many sources with one end the end is."""
+    hub, others = [0] * 30, [*range(1, 31)]
+    graph = homogeneous("fan", 31, *((hub, others) if fans_out else (others, hub)))
+    path = partitioned(graph, 2, [0] + [1] * 30)
+    check(on_ranks(graph, path, 2, layer), whole(graph, layer()))
+    assert passes == [not fans_out] * 2
+
+
+def travelling(path: str) -> tuple[int, int]:
+    """Ends and starts of edges between ranks, once for each other rank, of both ranks."""
+
+    def case(group: Any) -> tuple[int, int]:
+        relation = Part(group, path).graph.scope().relation
+        src, dst, _, offsets = relation.arrays()
+        spans = [slice(*bounds) for bounds in pairwise(offsets)]
+        remote = [span for peer, span in enumerate(spans) if peer != group.rank]
+        return tuple(sum(len(end[span].unique()) for span in remote) for end in (dst, src))
+
+    ends, starts = zip(*run_threads(2, case), strict=True)
+    return sum(ends), sum(starts)
+
+
+def test_moved_relations_are_told_anew(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        x = part.node_rows(whole_rows(mixed().total_nodes, (FEATURES,), 1))
+        layer()(part.graph, x * 1).sum().backward()
+        relation = part.graph.scope().relation
+        assert relation.out_edges is not None
+        assert relation.to(torch.device("cpu")).out_edges is None
+
+    run_threads(2, case)
