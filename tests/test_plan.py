@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import mixed
+from harness.graphs import homogeneous, mixed
 from harness.parts import Cutter
 
 import sar
@@ -19,6 +19,8 @@ from sar.cli import plan as cli
 from sar.cli.plan import parse_rate
 from sar.cli.train import prepare_graph
 from sar.comm import sockets
+from sar.ops.out_edges import OutEdges
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
 from sar.plan import probe as probing
 from sar.plan.probe import probe
@@ -26,10 +28,14 @@ from sar.plan.statistics import GraphStatistics
 from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
-COSTS = Costs(1e6, 1000.0, 10.0, 0.0, 1e-6, 1e-8, [1024], [512], 1e-9, 0.0, 0.0, 3, 4e8, 1000)
+COSTS = Costs(1e6, 1000.0, 10.0, 0.0, 1e-6, 1e-8, [1024], [512], [], 1e-9, 0.0, 0.0, 3, 4e8, 1000)
+IN, OUT = (
+    homogeneous(name, 31, *ends)
+    for name, ends in (("in", ([*range(1, 31)], [0] * 30)), ("out", ([0] * 30, [*range(1, 31)])))
+)
 
 
-def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int, int]:
+def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, int, int, list]:
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
     relation = graph._relation(None)
@@ -37,7 +43,9 @@ def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, in
     graph.aggregate(torch.ones(graph.num_nodes(), 1), "sum")
     sums = relation.linear.plan or plan
     sent = sum(plan.send_counts), sum(sums.send_counts)
-    return plan.rows_in_flight.tolist(), *sent, graph.num_nodes()
+    ends = OutEdges(relation).plan
+    counts = [ends.recv_counts, ends.send_counts]
+    return plan.rows_in_flight.tolist(), *sent, graph.num_nodes(), counts
 
 
 @pytest.mark.parametrize("cut", ["random", "adversarial"])
@@ -46,7 +54,9 @@ def test_rows_are_those_of_the_halo_plan(partitioned: Cutter, cut: str) -> None:
     ranks, graph = run_threads(4, rows_in_flight, path), from_parts(path)
     assert [rank.nodes for rank in graph.ranks] == [one[3] for one in ranks]
     assert graph.rows_sent() == sum(one[1] for one in ranks)
-    assert graph.rows_sent(summed=True) == sum(one[2] for one in ranks)
+    assert graph.rows_sent("summed") == sum(one[2] for one in ranks)
+    counts = [[[*one.ended.received], [*one.ended.sent]] for one in graph.ranks]
+    assert counts == [one[4] for one in ranks]
     for rounds in (1, 2, 3):
         found = max(one.pulled.in_flight(rank, rounds) for rank, one in enumerate(graph.ranks))
         assert found == ranks[0][0][rounds - 1]
@@ -65,11 +75,16 @@ def trained_bytes(group: sar.comm.Group, path: str, options: ModelOptions) -> in
     return group.counters.sent_bytes - before
 
 
-@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
-def test_bytes_and_memory_of_a_model(partitioned: Cutter, model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "graph"),
+    [("sage", mixed()), ("gcn", mixed()), ("gat", mixed()), ("gat", IN), ("gat", OUT)],
+    ids=lambda given: given if isinstance(given, str) else given.name,
+)
+def test_bytes_and_memory_of_a_model(partitioned: Cutter, model: str, graph: GraphArrays) -> None:
+    """Graphs with many sources or many ends: backward of attention goes where fewer rows are."""
     options = ModelOptions(model, layers=3, hidden=20)
     costs = probe(Work(options, 12, 5), 1, nodes=1024)
-    path = partitioned(mixed(), 3, "random")
+    path = partitioned(graph, 3, "random")
     predicted = predict(from_parts(path), costs, Setting("", 2), Hardware())
     assert predicted.sent_bytes == sum(run_threads(3, trained_bytes, path, options))
     floats = sum(p.numel() for p in build_model(options, 12, 5).parameters())
@@ -82,8 +97,6 @@ def test_bytes_and_memory_of_a_model(partitioned: Cutter, model: str) -> None:
 
 
 def test_estimate_of_a_random_cut_is_that_of_a_regular_graph(partitioned: Cutter) -> None:
-    from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-
     nodes, degree = 2000, 5
     src = torch.arange(nodes).repeat_interleave(degree)  # every node is the source of 5 edges
     dst = torch.randint(nodes, (len(src),), generator=torch.Generator().manual_seed(0))
@@ -203,7 +216,7 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned:
     path = partitioned(mixed(), 3, "random")
     status, out, _ = run_plan(monkeypatch, capsys, path, "--feature-width", "12", "--json")
     content, graph = json.loads(out), from_parts(path)
-    sent = graph.rows_sent() * 1024 + graph.rows_sent(summed=True) * 512
+    sent = graph.rows_sent() * 1024 + graph.rows_sent("summed") * 512
     assert content["ranks"] == 3 and not content["estimated"]
     names = [one["setting"]["name"] for one in content["settings"]]
     assert names == ["strict, keep", "one-shot, keep", "strict, recompute", "one-shot, recompute"]

@@ -67,9 +67,10 @@ def predict(
 ) -> Prediction:
     """What an epoch of the probed model will take on ``graph``."""
     peaks, computes, wires, total = [], [], [], 0
-    begun = _collectives(graph, costs, setting)
+    by_kind = _row_bytes(graph, costs)
+    begun = _collectives(graph, costs, setting, by_kind)
     for rank, part in enumerate(graph.ranks):
-        kinds = ((part.pulled, costs.pulled_bytes), (part.summed, costs.summed_bytes))
+        kinds = [(getattr(part, kind), sizes) for kind, sizes in by_kind.items()]
         in_flight = max(
             rows.in_flight(rank, setting.rounds) * max(sizes, default=0) for rows, sizes in kinds
         )
@@ -93,16 +94,29 @@ def predict(
     return Prediction(setting, max(peaks), total, compute, wire, seconds, fits)
 
 
-def _collectives(graph: GraphStatistics, costs: Costs, setting: Setting) -> float:
+def _row_bytes(graph: GraphStatistics, costs: Costs) -> dict[str, list[int]]:
+    """Bytes of a row in each exchange by kind of rows; backward takes the way that sends less."""
+    pulled, ended = [*costs.pulled_bytes], list[int]()
+    starts, ends = graph.rows_sent("pulled"), graph.rows_sent("ended")
+    for of_start, of_end in costs.turned_bytes:
+        if ends * sum(of_end) < starts * sum(of_start):
+            ended += of_end
+        else:
+            pulled += of_start
+    return {"pulled": pulled, "summed": costs.summed_bytes, "ended": ended}
+
+
+def _collectives(
+    graph: GraphStatistics, costs: Costs, setting: Setting, by_kind: dict[str, list[int]]
+) -> float:
     """Processor seconds that messages and rounds after the first cost a rank, whatever they carry;
     the first round of each exchange is part of ``costs.fixed_seconds``."""
     peers, rounds, messages = graph.size - 1, 0, costs.reductions
     if not peers:
         return 0.0
-    for summed, sizes in ((False, costs.pulled_bytes), (True, costs.summed_bytes)):
+    for kind, sizes in by_kind.items():
         for size in sizes:
-            parts = [part.summed if summed else part.pulled for part in graph.ranks]
-            busiest = max(rows.in_flight(rank, 1) for rank, rows in enumerate(parts))
+            busiest = max(rows.in_flight(rank, 1) for rank, rows in enumerate(graph.rows(kind)))
             rounds += setting.rounds - 1
             messages += peers if busiest * size >= 2 * peers * LARGE else setting.rounds
     return rounds * costs.round_seconds + messages * peers * costs.message_seconds

@@ -36,7 +36,9 @@ from sar.train.options import ModelOptions
 _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
 _DENSE = 32  # degree of the graph that tells what an edge costs
 _EPOCHS = 3
+_STAR, _ENDS = 64, 6  # nodes of the graph that tells what travels, and ends of edges of a part
 _MANY = 5  # ranks of a graph of nearly nothing, to tell what rounds cost
+Log = list[tuple[int, int]]  # rows sent in an exchange, and bytes of one
 ANY, INSIDE, ACROSS = "any", "inside", "across"  # which ends edges have: of two parts
 
 
@@ -61,6 +63,8 @@ class Costs:
             of a graph of nearly no nodes takes.
         pulled_bytes: bytes of a row in each exchange of source rows or their gradients.
         summed_bytes: the same for sums of copied rows, where partial sums may travel.
+        turned_bytes: of each backward pass that goes where edges start if that sends less: bytes of
+            a row in each of its exchanges, if it goes where edges end, and if it does not.
         byte_seconds: to gather, send, receive and add one byte of rows.
         round_seconds: of another round of an exchange without any rows, but for its messages.
         message_seconds: of an exchange or reduction for each other rank, whatever it carries.
@@ -77,6 +81,7 @@ class Costs:
     edge_seconds: float
     pulled_bytes: list[int]
     summed_bytes: list[int]
+    turned_bytes: list[tuple[list[int], list[int]]]
     byte_seconds: float
     round_seconds: float
     message_seconds: float
@@ -104,7 +109,7 @@ class _Logged(ThreadGroup):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.log: list[tuple[int, int]] = []
+        self.log: Log = []
 
     def exchange(self, recv: Tensor, send: Tensor, *counts: Any) -> Exchange:
         self.log.append((len(send), send[:1].nbytes))
@@ -114,14 +119,12 @@ class _Logged(ThreadGroup):
 class _Run:
     """A model on a random graph, ready to train."""
 
-    def __init__(self, work: Work, path: str, group: Group, rounds: int | None = None) -> None:
+    def __init__(self, work: Work, path: str, group: Group, **policy: Any) -> None:
         import sar
         from sar.cli.train import prepare_graph
 
         data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        self.graph = prepare_graph(
-            sar.construct_full_graph(data, Policy(rounds=rounds)), work.model
-        )
+        self.graph = prepare_graph(sar.construct_full_graph(data, Policy(**policy)), work.model)
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
         self.model = build_model(work.model, work.features, work.classes)
@@ -149,9 +152,13 @@ def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:
 
 
 def _star_edges(nodes: int) -> tuple[Tensor, Tensor]:
-    """Every node of either part to one node of the other: many sources, one partial sum."""
-    src = torch.arange(nodes)
-    return src, (src + 1) % 2
+    """Every node of either part to one node of the other, and one node to :data:`_ENDS`.
+
+    So rows that travel tell what they are: half of the nodes are sources, two rows make all sums,
+    the row of one source and the sum for one node.
+    """
+    src, more = torch.arange(nodes), torch.arange(2, 2 * _ENDS)
+    return torch.cat([src, (more + 1) % 2]), torch.cat([(src + 1) % 2, more])
 
 
 def _written(work: Work, nodes: int, edges: tuple[Tensor, Tensor], parts: int, folder: str) -> str:
@@ -184,16 +191,40 @@ def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
         process = resident_mb() * 2**20
         sizes = [(nodes, _DEGREE), (2 * nodes, _DEGREE), (nodes, 2 * _DEGREE)]
         fixed, per_node, per_edge = _linear([_peak_bytes(work, graph(*s)) for s in sizes], nodes)
-        parameters, log, others = _exchanges(work, _written(work, 64, _star_edges(64), 2, folder))
+        star = _written(work, _STAR, _star_edges(_STAR), 2, folder)
+        parameters, log, others = _exchanges(work, star)
+        _, as_rows, _ = _exchanges(work, star, exchange="pull")
         rounds = _round_seconds(work, _written(work, 64, _random_edges(64, 2, ANY), _MANY, folder))
         small = graph(64, 2, INSIDE)
         alone = [graph(2 * nodes, degree, INSIDE) for degree in (_DEGREE, _DENSE)]
         seconds = _seconds(work, [small, *alone, graph(2 * nodes, _DEGREE, ACROSS)], nodes)
-    pulled, summed = ([size for rows, size in log if (rows == 1) == one] for one in (False, True))
     return Costs(
-        fixed, per_node, per_edge, *seconds[:3], pulled, summed, seconds[3],
+        fixed, per_node, per_edge, *seconds[:3], *_by_kind(log, as_rows), seconds[3],
         rounds, sockets.message_seconds(), others, process, parameters,
     )  # fmt: skip
+
+
+def _by_kind(
+    log: Log, as_rows: Log
+) -> tuple[list[int], list[int], list[tuple[list[int], list[int]]]]:
+    """Bytes of rows by what these are: see :class:`Costs`.
+
+    Args:
+        log, as_rows: exchanges of an epoch of the star, and where only source rows travel.
+    """
+    pulled, summed, ended = (
+        [size for rows, size in log if rows == count] for count in (_STAR // 2, 2, _ENDS)
+    )
+    instead = [size for rows, size in as_rows]
+    for size in (*pulled, *summed):
+        instead.remove(size)  # the first, which is of the forward pass
+    pairs = zip(_in_twos(instead), _in_twos(ended), strict=True)
+    return pulled, summed, list(pairs)
+
+
+def _in_twos(sizes: list[int]) -> list[list[int]]:
+    """Of each backward pass what goes there, and what comes back."""
+    return [sizes[start : start + 2] for start in range(0, len(sizes), 2)]
 
 
 def _linear(found: list[float], nodes: int) -> tuple[float, float, float]:
@@ -265,12 +296,11 @@ def _live_bytes() -> int:
     return sum(storages.values())
 
 
-def _exchanges(work: Work, path: str) -> tuple[int, list[tuple[int, int]], int]:
-    """Number of parameters; of a later epoch (rows, bytes of one) of each exchange, and the number
-    of other collectives."""
+def _exchanges(work: Work, path: str, **policy: Any) -> tuple[int, Log, int]:
+    """Number of parameters; of a later epoch its exchanges, and the number of other collectives."""
 
-    def body(group: Any) -> tuple[int, list[tuple[int, int]], int]:
-        run = _Run(work, path, group)
+    def body(group: Any) -> tuple[int, Log, int]:
+        run = _Run(work, path, group, **policy)
         for _ in range(2):  # what is constant is kept from the second on
             run.step()
         group.log.clear()
@@ -286,7 +316,11 @@ def _round_seconds(work: Work, path: str) -> float:
     """What a round costs a rank where there are nearly no rows: strict epochs beside one-shot."""
 
     def body(group: Any) -> tuple[float, int]:
-        runs, found, rounds = [_Run(work, path, group, number) for number in (1, None)], [], []
+        runs, found, rounds = (
+            [_Run(work, path, group, rounds=number) for number in (1, None)],
+            [],
+            [],
+        )
         for _ in range(2 * _EPOCHS):
             group.log.clear()
             found.append([_spent(run.step, group) for run in runs])

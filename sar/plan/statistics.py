@@ -44,14 +44,16 @@ class RankStatistics:
 
     Attributes:
         nodes, edges: inner nodes and edges.
-        pulled: rows of an exchange of source rows. summed: of sums of copied rows, where partial
-            sums may travel instead.
+        pulled: rows of an exchange of source rows.
+        summed: of sums of copied rows, where partial sums may travel instead.
+        ended: of rows in which edges end, which owners of their sources need.
     """
 
     nodes: int
     edges: int
     pulled: Rows
     summed: Rows
+    ended: Rows
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,13 @@ class GraphStatistics:
     def size(self) -> int:
         return len(self.ranks)
 
-    def rows_sent(self, summed: bool = False) -> int:
+    def rows(self, kind: str) -> list[Rows]:
+        """Each rank's of a kind: an attribute of :class:`RankStatistics`."""
+        return [getattr(rank, kind) for rank in self.ranks]
+
+    def rows_sent(self, kind: str = "pulled") -> int:
         """Rows that all ranks send in one exchange of a kind."""
-        kinds = [rank.summed if summed else rank.pulled for rank in self.ranks]
-        return sum(int(rows.sent.sum()) for rows in kinds)
+        return sum(int(rows.sent.sum()) for rows in self.rows(kind))
 
 
 def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphStatistics:
@@ -90,11 +95,11 @@ def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphSta
             f"{json_path}: got {len(book.ntypes)} node and {len(book.canonical_etypes)} edge "
             "types, expected one of each"
         )
-    pulled, summed = np.zeros((2, book.num_parts, book.num_parts), dtype=np.int64)
+    pulled, summed, ended = np.zeros((3, book.num_parts, book.num_parts), dtype=np.int64)
     sizes, width = [], 0
     for part in range(book.num_parts):
         data = load_partition(json_path, part)
-        pulled[part], summed[part] = _rows(data)
+        pulled[part], summed[part], ended[:, part] = _rows(data)
         sizes.append((data.num_nodes(book.ntypes[0]), data.num_edges(book.canonical_etypes[0])))
         name = f"{book.ntypes[0]}/{features}"
         if name in data.node_features:
@@ -102,16 +107,20 @@ def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphSta
     if summed.sum() > (1 - LEAST_SAVED) * pulled.sum():
         summed = pulled
     ranks = [
-        RankStatistics(*size, *(Rows(rows[part], rows[:, part]) for rows in (pulled, summed)))
+        RankStatistics(
+            *size, *(Rows(rows[part], rows[:, part]) for rows in (pulled, summed, ended))
+        )
         for part, size in enumerate(sizes)
     ]
     return GraphStatistics(book.graph_name, width, 0, ranks, estimated=False)
 
 
-def _rows(data: PartitionData) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [P] each by owner: different remote sources, and the fewest rows for sums of them."""
+def _rows(data: PartitionData) -> np.ndarray:
+    """int64 [3, P] by owner of remote sources: of these, the fewest rows for sums of them, and
+    destinations."""
     (shard,) = data.edges.values()
-    pulled, summed = np.zeros((2, data.book.num_parts), dtype=np.int64)
+    found = np.zeros((3, data.book.num_parts), dtype=np.int64)
+    pulled, summed, ended = found
     for part in range(data.book.num_parts):
         if part != data.part_id:
             span = slice(shard.offsets[part], shard.offsets[part + 1])
@@ -119,7 +128,8 @@ def _rows(data: PartitionData) -> tuple[np.ndarray, np.ndarray]:
             src, dst = src.int().numpy(), shard.dst[span].numpy()
             pulled[part] = len(sources)
             summed[part] = cover_size(src, dst, pulled_sources(src, dst, len(sources)))
-    return pulled, summed
+            ended[part] = len(np.unique(dst))
+    return found
 
 
 def estimate(
@@ -142,7 +152,7 @@ def estimate(
     """
     if hosts == 1:
         none = Rows(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
-        alone = RankStatistics(nodes, edges, none, none)
+        alone = RankStatistics(nodes, edges, none, none, none)
         return GraphStatistics(name, features, classes, [alone], True)
     if halo_share is None:
         halo_share = (hosts - 1) * (1 - (1 - 1 / hosts) ** (edges / max(1, nodes)))
@@ -153,5 +163,5 @@ def estimate(
         counts = np.full(hosts, pair, dtype=np.int64)
         counts[rank] = 0
         rows = Rows(counts, counts)
-        ranks.append(RankStatistics(own, -(-edges // hosts), rows, rows))
+        ranks.append(RankStatistics(own, -(-edges // hosts), rows, rows, rows))
     return GraphStatistics(name, features, classes, ranks, estimated=True)
