@@ -513,7 +513,7 @@ def test_constant_sources_get_nothing_home(kind: str, partitioned: Cutter, match
     for (grad, returned, collectives, x_grad), other in zip(expected, found, strict=True):
         torch.testing.assert_close(other[0], grad, rtol=1e-12, atol=1e-12)
         asked = 1  # whether anybody wrote into the result
-        told = 7 if kind == "additive" else 0  # once: the edges out of owned rows
+        told = 8 if kind == "additive" else 0  # once: the edges out of owned rows
         assert returned > 0 and collectives == 4 + asked + told
         assert other[1] == 0 and other[2] == 2 + asked, "rows are fetched again, and that is all"
         assert x_grad is not None and other[3] is None

@@ -5,8 +5,8 @@ destination do_i and four numbers a head: q_i, m_i, 1 / s_i and delta_i. Compute
 ends, v_j and k_j travel there and their gradients travel back: twice H (D + 1) numbers a row.
 Where it starts, what is known of i travels there, H (D + 4) numbers, and dq_i back, H of them;
 dv_j and dk_j are where they belong. Where about as many rows have edges to other ranks as from
-them, that is half. The edges out of owned rows are told once (:mod:`sar.ops.out_edges`), which
-takes 8 bytes for each that ends on another rank; so policies that keep one orientation only do
+them, that is half. The edges out of owned rows are told once (:mod:`sar.ops.out_edges`) and take
+the place of edges by source among those that end here. Policies that keep one orientation only do
 without.
 """
 
@@ -72,7 +72,9 @@ class BackwardAtSources:
         spec, plan, incoming = self.spec, self.edges.plan, self.incoming
         heads, itemsize = spec.scores.heads, incoming.dout.element_size()
         num_rounds = plan.num_rounds(spec.policy, _row_bytes(spec, itemsize))
-        shards = self.edges.shards(num_rounds, order=spec.dropout is not None)
+        is_dropped = spec.dropout is not None
+        plan.agree_once("(rounds of backward, whether weights are dropped)", num_rounds, is_dropped)
+        shards = self.edges.shards(spec.relation, num_rounds, order=is_dropped)
         mask = self._mask()
         columns = [incoming.dout, incoming.known]
         # Where nothing travels while this rank computes, a second round in flight gains no time.

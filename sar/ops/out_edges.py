@@ -6,12 +6,13 @@ sources] in :mod:`sar.ops.attention_at_sources`), rows of the destinations trave
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from sar.comm import Group, HaloPlan
+from sar.comm import HaloPlan
 from sar.comm.halo import exchange_counts
 from sar.kernels import Csc
 from sar.ops.relation import Relation
@@ -19,38 +20,40 @@ from sar.ops.shard_store import EdgeArrays, ShardStore
 
 
 class OutEdges:
-    """Edges that start in owned rows and end in rows of others. Collective, and so are its methods
-    where they say so.
+    """Edges that start in owned rows and end in rows of others, 4 bytes each. Collective.
 
-    Args:
-        relation: the edges that end in owned rows, which is where the others' edges end.
+    Each method is told ``relation``, the edges that end in owned rows: it does not keep it alive.
 
     Attributes:
         plan: of the rows in which these edges end; each travels to the owners of its sources.
     """
 
     def __init__(self, relation: Relation) -> None:
-        group, edges = relation.group, relation.arrays()
-        spans = _remote_spans(relation)
-        told = [edges.dst[span].unique(return_inverse=True) for span in spans]
-        send_idx = [idx for idx, _ in told]
-        recv_counts = exchange_counts(group, [len(idx) for idx in send_idx])
-        plan = HaloPlan(group, relation.num_dst, [*send_idx], recv_counts)
+        group, spans = relation.group, _remote_spans(relation)
+        dst = relation.arrays().dst
+        ends = [dst[span].unique() for span in spans]
+        recv_counts = exchange_counts(group, [len(idx) for idx in ends])
+        plan = HaloPlan(group, relation.num_dst, [*ends], recv_counts)
         self.plan = plan.to(relation.plan.device)
-        self._sent = [span.stop - span.start for span in spans]  # edges told to each rank
-        self._heard = exchange_counts(group, self._sent)
-        dst = self._tell(torch.cat([place.int() for _, place in told]))
-        src = self._tell(torch.cat([edges.src[span] for span in spans]))
-        parts = enumerate(src.split(self._heard))
-        own = [relation.plan.rows_for(peer).index_select(0, part) for peer, part in parts]
-        eid = torch.arange(len(dst), dtype=torch.int32, device=dst.device)
-        arrays = EdgeArrays(dst, torch.cat(own), eid, [*accumulate(self._heard, initial=0)])
-        self._store = ShardStore(self.plan, 0, relation.num_src, arrays)
+        self._told = [span.stop - span.start for span in spans]  # edges, to each rank
+        self._heard = exchange_counts(group, self._told)
+        self._shards: dict[int, list[Csc]] = {}
         self._keys: Tensor | None = None
 
-    def shards(self, num_rounds: int, *, order: bool) -> list[Csc]:
-        """One a round, by owned row; the other ends index the rows that come in it."""
-        return self._store.shards(num_rounds, order=order)
+    def shards(self, relation: Relation, num_rounds: int, *, order: bool) -> list[Csc]:
+        """One a round, by owned row; the other ends index the rows that come in it.
+
+        Collective when a number of rounds, or ``order``, is asked for the first time.
+
+        Args:
+            order: with the position of each edge in :meth:`keys`.
+        """
+        known = self._shards.get(num_rounds)
+        if known is None or (order and any(csc.order is None for csc in known)):
+            made = self._hear(relation).shards(num_rounds)
+            known = made if order else [replace(csc, order=None) for csc in made]
+            self._shards[num_rounds] = known
+        return known
 
     def keys(self, relation: Relation) -> Tensor:
         """:attr:`Relation.keys` of these edges, by position; collective the first time."""
@@ -60,13 +63,24 @@ class OutEdges:
             self._keys = self._tell(relation.keys.index_select(0, eids).long())
         return self._keys
 
+    def _hear(self, relation: Relation) -> ShardStore:
+        """Their ends from where they end, in no order that matters."""
+        edges, spans = relation.arrays(), enumerate(_remote_spans(relation))
+        ends = [
+            torch.searchsorted(self.plan.rows_for(peer), edges.dst[span], out_int32=True)
+            for peer, span in spans
+        ]
+        starts = [edges.src[span] for span in _remote_spans(relation)]
+        dst, src = self._tell(torch.cat(ends)), self._tell(torch.cat(starts)).split(self._heard)
+        own = [relation.plan.rows_for(peer).index_select(0, part) for peer, part in enumerate(src)]
+        eid = torch.arange(len(dst), dtype=torch.int32, device=dst.device)
+        offsets = [*accumulate(self._heard, initial=0)]
+        arrays = EdgeArrays(dst, torch.cat(own), eid, offsets)
+        return ShardStore(self.plan, 0, relation.num_src, arrays)
+
     def _tell(self, numbers: Tensor) -> Tensor:
         """A number of each edge, to the owner of its source."""
-        return self._group.all_to_all(numbers, self._sent, self._heard)
-
-    @property
-    def _group(self) -> Group:
-        return self.plan.group
+        return self.plan.group.all_to_all(numbers, self._told, self._heard)
 
 
 def out_edges_if_cheaper(
