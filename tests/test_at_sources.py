@@ -238,6 +238,22 @@ def test_edges_between_two_types(partitioned: Cutter) -> None:
     run_threads(3, case)
 
 
+def test_beside_sums_of_the_same_edges(partitioned: Cutter, passes: list[bool]) -> None:
+    """Which keep the relation's edges in another form."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.sums = layer(), dgl.nn.GINConv(aggregator_type="sum")
+
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            return self.attention(graph, self.sums(graph, x)).flatten(1)
+
+    path = partitioned(mixed(), 4, "adversarial")
+    check(on_ranks(mixed(), path, 4, Both), whole(mixed(), Both()))
+    assert passes == [True] * 4
+
+
 def test_blocks_of_a_graph(partitioned: Cutter, passes: list[bool]) -> None:
     """A block has more sources than destinations, which are the first of them."""
     path, total = partitioned(mixed(), 3, "random"), mixed().total_nodes
