@@ -373,6 +373,23 @@ def test_whichever_rows_are_fewer(fans_out: bool, partitioned: Cutter, passes: l
     assert passes == [not fans_out] * 2
 
 
+def test_a_budget_that_holds_rows_of_starts_only(partitioned: Cutter, passes: list[bool]) -> None:
+    """All pairs of ranks have many starts and an end; one pair has more ends than fit."""
+    size, few, many = 5, 10, 60
+    owner = torch.arange(size).repeat_interleave(few + 1).tolist() + [0] + [1] * many
+    hub, first = size * (few + 1), [rank * (few + 1) for rank in range(size)]
+    edges = [(hub, hub + 1 + leaf) for leaf in range(many)]
+    for a in range(size):
+        edges += [(first[a] + n, first[b] + few) for b in range(size) if b != a for n in range(few)]
+    graph = homogeneous("one_pair", len(owner), *zip(*edges, strict=True))
+    path = partitioned(graph, size, owner)
+    starts = HEADS * (WIDTH + 1) * 16 * (4 * few + 3)  # bytes, both ways in two rounds
+    for budget, there in ((starts, False), (4 * starts, True)):
+        check(on_ranks(graph, path, size, layer, memory_budget=budget), whole(graph, layer()))
+        assert passes == [there] * size
+        passes.clear()
+
+
 def travelling(path: str) -> tuple[int, int]:
     """Ends and starts of edges between ranks, once for each other rank, of both ranks."""
 

@@ -28,6 +28,17 @@ def owners(path, part):
     return graph.ndata["part_id"][src], graph.ndata["_ID"][src]
 
 
+def num_ends(path, parts):
+    """Destinations of cut edges, once for each part of their sources."""
+    pairs = set()
+    for part in range(parts):
+        graph = dgl.load_graphs(str(path.parent / f"part{part}/graph.dgl"))[0][0]
+        dst = graph.edges(order="eid")[1][graph.edata["inner_edge"].bool()]
+        each = zip(owners(path, part)[0].tolist(), dst.tolist(), strict=True)
+        pairs |= {(part, owner, row) for owner, row in each if owner != part}
+    return len(pairs)
+
+
 def test_homogeneous(tmp_path):
     torch.manual_seed(0)
     graph = dgl.to_simple(dgl.rand_graph(200, 1500))
@@ -51,6 +62,7 @@ def test_homogeneous(tmp_path):
     sums = found["sum_rows"]
     assert sums["pulled"] == found["halo_nodes"] >= sums["fewest"] > 0
     assert sums["saved"] == 1 - sums["fewest"] / sums["pulled"]
+    assert found["end_rows"] == num_ends(path, 3) != sums["pulled"]
     sizes = [one["num_nodes"] for one in found["parts"]]
     assert sum(sizes) == 200 and found["nodes"]["_N"] == {"total": 200, "per_part": sizes}
     assert found["node_balance"] == pytest.approx(max(sizes) * 3 / 200)

@@ -39,6 +39,8 @@ def render(summary: dict) -> list[str]:
         f"sums        {summary['sum_rows']['pulled']:,} halo rows by relation, "
         f"{summary['sum_rows']['fewest']:,} with partial sums "
         f"({100 * summary['sum_rows']['saved']:.1f} % fewer)",
+        f"attention   {summary['sum_rows']['pulled']:,} rows in which cut edges start, "
+        f"{summary['end_rows']:,} in which they end",
         f"balance     nodes {summary['node_balance']:.3f}, edges {summary['edge_balance']:.3f} "
         "(largest / mean)",
         "",

@@ -114,7 +114,7 @@ def _add_policy_arguments(group: Any) -> None:
         "--exchange",
         choices=("auto", "pull"),
         default="auto",
-        help="auto (the default) sends the fewest rows that sums need, pull all source rows",
+        help="auto (the default) sends what is least for sums and attention, pull all source rows",
     )
     group.add_argument(
         "--zeros",

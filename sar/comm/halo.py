@@ -146,7 +146,7 @@ class HaloPlan:
         ``ValueError`` on every rank when ranks differ in it; and whenever even strict rounds exceed
         the policy's memory budget.
         """
-        rounds = self._fitting_rounds(policy, row_bytes)
+        rounds = self.fitting_rounds(policy, row_bytes)
         what = "(bytes per row, rounds, code of what is lossy, whether backward fetches again)"
         self.agree_once(what, row_bytes, rounds, policy.lossy.code, int(policy.rematerialize))
         if not rounds:
@@ -179,8 +179,8 @@ class HaloPlan:
             )
         self._agreed.add((what, values))
 
-    def _fitting_rounds(self, policy: Policy, row_bytes: int) -> int:
-        """0 where none fit."""
+    def fitting_rounds(self, policy: Policy, row_bytes: int) -> int:
+        """As :meth:`num_rounds`, without asking others; 0 where none fit into the budget."""
         strict = max(1, self.group.size - 1)
         if policy.memory_budget is None:
             return min(policy.rounds or strict, strict)

@@ -41,7 +41,10 @@ def edges_to_compute_at(spec: Attention, sources: Sequence[Tensor]) -> OutEdges 
         return None
     wide = wide_dtype(sources[0].dtype).itemsize
     at_ends = sum(part.shape[1] * (part.element_size() + wide) for part in sources)
-    return out_edges_if_cheaper(relation, at_ends, _row_bytes(spec, wide))
+    row_bytes = _row_bytes(spec, wide)
+    edges = out_edges_if_cheaper(relation, at_ends, row_bytes)
+    fits = edges is not None and edges.plan.fitting_rounds(policy, row_bytes)
+    return edges if fits else None
 
 
 def _row_bytes(spec: Attention, itemsize: int) -> int:
@@ -84,8 +87,7 @@ class BackwardAtSources:
         home.own()
         for (step, halo), shard in zip(stream, shards, strict=True):
             known = Incoming(halo, halo, incoming.dout.shape[1])
-            dquery = self._shard(shard, known, mask, adds=True)
-            home.send(step, home.buffer(step).copy_(dquery))
+            home.send(step, self._shard(shard, known, mask, home.buffer(step), adds=True))
         dquery = home.finish()
         spec.end_pass()
         return [self.dvalue.rows, self.dkey.rows], dquery
@@ -94,14 +96,17 @@ class BackwardAtSources:
         """Over the edges between owned rows: the gradient of the queries."""
         spec, order = self.spec, self.spec.dropout is not None
         (csr,) = spec.relation.transposed(LOCAL, spec.policy, order=order)
-        return self._shard(csr, self.incoming, spec.mask, adds=False)
+        dquery = self.dkey.rows.new_empty((len(self.incoming.dout), spec.scores.heads))
+        return self._shard(csr, self.incoming, spec.mask, dquery, adds=False)
 
-    def _shard(self, csr: Csc, incoming: Incoming, mask: Mask | None, *, adds: bool) -> Tensor:
-        scores = self.spec.scores
-        parts = incoming.dout.new_zeros((torch.get_num_threads(), len(incoming.dout), scores.heads))
+    def _shard(
+        self, csr: Csc, incoming: Incoming, mask: Mask | None, dquery: Tensor, *, adds: bool
+    ) -> Tensor:
+        """Take in a shard's gradients of values and keys; ``dquery`` filled with the queries'."""
+        parts = dquery.new_zeros((torch.get_num_threads(), *dquery.shape))
         own = self.key, self.value, incoming, self.dkey, self.dvalue, parts
-        attend_grad_additive(csr, scores, *own, mask, adds)
-        return parts.sum(0)
+        attend_grad_additive(csr, self.spec.scores, *own, mask, adds)
+        return torch.sum(parts, 0, out=dquery)
 
     def _mask(self) -> Mask | None:
         """Of the edges out of owned rows."""

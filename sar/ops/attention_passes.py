@@ -28,7 +28,8 @@ from sar.ops.arriving import Arriving
 from sar.ops.relation import Relation
 from sar.ops.shard_store import LOCAL
 
-_IDLE = 3  # buffers of rounds that stay for the next layer
+# Buffers of rounds that stay for the next layer; without a wire backward has two at once.
+_IDLE, _IDLE_WITHOUT_WIRE = 3, 1
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Attention:
     def end_pass(self) -> None:
         """Let buffers of rounds go, whose rows are wide: dense layers need the memory, too."""
         group = self.relation.group
-        idle = _IDLE if group.has_wire else _IDLE - 1  # where backward has no round ahead
+        idle = _IDLE if group.has_wire else _IDLE_WITHOUT_WIRE
         group.pool.shrink(0 if self.window == 1 else idle)
 
     def num_rounds(self, sources: Sequence[Tensor]) -> int:

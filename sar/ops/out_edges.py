@@ -100,6 +100,7 @@ def out_edges_if_cheaper(
     if ends * bytes_of_end >= starts * bytes_of_start:
         return None
     if relation.out_edges is None:
+        relation.store.forget_by_source()  # these take their place
         relation.out_edges = OutEdges(relation)
     return relation.out_edges
 

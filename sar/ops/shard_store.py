@@ -107,6 +107,10 @@ class ShardStore:
         self.shards(LOCAL)
         self._arrays, self._lent = None, remote
         self._forward = {LOCAL: self._forward[LOCAL]}
+        self.forget_by_source()
+
+    def forget_by_source(self) -> None:
+        """Let the edges between ranks by source go, until they are asked for again."""
         self._reverse = {n: shards for n, shards in self._reverse.items() if n == LOCAL}
 
     def to(self, plan: HaloPlan) -> ShardStore:

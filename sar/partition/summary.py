@@ -18,7 +18,8 @@ def summarize(json_path: str | os.PathLike) -> dict:
     halo_nodes`` (whole graph); ``nodes`` and ``edges`` (per type ``total`` and ``per_part``; edges
     also ``cut_per_part``); ``parts`` (per part ``num_nodes num_edges cut_edges halo_nodes``);
     ``sum_rows`` (rows that travel for a sum over each relation: ``pulled`` as they are, or the
-    ``fewest`` with partial sums, and the share ``saved``);
+    ``fewest`` with partial sums, and the share ``saved``); ``end_rows`` (rows in which cut edges
+    end, by relation and once for each part of their sources, to which attention may send them);
     ``node_balance edge_balance`` (largest part over the mean part, 1 is even); ``node_features``
     and ``edge_features`` (per name ``dtype`` and ``shape`` of one row). An edge is cut when its
     source lies in another part; halo nodes are a part's different remote sources, so a node counts
@@ -29,7 +30,7 @@ def summarize(json_path: str | os.PathLike) -> dict:
     book = read_book(json_path)
     cuts: dict[str, list[int]] = {":".join(etype): [] for etype in book.canonical_etypes}
     parts = []
-    pulled = fewest = 0
+    pulled = fewest = ends = 0
     features: dict[str, dict] = {"node_features": {}, "edge_features": {}}
     for part in range(book.num_parts):
         data = load_partition(json_path, part)
@@ -37,6 +38,7 @@ def summarize(json_path: str | os.PathLike) -> dict:
             cuts[":".join(etype)].append(_cut(shard.offsets, part))
             pulled += sum(_used(data, etype[0], peer, [shard]) for peer in range(book.num_parts))
             fewest += _fewest(data, etype)
+            ends += sum(_ended(shard, peer) for peer in range(book.num_parts) if peer != part)
         parts.append(_describe_part(data, sum(one[-1] for one in cuts.values())))
         _add_features(features, data)
     nodes = [one["num_nodes"] for one in parts]
@@ -56,6 +58,7 @@ def summarize(json_path: str | os.PathLike) -> dict:
             "fewest": fewest,
             "saved": 1 - fewest / pulled if pulled else 0.0,
         },
+        "end_rows": ends,
         "nodes": _nodes_by_type(book),
         "edges": _edges_by_type(book, cuts),
         "parts": parts,
@@ -103,6 +106,11 @@ def _used(data: PartitionData, ntype: str, part: int, shards: list[ShardEdges]) 
     for shard in shards:
         used[shard.src[shard.offsets[part] : shard.offsets[part + 1]]] = True
     return int(used.sum())
+
+
+def _ended(shard: ShardEdges, peer: int) -> int:
+    """Different destinations of edges whose sources are in another part."""
+    return len(shard.dst[shard.offsets[peer] : shard.offsets[peer + 1]].unique())
 
 
 def _fewest(data: PartitionData, etype: tuple[str, str, str]) -> int:
