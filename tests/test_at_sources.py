@@ -7,9 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import dgl
+import dgl.function as fn
 import dgl.nn
 import pytest
 import torch
+import torch.nn.functional as F
+from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.graphs import (
     crossing,
@@ -146,6 +149,25 @@ def test_activations_that_are_not_kept(
     path = partitioned(mixed(), 3, "random")
     check(on_ranks(mixed(), path, 3, make), whole(mixed(), layer()))
     assert passes and all(passes)
+
+
+def test_values_that_are_keys(partitioned: Cutter, passes: list[bool]) -> None:
+    """A layer of one's own whose scores are its rows; fewer ends than starts."""
+
+    class Own(nn.Module):
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            with graph.local_scope():
+                graph.srcdata["ft"] = x[:, :3].reshape(len(x), 3, 1)
+                graph.dstdata["er"] = x[:, 3:].reshape(len(x), 3, 1)
+                graph.apply_edges(fn.u_add_v("ft", "er", "e"))
+                graph.edata["a"] = edge_softmax(graph, F.leaky_relu(graph.edata.pop("e"), 0.1))
+                graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
+                return graph.dstdata["out"].flatten(1)
+
+    graph = homogeneous("fan", 31, [*range(1, 31)], [0] * 30)
+    path = partitioned(graph, 2, [0] + [1] * 30)
+    check(on_ranks(graph, path, 2, Own), whole(graph, Own()))
+    assert passes == [False] * 2
 
 
 def test_two_threads_of_a_rank(partitioned: Cutter, passes: list[bool]) -> None:

@@ -342,9 +342,8 @@ class ShardedGraph(Counts, OriginalMembers):
         """Compress the edges now, by destination and by source, instead of in the first epoch.
 
         For the rounds and the orientations of this graph's policy; under a memory budget rounds
-        depend on the width of rows, and only the edges among owned rows are compressed. What a
-        layer is told by other ranks (partial sums, attention at the sources) comes with its first
-        epoch.
+        depend on the width of rows, and only the edges among owned rows are compressed. What
+        layers are told by other ranks (sums, attention at the sources) comes with the first epoch.
         """
         for etype in self.canonical_etypes:
             stored = self._store.relations[etype]

@@ -37,7 +37,8 @@ def edges_to_compute_at(spec: Attention, sources: Sequence[Tensor]) -> OutEdges 
     relation, policy = spec.relation, spec.policy
     exact = policy.lossy == EXACT and policy.rematerialize
     whole = policy.structure == "both" and policy.exchange == "auto"
-    if relation.group.size == 1 or spec.scores.kind != ADDITIVE or not (exact and whole):
+    narrow = spec.scores.kind == ADDITIVE and len(sources) == 2  # values may be keys as well
+    if relation.group.size == 1 or not (narrow and exact and whole):
         return None
     wide = wide_dtype(sources[0].dtype).itemsize
     at_ends = sum(part.shape[1] * (part.element_size() + wide) for part in sources)
@@ -66,8 +67,7 @@ class BackwardAtSources:
     ) -> None:  # fmt: skip
         self.spec, self.edges, self.incoming = spec, edges, incoming
         self.value, self.key = map(Columns, map(widened, sources))
-        made = None if place is None else Columns(place)
-        self.dvalue = made or Columns(torch.empty_like(self.value.rows))
+        self.dvalue = Columns(torch.empty_like(self.value.rows) if place is None else place)
         self.dkey = Columns(torch.empty_like(self.key.rows))
 
     def run(self) -> tuple[list[Tensor], Tensor]:
