@@ -210,6 +210,39 @@ def test_dropout_of_weights_has_the_same_masks(
     check(here, alone)
 
 
+def test_layers_with_and_without_dropout(partitioned: Cutter, passes: list[bool]) -> None:
+    """Positions of edges, and their names, are told when the first layer needs them, and once."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sar.manual_seed(3)
+            self.dropped, self.whole = layer(attn_drop=0.4), layer()
+
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            return self.whole(graph, self.dropped(graph, x).mean(1).tanh() @ mix)
+
+    mix = whole_rows(WIDTH, (FEATURES,), seed=6)
+    path = partitioned(mixed(), 3, "random")
+    want = on_ranks(mixed(), partitioned(mixed(), 1), 1, Both)
+    check(on_ranks(mixed(), path, 3, Both), want)
+    assert passes == [False] * 2 + [True] * 6
+
+    def case(group: Any) -> None:
+        part, log = Part(group, path), logged(group)
+        x = part.node_rows(whole_rows(mixed().total_nodes, (FEATURES,), 1))
+        layer()(part.graph, x * 1).sum().backward()
+        edges = part.graph.scope().relation.out_edges
+        assert all(csc.order is None for csc in edges._shards[2]), "4 bytes an edge"
+        model = Both()
+        for epoch in range(2):
+            log.clear()
+            model(part.graph, x * 1).sum().backward()
+            assert any(numbers == 1 for _, numbers in log) == (epoch == 0)
+
+    run_threads(3, case)
+
+
 def test_bfloat16_is_as_near_as_where_edges_end(partitioned: Cutter) -> None:
     """Sums are wide either way, so only what is rounded at the end may differ."""
     graph = mixed()
