@@ -425,6 +425,21 @@ def test_buffers_are_reused_and_bounded() -> None:
             assert 0 < idle <= BufferPool.LIMIT * largest
 
 
+def case_room(group, num_rounds):
+    """Bytes of the buffers that a stream leaves behind, and of the rows of its largest round."""
+    plan = make_plan(group, "mixed")
+    steps = plan.rounds(num_rounds)
+    for _ in fetch(plan, owned(group.rank), steps):
+        pass
+    most = max(max(step.num_recv, step.num_send) for step in steps)
+    return {idle.nbytes for idle in group.pool._free}, most * 2 * 4
+
+
+def test_rounds_of_a_pass_have_buffers_of_one_size() -> None:
+    found = [each for rounds in (1, 2, 4) for each in run_threads(5, case_room, rounds)]
+    assert all(sizes == {room} for sizes, room in found)
+
+
 def test_buffer_pool_hands_out_what_came_back() -> None:
     pool, cpu = BufferPool(), torch.device("cpu")
     first = pool.take((3, 4), torch.float64, cpu)
