@@ -20,12 +20,14 @@ from sar.ops.shard_store import EdgeArrays, ShardStore
 
 
 class OutEdges:
-    """Edges that start in owned rows and end in rows of others, 4 bytes each. Collective.
+    """Edges that start in owned rows and end in rows of others, 4 bytes each once they are told.
 
-    Each method is told ``relation``, the edges that end in owned rows: it does not keep it alive.
+    Collective. Each method gets ``relation``, the edges that end in owned rows: it is not kept.
 
     Attributes:
         plan: of the rows in which these edges end; each travels to the owners of its sources.
+        num_starts, num_ends: rows in which edges between ranks start, and end, once for each rank
+            that would need them; of all ranks.
     """
 
     def __init__(self, relation: Relation) -> None:
@@ -35,6 +37,8 @@ class OutEdges:
         recv_counts = exchange_counts(group, [len(idx) for idx in ends])
         plan = HaloPlan(group, relation.num_dst, [*ends], recv_counts)
         self.plan = plan.to(relation.plan.device)
+        rows = torch.tensor([sum(relation.plan.send_counts), sum(plan.send_counts)])
+        self.num_starts, self.num_ends = group.all_reduce(rows).tolist()
         self._told = [span.stop - span.start for span in spans]  # edges, to each rank
         self._heard = exchange_counts(group, self._told)
         self._shards: dict[int, list[Csc]] = {}
@@ -50,6 +54,7 @@ class OutEdges:
         """
         known = self._shards.get(num_rounds)
         if known is None or (order and any(csc.order is None for csc in known)):
+            relation.store.forget_by_source()  # these take their place
             made = self._hear(relation).shards(num_rounds)
             known = made if order else [replace(csc, order=None) for csc in made]
             self._shards[num_rounds] = known
@@ -65,12 +70,12 @@ class OutEdges:
 
     def _hear(self, relation: Relation) -> ShardStore:
         """Their ends from where they end, in no order that matters."""
-        edges, spans = relation.arrays(), enumerate(_remote_spans(relation))
+        edges, spans = relation.arrays(), _remote_spans(relation)
         ends = [
             torch.searchsorted(self.plan.rows_for(peer), edges.dst[span], out_int32=True)
-            for peer, span in spans
+            for peer, span in enumerate(spans)
         ]
-        starts = [edges.src[span] for span in _remote_spans(relation)]
+        starts = [edges.src[span] for span in spans]
         dst, src = self._tell(torch.cat(ends)), self._tell(torch.cat(starts)).split(self._heard)
         own = [relation.plan.rows_for(peer).index_select(0, part) for peer, part in enumerate(src)]
         eid = torch.arange(len(dst), dtype=torch.int32, device=dst.device)
@@ -94,25 +99,11 @@ def out_edges_if_cheaper(
         bytes_of_start: that would travel for each remote row in which edges start.
         bytes_of_end: that travel for each in which edges end, if backward computes at the sources.
     """
-    if relation.remote_rows is None:
-        relation.remote_rows = _count_rows(relation)
-    starts, ends = relation.remote_rows
-    if ends * bytes_of_end >= starts * bytes_of_start:
-        return None
     if relation.out_edges is None:
-        relation.store.forget_by_source()  # these take their place
         relation.out_edges = OutEdges(relation)
-    return relation.out_edges
-
-
-def _count_rows(relation: Relation) -> tuple[int, int]:
-    """Rows in which edges between ranks start, and end, once for each rank that would need them;
-    of all ranks."""
-    dst, spans = relation.arrays().dst, _remote_spans(relation)
-    ends = sum(len(dst[span].unique()) for span in spans)
-    rows = torch.tensor([sum(relation.plan.recv_counts), ends])
-    starts, ends = relation.group.all_reduce(rows).tolist()
-    return starts, ends
+    edges = relation.out_edges
+    cheaper = edges.num_ends * bytes_of_end < edges.num_starts * bytes_of_start
+    return edges if cheaper else None
 
 
 def _remote_spans(relation: Relation) -> list[slice]:

@@ -63,7 +63,6 @@ class Relation:
         self.store = ShardStore(plan, num_src, num_dst, edges)
         self.linear: Fewest | None = None  # see sar.ops.linear
         self.out_edges: OutEdges | None = None  # see sar.ops.out_edges
-        self.remote_rows: tuple[int, int] | None = None  # the same
         self.num_edges_global = self._count_edges()
         self.in_degrees = torch.bincount(dst, minlength=num_dst)
         self.out_degrees = self._count_out_degrees(edges)

@@ -316,11 +316,8 @@ def _round_seconds(work: Work, path: str) -> float:
     """What a round costs a rank where there are nearly no rows: strict epochs beside one-shot."""
 
     def body(group: Any) -> tuple[float, int]:
-        runs, found, rounds = (
-            [_Run(work, path, group, rounds=number) for number in (1, None)],
-            [],
-            [],
-        )
+        runs = [_Run(work, path, group, rounds=number) for number in (1, None)]
+        found, rounds = [], []
         for _ in range(2 * _EPOCHS):
             group.log.clear()
             found.append([_spent(run.step, group) for run in runs])
