@@ -82,13 +82,14 @@ class Arriving:
     dM' = (V ; K), dW'_hd = V_hd + a_hd K_h, da_hd = <W'_hd, K_h>.
 
     Args:
-        rows: x, [num_src, F] owned.
+        rows: x, [num_src, F] owned, as the layer got them.
         weight: W' as it was in the forward pass, [H, D, F or F + 1].
         matrix: M', the same.
     """
 
     def __init__(self, rows: Tensor, weight: Tensor, matrix: Tensor) -> None:
-        self.rows, self.weight, self.matrix = rows.detach().contiguous(), weight, matrix
+        self.given, self.rows = rows, rows.detach().contiguous()
+        self.weight, self.matrix = weight, matrix
         self.width = rows.shape[1]
         self.dmatrix = torch.zeros_like(matrix)
 

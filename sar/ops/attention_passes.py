@@ -25,6 +25,7 @@ from sar.kernels.attention import (
 )
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.arriving import Arriving
+from sar.ops.constant_halo import constant_halo
 from sar.ops.relation import Relation
 from sar.ops.shard_store import LOCAL
 
@@ -97,7 +98,7 @@ def attention_forward(
     running = Running.start(len(query), scores.heads, scores.width, query)
     shards = spec.shards(spec.num_rounds(sources))
     kept = []
-    stream = _stream(spec, sources, arriving, window=spec.window)
+    stream = _stream(spec, sources, arriving, window=spec.window, may_keep=True)
     for step, shard in zip(stream, shards, strict=True):
         value, key = _columns(scores, step.rows)
         attend(shard, scores, key, value, query, weight, running, mask)
@@ -136,18 +137,27 @@ def _stream(
     kept: Sequence[Tensor] = (),
     window: int = WINDOW,
     ahead: bool = False,
+    may_keep: bool = False,
 ) -> Iterator[_Step]:
     """The owned rows, then those of each round; overwritten when the next is taken."""
     plan, policy, pool = spec.relation.plan, spec.policy, spec.relation.group.pool
     rounds = plan.rounds(spec.num_rounds(sources))
-    fetched = None
-    if not kept:
-        sent = sources if arriving is None else [arriving.rows]
-        fetched = fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, window, ahead)
+    sent = sources if arriving is None else [arriving.rows]
+
+    def fetched() -> Stream:
+        return fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, window, ahead)
+
+    landed: Iterator[tuple[Round, Tensor]]
+    if kept:
+        landed = zip(rounds, kept, strict=True)
+    elif arriving is None:
+        landed = fetched()
+    else:
+        landed = constant_halo(spec.relation, arriving.given, rounds, policy, may_keep, fetched)
     yield _Step(sources)
-    for step, halo in fetched or zip(rounds, kept, strict=True):
+    for step, halo in landed:
         if arriving is None:
-            made = _Step([halo], step, halo, fetched)
+            made = _Step([halo], step, halo, landed if isinstance(landed, Stream) else None)
             del halo  # which is freed with the step
             yield made
             continue

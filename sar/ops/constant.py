@@ -3,8 +3,9 @@
 Note [Constant rows]. What a linear reduction makes of rows that nobody trains is the same in every
 epoch. Rows are taken to be the ones of an earlier call when they are the same tensor (or the same
 view of it), hold the same memory, and have not been written since: torch counts writes, except
-those through ``.data`` or through another library that shares the memory. A result that its
-receiver wrote into counts as lost.
+those through ``.data`` or through another library that shares the memory. Rows that are noted to
+be others times numbers (Note [Scaled rows]) are the ones of an earlier call when those others are
+and the numbers are equal. A result that its receiver wrote into counts as lost.
 
 One rank alone cannot know that the rows of the others are the same. So each call with rows that
 ask for no gradient begins with an agreement, one all-reduce of two numbers: in which call each
@@ -15,42 +16,52 @@ compute, and none waits for a rank that did not come.
 
 from __future__ import annotations
 
-import mmap
-import tempfile
 import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group
 from sar.config import Policy
+from sar.ops.scaled import Scaled, note_scaled, scaled_of
+from sar.partition.row_file import RowFile
 
 
 class _Seen:
-    """A tensor as it was at some moment; knows whether it still is.
+    """Rows as they were at some moment; knows whether they still are.
 
-    Its memory is held as long as it lives, so that no other memory can have the same address.
+    Their memory is held as long as they live, so that no other memory can have the same address.
     """
 
-    def __init__(self, tensor: Tensor, forget: Callable[[Any], None]) -> None:
-        self.root = weakref.ref(_root(tensor), forget)
-        self.version, self.held = tensor._version, tensor.detach()
+    def __init__(self, made: Scaled, forget: Callable[[Any], None]) -> None:
+        self.root = weakref.ref(_root(made.rows), forget)
+        self.version, self.held = made.rows._version, made.rows.detach()
+        self.factors = [factor.clone() for factor in made.factors]
 
-    def unchanged(self, tensor: Tensor) -> bool:
+    def unchanged(self, made: Scaled) -> bool:
+        rows = made.rows
         return (
-            self.root() is _root(tensor)
-            and tensor._version == self.version
-            and tensor.data_ptr() == self.held.data_ptr()
+            self.root() is _root(rows)
+            and rows._version == self.version
+            and rows.data_ptr() == self.held.data_ptr()
+            and all(map(torch.equal, self.factors, made.factors))
         )
 
 
+class Kept(Protocol):
+    """What a call gave."""
+
+    def unchanged(self) -> bool:
+        """Whether it still is that."""
+
+
 @dataclass
-class _Kept:
+class _Result:
     """A result and the writes into it; handed out without a copy where nobody else holds it."""
 
     result: Tensor
@@ -62,9 +73,12 @@ class _Kept:
 
     def hand_out(self) -> Tensor:
         if self.result.device != self.device:
-            return self.result.to(self.device)
-        alone = _num_holders(self.result) == _num_holders_of_one()
-        return self.result.detach() if alone else self.result.clone()
+            out = self.result.to(self.device)
+        else:
+            alone = _num_holders(self.result) == _num_holders_of_one()
+            out = self.result.detach() if alone else self.result.clone()
+        note_scaled(out, self.result)
+        return out
 
 
 @dataclass
@@ -76,9 +90,35 @@ class _Entry:
     """
 
     seen: list[_Seen]
-    kept: _Kept | None = None
+    kept: Kept | None = None
     call: int = 0
     sent_bytes: int = 0
+
+
+@dataclass
+class Use:
+    """One call for constant rows.
+
+    Attributes:
+        kept: what an earlier one gave, to be used now on all ranks.
+    """
+
+    constants: Constants
+    entry: _Entry | None
+    call: int
+    kept: Kept | None = None
+
+    @property
+    def again(self) -> bool:
+        """Whether the same rows came before, so that what this call gives may be kept."""
+        return self.entry is not None
+
+    def keep(self, result: Kept, sent_bytes_before: int) -> None:
+        """Keep what this call gives; all that was sent since is not sent again."""
+        if self.entry is not None:
+            self.entry.kept, self.entry.call = result, self.call
+            sent = self.constants.group.counters.sent_bytes - sent_bytes_before
+            self.entry.sent_bytes = sent
 
 
 class Constants:
@@ -102,27 +142,36 @@ class Constants:
             tensors: all that ``compute`` reads; none asks for a gradient.
             op: what is computed of them.
         """
-        counters = self.group.counters
+        use = self.use(tensors, op, policy)
+        if isinstance(use.kept, _Result):
+            return use.kept.hand_out()
+        before = self.group.counters.sent_bytes
+        out = compute()
+        if use.again and not out.is_inference():
+            use.keep(_keep(out, policy.constant_inputs), before)
+        return out
+
+    def use(self, tensors: list[Tensor], op: str, policy: Policy) -> Use:
+        """Whether there is a result for the same tensors on all ranks, or will be; collective.
+
+        What is found counts as not sent again.
+        """
         self._calls += 1
         never = policy.lossy.draws or any(t.is_inference() for t in tensors)
-        key = None if never else (op, policy, *map(_name, tensors))
+        made = [scaled_of(tensor) for tensor in tensors]
+        key = None if never else (op, policy, *map(_name, made))
         entry = None if key is None else self._entries.get(key)
         again = entry is not None and all(
-            seen.unchanged(t) for seen, t in zip(entry.seen, tensors, strict=True)
+            seen.unchanged(one) for seen, one in zip(entry.seen, made, strict=True)
         )
         if entry is not None and not (again and entry.kept and entry.kept.unchanged()):
             entry.kept, entry.call = None, 0
-        if self._all_kept(entry) and entry is not None and entry.kept is not None:
-            counters.avoided_bytes += entry.sent_bytes
-            return entry.kept.hand_out()
-        before = counters.sent_bytes
-        out = compute()
+        if self._all_kept(entry) and entry is not None:
+            self.group.counters.avoided_bytes += entry.sent_bytes
+            return Use(self, entry, self._calls, entry.kept)
         if key is not None and not again:
-            self._entries[key] = self._watched(key, tensors)
-        elif entry is not None and not out.is_inference():
-            entry.kept, entry.call = _keep(out, policy.constant_inputs), self._calls
-            entry.sent_bytes = counters.sent_bytes - before
-        return out
+            entry = self._entries[key] = self._watched(key, made)
+        return Use(self, entry if again else None, self._calls)
 
     def _all_kept(self, entry: _Entry | None) -> bool:
         """Whether every rank kept its result of one and the same call."""
@@ -131,7 +180,7 @@ class Constants:
         least, most = self.group.all_reduce(span, "min").tolist()
         return least > 0 and least == -most
 
-    def _watched(self, key: Any, tensors: list[Tensor]) -> _Entry:
+    def _watched(self, key: Any, made: list[Scaled]) -> _Entry:
         """An entry that is dropped when one of the tensors dies."""
         owner = weakref.ref(self)
 
@@ -140,7 +189,7 @@ class Constants:
             if constants is not None:
                 constants._entries.pop(key, None)
 
-        return _Entry([_Seen(tensor, forget) for tensor in tensors])
+        return _Entry([_Seen(one, forget) for one in made])
 
 
 def _root(tensor: Tensor) -> Tensor:
@@ -148,20 +197,27 @@ def _root(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def _name(tensor: Tensor) -> tuple:
-    """Names a tensor among those that live."""
-    place = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-    return (id(_root(tensor)), place, tensor.dtype, tensor.device)
+def _name(made: Scaled) -> tuple:
+    """Names rows among those that live."""
+    rows = made.rows
+    place = (rows.storage_offset(), tuple(rows.shape), rows.stride())
+    return (id(_root(rows)), place, rows.dtype, rows.device, len(made.factors))
 
 
-def _keep(out: Tensor, mode: str) -> _Kept:
+def _keep(out: Tensor, mode: str) -> _Result:
     held = out.detach()
     if mode == "mapped":
         try:
             held = to_temporary_file(held)
         except OSError as error:
-            warnings.warn(f"constant_inputs: no room in a temporary file: {error}", stacklevel=2)
-    return _Kept(held, held._version, out.device)
+            warn_of_no_room(error)
+    note_scaled(out, held)
+    return _Result(held, held._version, out.device)
+
+
+def warn_of_no_room(error: OSError) -> None:
+    """Say that what was to be kept in a file is not there."""
+    warnings.warn(f"constant_inputs: no room in a temporary file: {error}", stacklevel=3)
 
 
 def to_temporary_file(tensor: Tensor) -> Tensor:
@@ -169,13 +225,7 @@ def to_temporary_file(tensor: Tensor) -> Tensor:
 
     Raises ``OSError`` when there is no room for it.
     """
-    if not tensor.numel():
-        return tensor
-    with tempfile.TemporaryFile(prefix="sar-") as file:
-        file.write(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        mapped = mmap.mmap(file.fileno(), 0)
-    return torch.frombuffer(mapped, dtype=tensor.dtype).view(tensor.shape)
+    return RowFile(tuple(tensor.shape), tensor.dtype, [tensor.cpu()]).tensor
 
 
 def _num_holders(tensor: Tensor) -> int:

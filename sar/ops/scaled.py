@@ -1,0 +1,69 @@
+"""Rows that are others times a number each: a new tensor at each call, with the same values.
+
+Note [Scaled rows]. DGL's layers that normalize by degrees (``GraphConv``, ``SGConv``, ``TAGConv``)
+write ``feat * norm``. So what they sum is another tensor in every epoch, also where nobody trains
+the features. Of such a product it is noted which rows and which numbers it is made of: products of
+the same rows and equal numbers, one after the other, are equal bit for bit. Only code of DGL that
+asks for no gradient is treated so, and a product that was written into since is a tensor like any
+other. What was kept of rows that stay the same is the same rows each time, too, so that layers
+which sum sums again (Note [Constant rows]) find them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from sar.ops.reuse import is_plain
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What a tensor was made of: rows times each of the factors, in this order.
+
+    Attributes:
+        rows: [n, ...].
+        factors: [n, 1, ..] each.
+        version: writes into the tensor when that was so.
+    """
+
+    rows: Tensor
+    factors: tuple[Tensor, ...]
+    version: int
+
+
+_made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def note_scaled(out: Tensor, rows: Tensor, *factors: Tensor) -> None:
+    """Note that ``out`` is ``rows`` times the factors."""
+    before = scaled_of(rows)
+    _made[out] = Scaled(before.rows, (*before.factors, *factors), out._version)
+
+
+def scaled_of(out: Tensor) -> Scaled:
+    """What was noted of a tensor, if that is still so; else that it is itself."""
+    found: Scaled | None = _made.get(out)
+    if found is None or found.version != out._version:
+        return Scaled(out, (), 0)
+    return found
+
+
+def is_scaling(rows: Any, factor: Any) -> bool:
+    """Whether a product is of rows and a number for each, none of which asks for a gradient."""
+    return (
+        type(rows) is Tensor
+        and type(factor) is Tensor
+        and rows.dim() == factor.dim() > 1
+        and tuple(factor.shape) == (len(rows), *[1] * (rows.dim() - 1))
+        and rows.is_floating_point()
+        and (rows.dtype, rows.device) == (factor.dtype, factor.device)
+        and not (rows.requires_grad or factor.requires_grad)
+        and is_plain(rows)
+        and is_plain(factor)
+        and not torch.is_inference_mode_enabled()
+    )
