@@ -98,6 +98,7 @@ class Policy:
             same rows come a second time, so that they are not sent again: in ``"memory"``, in a
             ``"mapped"`` temporary file, or not at all (``"off"``). Takes one row of the input's
             width for each owned row. What ``lossy`` draws at random is drawn anew instead.
+            ``"mapped"`` also keeps remote rows of an attention layer's input, in files.
         structure: which orientations of the edges stay in memory: ``"both"`` (12 bytes an edge), or
             ``"one"`` (8 bytes), where backward sorts each shard anew when its turn comes.
         exchange: ``"auto"`` sends the fewest rows that sums of copied rows need, some as they are

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.ops import constant_halo
-from sar.ops.scaled import note_scaled, scaled_of
+from sar.ops.scaled import is_scaling, note_scaled, scaled_of
 from sar.partition.arrays import ETYPE_HOMO
 
 FEATURES, WIDTH, SIZE, EPOCHS = 6, 8, 3, 6
@@ -163,16 +163,66 @@ def test_other_numbers_are_noticed(partitioned: Cutter) -> None:
     assert all(sends(partitioned(mixed(), SIZE, "random"), Weighted))
 
 
-def test_a_product_that_was_written_into_is_its_own() -> None:
+def noted() -> tuple[Tensor, Tensor, Tensor]:
     rows, factor = torch.ones(3, 2), torch.full((3, 1), 2.0)
     out = rows * factor
     note_scaled(out, rows, factor)
+    return out, rows, factor
+
+
+def test_products_of_products_are_of_the_first_rows() -> None:
+    out, rows, factor = noted()
     assert scaled_of(out).rows is rows and scaled_of(out).factors == (factor,)
     twice = out * factor
     note_scaled(twice, out, factor)
     assert scaled_of(twice).rows is rows and scaled_of(twice).factors == (factor, factor)
-    out.add_(1)
-    assert scaled_of(out).rows is out and not scaled_of(out).factors
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_product_that_was_written_into_is_its_own(which: int) -> None:
+    tensors = noted()
+    tensors[which].add_(1)
+    found = scaled_of(tensors[0])
+    assert found.rows is tensors[0] and not found.factors
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_what_counts_no_writes_is_not_noted(which: int) -> None:
+    out, rows, factor = torch.ones(3, 2), torch.ones(3, 2), torch.ones(3, 1)
+    with torch.inference_mode():
+        tensors = [t.clone() if n == which else t for n, t in enumerate((out, rows, factor))]
+    note_scaled(*tensors)
+    assert scaled_of(tensors[0]).rows is tensors[0]
+
+
+def test_a_product_with_a_gradient_is_not_known() -> None:
+    rows, factor = torch.ones(3, 2), torch.ones(3, 1)
+    assert is_scaling(rows, factor)
+    assert not is_scaling(rows.clone().requires_grad_(), factor)
+    assert not is_scaling(rows, factor.clone().requires_grad_())
+    assert not is_scaling(rows, torch.ones(3, 2)), "a number a row"
+    assert not is_scaling(rows, factor.double()), "rounded to another dtype"
+
+
+def inferring(group: Any, path: str) -> list[Tensor]:
+    """A layer in turns under the modes of torch, with features made in or outside of them."""
+    part, layer = Part(group, path), filled(lambda: hops(dgl.nn.SGConv, 2))
+    x = part.node_rows(features(0, EPOCHS), False)
+    with torch.inference_mode():
+        other = x.clone()
+    outs = []
+    for _ in range(4):
+        outs.append(layer(part.graph, x).detach())
+        with torch.inference_mode():
+            outs += [layer(part.graph, x).clone(), layer(part.graph, other).clone()]
+        with torch.no_grad():
+            outs += [layer(part.graph, x), layer(part.graph, other)]
+    return [out - outs[0] for out in outs]
+
+
+def test_inference_between_epochs(partitioned: Cutter) -> None:
+    for apart in run_threads(SIZE, inferring, partitioned(mixed(), SIZE, "random")):
+        assert all(not one.any() for one in apart), "bit for bit"
 
 
 def edge_weighted(group: Any, path: str) -> tuple[list[Tensor], Tensor, list[int]]:

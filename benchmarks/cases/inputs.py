@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
+from sar.config import CONSTANT_INPUTS
 
 MB = 1e6
 RANKS = 4
@@ -18,9 +19,13 @@ FEW = 60  # one training node in so many: 1 % of all nodes
 SAME_LOSS = 1e-5
 Arguments = dict[str, Any]
 Epochs = list[dict[str, float]]
-KEPT: dict[str, Arguments] = {
-    mode: {"constant_inputs": mode} for mode in ("off", "memory", "mapped")
-}
+KEPT: list[dict[str, Arguments]] = [
+    {
+        f"{model}, {mode}": {"model": model, "constant_inputs": mode}
+        for mode in CONSTANT_INPUTS[::-1]
+    }
+    for model in ("sage", "gcn", "gat")
+]
 LABELS: dict[str, Arguments] = {
     "1 % labels, whole graph": {"constant_inputs": "memory", "every": FEW},
     "1 % labels, blocks": {"constant_inputs": "memory", "every": FEW, "blocks": True},
@@ -31,7 +36,8 @@ LABELS: dict[str, Arguments] = {
 def inputs(options: Options) -> Report:
     """Bytes and processor seconds with and without a kept input layer and blocks: R-MAT, METIS.
 
-    Two epochs fill what is kept; the contenders then train in turns.
+    SAGE, GCN and GAT; SAGE on blocks. Two epochs fill what is kept; the contenders then train in
+    turns.
     """
     graph = graphs.rmat(options, [("metis", RANKS)])
     task, parts = "benchmarks.tasks.inputs:Inputs", str(graph.parts["metis", RANKS])
@@ -41,7 +47,7 @@ def inputs(options: Options) -> Report:
         ["contender", "sent MB", "cpu s", "activation MB"],
     )
     report = Report(tables=[table])
-    for contenders in (KEPT, LABELS):
+    for contenders in (*KEPT, LABELS):
         turns, memory, saved = _turns(start, contenders, options.repeats)
         for name, epochs in turns.items():
             middle = {key: median(epoch[key] for epoch in epochs) for key in epochs[0]}

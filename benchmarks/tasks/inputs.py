@@ -1,16 +1,23 @@
-"""GraphSAGE whose input layer is kept or sent anew, and whose few labels need few rows or all."""
+"""Models whose input layer is kept or sent anew, and whose few labels need few rows or all."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from benchmarks.tasks.sage import LAYERS, Sage, Sar
+import dgl.nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.tasks.sage import CLASSES, HIDDEN, LAYERS, Sage, Sar
+from benchmarks.tasks.stack import Stack
 
 
 class Inputs(Sar):
-    """One partition; the model is that of :class:`benchmarks.tasks.sage.Sar`.
+    """One partition.
 
     Args:
+        model: sage, that of :class:`benchmarks.tasks.sage.Sar`; gcn or gat, as many layers.
         constant_inputs: of the policy.
         every: one training node in so many keeps its label.
         blocks: train on the rows that reach the loss.
@@ -25,8 +32,9 @@ class Inputs(Sar):
         constant_inputs: str,
         every: int = 1,
         blocks: bool = False,
+        model: str = "sage",
     ) -> None:
-        self.saved, self.blocks = 0.0, None
+        self.kind, self.saved, self.blocks = model, 0.0, None
         super().__init__(rank, size, port, parts, 1)
         policy = self.sar.Policy(rounds=1, constant_inputs=constant_inputs)
         self.graph = self.graph.with_policy(policy)
@@ -45,12 +53,29 @@ class Inputs(Sar):
         self.labels = self.labels[self.train]
         self.train = torch.arange(len(self.train))
 
-    def make_model(self, num_features: int) -> torch.nn.Module:
-        return OnBlocks(num_features, self.blocks)
+    def make_model(self, num_features: int) -> nn.Module:
+        if self.kind == "sage":
+            return OnBlocks(num_features, self.blocks)
+        return Gcn(num_features) if self.kind == "gcn" else Stack("gat", num_features)
 
     def saved_work(self) -> float:
         """Share of the whole graph's work that the blocks leave out."""
         return self.saved
+
+
+class Gcn(nn.Module):
+    """Unmodified ``dgl.nn.GraphConv`` layers, normalized on both sides."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        widths = [num_features, *[HIDDEN] * (LAYERS - 1), CLASSES]
+        convs = (dgl.nn.GraphConv(*pair) for pair in zip(widths[:-1], widths[1:]))
+        self.layers = nn.ModuleList(convs)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(graph, x))
+        return self.layers[-1](graph, x)
 
 
 class OnBlocks(Sage):

@@ -4,9 +4,9 @@ Note [Scaled rows]. DGL's layers that normalize by degrees (``GraphConv``, ``SGC
 write ``feat * norm``. So what they sum is another tensor in every epoch, also where nobody trains
 the features. Of such a product it is noted which rows and which numbers it is made of: products of
 the same rows and equal numbers, one after the other, are equal bit for bit. Only code of DGL that
-asks for no gradient is treated so, and a product that was written into since is a tensor like any
-other. What was kept of rows that stay the same is the same rows each time, too, so that layers
-which sum sums again (Note [Constant rows]) find them.
+asks for no gradient is treated so; a product that was written into since, or whose rows were, is a
+tensor like any other. What is handed out of a kept result (Note [Constant rows]) is that result
+each time, so that sums of sums are found, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -28,29 +27,31 @@ class Scaled:
     Attributes:
         rows: [n, ...].
         factors: [n, 1, ..] each.
-        version: writes into the tensor when that was so.
     """
 
     rows: Tensor
-    factors: tuple[Tensor, ...]
-    version: int
+    factors: tuple[Tensor, ...] = ()
+
+    def versions(self, out: Tensor) -> list[int]:
+        """Writes into ``out`` and what it was made of."""
+        return [tensor._version for tensor in (out, self.rows, *self.factors)]
 
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def note_scaled(out: Tensor, rows: Tensor, *factors: Tensor) -> None:
-    """Note that ``out`` is ``rows`` times the factors."""
-    before = scaled_of(rows)
-    _made[out] = Scaled(before.rows, (*before.factors, *factors), out._version)
+    """Note that ``out`` is ``rows`` times the factors, if writes into these can be told."""
+    if not any(tensor.is_inference() for tensor in (out, rows, *factors)):
+        before = scaled_of(rows)
+        made = Scaled(before.rows, (*before.factors, *factors))
+        _made[out] = made, made.versions(out)
 
 
 def scaled_of(out: Tensor) -> Scaled:
     """What was noted of a tensor, if that is still so; else that it is itself."""
-    found: Scaled | None = _made.get(out)
-    if found is None or found.version != out._version:
-        return Scaled(out, (), 0)
-    return found
+    made, versions = _made.get(out, (None, []))
+    return made if made is not None and made.versions(out) == versions else Scaled(out)
 
 
 def is_scaling(rows: Any, factor: Any) -> bool:
@@ -65,5 +66,4 @@ def is_scaling(rows: Any, factor: Any) -> bool:
         and not (rows.requires_grad or factor.requires_grad)
         and is_plain(rows)
         and is_plain(factor)
-        and not torch.is_inference_mode_enabled()
     )
