@@ -35,8 +35,8 @@ def hops(kind: type[nn.Module], number: int) -> nn.Module:
     return kind(FEATURES, WIDTH, number, **options)
 
 
-def gat(**options: Any) -> nn.Module:
-    return dgl.nn.GATConv(FEATURES, WIDTH, 2, allow_zero_in_degree=True, **options)
+def gat(heads: int = 2, **options: Any) -> nn.Module:
+    return dgl.nn.GATConv(FEATURES, WIDTH, heads, allow_zero_in_degree=True, **options)
 
 
 def filled(make: Make) -> nn.Module:
@@ -104,9 +104,15 @@ def case(
     return train(part.graph, layer, x, part.nodes, changes, step), part.nodes, sent
 
 
-def sends(path: str, make: Make, policy: sar.Policy = DEFAULT, changes: int = EPOCHS) -> list[int]:
+def sends(
+    path: str,
+    make: Make,
+    policy: sar.Policy = DEFAULT,
+    changes: int = EPOCHS,
+    size: int = SIZE,
+) -> list[int]:
     """Rows' bytes that rank 0 sends in each epoch, once they all gave what DGL gives."""
-    ranks = run_threads(SIZE, case, path, make, policy, changes)
+    ranks = run_threads(size, case, path, make, policy, changes)
     for epoch, want in enumerate(in_one_place(make, changes)):
         for outs, nodes, _ in ranks:
             torch.testing.assert_close(outs[epoch], want[nodes], rtol=1e-10, atol=1e-10)
@@ -157,6 +163,22 @@ class Weighted(nn.Module):
         self.calls += 1
         self.conv._norm = "left" if self.calls % 2 else "both"
         return self.conv(graph, x)
+
+
+class Both(nn.Module):
+    """Layers that read the same rows, as they are and scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(graph_conv(norm) for norm in ("right", "both"))
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return sum(conv(graph, x) for conv in self.convs)
+
+
+def test_rows_as_they_are_and_scaled_are_told_apart(partitioned: Cutter) -> None:
+    sent = sends(partitioned(mixed(), SIZE, "random"), Both)
+    assert all(sent[:2]) and not any(sent[2:])
 
 
 def test_other_numbers_are_noticed(partitioned: Cutter) -> None:
@@ -266,6 +288,24 @@ def test_attention_reads_its_input_from_files(kind: str, policy: dict, partition
     assert sent[1] > 0, "forward writes in the second epoch, backward reads"
 
 
+def counting(group: Any, path: str) -> tuple[list[int], list[int]]:
+    part = Part(group, path, sar.Policy(constant_inputs="mapped"))
+    layer, x = filled(gat), part.node_rows(features(0, EPOCHS), False)
+    sent, avoided, counters = [], [], group.counters
+    for _ in range(4):
+        before = counters.sent_bytes, counters.avoided_bytes
+        layer(part.graph, x).sum().backward()
+        sent.append(counters.sent_bytes - before[0])
+        avoided.append(counters.avoided_bytes - before[1])
+    return sent, avoided
+
+
+def test_what_files_spare_is_counted(partitioned: Cutter) -> None:
+    for sent, avoided in run_threads(SIZE, counting, partitioned(mixed(), SIZE, "random")):
+        one = sent[1]
+        assert avoided == [0, one, 2 * one, 2 * one] and sent[2:] == [0, 0]
+
+
 def test_attention_sends_other_features_again(partitioned: Cutter) -> None:
     path = partitioned(mixed(), SIZE, "random")
     sent = sends(path, gat, sar.Policy(constant_inputs="mapped"), changes=3)
@@ -288,12 +328,12 @@ def test_attention_without_room_for_files(
 class Pair(nn.Module):
     """Two layers that read the same rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int = 2) -> None:
         super().__init__()
-        self.one, self.other = gat(), gat()
+        self.one, self.other = gat(), gat(heads)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
-        return self.one(graph, x) + self.other(graph, x)
+        return self.one(graph, x).sum(1) + self.other(graph, x).sum(1)
 
 
 def test_layers_share_the_files_of_their_input(partitioned: Cutter) -> None:
@@ -302,6 +342,36 @@ def test_layers_share_the_files_of_their_input(partitioned: Cutter) -> None:
     alone = sends(path, gat, sar.Policy(constant_inputs="mapped"))
     assert sent[1] == 0, "the second layer's forward pass writes in the first epoch"
     assert sent[0] > 2 * alone[1] > 0 and not any(sent[1:])
+
+
+def fitting(group: Any, path: str) -> tuple[int, list[int]]:
+    """A budget in which 3 heads need the most rounds, and 2 fewer; the rounds of both."""
+    plan = Part(group, path).graph._relation(None).plan
+    sizes = [2 * 8 * heads * (WIDTH + 1) for heads in (2, 3)]
+    budget = int(plan.rows_in_flight[-1]) * sizes[1]
+    policy = sar.Policy(memory_budget=budget)
+    return budget, [plan.fitting_rounds(policy, size) for size in sizes]
+
+
+def test_layers_that_need_other_rounds_have_their_own_files(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 4, "random")
+    budget, rounds = run_threads(4, fitting, path)[0]
+    assert rounds[0] < rounds[1]
+    policy = sar.Policy(constant_inputs="mapped", memory_budget=budget)
+    sent = sends(path, lambda: Pair(heads=3), policy, size=4)
+    assert all(sent[:2]) and not any(sent[2:])
+
+
+def disagreeing(group: Any, path: str) -> None:
+    mode = "mapped" if group.rank else "memory"
+    part = Part(group, path)
+    graph = part.graph.with_policy(sar.Policy(constant_inputs=mode))
+    with pytest.raises(ValueError, match=r"constant_inputs.* are \[\(0,\), \(1,\), \(1,\)\]"):
+        filled(gat)(graph, part.node_rows(features(0, EPOCHS), False))
+
+
+def test_attention_refuses_ranks_with_different_modes(partitioned: Cutter) -> None:
+    run_threads(SIZE, disagreeing, partitioned(mixed(), SIZE, "random"))
 
 
 def dropping(group: Any, path: str) -> list[int]:
@@ -316,6 +386,11 @@ def dropping(group: Any, path: str) -> list[int]:
     return sent
 
 
-def test_feature_dropout_is_another_input_each_time(partitioned: Cutter) -> None:
+def test_feature_dropout_is_another_input_each_time(
+    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Tensor] = []
+    monkeypatch.setattr(constant_halo, "to_temporary_file", written.append)
     for sent in run_threads(SIZE, dropping, partitioned(mixed(), SIZE, "random")):
         assert sent[1:] == [sent[1]] * 3 and sent[1]
+    assert not written

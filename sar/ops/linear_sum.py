@@ -91,8 +91,7 @@ class LinearSums(TorchFunctionMode):
             return out
         if func in PRODUCTS and not kwargs and is_scaling(*args):
             out = func(*args)
-            if _by_code_of_dgl(sys._getframe()):
-                note_scaled(out, *args)
+            note_scaled(out, *args)
             return out
         return func(*args, **kwargs)
 

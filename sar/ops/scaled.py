@@ -3,10 +3,10 @@
 Note [Scaled rows]. DGL's layers that normalize by degrees (``GraphConv``, ``SGConv``, ``TAGConv``)
 write ``feat * norm``. So what they sum is another tensor in every epoch, also where nobody trains
 the features. Of such a product it is noted which rows and which numbers it is made of: products of
-the same rows and equal numbers, one after the other, are equal bit for bit. Only code of DGL that
-asks for no gradient is treated so; a product that was written into since, or whose rows were, is a
-tensor like any other. What is handed out of a kept result (Note [Constant rows]) is that result
-each time, so that sums of sums are found, too.
+the same rows and equal numbers, one after the other, are equal bit for bit. Only products in DGL's
+layers that ask for no gradient are treated so; one that was written into since, or whose rows were,
+is a tensor like any other. What is handed out of a kept result (Note [Constant rows]) is that
+result each time, so that sums of sums are found, too.
 """
 
 from __future__ import annotations
