@@ -62,10 +62,12 @@ def test_rows_are_those_of_the_halo_plan(partitioned: Cutter, cut: str) -> None:
         assert found == ranks[0][0][rounds - 1]
 
 
-def trained_bytes(group: sar.comm.Group, path: str, options: ModelOptions) -> int:
-    """Bytes that a rank sends in the third epoch, when sums of constant rows are kept."""
+def trained_bytes(
+    group: sar.comm.Group, path: str, options: ModelOptions, constant_inputs: str
+) -> int:
+    """Bytes that a rank sends in the third epoch, when what is constant is kept."""
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    graph = sar.construct_full_graph(data)
+    graph = sar.construct_full_graph(data, sar.Policy(constant_inputs=constant_inputs))
     graph = prepare_graph(graph, options)
     model = build_model(options, 12, 5)
     x = torch.ones(graph.num_nodes(), 12)
@@ -76,17 +78,29 @@ def trained_bytes(group: sar.comm.Group, path: str, options: ModelOptions) -> in
 
 
 @pytest.mark.parametrize(
-    ("model", "graph"),
-    [("sage", mixed()), ("gcn", mixed()), ("gat", mixed()), ("gat", IN), ("gat", OUT)],
+    ("model", "constant_inputs", "graph"),
+    [
+        ("sage", "memory", mixed()),
+        ("gcn", "memory", mixed()),
+        ("gcn", "off", mixed()),
+        ("gat", "memory", mixed()),
+        ("gat", "mapped", mixed()),
+        ("gat", "memory", IN),
+        ("gat", "memory", OUT),
+    ],
     ids=lambda given: given if isinstance(given, str) else given.name,
 )
-def test_bytes_and_memory_of_a_model(partitioned: Cutter, model: str, graph: GraphArrays) -> None:
+def test_bytes_and_memory_of_a_model(
+    partitioned: Cutter, model: str, constant_inputs: str, graph: GraphArrays
+) -> None:
     """Graphs with many sources or many ends: backward of attention goes where fewer rows are."""
     options = ModelOptions(model, layers=3, hidden=20)
-    costs = probe(Work(options, 12, 5), 1, nodes=1024)
+    costs = probe(Work(options, 12, 5, constant_inputs=constant_inputs), 1, nodes=1024)
     path = partitioned(graph, 3, "random")
     predicted = predict(from_parts(path), costs, Setting("", 2), Hardware())
-    assert predicted.sent_bytes == sum(run_threads(3, trained_bytes, path, options))
+    assert predicted.sent_bytes == sum(
+        run_threads(3, trained_bytes, path, options, constant_inputs)
+    )
     floats = sum(p.numel() for p in build_model(options, 12, 5).parameters())
     assert costs.parameters == floats
     # parameters, gradients and two moments; at the least x, two hidden layers and logits a node

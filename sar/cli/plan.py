@@ -11,7 +11,7 @@ from typing import Any
 
 from sar.cli.inspect import aligned
 from sar.cli.train import add_model_arguments, model_options
-from sar.config import parse_bytes
+from sar.config import CONSTANT_INPUTS, parse_bytes
 from sar.nn.activations import ACTIVATIONS
 from sar.plan import (
     KNOWN,
@@ -47,6 +47,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--activations", nargs="+", choices=ACTIVATIONS, default=["keep", "recompute"],
         metavar="HOW", help=f"compared, of {', '.join(ACTIVATIONS)}; default keep recompute",
     )  # fmt: skip
+    model.add_argument(
+        "--constant-inputs", choices=CONSTANT_INPUTS, default="memory",
+        help="as of sar train, default memory",
+    )  # fmt: skip
     machines = parser.add_argument_group("machines")
     machines.add_argument("--hosts", type=int, metavar="N", help="default: one for each part")
     machines.add_argument("--ranks-per-host", type=int, default=1, metavar="R", help="default 1")
@@ -78,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--feature-width: got nothing and the partitions hold no 'feat'")
     classes = args.classes or graph.classes or 16
     costs = {
-        name: measure_costs(Work(model, width, classes, name), args.threads)
+        name: measure_costs(Work(model, width, classes, name, args.constant_inputs), args.threads)
         for name in dict.fromkeys(args.activations)
     }
     settings = _settings(graph.size, list(costs))

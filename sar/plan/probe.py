@@ -44,12 +44,14 @@ ANY, INSIDE, ACROSS = "any", "inside", "across"  # which ends edges have: of two
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained: the model's options, its input and output widths, its activations."""
+    """What is trained: the model's options, its input and output widths, its activations, and where
+    the policy keeps constant inputs."""
 
     model: ModelOptions
     features: int
     classes: int
     activations: str = "keep"
+    constant_inputs: str = "memory"
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ class _Run:
         from sar.cli.train import prepare_graph
 
         data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        self.graph = prepare_graph(sar.construct_full_graph(data, Policy(**policy)), work.model)
+        whole = Policy(constant_inputs=work.constant_inputs, **policy)
+        self.graph = prepare_graph(sar.construct_full_graph(data, whole), work.model)
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
         self.model = build_model(work.model, work.features, work.classes)
