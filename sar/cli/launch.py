@@ -94,7 +94,8 @@ def _add_policy_arguments(group: Any) -> None:
         "--constant-inputs",
         choices=CONSTANT_INPUTS,
         default="memory",
-        help="where sums of rows that stay the same are kept instead of sent again, default memory",
+        help="where sums of rows that stay the same are kept instead of sent again, default "
+        "memory; mapped (files) also keeps what an attention layer reads of others",
     )
     group.add_argument(
         "--structure",
