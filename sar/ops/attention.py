@@ -127,7 +127,8 @@ class _Attention(Function):
                                            travels instead, see Note [Projected on arrival]
     W, b        [H * D, F], [H * D]        every rank; what was made of them is held
     halo        [<= round, H * D + K or F] peers; fetched per round in forward and again in
-                                           backward (kept when policy.rematerialize is off)
+                                           backward (kept when policy.rematerialize is off; of x in
+                                           files, where Note [Constant halo] says so)
     m, 1 / s    [num_dst, H] each          this rank; saved
     out         [num_dst, H * D]           this rank; saved; computed again in backward if the
                                            caller wrote into it on any rank; with b added where

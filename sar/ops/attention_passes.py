@@ -144,16 +144,16 @@ def _stream(
     rounds = plan.rounds(spec.num_rounds(sources))
     sent = sources if arriving is None else [arriving.rows]
 
-    def fetched() -> Stream:
+    def begin() -> Stream:
         return fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, window, ahead)
 
     landed: Iterator[tuple[Round, Tensor]]
     if kept:
         landed = zip(rounds, kept, strict=True)
     elif arriving is None:
-        landed = fetched()
+        landed = begin()
     else:
-        landed = constant_halo(spec.relation, arriving.given, rounds, policy, may_keep, fetched)
+        landed = constant_halo(spec.relation, arriving.given, rounds, policy, may_keep, begin)
     yield _Step(sources)
     for step, halo in landed:
         if arriving is None:
