@@ -736,45 +736,67 @@ def test_the_interface_that_faces_a_host() -> None:
 
 @pytest.mark.parametrize("already", [None, "eth9"])
 def test_gloo_listens_where_the_master_is(already: str | None, monkeypatch: Any) -> None:
-    """Not at the address of the host's own name; a user's choice stays; loopback is left alone."""
+    """Not at the address of the host's own name, which others may reach; a user's choice stays."""
     from sar.comm import network
 
-    monkeypatch.delenv("SAR_SOCKET_NAME", raising=False)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", already or "")
-    if already is None:
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    network.choose_interface("127.0.0.1")
-    assert os.environ.get("GLOO_SOCKET_IFNAME") == already
+    def chosen(master: str, **launched: str) -> str:
+        for name in ("SAR_SOCKET_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in launched.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", already or "")
+        if already is None:
+            monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+        own = network.choose_interface(master)
+        assert own == ([] if already else ["GLOO_SOCKET_IFNAME"])
+        return os.environ["GLOO_SOCKET_IFNAME"]
+
+    assert chosen("127.0.0.1") == (already or "lo")
     monkeypatch.setattr(network, "interface_of", lambda address: "eth3")
-    network.choose_interface("192.0.2.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == (already or "eth3")
+    assert chosen("192.0.2.1") == (already or "eth3")
+    assert chosen("192.0.2.1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2") == (already or "eth3")
+    assert chosen("192.0.2.1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="4") == (already or "lo")
 
 
 def test_a_store_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
     """The host that keeps it may have lost power: no rank may wait for it for ever."""
-    from sar.comm import process
+    from sar.comm import failure
 
     over, asked = threading.Event(), []
 
     class Silent:
-        def wait(self, *_: Any) -> None:
+        def check(self, *_: Any) -> None:
             asked.append(threading.current_thread())
             over.wait(30)
             raise RuntimeError("gone")
 
-        compare_set = wait
+        compare_set = check
 
-    group = object.__new__(process.ProcessGroup)
-    monkeypatch.setattr(process, "_STORE_SECONDS", 0.2)
-    group.rank, group.size, group.store = 0, 2, Silent()
-    assert group.first_error() is None and group.store is None
-    group.store = Silent()
-    group._lane, group._host, group._keeps_store = None, None, True
-    group.leave(ValueError("lost"))
-    assert group.store is None and len(asked) == 2
+    monkeypatch.setattr(failure, "_STORE_SECONDS", 0.2)
+    board = failure.FailureBoard(0, 2, Silent())
+    assert board.first_error() is None and board.store is None
+    board.store = Silent()
+    board.leave(ValueError("lost"))
+    board.wait_for_others()
+    assert board.store is None and len(asked) == 2
+    assert "another rank left or did not answer" in board.explain("cut")
     over.set()
     for thread in asked:
         thread.join()
+
+
+def test_who_has_ended_is_told_by_the_system() -> None:
+    """Neither who works or sleeps, nor who cannot be reached from here."""
+    from sar.comm.presence import Presence
+
+    one, two, other = (Presence("127.0.0.1") for _ in range(3))
+    elsewhere = other.name() + torch.tensor([1, 0, 0])  # the loopback of another host
+    one.learn([one.name(), two.name(), elsewhere, torch.zeros(3).long()])
+    assert one.ended(range(5)) == []
+    two.close()
+    other.close()
+    assert one.ended(range(5)) == [1]
+    one.close()
 
 
 def case_on_the_wire(group):

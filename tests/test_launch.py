@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from sar.__main__ import main
 from sar.cli import inputs
-from sar.cli.launch import add_rank_arguments, check_rank_arguments, first_cause, worker_environment
+from sar.cli.launch import add_rank_arguments, check_rank_arguments, worker_environment
 from sar.cli.outputs import check_writable, write_whole
+from sar.cli.ranks import Rank, first_cause
 from sar.errors import SarError
 from sar.partition.arrays import NTYPE_HOMO
 from sar.partition.generate import community_graph
@@ -320,37 +320,34 @@ def test_a_missing_json(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 # ---------------------------------------------------------------- naming the cause
 
 
-def failure(
-    folder: Path, rank: int, status: int, kind: str = "", text: str = "", when: float = 0.0
-) -> ProcessFailure:
-    path = folder / f"{rank}.json"
-    if kind:
-        report = {"message": text, "kind": kind, "when": when, "timestamp": int(when)}
-        path.write_text(json.dumps(report))
-    return ProcessFailure(local_rank=rank, pid=1, exitcode=status, error_file=str(path))
+def failed(number: int, status: int, kind: str = "", text: str = "", when: float = 0.0) -> Rank:
+    report = {"message": text, "kind": kind, "when": when} if kind else {}
+    return Rank(number, None, -1, report, status)  # type: ignore[arg-type]
 
 
-def test_the_first_cause_is_named(tmp_path: Path) -> None:
-    lost = failure(tmp_path, 0, 1, "CommError", "rank 0: a collective failed", 1.0)
-    ended = failure(tmp_path, 3, -15)
-    late = failure(tmp_path, 1, 1, "ValueError", "second", 9.0)
-    early = failure(tmp_path, 2, 1, "ValueError", "the\nfirst", 5.0)
-    killed = failure(tmp_path, 4, -9)
-    killed.timestamp = 1
-    left = failure(tmp_path, 5, 3)
-    assert first_cause({0: lost, 1: late, 2: early, 3: ended}) == "rank 2: ValueError: the first"
-    assert first_cause({0: lost, 3: ended, 4: killed}).startswith("rank 4: killed by SIGKILL")
-    assert first_cause({0: lost, 3: ended, 5: left}) == "rank 5: left with status 3"
-    assert first_cause({0: lost, 3: ended}) == "rank 0: a collective failed"
-    killed.timestamp = 6  # by the launcher, which lost its patience
-    assert first_cause({0: lost, 4: killed}) == "rank 0: a collective failed"
-    assert first_cause({3: ended, 1: failure(tmp_path, 6, -15)}) == "rank 3: killed by SIGTERM"
+def test_the_first_cause_is_named() -> None:
+    lost = failed(0, 1, "CommError", "rank 0: a collective failed", 1.0)
+    ended = failed(3, -15)
+    ended.by_us = True
+    late = failed(1, 1, "ValueError", "second", 9.0)
+    early = failed(2, 1, "ValueError", "the\nfirst", 5.0)
+    killed = failed(4, -9)
+    left = failed(5, 3)
+    assert first_cause([lost, late, early, ended]) == "rank 2: ValueError: the first"
+    assert first_cause([lost, ended, killed]).startswith("rank 4: killed by SIGKILL")
+    assert first_cause([lost, ended, left]) == "rank 5: left with status 3"
+    assert first_cause([lost, ended]) == "rank 0: a collective failed"
+    killed.by_us = True  # it did not end when it was asked to
+    assert first_cause([lost, killed]) == "rank 0: a collective failed"
+    ended.by_us = False
+    assert first_cause([ended, killed]) == "rank 3: killed by SIGTERM"
 
 
-def test_a_cause_that_another_rank_tells(tmp_path: Path) -> None:
+def test_a_cause_that_another_rank_tells() -> None:
     text = "rank 0: stopped because another rank failed first: rank 1: KeyError: 'x'"
-    failures = {0: failure(tmp_path, 0, 1, "CommError", text), 1: failure(tmp_path, 1, -15)}
-    assert first_cause(failures) == "rank 1: KeyError: 'x'"
+    ended = failed(1, -15)
+    ended.by_us = True
+    assert first_cause([failed(0, 1, "CommError", text), ended]) == "rank 1: KeyError: 'x'"
 
 
 def test_the_users_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import os
-import signal
-import sys
-import tempfile
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from sar.allocator import ALLOCATORS, allocator_environment, is_preloaded, set_soft_limit
+from sar.cli.ranks import report_failure, run_ranks
 from sar.comm import Group, initialize_comms, shutdown
 from sar.comm.setup import leave_after
 from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy, parse_bytes
-from sar.errors import SarError
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
 USER_ERROR = 2  # a status, argparse's own
-LAUNCHER_PID = "SAR_LAUNCHER_PID"
-FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
-_SHUTDOWN_SECONDS = 5
+MOST_RANKS_A_CORE = 4  # that start without being asked for
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
@@ -202,17 +194,18 @@ def run_rank(
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    group = initialize_comms(backend=backend_of(args), timeout=args.timeout)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    limit = soft_limit_of(args)
     try:
+        group = initialize_comms(backend=backend_of(args), timeout=args.timeout)
+        if args.threads is not None:
+            torch.set_num_threads(args.threads)
+        limit = soft_limit_of(args)
         if limit is not None:
             set_soft_limit(limit)
         if check is not None:
             group.agree(_error_of(check, args))
         work(args, group, device)
     except (Exception, KeyboardInterrupt) as error:
+        report_failure(error)
         leave_after(error, USER_ERROR)  # at once: that is what ends the others' waiting
         raise
     shutdown()
@@ -229,36 +222,25 @@ def _error_of(check: Callable[[argparse.Namespace], None], args: argparse.Namesp
 def launch(command: str, args: argparse.Namespace, nproc: int) -> None:
     """Run ``sar.cli.<command>.work(args, ...)`` on ``nproc`` new processes of this machine.
 
-    Raises ``SarError`` naming the first failing rank and its error; all ranks have ended then, as
-    they have after an interrupt, which is raised again.
+    Raises ``ValueError`` for many more ranks than cores that nobody asked for, and ``SarError``
+    naming the first failing rank and its error; all ranks have ended then, as they have after an
+    interrupt, which is raised again.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    if args.nproc is None:
+        _check_ranks_a_core(nproc)
+    words = ["sar.cli.worker", command, _as_json(args)]
+    environment = worker_environment(nproc, args.threads, args.allocator)
+    run_ranks(words, nproc, environment, args.timeout)
 
-    words = ["-m", "sar.cli.worker", command, _as_json(args)]
-    with tempfile.TemporaryDirectory(prefix="sar-") as logs:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=nproc,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",  # a free port
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            shutdown_timeout=_SHUTDOWN_SECONDS,
+
+def _check_ranks_a_core(nproc: int) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if nproc > MOST_RANKS_A_CORE * cores:
+        raise ValueError(
+            f"--nproc: got nothing and a graph of {nproc} parts, so as many ranks would start on "
+            f"{cores} cores, expected at most {MOST_RANKS_A_CORE} a core; give --nproc {nproc} to "
+            "start them all the same, or cut the graph into fewer parts"
         )
-        with _environment(worker_environment(nproc, args.threads, args.allocator)), _quiet_logs():
-            try:
-                elastic_launch(config, sys.executable)(*words)
-            except ChildFailedError as error:
-                raise SarError(first_cause(error.failures)) from None
-            except SignalException as stop:
-                if stop.sigval == signal.SIGINT:
-                    raise KeyboardInterrupt from None
-                raise SarError(f"stopped by {stop.sigval.name}; all ranks were ended") from None
 
 
 def worker_environment(
@@ -271,75 +253,10 @@ def worker_environment(
     kept = {name: os.environ[name] for name in wanted if os.environ.get(name)}
     if threads is not None:
         kept.pop("OMP_NUM_THREADS", None)
-    return {**wanted, **kept, LAUNCHER_PID: str(os.getpid())}
-
-
-def first_cause(failures: dict[int, Any]) -> str:
-    """One line on the rank that failed first, not on those that lost their peer or were ended.
-
-    Args:
-        failures: torch's ``ProcessFailure`` of each failed rank.
-    """
-    # Stable, and torch lists those that had failed before those that it ended.
-    reports = [f.error_file_data for f in failures.values()]
-    first = min((report["when"] for report in reports if "kind" in report), default=math.inf)
-    rank, failure = min(failures.items(), key=lambda item: _suspicion(item[1], first))
-    report = failure.error_file_data
-    if "kind" in report:
-        text = " ".join(str(report["message"]).split()).rpartition(FAILED_FIRST)[2]
-        return text if text.startswith("rank ") else f"rank {rank}: {report['kind']}: {text}"
-    if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        hint = "; out of memory?" if failure.exitcode == -signal.SIGKILL else ""
-        return f"rank {rank}: killed by {name}{hint}"
-    return f"rank {rank}: left with status {failure.exitcode}"
-
-
-def _suspicion(failure: Any, first_report: float) -> tuple[int, float]:
-    """Sorts failures: an error of its own, a signal, a status, a lost peer, ended by the launcher;
-    among equals the earliest.
-
-    Args:
-        first_report: when the first rank reported an error. The launcher ends the others, at last
-            by SIGKILL, some seconds later.
-    """
-    report = failure.error_file_data
-    if "kind" in report:
-        return 3 if report["kind"] == "CommError" else 0, report["when"]
-    if failure.exitcode < 0:
-        by_launcher = failure.timestamp > first_report + _SHUTDOWN_SECONDS - 2
-        return 4 if failure.exitcode == -signal.SIGTERM or by_launcher else 1, 0.0
-    return 2, 0.0
+    return {**wanted, **kept}
 
 
 def _as_json(args: argparse.Namespace) -> str:
     """The arguments without the parser's functions."""
     plain = {name: value for name, value in vars(args).items() if not callable(value)}
     return json.dumps(plain)
-
-
-@contextmanager
-def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    """Set variables for the processes started inside, and put back what was there."""
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """The launcher's own log tells of every rank at length; one line of ours does."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

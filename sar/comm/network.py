@@ -14,12 +14,15 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _DOCUMENTATION_ADDRESS = "192.0.2.1"  # routed like any other, belongs to nobody
 
 
-def choose_interface(master: str) -> None:
+def choose_interface(master: str) -> list[str]:
     """Tell the backends which interface to listen on, unless the user has told them.
 
-    The one that ``SAR_SOCKET_NAME`` names, for all backends; without it, for gloo, the one that
-    faces ``master``: gloo by itself takes the address of the host's own name, which many systems
-    map to the loopback interface, where no other host reaches it.
+    The one that ``SAR_SOCKET_NAME`` names, for all backends. Without it, for gloo, the loopback
+    interface where all ranks are on this host, else the one that faces ``master``: gloo by itself
+    takes the address of the host's own name, which is loopback on some systems, where no other
+    host reaches it, and on others an address that every host reaches.
+
+    Returns the names of the environment's variables that were set for that.
 
     Raises ``ValueError`` when there is no interface of that name.
     """
@@ -28,12 +31,26 @@ def choose_interface(master: str) -> None:
         if name not in [interface for _, interface in known]:
             names = ", ".join(interface for _, interface in known)
             raise ValueError(f"SAR_SOCKET_NAME: got {name!r}, expected one of {names}")
-        for library in ("GLOO", "NCCL", "CCL", "TP"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
-        return
-    facing = interface_of(address_towards(master))
-    if facing is not None and facing != "lo":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", facing)
+        libraries = ["GLOO", "NCCL", "CCL", "TP"]
+    else:
+        name = "lo" if _is_one_host() else interface_of(address_towards(master))
+        libraries = ["GLOO"]
+    variables = [f"{library}_SOCKET_IFNAME" for library in libraries]
+    mine = [one for one in variables if name is not None and one not in os.environ]
+    os.environ.update(dict.fromkeys(mine, name or ""))
+    return mine
+
+
+def _is_one_host() -> bool:
+    """Whether the launcher says that all ranks are its own: nothing then listens for others."""
+    ranks = os.environ.get("WORLD_SIZE")
+    return ranks is not None and ranks == os.environ.get("LOCAL_WORLD_SIZE")
+
+
+def own_address(master: str) -> str:
+    """This host's IPv4 address where rows travel; that of loopback where there is none other."""
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    return address_of(chosen) or address_towards(master)
 
 
 def address_towards(host: str) -> str:
@@ -51,20 +68,22 @@ def address_towards(host: str) -> str:
 
 def interface_of(address: str) -> str | None:
     """The interface that has an IPv4 address, or ``None``."""
+    names = (name for _, name in socket.if_nameindex())
+    return next((name for name in names if address_of(name) == address), None)
+
+
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of an interface; ``None`` where there is no such, or it has none."""
     try:
         import fcntl
     except ImportError:  # not on this system
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name[:15].encode())
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:  # an interface without an address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+        request = struct.pack("256s", interface[:15].encode())
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+        except OSError:
+            return None
 
 
 def nfs_ip_init(_rank: int, ip_file: str, *, timeout: float = 300.0) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -14,19 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import direct
+from sar.comm.failure import FailureBoard
 from sar.comm.group import Group, Work
 from sar.comm.host_memory import SMALL, HostMemory
 from sar.comm.one_host import connect
 from sar.comm.paced import Begun, Lane, Message, Turn, Turns, steps_of
+from sar.comm.presence import announce
 from sar.errors import CommError
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-_FIRST_ERROR = "sar/first_error"
-_STORE_SECONDS = 3.0  # to wait for an answer of the store
-_SOME_LEFT = "sar/left"  # after an error
-_LEFT = "sar/left/{}"  # by rank
-_LEAVE_SECONDS = 2.0  # for others to see that a rank has left
-_SETTLE_SECONDS = 5.0  # for large messages to end
+_SETTLE_SECONDS = 3.0  # for large messages to end
 
 
 class ProcessGroup(Group):
@@ -37,7 +33,8 @@ class ProcessGroup(Group):
 
     Args:
         store: where a failing rank leaves its error for the others; ``None`` when there is none.
-        keeps_store: it ends with this process.
+        address: of this host, on the network that joins the ranks.
+        keeps_store: the store ends with this process.
     """
 
     def __init__(
@@ -46,10 +43,11 @@ class ProcessGroup(Group):
         device: torch.device,
         timeout: timedelta,
         store: dist.Store | None,
+        address: str,
         keeps_store: bool = False,
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), backend, device)
-        self.store, self._keeps_store = store, keeps_store
+        self.board, self._keeps_store = FailureBoard(self.rank, self.size, store), keeps_store
         self._timeout, self._is_closed = timeout, False
         self._small: Any = dist.new_group(timeout=timeout)
         self._rows: Any = dist.new_group(timeout=timeout)
@@ -64,6 +62,11 @@ class ProcessGroup(Group):
         if self._lane is not None and self.size % 2 == 0:
             self._back = dist.new_group(timeout=timeout)
         self._sums: Any = None
+        if self.size > 1:
+            self.board.presence = announce(address, self._gather_staged)
+
+    def _gather_staged(self, tensor: Tensor) -> list[Tensor]:
+        return [one.cpu() for one in self._all_gather(self._staged(tensor))]
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -179,16 +182,7 @@ class ProcessGroup(Group):
         except CommError:  # says already what happened
             raise
         except (RuntimeError, OSError) as error:
-            raise CommError(self._explain(str(error))) from error
-
-    def _explain(self, error: str) -> str:
-        first = self.first_error()
-        if first is not None:
-            return f"rank {self.rank}: stopped because another rank failed first: {first}"
-        return (
-            f"rank {self.rank}: a collective failed: another rank died, left early, or did not "
-            f"answer within the timeout ({error})"
-        )
+            raise CommError(self.board.explain(str(error))) from error
 
     def close(self) -> None:
         """End the process groups made here, not torch's default one; a no-op the second time.
@@ -202,6 +196,8 @@ class ProcessGroup(Group):
             self._lane.clear()
         if self._host is not None:
             self._host.close()
+        if self.board.presence is not None:
+            self.board.presence.close()
         groups = [self._small, self._rows, self._back, self._sums]
         self._small = self._rows = self._back = self._sums = None
         while groups:
@@ -216,57 +212,18 @@ class ProcessGroup(Group):
         Large messages get some seconds to end. Of one that is cut off gloo may not tell the other
         rank: a write that fails in gloo's own thread is lost.
         """
-
-        def tell(store: dist.Store) -> None:
-            if not isinstance(error, CommError):  # which only follows from another's
-                text = f"rank {self.rank}: {type(error).__name__}: {error}"
-                store.compare_set(_FIRST_ERROR, "", text[:2000])
-            store.set(_LEFT.format(self.rank), "")
-            store.set(_SOME_LEFT, "")
-
-        self._ask(tell)
+        self.board.leave(error)
         if self._host is not None:
             self._host.hang_up()
         if self._lane is not None:
             self._lane.settle(_SETTLE_SECONDS)
         if self._keeps_store:
-            left = [_LEFT.format(rank) for rank in range(self.size)]
-            self._ask(lambda store: store.wait(left, timedelta(seconds=_LEAVE_SECONDS)))
+            self.board.wait_for_others()
 
     def _check_others(self) -> None:
         """Raise if another rank has left after an error."""
-        if self._ask(lambda store: store.check([_SOME_LEFT])):
-            raise CommError(self._explain("it left"))
-
-    def first_error(self) -> str | None:
-        """What the first failing rank reported, or ``None`` when nothing is known."""
-
-        def read(store: dist.Store) -> bytes:
-            store.wait([_FIRST_ERROR], timedelta(seconds=1))
-            return store.get(_FIRST_ERROR)
-
-        found = self._ask(read)
-        return None if found is None else found.decode()
-
-    def _ask(self, question: Callable[[dist.Store], Any]) -> Any:
-        """Ask the store, for a bounded time: the host that keeps it may be gone without a word."""
-        answers: list[Any] = []
-        store = self.store
-        if store is None:
-            return None
-
-        def body() -> None:
-            try:
-                answers.append(question(store))
-            except (RuntimeError, ValueError):  # nothing there, or the store has ended
-                pass
-
-        thread = threading.Thread(target=body, daemon=True)
-        thread.start()
-        thread.join(_STORE_SECONDS)
-        if thread.is_alive():
-            self.store = None  # it does not answer any more
-        return answers[0] if answers else None
+        if self.board.some_left():
+            raise CommError(self.board.explain("it left"))
 
 
 class _Explained:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from sar.comm import one_host
 from sar.comm.allocation import tune_allocator
 from sar.comm.group import Group, LocalGroup, current_group, process_group, set_process_group
+from sar.comm.meeting import Meeting, stuck
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
 from sar.errors import CommError, MissingDependencyError
@@ -28,7 +29,7 @@ DEFAULT_PORT = 12345
 _LAST_PORT = 65535
 DEFAULT_TIMEOUT = 300.0  # seconds
 _INTERRUPTED = 130  # as shells call it
-_made: dict[str, Any] = {}  # torch's default group, where initialize_comms made it
+_made: dict[str, Any] = {}  # torch's default group and variables, where initialize_comms made them
 _ending: dict[str, int] = {}  # the status to end with, after an error
 
 
@@ -51,7 +52,8 @@ def initialize_comms(
         backend: ``gloo`` (default on CPU), ``nccl`` (default with CUDA), ``ccl`` or ``mpi``.
         _comm_device: where tensors must lie to be sent; CUDA for nccl, else the CPU. Tensors that
             lie elsewhere are staged.
-        timeout: seconds after which a collective that a peer did not join fails.
+        timeout: seconds after which a collective that a peer did not join fails, and in which all
+            ranks have to meet.
 
     Returns:
         The group, also what :func:`sar.comm.current_group` returns from now on.
@@ -60,8 +62,10 @@ def initialize_comms(
         ValueError: an argument is out of range or unknown, or missing in the environment as well.
         MissingDependencyError: the backend's package is not installed, or ``SAR_SOFT_LIMIT`` is set
             for a process that runs without oneTBB's allocator.
-        CommError: the port is taken, the ranks did not meet within ``timeout``, or this process
-            has joined already and not called :func:`shutdown`.
+        CommError: the port is taken, the ranks did not meet within ``timeout`` (all phases of
+            meeting together), or this process has joined already and not called :func:`shutdown`.
+            A process whose network went away meanwhile may keep a thread that waits in torch; it
+            ends at once when its program does, with status 1 after no other error.
     """
     rank = _from_environment("_rank", _rank, "RANK")
     size = _from_environment("_world_size", _world_size, "WORLD_SIZE")
@@ -78,17 +82,20 @@ def initialize_comms(
     if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
         raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
     tune_process()
-    store = None
-    if not dist.is_initialized():
-        address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
-        choose_interface(address)
-        port = _port(master_port_number)
-        store = _join(rank, size, address, port, backend, limit)
-        _made["default"] = dist.group.WORLD
-    keeps_store = store is not None and rank == 0 and not _agent_keeps_store()
-    group = ProcessGroup(backend, device, limit, store, keeps_store)
-    set_process_group(group)
+    address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    port, is_users = _port(master_port_number), dist.is_initialized()
+    if not is_users:
+        _made["variables"] = choose_interface(address)
     _report_uncaught()
+    try:
+        group = Meeting(rank, size, backend, device, address, port, limit).group()
+    except CommError:
+        if not stuck():
+            _forget_meeting(is_users)
+        raise
+    if not is_users:
+        _made["default"] = dist.group.WORLD
+    set_process_group(group)
     atexit.unregister(shutdown)  # a process that keeps its group to the end may abort there
     atexit.register(shutdown)
     return group
@@ -105,11 +112,18 @@ def shutdown() -> None:
     atexit.unregister(shutdown)
     if isinstance(group, ProcessGroup):
         group.close()
+    default = _made.pop("default", None)
+    _forget_meeting(default is None or default is not dist.group.WORLD)
+
+
+def _forget_meeting(is_users: bool) -> None:
+    """Undo what joining did to this process; torch's default group may be the user's."""
     if isinstance(sys.excepthook, _ReportingHook):
         sys.excepthook = sys.excepthook.before
-    default = _made.pop("default", None)
-    if default is not None and default is dist.group.WORLD:
+    if dist.is_initialized() and not is_users:
         dist.destroy_process_group()
+    for variable in _made.pop("variables", ()):
+        os.environ.pop(variable, None)
 
 
 def _port(number: int | None) -> int:
@@ -165,32 +179,6 @@ def _import_ccl() -> None:
     )
 
 
-def _join(
-    rank: int, size: int, address: str, port: int, backend: str, limit: timedelta
-) -> dist.Store | None:
-    """Meet at rank 0's store and make the process group."""
-    if backend == "mpi":  # its ranks come from mpirun, no store
-        dist.init_process_group("mpi", timeout=limit)
-        return None
-    try:
-        is_master = rank == 0 and not _agent_keeps_store()
-        store = dist.TCPStore(address, port, size, is_master=is_master, timeout=limit)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        scoped = dist.PrefixStore(f"sar/attempt_{attempt}", store)
-        dist.init_process_group(backend, store=scoped, rank=rank, world_size=size, timeout=limit)
-    except RuntimeError as error:
-        raise CommError(
-            f"rank {rank} of {size}: could not meet the other ranks at {address}:{port} "
-            f"(is the port in use, the address reachable, every rank started?): {error}"
-        ) from error
-    return scoped
-
-
-def _agent_keeps_store() -> bool:
-    """Whether ``torchrun`` holds the store where ranks meet; else rank 0 does."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 class _ReportingHook:
     """An excepthook that leaves the error for the other ranks before the usual traceback."""
 
@@ -216,17 +204,18 @@ def leave_after(error: BaseException, status: int = 1) -> None:
     group = process_group()
     if isinstance(group, ProcessGroup):
         group.leave(error)
+    if isinstance(group, ProcessGroup) or stuck():
         _ending["status"] = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else status
 
 
 @atexit.register
 def _end_at_once() -> None:
-    if not _ending:
+    if not _ending and not stuck():
         return
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # absent, full, closed
             stream.flush()
-    os._exit(_ending["status"])
+    os._exit(_ending.get("status", 1))
 
 
 def _report_uncaught() -> None:

@@ -1,0 +1,231 @@
+"""The ranks of a command as processes of this machine: start them, watch them, end them all.
+
+They meet in a store of the launcher's, which listens on the loopback interface alone. A rank tells
+why it fails through a pipe; nothing is written to a disk, and nothing that came through a socket is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+from sar.comm import serve_store
+from sar.errors import CommError, SarError
+
+LAUNCHER_PID = "SAR_LAUNCHER_PID"
+REPORT = "SAR_REPORT_DESCRIPTOR"  # where a rank writes its error
+FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
+_HERE = "127.0.0.1"
+_PAUSE = 0.05
+_TERM_SECONDS = 2.0  # from the polite signal to the other: no rank of ours handles it
+_REPORT_BYTES = 1 << 16  # what a pipe holds
+_MOST_CHARACTERS = 4000  # of a message, so that two of them never fill it
+# What a rank runs before the imports that take seconds: the kernel ends it when the launcher dies,
+# also by SIGKILL (1 is PR_SET_PDEATHSIG), which it may have done before that line.
+_FIRST = f"""
+import ctypes, os, runpy, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}, 0, 0, 0)
+if os.getppid() != int(os.environ["{LAUNCHER_PID}"]):
+    os._exit(1)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Stopped(BaseException):
+    """A signal that asks the launcher to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+
+
+@dataclass
+class Rank:
+    """One of the processes.
+
+    Attributes:
+        report: what it said of its failure: class, message, and when.
+        status: its exit status, negative for a signal; ``None`` while it runs.
+        by_us: the launcher ended it.
+    """
+
+    number: int
+    process: subprocess.Popen
+    pipe: int
+    report: dict[str, Any] = field(default_factory=dict)
+    status: int | None = None
+    by_us: bool = False
+
+    def poll(self) -> bool:
+        """Whether it has ended; its report is read then."""
+        if self.status is None:
+            self.status = self.process.poll()
+            if self.status is not None:
+                self._read()
+        return self.status is not None
+
+    def _read(self) -> None:
+        os.set_blocking(self.pipe, False)  # a process of its own may still hold the other end
+        with suppress(BlockingIOError, ValueError):
+            first = os.read(self.pipe, _REPORT_BYTES).partition(b"\n")[0]
+            self.report = json.loads(first or b"{}")
+        os.close(self.pipe)
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it and what it started; harmless when it has ended."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+def run_ranks(
+    words: Sequence[str], size: int, environment: dict[str, str], timeout: float
+) -> None:
+    """Run a module with arguments as ``size`` ranks until all have ended.
+
+    Args:
+        words: the module and its arguments.
+        environment: of the ranks, beside what tells them who they are.
+        timeout: seconds in which ranks end after the first that has.
+
+    Raises ``SarError`` naming the rank that failed first and why; ``KeyboardInterrupt`` after an
+    interrupt. No rank runs any more then.
+    """
+    store = serve_store(_HERE, 0, size, timedelta(seconds=timeout))
+    common = {
+        **environment,
+        LAUNCHER_PID: str(os.getpid()),
+        "MASTER_ADDR": _HERE,
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's name for a store that no rank keeps
+    }
+    ranks: list[Rank] = []
+    try:
+        with _signals_raise():
+            for number in range(size):
+                ranks.append(_start(words, number, common))
+            late = _watch(ranks, timeout)
+    except Stopped as stop:
+        raise SarError(f"stopped by {stop}; all ranks were ended") from None
+    finally:
+        _end(ranks)
+    failed = [rank for rank in ranks if rank.status]
+    if late:
+        raise SarError(
+            f"rank {late[0].number}: did not end within {timeout:g} seconds after other ranks had "
+            "ended without an error; is it stopped?"
+        )
+    if failed:
+        raise SarError(first_cause(failed))
+
+
+def report_failure(error: BaseException) -> None:
+    """Tell the launcher, if there is one, of this rank's ``error``; the first one counts."""
+    descriptor = os.environ.get(REPORT)
+    if descriptor is not None:
+        message = str(error)[:_MOST_CHARACTERS]
+        report = {"kind": type(error).__name__, "message": message, "when": time.time()}
+        with suppress(OSError):  # the launcher is gone
+            os.write(int(descriptor), json.dumps(report).encode() + b"\n")
+
+
+def first_cause(failed: Sequence[Rank]) -> str:
+    """One line on the rank that failed first, not on those that lost their peer or were ended."""
+    rank = min(failed, key=_suspicion)
+    if rank.report:
+        text = " ".join(str(rank.report["message"]).split()).rpartition(FAILED_FIRST)[2]
+        named = text.startswith("rank ")
+        return text if named else f"rank {rank.number}: {rank.report['kind']}: {text}"
+    if rank.status is not None and rank.status < 0:
+        name = signal.Signals(-rank.status).name
+        hint = "; out of memory?" if rank.status == -signal.SIGKILL else ""
+        return f"rank {rank.number}: killed by {name}{hint}"
+    return f"rank {rank.number}: left with status {rank.status}"
+
+
+def _suspicion(rank: Rank) -> tuple[int, float]:
+    """Sorts failures: a signal, an error of its own, a status, a lost peer, ended by the launcher;
+    among equals the earliest."""
+    if rank.report:
+        lost_peer = rank.report["kind"] == CommError.__name__
+        return 3 if lost_peer else 1, rank.report["when"]
+    if rank.by_us:
+        return 4, 0.0
+    return 0 if rank.status is not None and rank.status < 0 else 2, 0.0
+
+
+def _start(words: Sequence[str], number: int, common: dict[str, str]) -> Rank:
+    ours, theirs = os.pipe()
+    try:
+        own = {"RANK": str(number), "LOCAL_RANK": str(number), REPORT: str(theirs)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", _FIRST, *words],
+            env={**os.environ, **common, **own},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs],
+            start_new_session=True,  # an interrupt is the launcher's to pass on
+        )
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return Rank(number, process, ours)
+
+
+def _watch(ranks: Sequence[Rank], timeout: float) -> list[Rank]:
+    """Return when all have ended, or one has failed; those that do not end when others have."""
+    last: float | None = None
+    while True:
+        running = [rank for rank in ranks if not rank.poll()]
+        if not running or any(rank.status for rank in ranks):
+            return []
+        if len(running) < len(ranks):
+            last = last or time.monotonic() + timeout
+            if time.monotonic() > last:
+                return running
+        time.sleep(_PAUSE)
+
+
+def _end(ranks: Sequence[Rank]) -> None:
+    """End those that run: politely, then by force, which also ends what is stopped."""
+    for number, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _TERM_SECONDS)):
+        running = [rank for rank in ranks if not rank.poll()]
+        for rank in running:
+            rank.by_us = True
+            rank.send(number)
+        end = time.monotonic() + seconds
+        while not all([rank.poll() for rank in running]) and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Inside, signals that ask this process to end raise :class:`Stopped`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        wanted = [one for one in _SIGNALS if signal.getsignal(one) != signal.SIG_IGN]  # nohup
+        before = {number: signal.signal(number, stop) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,145 @@
+"""What ranks leave for each other when one fails, and who is to blame when nobody left a word."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from sar.comm.presence import Presence
+from sar.errors import CommError
+
+_T = TypeVar("_T")
+
+_FIRST_ERROR = "sar/first_error"
+_SOME_LEFT = "sar/left"  # after an error
+_LEFT = "sar/left/{}"  # by rank
+_SILENT = "sar/silent/{}"  # ranks that found no one to blame, by rank
+_STORE_SECONDS = 2.0  # to wait for an answer of the store
+_WORD_SECONDS = 1.0  # for the failing rank to leave its error
+_CALL_SECONDS = 1.5  # for all that live to say so
+_LEAVE_SECONDS = 2.0  # for others to see that a rank has left
+_PAUSE = 0.1
+_MOST_NAMED = 8
+_TEXT = 2000  # characters
+
+
+class FailureBoard:
+    """This rank's view of the store in which failing ranks leave a word.
+
+    Args:
+        store: ``None`` where there is none.
+        presence: ``None`` until the ranks know each other's.
+    """
+
+    def __init__(
+        self, rank: int, size: int, store: dist.Store | None, presence: Presence | None = None
+    ) -> None:
+        self.rank, self.size, self.store, self.presence = rank, size, store, presence
+
+    def leave(self, error: BaseException) -> None:
+        """Say that this rank leaves, and why, unless that only follows from another's error."""
+
+        def tell(store: dist.Store) -> None:
+            if not isinstance(error, CommError):
+                text = f"rank {self.rank}: {type(error).__name__}: {error}"
+                store.compare_set(_FIRST_ERROR, "", text[:_TEXT])
+            store.set(_LEFT.format(self.rank), "")
+            store.set(_SOME_LEFT, "")
+
+        self._ask(tell)
+
+    def wait_for_others(self) -> None:
+        """Give the others time to read; for the rank whose end is the store's."""
+        left = [_LEFT.format(rank) for rank in range(self.size)]
+        self._ask(lambda store: store.wait(left, timedelta(seconds=_LEAVE_SECONDS)))
+
+    def some_left(self) -> bool:
+        """Whether a rank has left after an error."""
+        return bool(self._ask(lambda store: store.check([_SOME_LEFT])))
+
+    def first_error(self) -> str | None:
+        """What the first failing rank reported, or ``None`` when nothing is known."""
+
+        def read(store: dist.Store) -> str | None:
+            return store.get(_FIRST_ERROR).decode() if store.check([_FIRST_ERROR]) else None
+
+        return self._ask(read)
+
+    def explain(self, error: str) -> str:
+        """Who failed first, when a collective of this rank failed with ``error``; takes seconds."""
+        end = time.monotonic() + _WORD_SECONDS
+        while True:
+            first = self.first_error() or self._ended()
+            if first is not None:
+                return f"rank {self.rank}: stopped because another rank failed first: {first}"
+            if time.monotonic() > end:
+                break
+            time.sleep(_PAUSE)
+        silent = self._silent()
+        who = f"{silent} did not answer" if silent else "another rank left or did not answer"
+        return f"rank {self.rank}: a collective failed: {who} within the timeout ({error})"
+
+    def _ended(self) -> str | None:
+        """The ranks whose processes are gone and who said nothing; also told to the others."""
+        if self.presence is None:
+            return None
+        gone = self.presence.ended(rank for rank in range(self.size) if rank != self.rank)
+        told = self._ask(partial(_known, key=_LEFT, ranks=gone)) if gone else None
+        gone = [rank for rank in gone if rank not in (told or ())]
+        if not gone:
+            return None
+        if self.store is None or told is None:  # it may have ended with rank 0: others follow
+            gone = gone[:1]
+        text = f"{named(gone)}: died or left early: the process has ended without a word"
+        self._ask(lambda store: store.compare_set(_FIRST_ERROR, "", text))
+        return text
+
+    def _silent(self) -> str | None:
+        """The ranks that do not say within seconds that they, too, wait for somebody."""
+        self._ask(lambda store: store.set(_SILENT.format(self.rank), ""))
+        end, waiting = time.monotonic() + _CALL_SECONDS, list(range(self.size))
+        while waiting and time.monotonic() < end:
+            there = self._ask(partial(_known, key=_SILENT, ranks=list(waiting)))
+            if there is None:
+                return None
+            waiting = [rank for rank in waiting if rank not in there]
+            time.sleep(_PAUSE)
+        return named(waiting) if waiting else None
+
+    def _ask(self, question: Callable[[dist.Store], _T]) -> _T | None:
+        """Ask the store, for a bounded time: the host that keeps it may be gone without a word."""
+        answers: list[_T] = []
+        store = self.store
+        if store is None:
+            return None
+
+        def body() -> None:
+            try:
+                answers.append(question(store))
+            except (RuntimeError, ValueError):  # nothing there, or the store has ended
+                pass
+
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        thread.join(_STORE_SECONDS)
+        if thread.is_alive():
+            self.store = None  # it does not answer any more
+        return answers[0] if answers else None
+
+
+def _known(store: Any, key: str, ranks: list[int]) -> set[int]:
+    """The ranks whose key has been set."""
+    return {rank for rank in ranks if store.check([key.format(rank)])}
+
+
+def named(ranks: list[int]) -> str:
+    """"rank 1" or "ranks 1, 2", the first of them."""
+    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
