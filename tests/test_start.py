@@ -1,0 +1,308 @@
+"""How ranks start, meet and end: who can reach them, and that nobody waits without an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_launch import children, environment, variable, wait_for
+
+from benchmarks.hosts import Hosts, missing
+from sar.__main__ import main
+from sar.partition.generate import community_graph
+from sar.partition.write import write_partitions
+
+LIMIT = 4  # seconds of the ranks' timeout
+SLACK = 8  # seconds after it in which all have ended
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    arrays = community_graph(200, 1600, 3, classes=3, features=8)
+    home = [node % 3 for node in range(200)]
+    return write_partitions(arrays, torch_parts(home), tmp_path_factory.mktemp("graph") / "parts")
+
+
+def torch_parts(home: list[int]):
+    import torch
+
+    return torch.tensor(home)
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Hosts]:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with Hosts(2) as hosts:
+        yield hosts
+
+
+def endless(parts: str, folder: Path, before: tuple[str, ...] = (), **more: str):
+    """`sar train` for ever, once its first checkpoint is there: the process and its ranks."""
+    process = subprocess.Popen(
+        [
+            *before, sys.executable, "-m", "sar", "train", parts, "--hidden", "8", "--epochs",
+            "1000000", "--checkpoint", str(folder), "--checkpoint-every", "1", "--no-progress",
+            "--timeout", str(LIMIT),
+        ],
+        env=environment(**more), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: (folder / "checkpoint.pt").exists() or process.poll() is not None)
+    return process, children(process.pid)
+
+
+def end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate()
+
+
+def listening(before: list[str]) -> list[str]:
+    """Local addresses that take connections, as ``ss`` lists them in a host."""
+    done = subprocess.run(
+        [*before, "ss", "-Hltn"], capture_output=True, text=True, check=True, timeout=30
+    )
+    return [line.split()[3] for line in done.stdout.splitlines()]
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith(("127.", "[::1]", "[::ffff:127."))
+
+
+# ---------------------------------------------------------------- who can reach them
+
+
+KNOCK = """
+import socket, sys
+reached = []
+for port in sys.argv[2:]:
+    try:
+        socket.create_connection((sys.argv[1], int(port)), timeout=5).close()
+        reached.append(port)
+    except OSError:
+        pass
+print(*reached)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("memory", ["1", "0"], ids=["memory", "sockets"])
+def test_another_host_finds_no_port_of_a_job_on_one(
+    parts: str, memory: str, two_hosts: Hosts, tmp_path: Path
+) -> None:
+    inside = tuple(two_hosts.command(0))
+    process, ranks = endless(parts, tmp_path, inside, SAR_HOST_MEMORY=memory)
+    try:
+        assert len(ranks) == 3, process.stderr
+        found = listening(list(inside))
+        assert len(found) > len(ranks) and all(map(is_loopback, found)), found
+        ports = [address.rpartition(":")[2] for address in found]
+        done = subprocess.run(
+            [*two_hosts.command(1), sys.executable, "-c", KNOCK, two_hosts.addresses[0], *ports],
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        assert done.stdout.split() == []
+    finally:
+        end(process)
+
+
+MEETING = """
+import os, subprocess, sys, time
+import sar, torch
+from sar.comm import meeting
+from sar.errors import CommError
+{before}
+begin = time.monotonic()
+try:
+    group = sar.initialize_comms(backend="gloo", timeout={limit})
+    {after}
+except CommError as error:
+    print("seconds", time.monotonic() - begin)
+    print("error", error)
+    raise
+"""
+
+
+def meet(
+    hosts: Hosts, before: dict[int, str], after: str = "sar.shutdown()", **more: str
+) -> list[subprocess.Popen]:
+    """A rank on each host that joins the others by itself."""
+    ranks = []
+    for rank in range(hosts.num):
+        code = MEETING.format(before=before.get(rank, ""), after=after, limit=LIMIT)
+        own = {"RANK": str(rank), "WORLD_SIZE": str(hosts.num), "MASTER_PORT": "29500"}
+        command = [*hosts.command(rank), sys.executable, "-c", textwrap.dedent(code)]
+        ranks.append(
+            subprocess.Popen(
+                command, env=environment(**hosts.environment(), **own, **more),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        )
+    return ranks
+
+
+@pytest.mark.system
+def test_ranks_of_several_hosts_listen_on_the_network_that_joins_them(two_hosts: Hosts) -> None:
+    ranks = meet(two_hosts, {}, "print('met', flush=True); time.sleep(60)")
+    try:
+        for host, rank in enumerate(ranks):
+            assert rank.stdout is not None and rank.stdout.readline() == "met\n"
+            found = listening(two_hosts.command(host))
+            named = two_hosts.addresses[host]
+            assert found and all(named in one or is_loopback(one) for one in found), found
+    finally:
+        for rank in ranks:
+            end(rank)
+
+
+# ---------------------------------------------------------------- meeting in vain
+
+CUT = """
+from sar.comm import process
+def cut(*words, new_group=process.dist.new_group, **more):
+    subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+    return new_group(*words, **more)
+process.dist.new_group = cut
+"""
+
+
+@pytest.mark.system
+def test_a_network_that_goes_away_while_ranks_meet(two_hosts: Hosts) -> None:
+    try:
+        ranks = meet(two_hosts, {1: CUT})
+        for number, rank in enumerate(ranks):
+            out, errors = rank.communicate(timeout=60)
+            seconds, error = out.splitlines()[:2]
+            assert float(seconds.split()[1]) < LIMIT + 3, out
+            assert f"rank {number} of 2: could not meet the other ranks" in error
+            assert rank.returncode == 1 and "CommError" in errors
+    finally:
+        subprocess.run([*two_hosts.command(1), "ip", "link", "set", "eth0", "up"], check=True)
+
+
+def alone(code: str, rank: int, size: int, port: int) -> subprocess.Popen:
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment(**where, RANK=str(rank), WORLD_SIZE=str(size)),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.mark.system
+def test_ranks_that_do_not_come_are_named() -> None:
+    code = MEETING.format(before="", after="", limit=2)
+    rank = alone(code, 0, 3, free_port())
+    out, _ = rank.communicate(timeout=60)
+    assert "ranks 1, 2 did not come" in out and "waiting for the others" in out
+    assert rank.returncode == 1
+
+
+@pytest.mark.system
+def test_rank_0_is_killed_while_ranks_meet() -> None:
+    """It keeps the store, and others wait there."""
+    waits = "meeting.Meeting._join = lambda self, store: time.sleep(60)"
+    port = free_port()
+    first = alone(MEETING.format(before=waits, after="", limit=60), 0, 2, port)
+    try:
+        second = alone(MEETING.format(before="", after="", limit=LIMIT), 1, 2, port)
+        time.sleep(LIMIT)  # both are there, or nearly
+        first.send_signal(signal.SIGKILL)
+        out, _ = second.communicate(timeout=LIMIT + SLACK)
+        assert "rank 1 of 2: could not meet the other ranks" in out and second.returncode == 1
+    finally:
+        end(first)
+
+
+# ---------------------------------------------------------------- ranks that are stopped
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("memory", ["1", "0"], ids=["memory", "sockets"])
+def test_a_stopped_rank_is_named_and_holds_nobody(parts: str, memory: str, tmp_path: Path) -> None:
+    process, ranks = endless(parts, tmp_path, SAR_HOST_MEMORY=memory)
+    try:
+        victim = next(pid for pid in ranks if variable(pid, "RANK") == "1")
+        os.kill(victim, signal.SIGSTOP)
+        begin = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() - begin < LIMIT + SLACK
+        assert "rank 1 did not answer within the timeout" in errors.splitlines()[-1]
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+    finally:
+        end(process)
+
+
+STOPPED_LAST = """
+import os, signal, sys
+from sar.cli import train
+from sar.comm import setup
+from sar.cli import launch
+def stop():
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+launch.shutdown = stop
+from sar.cli.worker import main
+sys.exit(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.system
+def test_a_rank_that_stops_after_its_last_collective(tmp_path: Path) -> None:
+    """Nobody waits for it but the launcher."""
+    (tmp_path / "stopped_last.py").write_text(STOPPED_LAST)
+    code = f"""
+        import sys, time
+        sys.path.insert(0, {str(tmp_path)!r})
+        from sar.cli import ranks
+        begin = time.monotonic()
+        words = ["stopped_last", "train", sys.argv[1]]
+        try:
+            ranks.run_ranks(words, 2, {{"PYTHONPATH": {str(tmp_path)!r} + ":" + {os.getcwd()!r}}}, 3)
+        except ranks.SarError as error:
+            print(error)
+    """
+    import argparse
+    import json
+
+    from sar.__main__ import build_parser
+
+    words = ["train", "none", "--hidden", "8", "--epochs", "1", "--no-progress"]
+    args: argparse.Namespace = build_parser().parse_args(words)
+    home = community_graph(60, 300, 3, classes=3, features=8)
+    args.input = write_partitions(home, torch_parts([n % 2 for n in range(60)]), tmp_path / "p")
+    plain = {name: value for name, value in vars(args).items() if not callable(value)}
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), json.dumps(plain)],
+        env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "rank 1: did not end within 3 seconds after other ranks had" in done.stdout, done.stderr
+    assert time.monotonic() - begin < 40
+
+
+# ---------------------------------------------------------------- how many
+
+
+def test_many_ranks_start_only_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    arrays = community_graph(60, 300, 3, classes=3, features=8)
+    path = write_partitions(arrays, torch_parts([n % 5 for n in range(60)]), tmp_path / "parts")
+    assert main(["train", path]) == 2
+    error = capsys.readouterr().err
+    assert "5 parts" in error and "at most 4 a core; give --nproc 5" in error
