@@ -790,8 +790,9 @@ def test_who_has_ended_is_told_by_the_system() -> None:
     from sar.comm.presence import Presence
 
     one, two, other = (Presence("127.0.0.1") for _ in range(3))
-    elsewhere = other.name() + torch.tensor([1, 0, 0])  # the loopback of another host
-    one.learn([one.name(), two.name(), elsewhere, torch.zeros(3).long()])
+    host, address, port = other.name()
+    for rank, name in enumerate((one.name(), two.name(), [host + 1, address, port], [0, 0, 0])):
+        one.learn(rank, name)  # rank 2 is behind another host's loopback, 3 does not listen
     assert one.ended(range(5)) == []
     two.close()
     other.close()

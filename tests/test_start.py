@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,11 +13,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from test_launch import children, environment, variable, wait_for
+from test_launch import ROOT, children, environment, variable, wait_for
 
 from benchmarks.hosts import Hosts, missing
-from sar.__main__ import main
+from sar.__main__ import build_parser, main
+from sar.cli.ranks import run_ranks
+from sar.errors import SarError
 from sar.partition.generate import community_graph
 from sar.partition.write import write_partitions
 
@@ -27,14 +31,8 @@ SLACK = 8  # seconds after it in which all have ended
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
     arrays = community_graph(200, 1600, 3, classes=3, features=8)
-    home = [node % 3 for node in range(200)]
-    return write_partitions(arrays, torch_parts(home), tmp_path_factory.mktemp("graph") / "parts")
-
-
-def torch_parts(home: list[int]):
-    import torch
-
-    return torch.tensor(home)
+    folder = tmp_path_factory.mktemp("graph")
+    return write_partitions(arrays, np.arange(200) % 3, folder / "parts")
 
 
 @pytest.fixture(scope="module")
@@ -212,19 +210,27 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
 
 @pytest.mark.system
-def test_rank_0_is_killed_while_ranks_meet() -> None:
-    """It keeps the store, and others wait there."""
-    waits = "meeting.Meeting._join = lambda self, store: time.sleep(60)"
-    port = free_port()
-    first = alone(MEETING.format(before=waits, after="", limit=60), 0, 2, port)
+@pytest.mark.parametrize("victim", [0, 1], ids=["which keeps the store", "another"])
+def test_a_rank_is_killed_while_ranks_meet(victim: int) -> None:
+    """They wait for rank 2, but not until the limit."""
+    code, port = MEETING.format(before="", after="", limit=60), free_port()
+    both = [alone(code, rank, 3, port) for rank in range(2)]
     try:
-        second = alone(MEETING.format(before="", after="", limit=LIMIT), 1, 2, port)
-        time.sleep(LIMIT)  # both are there, or nearly
-        first.send_signal(signal.SIGKILL)
-        out, _ = second.communicate(timeout=LIMIT + SLACK)
-        assert "rank 1 of 2: could not meet the other ranks" in out and second.returncode == 1
+        wait_for(lambda: all(listens(rank.pid) for rank in both))
+        time.sleep(2)  # they have connected to the store as well
+        both[victim].send_signal(signal.SIGKILL)
+        out, _ = both[1 - victim].communicate(timeout=SLACK)
+        assert f"rank {1 - victim} of 3: could not meet the other ranks" in out
+        assert f"(rank {victim}: died or left early" in out
     finally:
-        end(first)
+        for rank in both:
+            end(rank)
+
+
+def listens(pid: int) -> bool:
+    """Whether it has come: to its port that says so."""
+    done = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True, timeout=30)
+    return f"pid={pid}," in done.stdout
 
 
 # ---------------------------------------------------------------- ranks that are stopped
@@ -248,15 +254,12 @@ def test_a_stopped_rank_is_named_and_holds_nobody(parts: str, memory: str, tmp_p
 
 STOPPED_LAST = """
 import os, signal, sys
-from sar.cli import train
-from sar.comm import setup
-from sar.cli import launch
+from sar.cli import launch, worker
 def stop():
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGSTOP)
 launch.shutdown = stop
-from sar.cli.worker import main
-sys.exit(main(*sys.argv[1:]))
+sys.exit(worker.main("train", sys.argv[1]))
 """
 
 
@@ -264,34 +267,14 @@ sys.exit(main(*sys.argv[1:]))
 def test_a_rank_that_stops_after_its_last_collective(tmp_path: Path) -> None:
     """Nobody waits for it but the launcher."""
     (tmp_path / "stopped_last.py").write_text(STOPPED_LAST)
-    code = f"""
-        import sys, time
-        sys.path.insert(0, {str(tmp_path)!r})
-        from sar.cli import ranks
-        begin = time.monotonic()
-        words = ["stopped_last", "train", sys.argv[1]]
-        try:
-            ranks.run_ranks(words, 2, {{"PYTHONPATH": {str(tmp_path)!r} + ":" + {os.getcwd()!r}}}, 3)
-        except ranks.SarError as error:
-            print(error)
-    """
-    import argparse
-    import json
-
-    from sar.__main__ import build_parser
-
-    words = ["train", "none", "--hidden", "8", "--epochs", "1", "--no-progress"]
-    args: argparse.Namespace = build_parser().parse_args(words)
-    home = community_graph(60, 300, 3, classes=3, features=8)
-    args.input = write_partitions(home, torch_parts([n % 2 for n in range(60)]), tmp_path / "p")
-    plain = {name: value for name, value in vars(args).items() if not callable(value)}
-    begin = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), json.dumps(plain)],
-        env=environment(), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert "rank 1: did not end within 3 seconds after other ranks had" in done.stdout, done.stderr
-    assert time.monotonic() - begin < 40
+    graph = community_graph(60, 300, 3, classes=3, features=8)
+    parts = write_partitions(graph, np.arange(60) % 2, tmp_path / "parts")
+    words = ["train", parts, "--hidden", "8", "--epochs", "1", "--no-progress"]
+    args = {key: value for key, value in vars(build_parser().parse_args(words)).items()}
+    plain = json.dumps({key: value for key, value in args.items() if not callable(value)})
+    paths = environment(PYTHONPATH=f"{tmp_path}:{ROOT}", OMP_NUM_THREADS="1")
+    with pytest.raises(SarError, match="rank 1: did not end within 3 seconds after other ranks"):
+        run_ranks(["stopped_last", plain], 2, paths, 3.0)
 
 
 # ---------------------------------------------------------------- how many
@@ -302,7 +285,7 @@ def test_many_ranks_start_only_when_asked_for(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
     arrays = community_graph(60, 300, 3, classes=3, features=8)
-    path = write_partitions(arrays, torch_parts([n % 5 for n in range(60)]), tmp_path / "parts")
+    path = write_partitions(arrays, np.arange(60) % 5, tmp_path / "parts")
     assert main(["train", path]) == 2
     error = capsys.readouterr().err
     assert "5 parts" in error and "at most 4 a core; give --nproc 5" in error

@@ -34,7 +34,7 @@ class FailureBoard:
 
     Args:
         store: ``None`` where there is none.
-        presence: ``None`` until the ranks know each other's.
+        presence: ``None`` where this rank could not listen: no rank is said to have ended then.
     """
 
     def __init__(
@@ -71,11 +71,17 @@ class FailureBoard:
 
         return self._ask(read)
 
+    def missing(self, key: str) -> list[int]:
+        """The ranks that have not set ``key``; none when the store does not answer."""
+        everyone = list(range(self.size))
+        there = self._ask(partial(_known, key=key, ranks=everyone))
+        return [] if there is None else [rank for rank in everyone if rank not in there]
+
     def explain(self, error: str) -> str:
         """Who failed first, when a collective of this rank failed with ``error``; takes seconds."""
         end = time.monotonic() + _WORD_SECONDS
         while True:
-            first = self.first_error() or self._ended()
+            first = self.first_error() or self.ended()
             if first is not None:
                 return f"rank {self.rank}: stopped because another rank failed first: {first}"
             if time.monotonic() > end:
@@ -85,7 +91,7 @@ class FailureBoard:
         who = f"{silent} did not answer" if silent else "another rank left or did not answer"
         return f"rank {self.rank}: a collective failed: {who} within the timeout ({error})"
 
-    def _ended(self) -> str | None:
+    def ended(self) -> str | None:
         """The ranks whose processes are gone and who said nothing; also told to the others."""
         if self.presence is None:
             return None
@@ -103,12 +109,8 @@ class FailureBoard:
     def _silent(self) -> str | None:
         """The ranks that do not say within seconds that they, too, wait for somebody."""
         self._ask(lambda store: store.set(_SILENT.format(self.rank), ""))
-        end, waiting = time.monotonic() + _CALL_SECONDS, list(range(self.size))
-        while waiting and time.monotonic() < end:
-            there = self._ask(partial(_known, key=_SILENT, ranks=list(waiting)))
-            if there is None:
-                return None
-            waiting = [rank for rank in waiting if rank not in there]
+        end = time.monotonic() + _CALL_SECONDS
+        while (waiting := self.missing(_SILENT)) and time.monotonic() < end:
             time.sleep(_PAUSE)
         return named(waiting) if waiting else None
 

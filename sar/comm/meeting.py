@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sar.comm.failure import named
+from sar.comm.failure import FailureBoard, named
 from sar.comm.network import own_address
+from sar.comm.presence import NAME_LENGTH, Presence
 from sar.comm.process import ProcessGroup
 from sar.errors import CommError
 
-_T = TypeVar("_T")
-
 _ARRIVED, _ALL_ARRIVED, _NUM_ARRIVED = "sar/arrived/{}", "sar/all_arrived", "sar/num_arrived"
-_ASK_SECONDS = 1.0  # for the store to say who is missing
+_PAUSE = 0.05
+_LOOK_SECONDS = 1.0  # from one look at who has ended to the next
+_WATCHED = 32  # ranks that a rank looks at while not all have come
 _stuck: list[threading.Thread] = []  # what did not end in time, perhaps never will
 
 
@@ -80,22 +82,61 @@ class Meeting:
     ) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
         self.address, self.port, self.limit = address, port, limit
-        self._store: dist.Store | None = None
         self._doing = "looking for the store"
+        presence: Presence | None = None
+        with suppress(OSError):
+            presence = Presence(own_address(address))
+        self._board = FailureBoard(rank, size, None, presence)
 
     def group(self) -> ProcessGroup:
         """The group of all ranks. Raises ``CommError`` when they did not meet in time."""
         begin = time.monotonic()
         try:
-            return _within(self.limit.total_seconds(), self._meet, self.device)
+            return self._within_limit()
         except (RuntimeError, OSError, TimeoutError) as error:
             seconds = time.monotonic() - begin
             raise CommError(
                 f"rank {self.rank} of {self.size}: could not meet the other ranks at "
-                f"{self.address}:{self.port} ({self._missing()}is the port in use, the address "
-                f"reachable, every rank started?); gave up after {seconds:.1f} s, while "
-                f"{self._doing}: {error}"
+                f"{self.address}:{self.port} ({self._blame()}); gave up after {seconds:.1f} s, "
+                f"while {self._doing}: {error}"
             ) from error
+
+    def _within_limit(self) -> ProcessGroup:
+        """What :meth:`_meet` returns or raises; ``TimeoutError`` if it does neither in time.
+
+        A thread does it: what torch waits for has limits of its own, one behind the other, and a
+        network or a rank that goes away in the middle is not always noticed.
+        """
+        done: list[ProcessGroup] = []
+        failed: list[BaseException] = []
+        index = torch.cuda.current_device() if self.device.type == "cuda" else None
+
+        def body() -> None:
+            try:
+                if index is not None:
+                    torch.cuda.set_device(index)  # each thread has its own
+                done.append(self._meet())
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failed.append(error)
+
+        thread = threading.Thread(target=body, name="sar-meeting", daemon=True)
+        thread.start()
+        _stuck.append(thread)  # also if an interrupt comes now
+        self._watch(thread)
+        if failed:
+            raise failed[0]
+        if not done:
+            raise TimeoutError(f"no answer for {self.limit.total_seconds():g} seconds")
+        return done[0]
+
+    def _watch(self, thread: threading.Thread) -> None:
+        """Return when it has ended, or the time is over, or a rank that it needs has ended."""
+        end = time.monotonic() + self.limit.total_seconds()
+        while thread.is_alive() and (left := end - time.monotonic()) > 0:
+            thread.join(min(left, _LOOK_SECONDS))
+            if thread.is_alive() and self._board.ended():
+                thread.join(min(left, _LOOK_SECONDS))  # what ended may have met all before
+                return
 
     def _meet(self) -> ProcessGroup:
         own_store = False
@@ -104,11 +145,22 @@ class Meeting:
                 dist.init_process_group("mpi", timeout=self.limit)
             else:
                 own_store = self.rank == 0 and not agent_keeps_store()
-                self._join(self._find_store(own_store))
+                store = self._board.store = self._find_store(own_store)
+                self._doing = "waiting for the others"
+                self._wait_for_all(store)
+                self._doing = "making torch's default group"
+                dist.init_process_group(
+                    self.backend,
+                    store=store,
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=self.limit,
+                )
         self._doing = "making the groups"
-        return ProcessGroup(
-            self.backend, self.device, self.limit, self._store, own_address(self.address), own_store
-        )
+        group = ProcessGroup(self.backend, self.device, self.limit, self._board, own_store)
+        if self._board.store is None:
+            self._learn_from(group)
+        return group
 
     def _find_store(self, own_store: bool) -> dist.Store:
         store = self._served() if own_store else None
@@ -122,8 +174,7 @@ class Meeting:
                 wait_for_workers=False,
             )
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"sar/attempt_{attempt}", store)
-        return self._store
+        return dist.PrefixStore(f"sar/attempt_{attempt}", store)
 
     def _served(self) -> dist.Store | None:
         """The store of this process; ``None`` where it cannot listen at that address alone."""
@@ -139,57 +190,47 @@ class Meeting:
         )
         return None
 
-    def _join(self, store: dist.Store) -> None:
-        """Wait until all ranks are there, and make torch's default group."""
-        self._doing = "waiting for the others"
-        store.set(_ARRIVED.format(self.rank), "")
+    def _wait_for_all(self, store: dist.Store) -> None:
+        """Arrive, and wait until all have; raises ``CommError`` when one that was there is gone."""
+        presence = self._board.presence
+        name = [0] * NAME_LENGTH if presence is None else presence.name()
+        store.set(_ARRIVED.format(self.rank), json.dumps(name))
         if store.add(_NUM_ARRIVED, 1) == self.size:
             store.set(_ALL_ARRIVED, "")
-        store.wait([_ALL_ARRIVED], self.limit)
-        self._doing = "making torch's default group"
-        dist.init_process_group(
-            self.backend, store=store, rank=self.rank, world_size=self.size, timeout=self.limit
-        )
+        after = [(self.rank + step) % self.size for step in range(1, min(self.size, _WATCHED + 1))]
+        watched, look = {0, *after} - {self.rank}, time.monotonic()
+        while not store.check([_ALL_ARRIVED]):
+            time.sleep(_PAUSE)
+            if time.monotonic() > look:
+                here = {rank for rank in watched if store.check([_ARRIVED.format(rank)])}
+                self._learn(store, here)
+                watched, look = watched - here, time.monotonic() + _LOOK_SECONDS
+                first = self._board.first_error()
+                if first is not None:
+                    raise CommError(first)
+        self._learn(store, range(self.size))
 
-    def _missing(self) -> str:
-        """Which ranks have not come, where the store tells."""
-        if self._store is None:
-            return ""
-        with suppress(RuntimeError, TimeoutError):
-            missing = _within(_ASK_SECONDS, self._not_arrived, self.device)
-            if missing:
-                return f"{named(missing)} did not come; "
-        return ""
+    def _learn(self, store: Any, ranks: Iterable[int]) -> None:
+        """Where to ask whether they have ended."""
+        keys = [_ARRIVED.format(rank) for rank in ranks]
+        if self._board.presence is not None and keys:
+            for rank, name in zip(ranks, store.multi_get(keys), strict=True):
+                self._board.presence.learn(rank, json.loads(name))
 
-    def _not_arrived(self) -> list[int]:
-        store: Any = self._store
-        return [rank for rank in range(self.size) if not store.check([_ARRIVED.format(rank)])]
+    def _learn_from(self, group: ProcessGroup) -> None:
+        """The same where there is no store; collective."""
+        presence = self._board.presence
+        name = [0] * NAME_LENGTH if presence is None else presence.name()
+        for rank, found in enumerate(group.all_gather(torch.tensor(name))):
+            if presence is not None:
+                presence.learn(rank, found.tolist())
 
-
-def _within(seconds: float, work: Callable[[], _T], device: torch.device) -> _T:
-    """What ``work`` returns or raises; ``TimeoutError`` if it does neither in time.
-
-    A thread does it: what torch waits for has limits of its own, one behind the other, and a
-    network that goes away in the middle is not always noticed.
-    """
-    done: list[_T] = []
-    failed: list[BaseException] = []
-    index = torch.cuda.current_device() if device.type == "cuda" else None
-
-    def body() -> None:
-        try:
-            if index is not None:
-                torch.cuda.set_device(index)  # each thread has its own
-            done.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
-
-    thread = threading.Thread(target=body, name="sar-meeting", daemon=True)
-    thread.start()
-    _stuck.append(thread)  # also if an interrupt comes now
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise TimeoutError(f"no answer for {seconds:g} seconds")
-    return done[0]
+    def _blame(self) -> str:
+        """Who failed or did not come, as far as the others or the store tell."""
+        first = self._board.first_error() or self._board.ended()
+        if first is not None:
+            return first
+        missing = self._board.missing(_ARRIVED)
+        if missing:
+            return f"{named(missing)} did not come"
+        return "is the port in use, the address reachable, every rank started?"

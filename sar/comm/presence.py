@@ -13,19 +13,15 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-Gather = Callable[[Tensor], list[Tensor]]  # equal tensors of all ranks, in rank order
-
 _BACKLOG = 128
 _ASK_SECONDS = 1.0  # for hosts that say nothing at all
 _LOOPBACK = "127."
+NAME_LENGTH = 3
 
 
 class Presence:
@@ -33,20 +29,26 @@ class Presence:
 
     Args:
         address: IPv4, of this host on the network that joins the ranks.
+
+    Raises ``OSError`` where it cannot listen there.
     """
 
     def __init__(self, address: str) -> None:
         self._listener = socket.create_server((address, 0), backlog=_BACKLOG)
-        self._others: list[tuple[str, int] | None] = []
+        self._others: dict[int, tuple[str, int]] = {}
 
-    def name(self) -> Tensor:
-        """int64 [3], what the others have to know: host, address, port."""
+    def name(self) -> list[int]:
+        """What the others have to know: host, address, port."""
         address, port = self._listener.getsockname()
-        return torch.tensor([_host(), int.from_bytes(socket.inet_aton(address), "big"), port])
+        return [_host(), int.from_bytes(socket.inet_aton(address), "big"), port]
 
-    def learn(self, names: Iterable[Tensor]) -> None:
-        """Take the :meth:`name` of every rank, in their order."""
-        self._others = [_where(*name.tolist()) for name in names]
+    def learn(self, rank: int, name: Sequence[int]) -> None:
+        """Take the :meth:`name` of a rank, or zeros of one that does not listen."""
+        host, address, port = name
+        dotted = socket.inet_ntoa(address.to_bytes(4, "big"))
+        is_reachable = not dotted.startswith(_LOOPBACK) or host == _host()
+        if port and is_reachable:
+            self._others[rank] = dotted, port
 
     def ended(self, ranks: Iterable[int]) -> list[int]:
         """Those of ``ranks`` whose process has ended for certain; takes a second at most.
@@ -56,12 +58,11 @@ class Presence:
         calls: dict[int, tuple[int, socket.socket]] = {}
         try:
             for rank in ranks:
-                where = self._others[rank] if rank < len(self._others) else None
-                if where is not None:
+                if rank in self._others:
                     one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
                     one.setblocking(False)
                     calls[one.fileno()] = rank, one
-                    one.connect_ex(where)
+                    one.connect_ex(self._others[rank])
             return sorted(_refused(calls))
         finally:
             for _, one in calls.values():
@@ -73,21 +74,6 @@ class Presence:
             self._listener.close()
 
 
-def announce(address: str, gather: Gather) -> Presence | None:
-    """This rank's presence, which knows the others'; ``None`` where it cannot listen. Collective.
-
-    Args:
-        address: IPv4, of this host on the network that joins the ranks.
-    """
-    presence: Presence | None = None
-    with suppress(OSError):  # then it is never said to have ended
-        presence = Presence(address)
-    names = gather(torch.zeros(3, dtype=torch.int64) if presence is None else presence.name())
-    if presence is not None:
-        presence.learn(names)
-    return presence
-
-
 def _host() -> int:
     """A number that ranks behind one loopback interface have alike, and no others."""
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -96,14 +82,6 @@ def _host() -> int:
     except OSError:  # not Linux, or hidden
         text = socket.gethostname()
     return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
-
-
-def _where(host: int, address: int, port: int) -> tuple[str, int] | None:
-    """``None`` for who does not listen, or cannot be reached from here."""
-    if not port:
-        return None
-    dotted = socket.inet_ntoa(address.to_bytes(4, "big"))
-    return None if dotted.startswith(_LOOPBACK) and host != _host() else (dotted, port)
 
 
 def _refused(calls: dict[int, tuple[int, socket.socket]]) -> Iterable[int]:

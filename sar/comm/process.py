@@ -18,7 +18,6 @@ from sar.comm.group import Group, Work
 from sar.comm.host_memory import SMALL, HostMemory
 from sar.comm.one_host import connect
 from sar.comm.paced import Begun, Lane, Message, Turn, Turns, steps_of
-from sar.comm.presence import announce
 from sar.errors import CommError
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -32,9 +31,8 @@ class ProcessGroup(Group):
     ``DistributedDataParallel``'s) never interleave with the stream; so do sums of gradients.
 
     Args:
-        store: where a failing rank leaves its error for the others; ``None`` when there is none.
-        address: of this host, on the network that joins the ranks.
-        keeps_store: the store ends with this process.
+        board: where a failing rank leaves its error for the others.
+        keeps_store: the board's store ends with this process.
     """
 
     def __init__(
@@ -42,12 +40,11 @@ class ProcessGroup(Group):
         backend: str,
         device: torch.device,
         timeout: timedelta,
-        store: dist.Store | None,
-        address: str,
+        board: FailureBoard,
         keeps_store: bool = False,
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), backend, device)
-        self.board, self._keeps_store = FailureBoard(self.rank, self.size, store), keeps_store
+        self.board, self._keeps_store = board, keeps_store
         self._timeout, self._is_closed = timeout, False
         self._small: Any = dist.new_group(timeout=timeout)
         self._rows: Any = dist.new_group(timeout=timeout)
@@ -62,11 +59,6 @@ class ProcessGroup(Group):
         if self._lane is not None and self.size % 2 == 0:
             self._back = dist.new_group(timeout=timeout)
         self._sums: Any = None
-        if self.size > 1:
-            self.board.presence = announce(address, self._gather_staged)
-
-    def _gather_staged(self, tensor: Tensor) -> list[Tensor]:
-        return [one.cpu() for one in self._all_gather(self._staged(tensor))]
 
     def _check_open(self) -> None:
         if self._is_closed:
