@@ -21,10 +21,11 @@ PACKAGE = ROOT / "sar"
 
 # What each part may import, besides itself. Parts not named here (train, cli, compat and the
 # top level) stand above all of these.
-LEAVES = {"config", "errors"}
+LEAVES = {"config", "errors", "files"}
 BELOW = {
     "config": set(),
     "errors": set(),
+    "files": set(),
     "allocator": {"comm", "errors"},
     "comm": LEAVES,
     "kernels": LEAVES,
@@ -34,7 +35,7 @@ BELOW = {
     "nn": LEAVES | {"comm", "ops", "graph"},
     "sampling": LEAVES | {"comm", "kernels", "partition"},
 }
-WITHOUT_DGL = {"config", "errors", "comm", "kernels", "ops"}
+WITHOUT_DGL = {"config", "errors", "files", "comm", "kernels", "ops"}
 LAUNCHER = ("torch.distributed.run", "torch.distributed.launcher", "torch.distributed.elastic")
 
 # The collectives that every backend has (oneCCL on CPU has no others that work), and the names

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,8 +27,8 @@ from sar.train.checkpoint import (
     random_states,
     restore_random_state,
     save_checkpoint,
-    write_file,
 )
+from sar.train.sealed import write_sealed
 
 
 class Model(nn.Module):
@@ -209,8 +212,10 @@ def test_bad_checkpoints_are_every_ranks_error(
     path = tmp_path / FILE_NAME
     if isinstance(content, bytes):
         path.write_bytes(content)
-    elif content is not None:
+    elif isinstance(content, Trap):
         torch.save(content, path)
+    elif content is not None:
+        write_sealed(path, content)  # type: ignore[arg-type]
 
     def case(group: Group) -> str:
         with pytest.raises(ValueError, match=words) as caught:
@@ -244,7 +249,7 @@ def test_the_folder_is_made(tmp_path: Path) -> None:
 def test_a_failed_write_is_every_ranks_error_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_file(tmp_path / FILE_NAME, {"format": 1, "epoch": 1})
+    write_sealed(tmp_path / FILE_NAME, {"format": 1, "epoch": 1})
 
     def full(content: object, file: object) -> None:
         file.write(b"half of it")
@@ -265,16 +270,16 @@ def test_a_failed_write_is_every_ranks_error_and_keeps_the_old_file(
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_a_signal_in_the_middle_leaves_the_old_one(tmp_path: Path, how: signal.Signals) -> None:
     """The process ends itself when half of the new file is written and on the disk."""
-    write_file(tmp_path / FILE_NAME, {"format": 1, "epoch": 1})
+    write_sealed(tmp_path / FILE_NAME, {"format": 1, "epoch": 1})
     code = f"""
         import os, torch
         from pathlib import Path
-        from sar.train.checkpoint import write_file
+        from sar.train.sealed import write_sealed
         def half(content, file):
             file.write(b"half of it"); file.flush(); os.fsync(file.fileno())
             os.kill(os.getpid(), {int(how)})
         torch.save = half
-        write_file(Path({str(tmp_path / FILE_NAME)!r}), {{"format": 1, "epoch": 2}})
+        write_sealed(Path({str(tmp_path / FILE_NAME)!r}), {{"format": 1, "epoch": 2}})
     """
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(
@@ -282,6 +287,94 @@ def test_a_signal_in_the_middle_leaves_the_old_one(tmp_path: Path, how: signal.S
     )
     assert done.returncode == -how
     assert load_checkpoint(tmp_path, LocalGroup())["epoch"] == 1
-    write_file(tmp_path / FILE_NAME, {"format": 1, "epoch": 3})  # what was left does not disturb
+    write_sealed(tmp_path / FILE_NAME, {"format": 1, "epoch": 3})  # what was left does not disturb
     assert load_checkpoint(tmp_path, LocalGroup())["epoch"] == 3
     assert os.listdir(tmp_path) == [FILE_NAME]
+
+
+# ---------------------------------------------------------------- damage
+
+
+def filled(folder: Path) -> bytes:
+    trainer(LocalGroup(), folder, 4, 0.0).fit()
+    return (folder / FILE_NAME).read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_flipped_bit_is_used(tmp_path: Path, seed: int) -> None:
+    good, draw = filled(tmp_path), random.Random(seed)
+    for _ in range(25):
+        data = bytearray(good)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        (tmp_path / FILE_NAME).write_bytes(data)
+        with pytest.raises(ValueError, match="damaged.*(entry|directory)"):
+            load_checkpoint(tmp_path, LocalGroup())
+    (tmp_path / FILE_NAME).write_bytes(good)
+    assert load_checkpoint(tmp_path, LocalGroup())["epoch"] == 4
+
+
+def test_the_damaged_entry_is_named(tmp_path: Path) -> None:
+    data = bytearray(filled(tmp_path))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entry = next(one for one in archive.infolist() if one.filename.endswith("data/3"))
+    data[entry.header_offset + 500] ^= 1  # behind its header and padding
+    whole = bytes(data)
+    data = bytearray(whole)
+    (tmp_path / FILE_NAME).write_bytes(data)
+    with pytest.raises(ValueError, match="entry .*data/|directory"):
+        load_checkpoint(tmp_path, LocalGroup())
+
+
+def test_older_files_are_verified_as_far_as_they_can_be(tmp_path: Path) -> None:
+    """They hold no digest: their entries have checksums."""
+    filled(tmp_path)
+    content = torch.load(tmp_path / FILE_NAME, weights_only=True)
+    torch.save(content, tmp_path / FILE_NAME)
+    with pytest.warns(UserWarning, match="holds no digest"):
+        assert load_checkpoint(tmp_path, LocalGroup())["epoch"] == 4
+    data = bytearray((tmp_path / FILE_NAME).read_bytes())
+    data[data.index(b"exp_avg") + 2] ^= 4
+    (tmp_path / FILE_NAME).write_bytes(data)
+    with pytest.raises(ValueError, match="entry .*data.pkl is not as written"):
+        load_checkpoint(tmp_path, LocalGroup())
+
+
+WRONG = {
+    "epoch": ["4", None, True, 7],
+    "num_ranks": [None, 3],
+    "history": [{}, [], [1, 2, 3, 4]],
+    "random": [None, torch.zeros(1, 4), torch.zeros(3, 5, dtype=torch.uint8)],
+    "noise": [5, torch.zeros(1, 4)],
+    "dropout_seeds": [None, (1,), ("a", "b")],
+    "model": [None, {}, {"first.weight": 3}],
+    "optimizer": [None, {}, {"state": {}, "param_groups": []}],
+    "scheduler": [3],
+    "config": ["x"],
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_wrong_fields_are_named(tmp_path: Path, field: str) -> None:
+    filled(tmp_path)
+    content = torch.load(tmp_path / FILE_NAME, weights_only=True)
+    for value in WRONG[field]:
+        write_sealed(tmp_path / FILE_NAME, {**content, field: value})
+        one = trainer(LocalGroup(), tmp_path, 8, 0.0)
+        with pytest.raises(ValueError, match="checkpoint.*another model|checkpoint's '") as caught:
+            one.resume()
+        words = {"model": "model", "epoch": "", "num_ranks": ""}.get(field, f"'{field}'")
+        assert words in str(caught.value)
+    del content[field]
+    write_sealed(tmp_path / FILE_NAME, content)
+    if field != "noise":  # which older files do not have
+        with pytest.raises(ValueError, match=f"checkpoint's '{field}': got nothing"):
+            trainer(LocalGroup(), tmp_path, 8, 0.0).resume()
+
+
+def test_moments_of_another_shape(tmp_path: Path) -> None:
+    filled(tmp_path)
+    content = torch.load(tmp_path / FILE_NAME, weights_only=True)
+    content["optimizer"]["state"][0]["exp_avg"] = torch.zeros(2, 2)
+    write_sealed(tmp_path / FILE_NAME, content)
+    with pytest.raises(ValueError, match=r"'optimizer': got exp_avg of shape \[2, 2\]"):
+        trainer(LocalGroup(), tmp_path, 8, 0.0).resume()

@@ -345,7 +345,7 @@ def test_a_save_that_fails_leaves_the_old_one(
     """Rank 1 cannot write: every rank raises, and the folder still holds what it held."""
     from sar.train import embedding as module
 
-    path, folder, write = partitioned(shop(), 2, "random"), tmp_path / "run", module.write_file
+    path, folder, write = partitioned(shop(), 2, "random"), tmp_path / "run", module.write_sealed
     saved = run_threads(2, case_save, path, folder, "SGD")
 
     def failing(where: Path, content: dict) -> None:
@@ -355,10 +355,10 @@ def test_a_save_that_fails_leaves_the_old_one(
 
     def case(group: Any) -> None:
         table, optimizer, _ = table_and_steps(group, path, "SGD", seed=9)
-        with pytest.raises(OSError, match=r"1\.pt: could not write the embedding: disk full"):
+        with pytest.raises(OSError, match=r"rank 1: disk full"):
             save_embedding(folder, table, optimizer)
 
-    monkeypatch.setattr(module, "write_file", failing)
+    monkeypatch.setattr(module, "write_sealed", failing)
     run_threads(2, case)
     parts = run_threads(2, case_load, path, folder, "SGD")
     assert torch.equal(by_id(parts, "rows", "user"), by_id(saved, "rows", "user"))

@@ -182,7 +182,7 @@ def test_agrees_with_dgl_itself(tmp_path):
     ours = json.loads(Path(own).read_text())
     for key in ("node_map", "edge_map", "num_nodes", "num_edges", "ntypes", "etypes", "num_parts"):
         assert ours[key] == theirs[key], key
-    assert set(theirs) == set(ours)
+    assert set(theirs) == set(ours) - {"sar"}
     for part in range(3):
         a, feats_a, *_ = dgl.distributed.load_partition(own, part)
         b, feats_b, *_ = dgl.distributed.load_partition(str(named / "g.json"), part)
@@ -418,7 +418,7 @@ def test_an_error_in_the_middle_leaves_nothing(tmp_path, monkeypatch):
     def fail_on_second(graph, layout, part, *rest):
         if part == 1:
             raise OSError("no space left")
-        real(graph, layout, part, *rest)
+        return real(graph, layout, part, *rest)
 
     monkeypatch.setattr(write_module, "_write_part", fail_on_second)
     for folder in (out, tmp_path / "fresh"):

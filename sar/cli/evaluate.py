@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,18 @@ from torch import Tensor
 
 from sar.cli.inputs import add_input_arguments, resolve_parts
 from sar.cli.launch import add_rank_arguments, check_rank_arguments, joined, launch, run_rank
-from sar.cli.outputs import check_writable, write_whole
+from sar.cli.outputs import check_writable
 from sar.cli.train import load_rank, prepare_graph
 from sar.comm import Group
+from sar.files import PARTIAL, naming, remove_left_over, staged
 from sar.partition.load import PartitionData
 from sar.train.checkpoint import FILE_NAME, load_checkpoint, load_model
 from sar.train.metrics import predict
 from sar.train.models import build_model
 from sar.train.options import DataOptions, ModelOptions, TrainOptions
 from sar.train.trainer import Trainer
+
+_PARTIALS = f"predictions*.npz{PARTIAL}"
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -46,7 +51,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def _check_output(args: argparse.Namespace) -> None:
-    check_writable(Path(args.out), "--out")
+    out = Path(args.out)
+    check_writable(out, "--out")
+    if out.is_dir():
+        remove_left_over(out, [path.name.removesuffix(PARTIAL) for path in out.glob(_PARTIALS)])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,10 +93,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     results = _results(partition, logits, args, data.multilabel, group)
     if args.gather:
         results = _gathered(results, group)
-    error = None
-    if group.rank == 0 or not args.gather:
-        error = _write(results, args, group)
-    group.agree(error)
+    _write(results if group.rank == 0 or not args.gather else None, args, group)
     scores = {} if data.labels is None else trainer.evaluate(logits)
     if group.rank == 0:
         _tell(args, config["metric"], scores)
@@ -101,7 +106,12 @@ def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
         raise ValueError(
             f"the checkpoint does not say {', '.join(missing)}: expected one of `sar train`"
         )
-    return {field.name: config[field.name] for field in fields(kind)}
+    chosen = {field.name: config[field.name] for field in fields(kind)}
+    for field in fields(kind):
+        if type(chosen[field.name]).__name__ != field.type:
+            got = f"{chosen[field.name]!r}"
+            raise ValueError(f"the checkpoint's {field.name!r}: got {got}, expected {field.type}")
+    return chosen
 
 
 def _results(
@@ -144,17 +154,29 @@ def _gathered(results: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
     return {name: rows[order] for name, rows in together.items()}
 
 
-def _write(results: dict[str, Tensor], args: argparse.Namespace, group: Group) -> Exception | None:
-    """Write this rank's file; the error where that fails."""
+def _write(results: dict[str, Tensor] | None, args: argparse.Namespace, group: Group) -> None:
+    """Write the files of all ranks, or none of them; collective.
+
+    Args:
+        results: ``None`` on a rank that has no file.
+    """
     name = "predictions.npz"
     if not args.gather:
         name = f"predictions-{group.rank:05d}-of-{group.size:05d}.npz"
-    arrays = {key: rows.numpy() for key, rows in results.items()}
-    try:
-        write_whole(Path(args.out) / name, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
-    except Exception as error:  # any, too little memory as well: the others would wait
-        return error
-    return None
+    path, partial, error = Path(args.out) / name, None, None
+    with ExitStack() as stack:
+        try:
+            if results is not None:
+                arrays = {key: rows.numpy() for key, rows in results.items()}
+                with naming(path):
+                    made = staged(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+                    partial = stack.enter_context(made)
+        except Exception as problem:  # any, too little memory as well: the others would wait
+            error = problem
+        group.agree(error)
+        if partial is not None:
+            with naming(path):
+                os.replace(partial, path)
 
 
 def _tell(args: argparse.Namespace, metric: str, scores: dict[str, float | None]) -> None:

@@ -7,12 +7,12 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from sar import __version__
 from sar.comm import Group
 from sar.errors import SarError
+from sar.files import remove_left_over, scratch_folder
 from sar.partition.book import read_book
 from sar.partition.cut import METHODS
 
@@ -26,6 +26,11 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--method", choices=METHODS, default="metis", help="of the cut where INPUT is not cut yet"
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare features with the digests in the JSON at once, not when they are first read",
     )
     parser.add_argument("--cut-seed", type=int, default=0, help="seed of that cut, default 0")
 
@@ -69,8 +74,9 @@ def cut_into_cache(source: str, parts: int, method: str, seed: int) -> Path:
     folder = cache_folder() / cache_name(source, parts, method, seed)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as scratch:
-            made = Path(scratch) / "parts"
+        remove_left_over(folder.parent)
+        with scratch_folder(folder.parent) as scratch:
+            made = scratch / "parts"
             _cut(source, parts, method, seed, made)
             try:
                 made.rename(folder)

@@ -14,15 +14,20 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("parts", metavar="PARTS.json", help="the JSON file of the partitions")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare all files with the digests in the JSON"
+    )
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    summary = summarize(args.parts)
+    summary = summarize(args.parts, verify=args.verify)
     if args.json:
         print(json.dumps(summary, indent=2))
     else:
         print("\n".join(render(summary)))
+        if args.verify:
+            print("\nall files are as they were written")
     return 0
 
 

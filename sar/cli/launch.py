@@ -6,7 +6,9 @@ import argparse
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from sar.cli.ranks import report_failure, run_ranks
 from sar.comm import Group, initialize_comms, shutdown
 from sar.comm.setup import leave_after
 from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy, parse_bytes
+from sar.files import remove_left_over
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
@@ -228,6 +231,7 @@ def launch(command: str, args: argparse.Namespace, nproc: int) -> None:
     """
     if args.nproc is None:
         _check_ranks_a_core(nproc)
+    remove_left_over(Path(tempfile.gettempdir()))
     words = ["sar.cli.worker", command, _as_json(args)]
     environment = worker_environment(nproc, args.threads, args.allocator)
     run_ranks(words, nproc, environment, args.timeout)

@@ -1,12 +1,10 @@
-"""Writing results: checked before the work, whole or not at all after it."""
+"""Folders of results: checked before the work, cleared of what a killed run left."""
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+
+from sar.files import remove_left_over, scratch_folder
 
 
 def check_writable(folder: Path, option: str) -> None:
@@ -16,21 +14,20 @@ def check_writable(folder: Path, option: str) -> None:
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryDirectory(dir=there, prefix=".sar-"):
+        with scratch_folder(there):
             pass
     except OSError as error:
-        reason = error.strerror or error
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        reason = cause.strerror or cause
         raise ValueError(f"{option}: cannot write in {str(folder)!r}: {reason}") from error
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call ``write`` on a new file that takes ``path``'s place when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            write(file)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+def check_file(path: Path, option: str) -> None:
+    """The same for the file ``path``, whose old partial file goes.
+
+    Raises ``ValueError`` naming ``option``, also for a folder.
+    """
+    check_writable(path.absolute().parent, option)
+    if path.is_dir():
+        raise ValueError(f"{option}: {str(path)!r} is a folder, expected a file name")
+    remove_left_over(path.absolute().parent, [path.name])

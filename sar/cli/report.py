@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import sar
-from sar.cli.outputs import write_whole
 from sar.comm import Group
 from sar.comm.gather import gather_json
+from sar.files import write_whole
 from sar.train import memory
 from sar.train.trainer import Record
 

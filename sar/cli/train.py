@@ -22,9 +22,10 @@ from sar.cli.launch import (
     policy_of,
     run_rank,
 )
-from sar.cli.outputs import check_writable
+from sar.cli.outputs import check_file, check_writable
 from sar.cli.report import gather_layers, gather_ranks, report
 from sar.comm import Group
+from sar.files import remove_left_over
 from sar.nn.activations import ACTIVATIONS
 from sar.partition.load import PartitionData
 from sar.train import memory
@@ -173,7 +174,8 @@ def load_rank(
     need_labels: bool = True,
 ) -> tuple[PartitionData, sar.ShardedGraph, NodeData]:
     """This rank's partition, its view of the graph, and its data; collective."""
-    partition = sar.load_dgl_partition_data(parts_of_rank(args, group), group.rank, device)
+    path = parts_of_rank(args, group)
+    partition = sar.load_dgl_partition_data(path, group.rank, device, verify=args.verify)
     data = load_node_data(
         partition,
         options,
@@ -236,11 +238,10 @@ def _check_outputs(args: argparse.Namespace) -> None:
         return
     for name, path in (("--json", args.json), ("--trace", args.trace)):
         if path is not None:
-            check_writable(Path(path).absolute().parent, name)
-            if Path(path).is_dir():
-                raise ValueError(f"{name}: {path!r} is a folder, expected a file name")
+            check_file(Path(path), name)
     if args.checkpoint is not None:
         check_writable(Path(args.checkpoint), "--checkpoint")
+        remove_left_over(Path(args.checkpoint), [FILE_NAME])
         if (Path(args.checkpoint) / FILE_NAME).exists() and not args.resume:
             raise ValueError(
                 f"--checkpoint: {args.checkpoint!r} holds a run; give --resume to continue it, or "

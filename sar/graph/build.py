@@ -26,6 +26,8 @@ def load_dgl_partition_data(
     partition_json_file: str | os.PathLike,
     own_partition_idx: int,
     device: torch.device | str = "cpu",
+    *,
+    verify: bool = False,
 ) -> PartitionData:
     """Load this rank's part of a graph that DGL's ``partition_graph`` cut; collective.
 
@@ -33,6 +35,7 @@ def load_dgl_partition_data(
         partition_json_file: the JSON of the partitioning.
         own_partition_idx: the part to load, the rank.
         device: where edges go; features stay in their files until they are read.
+        verify: compare the features with the digests in the JSON now, not when they are first read.
 
     Raises:
         PartitionError: on every rank, when a file of any rank is missing, damaged or belongs to
@@ -42,7 +45,7 @@ def load_dgl_partition_data(
     group = current_group()
     data, error = None, None
     try:
-        data = load_partition(partition_json_file, own_partition_idx, device)
+        data = load_partition(partition_json_file, own_partition_idx, device, verify=verify)
         _check_part(data, group)
     except Exception as caught:  # any, too little memory as well: the others would wait
         error = caught

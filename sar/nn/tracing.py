@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sar.comm import Group, current_group
 from sar.comm.gather import gather_json
 from sar.comm.meter import COMPUTE, OTHER, Meter, Span
+from sar.files import write_whole
 
 Row = dict[str, Any]
 _MARKED = "sar.layer"  # key in an autograd node's own dictionary
@@ -229,7 +230,8 @@ def write_events(file: str | os.PathLike, events: list[Row], group: Group) -> No
     if everybody:
         merged = [event for events in everybody for event in events]
         try:
-            Path(file).write_text(json.dumps({"traceEvents": merged, "displayTimeUnit": "ms"}))
+            text = json.dumps({"traceEvents": merged, "displayTimeUnit": "ms"})
+            write_whole(Path(file), lambda out: out.write(text.encode()))
         except Exception as failure:  # any, the others would wait
             error = failure
     group.agree(error)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sar.errors import PartitionError
+from sar.partition.digest import FileSeal, Seals, relative
 
 EType = tuple[str, str, str]
 HOMOGENEOUS_NTYPE = "_N"
@@ -29,7 +32,8 @@ class PartitionBook:
     ``node_ranges[ntype]`` and ``edge_ranges[canonical_etype]`` are int64 ``[num_parts, 2]`` arrays
     of half-open ranges of shuffled global ids. ``ntypes`` and ``canonical_etypes`` are ordered by
     type id. ``files[part]`` maps ``part_graph``, ``node_feats`` and ``edge_feats`` to absolute
-    paths. ``halo_hops`` is None when the JSON does not say.
+    paths. ``halo_hops`` is None when the JSON does not say. ``seals`` are the digests of the files,
+    None where the JSON holds none.
     """
 
     graph_name: str
@@ -42,6 +46,25 @@ class PartitionBook:
     halo_hops: int | None = None
     part_method: str = ""
     files: list[dict[str, str]] = field(default_factory=list)
+    seals: Seals | None = None
+
+    @property
+    def graph_digest(self) -> str | None:
+        """Of the graph before it was cut, equal for all of its cuts; ``None`` where the partitions
+        hold no digests, as those that DGL wrote."""
+        return None if self.seals is None else self.seals.graph
+
+    def seal_of(self, path: str) -> FileSeal | None:
+        """What a file of ``files`` has to be; ``None`` where the partitions hold no digests.
+
+        Raises ``PartitionError`` where they hold some, but not of this file.
+        """
+        if self.seals is None:
+            return None
+        name = relative(path, os.path.realpath(os.path.dirname(self.json_path)))
+        if name not in self.seals.files:
+            raise PartitionError(f"{self.json_path}: holds digests, but none of {name!r}")
+        return self.seals.files[name]
 
     @property
     def is_homogeneous(self) -> bool:
@@ -133,8 +156,8 @@ class PartitionBook:
         return torch.as_tensor(type_id), torch.as_tensor(part), torch.as_tensor(idx)
 
     def digest(self) -> str:
-        """SHA-256 (hex) of everything in the book except file paths: equal on ranks that loaded
-        the same partitioning."""
+        """SHA-256 (hex) of everything in the book but paths, digests of the files included: equal on
+        ranks that loaded the same partitioning."""
         content = {
             "graph_name": self.graph_name,
             "num_parts": self.num_parts,
@@ -144,6 +167,8 @@ class PartitionBook:
             "nodes": [self.node_ranges[ntype].tolist() for ntype in self.ntypes],
             "edges": [self.edge_ranges[etype].tolist() for etype in self.canonical_etypes],
         }
+        if self.seals is not None:
+            content["files"] = asdict(self.seals)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     # The names below are those of DGL's book, for scripts that use it.

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import numpy as np
 
 from sar.errors import PartitionError
 from sar.partition.book import HOMOGENEOUS_NTYPE, EType, PartitionBook
+from sar.partition.digest import read_seals
 
 MAX_ID = 2**62
+MAX_PARTS = 2**16
+_HEAD_BYTES = 1 << 16
 FILE_KEYS = ("part_graph", "node_feats", "edge_feats")
 
 
 def parse_book(path: str) -> PartitionBook:
     """The book in a JSON file; see `sar.partition.book.read_book`."""
+    _check_head(path)
     config = _load_json(path)
     num_parts = _count(config, "num_parts", path)
-    if num_parts < 1:
-        raise PartitionError(f"{path}: num_parts is {num_parts}, expected at least 1")
+    if not 1 <= num_parts <= MAX_PARTS:
+        raise PartitionError(f"{path}: num_parts is {num_parts}, expected 1 to {MAX_PARTS}")
     ntypes = _type_names(config.get("ntypes", {HOMOGENEOUS_NTYPE: 0}), "ntypes", path)
     raw_etypes = _type_names(config.get("etypes", {"_N:_E:_N": 0}), "etypes", path)
     canonical = {name: _canonical_etype(name, ntypes, path) for name in raw_etypes}
@@ -40,10 +45,24 @@ def parse_book(path: str) -> PartitionBook:
         halo_hops=_halo_hops(config, num_parts, path),
         part_method=str(config.get("part_method", "")),
         files=_part_files(config, num_parts, path),
+        seals=read_seals(config, path),
     )
     _check_total(book.num_nodes(), config, "num_nodes", "node_map", path)
     _check_total(book.num_edges(), config, "num_edges", "edge_map", path)
     return book
+
+
+def _check_head(path: str) -> None:
+    """Refuse absurdly many parts before the entries of all of them are parsed, which takes a minute
+    for a million. They are counted where they stand first in the file, as writers put them."""
+    try:
+        with open(path, "rb") as stream:
+            found = re.search(rb'"num_parts"\s*:\s*(\d+)', stream.read(_HEAD_BYTES))
+    except OSError:  # told when it is opened again
+        return
+    if found and (len(found[1]) > len(str(MAX_PARTS)) or int(found[1]) > MAX_PARTS):
+        digits = found[1].decode()[:20]
+        raise PartitionError(f"{path}: num_parts is {digits}, expected 1 to {MAX_PARTS}")
 
 
 def _load_json(path: str) -> dict:

@@ -181,12 +181,17 @@ class GraphFile:
     ``node_data`` and ``edge_data`` have one row per local node or edge.
     """
 
-    path: str
+    file: MappedFile
     num_nodes: int
     num_edges: int
     adjacency: Adjacency
     node_data: dict[str, MappedTensor] = field(default_factory=dict)
     edge_data: dict[str, MappedTensor] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Of the file."""
+        return self.file.path
 
     def edge_chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """All edges as int64 ``(src, dst, edge id)`` arrays of at most ``size`` rows, in stored
@@ -298,7 +303,7 @@ def _read_hetero_graph(cursor: _Cursor) -> GraphFile:
             if tensor.shape[:1] != (rows,):
                 raise cursor.fail(f"{what} {name!r} has shape {tensor.shape}, expected {rows} rows")
         frames.append(data)
-    return GraphFile(cursor.file.path, num_nodes, num_edges, adjacency, *frames)
+    return GraphFile(cursor.file, num_nodes, num_edges, adjacency, *frames)
 
 
 def _read_metagraph(cursor: _Cursor) -> None:

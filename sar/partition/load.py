@@ -18,7 +18,8 @@ from sar.partition.book import (
     PartitionBook,
     read_book,
 )
-from sar.partition.dgl_format import read_graph, read_tensor_dict
+from sar.partition.dgl_format import GraphFile, read_graph, read_tensor_dict
+from sar.partition.digest import file_digest
 from sar.partition.features import FeatureStore
 from sar.partition.keys import Keys
 from sar.partition.mapped import MappedTensor
@@ -111,13 +112,22 @@ class PartitionData:
 
 
 def load_partition(
-    json_path: str | os.PathLike, part_id: int, device: torch.device | str = "cpu"
+    json_path: str | os.PathLike,
+    part_id: int,
+    device: torch.device | str = "cpu",
+    *,
+    verify: bool = False,
 ) -> PartitionData:
     """Loads part ``part_id`` of a partitioned graph; local, without communication.
 
     Edges go to ``device``; features stay in their files until they are read. While it runs, it
-    needs less than 2.5 times the 12 bytes per inner edge that stay. Raises PartitionError when a
-    file is missing, damaged or contradicts the JSON, and ValueError for a part that does not exist.
+    needs less than 2.5 times the 12 bytes per inner edge that stay.
+
+    Where the JSON holds digests (see docs/formats.md), the structure is compared with them here,
+    and each feature when all of it has been read for the first time, or here with ``verify``.
+
+    Raises PartitionError when a file is missing, damaged, changed meanwhile or contradicts the
+    JSON, and ValueError for a part that does not exist.
     """
     book = read_book(json_path)
     if isinstance(part_id, bool) or not isinstance(part_id, int):
@@ -125,9 +135,15 @@ def load_partition(
     if not 0 <= part_id < book.num_parts:
         raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
     # Features first: their headers are cheap to check, the graph is not.
-    node_features = FeatureStore(_read_features(book, part_id, "node_feats"))
-    edge_features = FeatureStore(_read_features(book, part_id, "edge_feats"))
+    node_arrays = _read_features(book, part_id, "node_feats")
+    edge_arrays = _read_features(book, part_id, "edge_feats")
+    node_features, edge_features = FeatureStore(node_arrays), FeatureStore(edge_arrays)
+    if verify:
+        for mapped in (node_arrays, edge_arrays):
+            for tensor in mapped.values():
+                tensor.verify()
     graph = read_graph(book.files[part_id]["part_graph"])
+    _verify_graph(book, graph)
     edges = build_shards(book, part_id, graph)
     node_features.synthesize(TYPE_KEY, lambda: _node_types(book, part_id))
     target = torch.device(device)
@@ -155,13 +171,48 @@ def _read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, Map
         if HOMOGENEOUS_ETYPE in book.canonical_etypes:
             default = ":".join(HOMOGENEOUS_ETYPE)
     found: dict[str, MappedTensor] = {}
-    for name, tensor in read_tensor_dict(path).items():
+    arrays = read_tensor_dict(path)
+    _expect(book, path, arrays)
+    for name, tensor in arrays.items():
         full = name if "/" in name else f"{default}/{name}"
         if full in found:
             raise PartitionError(f"{path}: holds feature {full!r} twice")
         found[full] = tensor
         _check_feature(path, full, tensor, rows)
     return found
+
+
+def _verify_graph(book: PartitionBook, graph: GraphFile) -> None:
+    """The graph's file against its digest, where there is one."""
+    seal, file = book.seal_of(graph.path), graph.file
+    if seal is None:
+        return
+    if file.size != seal.size or file_digest(file) != seal.digest:
+        raise PartitionError(
+            f"{graph.path}: is damaged, or of another graph: its digest is not that in "
+            f"{book.json_path}"
+        )
+
+
+def _expect(book: PartitionBook, path: str, arrays: dict[str, MappedTensor]) -> None:
+    """Names, dtypes and shapes against the digests', where there are some; contents when read."""
+    seal = book.seal_of(path)
+    if seal is None:
+        return
+    if set(arrays) != set(seal.arrays):
+        raise PartitionError(
+            f"{path}: holds {sorted(arrays)}, expected {sorted(seal.arrays)}, as in "
+            f"{book.json_path}"
+        )
+    for name, tensor in arrays.items():
+        known = seal.arrays[name]
+        got = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        if got != (known.dtype, known.shape):
+            raise PartitionError(
+                f"{path}: feature {name!r} is {got[0]} of shape {got[1]}, expected {known.dtype} "
+                f"of shape {known.shape}, as in {book.json_path}"
+            )
+        tensor.expect(known.digest, name)
 
 
 def _check_feature(path: str, name: str, tensor: MappedTensor, rows: dict[str, int]) -> None:

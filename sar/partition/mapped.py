@@ -11,6 +11,7 @@ import stat
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from sar.errors import PartitionError
@@ -29,6 +30,33 @@ class MappedTensor:
         self.offset = offset
         self.dtype = dtype
         self.shape = shape
+        self._check: _Check | None = None
+
+    def expect(self, digest: str, name: str) -> None:
+        """Compare the bytes with an XXH3-128 digest when all have been read for the first time.
+
+        Reading the last of them then raises ``PartitionError`` where they differ. They are read one
+        after another for that, in runs of any length.
+        """
+        self._check = _Check(digest, f"{self.file.path}: feature {name!r}")
+        if 0 in self.shape:  # nobody reads it
+            self._check.end()
+            self._check = None
+
+    def verify(self) -> None:
+        """Read all bytes for that now, if they are still to be compared."""
+        if self._check is not None:
+            self._check.restart()
+            step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
+            for at in range(0, len(self), step):
+                self._digest(at, min(at + step, len(self)))
+                self._release(at, min(at + step, len(self)))
+
+    def _digest(self, start: int, stop: int) -> None:
+        """Rows that are being read go into the digest, if they are the next."""
+        if self._check is not None:
+            is_whole = self._check.add(start, stop, len(self), self._bytes(start, stop))
+            self._check = None if is_whole else self._check
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
@@ -78,6 +106,7 @@ class MappedTensor:
             else:
                 block = torch.from_numpy(self._bytes(at, end).copy())
                 target.copy_(block.view(self.dtype))
+            self._digest(at, end)
             self._release(at, end)
         return out
 
@@ -98,6 +127,37 @@ class MappedTensor:
         return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
 
 
+class _Check:
+    """A digest of rows that are read one after another."""
+
+    def __init__(self, expected: str, what: str) -> None:
+        self._expected, self._what = expected, what
+        self.restart()
+
+    def restart(self) -> None:
+        self._found, self._next = xxhash.xxh3_128(), 0
+
+    def add(self, start: int, stop: int, num_rows: int, rows: np.ndarray) -> bool:
+        """Take rows ``[start, stop)``, if they are the next; whether all have come."""
+        if start != self._next:
+            if start:
+                return False
+            self.restart()
+        self._found.update(rows.data)
+        self._next = stop
+        if stop < num_rows:
+            return False
+        self.end()
+        return True
+
+    def end(self) -> None:
+        found = self._found.hexdigest()
+        if found != self._expected:
+            raise PartitionError(
+                f"{self._what} is damaged: its digest is {found}, expected {self._expected}"
+            )
+
+
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
@@ -110,14 +170,15 @@ class MappedFile:
         try:
             if not stat.S_ISREG(os.stat(self.path).st_mode):
                 raise PartitionError(f"{self.path}: not a regular file")
-            with open(self.path, "rb") as stream:
-                self.size = os.fstat(stream.fileno()).st_size
-                if self.size == 0:
-                    raise PartitionError(f"{self.path}: empty file, expected a DGL file")
-                # Read-only and private: not charged as memory, not changed by other writers.
-                self.map = mmap.mmap(
-                    stream.fileno(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
-                )
+            self._stream = open(self.path, "rb")  # noqa: SIM115 - as long as the map
+            status = os.fstat(self._stream.fileno())
+            self.size, self._written = status.st_size, status.st_mtime_ns
+            if self.size == 0:
+                raise PartitionError(f"{self.path}: empty file, expected a DGL file")
+            # Read-only and private: not charged as memory.
+            self.map = mmap.mmap(
+                self._stream.fileno(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
+            )
         except PartitionError:
             raise
         except FileNotFoundError as err:
@@ -130,6 +191,15 @@ class MappedFile:
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > start:
             self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+    def check_unchanged(self) -> None:
+        """Raises PartitionError when somebody wrote into the file since it was opened.
+
+        One that took its name meanwhile is another file, and none of this one's concern.
+        """
+        status = os.fstat(self._stream.fileno())
+        if (status.st_size, status.st_mtime_ns) != (self.size, self._written):
+            raise PartitionError(f"{self.path}: was changed while it was read")
 
     def check_size(self) -> None:
         """Raises PartitionError when the file shrank: touching lost pages kills the process."""

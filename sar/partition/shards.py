@@ -291,7 +291,11 @@ class _ShardBuilder:
         np.cumsum(self.counts, axis=1, out=offsets[:, 1:])
         cursor = offsets[:, :-1].copy()
         for chunk in self._chunks():
-            self._place(chunk, out, cursor)
+            self._place(chunk, out, cursor, offsets[:, 1:])
+        largest = max((int(ends[1].max()) for ends in out if len(ends[1])), default=-1)
+        if not np.array_equal(cursor, offsets[:, 1:]) or largest >= self.num_inner:
+            raise self._changed()
+        self.graph.file.check_unchanged()
         shards = {}
         for i, etype in enumerate(self.etypes):
             bounds = offsets[i].tolist()
@@ -300,7 +304,12 @@ class _ShardBuilder:
             shards[etype] = ShardEdges(src, dst, eid, bounds)
         return shards
 
-    def _place(self, chunk: _Chunk, out: list[list[np.ndarray]], cursor: np.ndarray) -> None:
+    def _changed(self) -> PartitionError:
+        return PartitionError(f"{self.graph.path}: was changed while it was read")
+
+    def _place(
+        self, chunk: _Chunk, out: list[list[np.ndarray]], cursor: np.ndarray, ends: np.ndarray
+    ) -> None:
         """Copies a chunk behind what its groups hold already, keeping the stored order."""
         parts = self.book.num_parts
         key = chunk.type_id * parts + self.nodes.part[chunk.src]
@@ -310,6 +319,8 @@ class _ShardBuilder:
             type_id, owner = divmod(int(key[order[low]]), parts)
             rows = order[low:high]
             at = cursor[type_id, owner]
+            if at + len(rows) > ends[type_id, owner]:
+                raise self._changed()
             where = slice(at, at + len(rows))
             src, dst, eid = out[type_id]
             src[where] = self.nodes.idx[chunk.src[rows]]

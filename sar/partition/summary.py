@@ -6,12 +6,13 @@ import os
 
 import torch
 
+from sar.errors import PartitionError
 from sar.partition.book import PartitionBook, read_book
 from sar.partition.cover import count_fewest
 from sar.partition.load import PartitionData, ShardEdges, load_partition
 
 
-def summarize(json_path: str | os.PathLike) -> dict:
+def summarize(json_path: str | os.PathLike, *, verify: bool = False) -> dict:
     """Sizes, halo, cut, balance and features of a partitioned graph, as JSON-able values.
 
     Keys: ``graph_name num_parts part_method halo_hops digest``; ``num_nodes num_edges cut_edges
@@ -25,15 +26,20 @@ def summarize(json_path: str | os.PathLike) -> dict:
     source lies in another part; halo nodes are a part's different remote sources, so a node counts
     once for each part that receives it. Parts are read one after another.
 
-    Raises PartitionError for bad files.
+    Args:
+        verify: read all features, and compare them with the digests in the JSON.
+
+    Raises PartitionError for bad files, and with ``verify`` for a JSON without digests.
     """
     book = read_book(json_path)
+    if verify and book.seals is None:
+        raise PartitionError(f"{book.json_path}: holds no digests to verify files with")
     cuts: dict[str, list[int]] = {":".join(etype): [] for etype in book.canonical_etypes}
     parts = []
     pulled = fewest = ends = 0
     features: dict[str, dict] = {"node_features": {}, "edge_features": {}}
     for part in range(book.num_parts):
-        data = load_partition(json_path, part)
+        data = load_partition(json_path, part, verify=verify)
         for etype, shard in data.edges.items():
             cuts[":".join(etype)].append(_cut(shard.offsets, part))
             pulled += sum(_used(data, etype[0], peer, [shard]) for peer in range(book.num_parts))

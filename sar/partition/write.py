@@ -8,18 +8,26 @@ either.
 import json
 import os
 import re
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
+from sar.files import remove_left_over, scratch_folder
 from sar.partition.arrays import ORIG_EID, CanonicalEtype, GraphArrays
 from sar.partition.dgl_format import read_graph, read_tensor_dict
+from sar.partition.digest import (
+    FileSeal,
+    Seals,
+    array_seal,
+    file_digest,
+    graph_digest,
+    seal,
+)
 from sar.partition.require import require_dgl
 
 HALO_HOPS = 1
@@ -78,14 +86,17 @@ def write_partitions(
     out = Path(out_dir).absolute()
     check_output(out, overwrite)
     layout = _lay_out(graph, parts[0], num_parts)
-    work = _work_folder(out)
-    try:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_left_over(out.parent)
+    with scratch_folder(out.parent) as scratch:
+        work = scratch / "parts"
+        work.mkdir()
+        files: dict[str, FileSeal] = {}
         for part in range(num_parts):
-            _write_part(graph, layout, part, work / f"part{part}")
-        _write_json(graph, layout, name, method, work / f"{name}.json")
-        _move_into_place(work, out)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            files |= _write_part(graph, layout, part, work / f"part{part}")
+        seals = Seals(graph_digest(graph), files)
+        _write_json(graph, layout, name, method, work / f"{name}.json", seals)
+        _move_into_place(work, out, scratch / "old")
     return str(out / f"{name}.json")
 
 
@@ -186,7 +197,10 @@ def _rows(order: np.ndarray, ranges: np.ndarray, part: int) -> np.ndarray:
     return order[first : first + int(sizes[part])]
 
 
-def _write_part(graph: GraphArrays, layout: _Layout, part: int, folder: Path) -> None:
+def _write_part(
+    graph: GraphArrays, layout: _Layout, part: int, folder: Path
+) -> dict[str, FileSeal]:
+    """Writes the files of a part; returns what they have to be when they are read."""
     dgl = require_dgl("writing partitions")
     folder.mkdir()
     graph_file = str(folder / "graph.dgl")
@@ -204,11 +218,16 @@ def _write_part(graph: GraphArrays, layout: _Layout, part: int, folder: Path) ->
     try:
         dgl.save_graphs(graph_file, [_part_graph(graph, layout, part)], formats=["coo"])
         _clear_padding(graph_file)
-        read_graph(graph_file)
+        file = read_graph(graph_file).file
+        seals = {f"{folder.name}/graph.dgl": FileSeal(file.size, file_digest(file))}
         for name, feats in (("node_feat.dgl", node_feats), ("edge_feat.dgl", edge_feats)):
             dgl.data.utils.save_tensors(str(folder / name), feats)
             # DGL says nothing when the disk is full: see that the sizes add up.
             read_tensor_dict(folder / name)
+            size = (folder / name).stat().st_size
+            arrays = {key: array_seal(value) for key, value in feats.items()}
+            seals[f"{folder.name}/{name}"] = FileSeal(size, arrays=arrays)
+        return seals
     except (PartitionError, dgl.DGLError) as error:
         raise OSError(f"{folder.name} could not be written; is the disk full?") from error
 
@@ -281,8 +300,10 @@ def _types_and_parts(layout: _Layout, nids: np.ndarray) -> tuple[np.ndarray, np.
     return found % num_types, found // num_types
 
 
-def _write_json(graph: GraphArrays, layout: _Layout, name: str, method: str, path: Path) -> None:
-    content = {
+def _write_json(
+    graph: GraphArrays, layout: _Layout, name: str, method: str, path: Path, seals: Seals
+) -> None:
+    content: dict[str, Any] = {
         "graph_name": name,
         "num_nodes": graph.total_nodes,
         "num_edges": graph.total_edges,
@@ -300,29 +321,17 @@ def _write_json(graph: GraphArrays, layout: _Layout, name: str, method: str, pat
             "edge_feats": f"part{part}/edge_feat.dgl",
             "part_graph": f"part{part}/graph.dgl",
         }
-    path.write_text(json.dumps(content, indent=4) + "\n")
+    path.write_text(json.dumps(seal(content, seals), indent=4) + "\n")
 
 
-def _work_folder(out: Path) -> Path:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
-    work.chmod(
-        0o755
-    )  # mkdtemp makes a private folder; the partitions are for other users' ranks too
-    return work
-
-
-def _move_into_place(work: Path, out: Path) -> None:
-    """Rename `work` to `out`; an old `out` is put aside first and deleted last."""
+def _move_into_place(work: Path, out: Path, old: Path) -> None:
+    """Rename `work` to `out`; what was there is put aside as `old` first."""
     if not out.exists():
         work.rename(out)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
-    out.rename(old / "old")
+    out.rename(old)
     try:
         work.rename(out)
     except OSError:
-        (old / "old").rename(out)
+        old.rename(out)
         raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)

@@ -8,13 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sar.comm import Group
 from sar.errors import SarError
+from sar.train.sealed import check_seal, write_sealed
 
 FILE_NAME = "checkpoint.pt"
 FORMAT = 1
+
+
+# What a run's checkpoint holds, and the type of each; see :meth:`sar.train.Trainer.save`.
+FIELDS: dict[str, type] = {
+    "epoch": int,
+    "num_ranks": int,
+    "random": Tensor,
+    "dropout_seeds": tuple,
+    "noise": Tensor,
+    "model": dict,
+    "optimizer": dict,
+    "scheduler": dict,
+    "history": list,
+    "config": dict,
+}
 
 
 def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: Group) -> None:
@@ -25,40 +41,17 @@ def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: G
     error: Exception | None = None
     if group.rank == 0:
         try:
-            write_file(Path(folder) / FILE_NAME, content)
-        except Exception as problem:  # torch reports a full disk as RuntimeError
-            error = OSError(f"{folder}: could not write the checkpoint: {problem}")
+            write_sealed(Path(folder) / FILE_NAME, content)
+        except Exception as problem:  # any, too little memory as well: the others would wait
+            error = problem
     group.agree(error)
-
-
-def write_file(path: Path, content: dict[str, Any]) -> None:
-    """Write, flush to the disk, then take the place of the old file in one step.
-
-    The folder is made where there is none.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name survives a power cut as well
-    finally:
-        os.close(folder)
 
 
 def load_checkpoint(folder: str | os.PathLike, group: Group) -> dict[str, Any]:
     """Rank 0 reads the file and sends it to all, so no shared file system is needed; collective.
 
-    Tensors come back on the CPU. Raises ``ValueError`` on every rank when there is no checkpoint
-    or it is damaged or of another program.
+    Tensors come back on the CPU. Raises ``ValueError`` on every rank when there is no checkpoint,
+    or a single byte of it is not as it was written, or it is of another program.
     """
     blob, error = torch.empty(0, dtype=torch.uint8), None
     if group.rank == 0:
@@ -78,6 +71,7 @@ def _read(path: Path) -> torch.Tensor:
         data = path.read_bytes()
     except OSError as problem:
         raise ValueError(f"{path}: no checkpoint to read: {problem.strerror}") from problem
+    check_seal(data, path)
     _parse(data, path.parent)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
@@ -93,12 +87,55 @@ def _parse(data: bytes, folder: str | os.PathLike) -> dict[str, Any]:
     return content
 
 
+def check_fields(content: dict[str, Any]) -> None:
+    """Raise ``ValueError`` naming a field that is missing, or of another type or size."""
+    for name, kind in FIELDS.items():
+        if name not in content and name == "noise":  # older files
+            continue
+        value = content.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            got = type(value).__name__ if name in content else "nothing"
+            raise _wrong(name, got, kind.__name__)
+    epoch, history, ranks = content["epoch"], content["history"], content["num_ranks"]
+    if len(history) != epoch or not all(isinstance(record, dict) for record in history):
+        raise _wrong("history", f"{len(history)} entries", f"a record for each of {epoch} epochs")
+    for name in ("random", "noise"):
+        states = content.get(name)
+        if states is not None and (states.dtype != torch.uint8 or len(states) != ranks):
+            got = f"{states.dtype} {tuple(states.shape)}"
+            raise _wrong(name, got, f"torch.uint8 with a row for each of {ranks} ranks")
+    seeds = content["dropout_seeds"]
+    if len(seeds) != 2 or not all(isinstance(seed, int) for seed in seeds):
+        raise _wrong("dropout_seeds", repr(seeds), "two integers")
+
+
+def _wrong(field: str, got: str, expected: str) -> ValueError:
+    return ValueError(f"the checkpoint's {field!r}: got {got}, expected {expected}")
+
+
 def load_model(model: nn.Module, content: dict[str, Any]) -> None:
     """Put a checkpoint's parameters in ``model``; ``ValueError`` where they do not fit."""
     try:
         model.load_state_dict(content["model"])
-    except RuntimeError as problem:
+    except (RuntimeError, KeyError, TypeError) as problem:
         raise ValueError(f"the checkpoint is of another model: {problem}") from problem
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, scheduler: Any, content: dict[str, Any]
+) -> None:
+    """Put a checkpoint's states in place; ``ValueError`` where they do not fit."""
+    for field, one in (("optimizer", optimizer), ("scheduler", scheduler)):
+        try:
+            one.load_state_dict(content[field])
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as problem:
+            text = f"{type(problem).__name__}: {problem}"
+            raise ValueError(f"the checkpoint's {field!r} is of another one: {text}") from problem
+    for param, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
+                got, expected = list(value.shape), list(param.shape)
+                raise _wrong("optimizer", f"{name} of shape {got}", f"{expected}, its parameter's")
 
 
 def random_states(group: Group) -> torch.Tensor:

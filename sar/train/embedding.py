@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sar.comm import Group, current_group
 from sar.nn import ShardedEmbedding
-from sar.train.checkpoint import write_file
+from sar.train.sealed import check_file, write_sealed
 
 FORMAT = 1
 _SET_BYTES = 8
@@ -87,7 +87,7 @@ def load_embedding(
     rows: Columns = {}
     other: dict[str, Any] = {}
     try:
-        rows, other = _collect(Path(folder), embedding)
+        rows, other = _collect(Path(folder), embedding, group)
     except ValueError as problem:
         error = problem
     except Exception as problem:  # any that a damaged file leads to, or too little memory
@@ -121,18 +121,20 @@ def _write(path: Path, content: dict[str, Any], group: Group, rank: int | None) 
     error: Exception | None = None
     if rank is None or group.rank == rank:
         try:
-            write_file(path, content)
-        except Exception as problem:  # torch reports a full disk as RuntimeError
-            error = OSError(f"{path}: could not write the embedding: {problem}")
+            write_sealed(path, content)
+        except Exception as problem:  # any, too little memory as well: the others would wait
+            error = problem
     group.agree(error)
 
 
-def _collect(folder: Path, embedding: ShardedEmbedding) -> tuple[Columns, dict[str, Any]]:
+def _collect(
+    folder: Path, embedding: ShardedEmbedding, group: Group
+) -> tuple[Columns, dict[str, Any]]:
     """Rows of the embedding's ids from all shards, and what was saved once."""
     found: Columns = {}
     other: dict[str, Any] = {}
     missing = torch.ones(len(embedding.ids), dtype=torch.bool)
-    for shard in _shards(folder, embedding):
+    for shard in _shards(folder, embedding, group):
         other = other or copy.deepcopy(shard["other"])  # not a map of the file
         shapes = {name: tuple(part.shape) for name, part in shard["rows"].items()}
         wanted = (len(shard["ids"]), embedding.dim)
@@ -150,8 +152,10 @@ def _collect(folder: Path, embedding: ShardedEmbedding) -> tuple[Columns, dict[s
     return found, other
 
 
-def _shards(folder: Path, embedding: ShardedEmbedding) -> Iterator[dict[str, Any]]:
-    """What each rank wrote, one after the other."""
+def _shards(
+    folder: Path, embedding: ShardedEmbedding, group: Group
+) -> Iterator[dict[str, Any]]:
+    """What each rank wrote, one after the other; every one is verified, whole, on some rank."""
     path = folder / f"{embedding.ntype}.pt"
     head = _read(path)
     for key in ("num_nodes", "dim", "numbering"):
@@ -160,12 +164,15 @@ def _shards(folder: Path, embedding: ShardedEmbedding) -> Iterator[dict[str, Any
                 f"{path}: got {key} {head.get(key)!r}, expected {getattr(embedding, key)!r}"
             )
     for rank in range(head["num_shards"]):
-        yield _read(folder / f"{embedding.ntype}.{head['set']}.{rank}.pt")
+        shard = folder / f"{embedding.ntype}.{head['set']}.{rank}.pt"
+        yield _read(shard, verify=rank % group.size == group.rank)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, verify: bool = True) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path}: no checkpoint of an embedding")
+    if verify:
+        check_file(path)
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as problem:  # torch raises many kinds for a damaged or foreign file

@@ -27,8 +27,10 @@ from sar.nn import (
 from sar.train.blocks import training_blocks
 from sar.train.checkpoint import (
     FORMAT,
+    check_fields,
     load_checkpoint,
     load_model,
+    load_optimizer,
     noise_states,
     random_states,
     restore_noise,
@@ -209,10 +211,10 @@ class Trainer:
         if self.checkpoint is None:
             raise ValueError("checkpoint: got None, expected the folder to resume from")
         content = load_checkpoint(self.checkpoint, self.group)
+        check_fields(content)  # the same bytes on all ranks, so all raise
         _check_config(content["config"], self.config)
         load_model(self.model, content)
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.scheduler.load_state_dict(content["scheduler"])
+        load_optimizer(self.optimizer, self.scheduler, content)
         self.epoch, self.history = content["epoch"], list(content["history"])
         same = content["num_ranks"] == self.group.size
         if same:

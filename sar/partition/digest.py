@@ -1,0 +1,160 @@
+"""Digests of partitions: written into their JSON, compared when they are loaded.
+
+The JSON's key ``sar`` (which DGL ignores) holds XXH3-128 digests in hexadecimal: of each part's
+graph file, of each array of its feature files with the array's dtype and shape, of the graph before
+it was cut, and of the rest of the JSON. They tell damage, not forgery.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from sar.errors import PartitionError
+from sar.partition.arrays import GraphArrays
+from sar.partition.mapped import BLOCK_BYTES, MappedFile
+
+KEY = "sar"
+_HEX = 32
+_CHARACTERS = set("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class ArraySeal:
+    """What an array of a feature file has to be."""
+
+    dtype: str
+    shape: list[int]
+    digest: str
+
+
+@dataclass(frozen=True)
+class FileSeal:
+    """What a file has to be: its size, and its digest or those of its arrays by name."""
+
+    size: int
+    digest: str = ""
+    arrays: dict[str, ArraySeal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seals:
+    """All that the key ``sar`` holds.
+
+    Attributes:
+        graph: digest of the graph before it was cut, the same for every cut.
+        files: by path relative to the JSON's folder.
+    """
+
+    graph: str
+    files: dict[str, FileSeal]
+
+
+def array_seal(value: Tensor) -> ArraySeal:
+    """Of a contiguous tensor on the CPU."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    return ArraySeal(dtype, list(value.shape), xxhash.xxh3_128_hexdigest(_bytes(value)))
+
+
+def file_digest(file: MappedFile) -> str:
+    """Of all bytes, read once, none of which stays resident."""
+    found = xxhash.xxh3_128()
+    with memoryview(file.map) as view:
+        for low in range(0, file.size, BLOCK_BYTES):
+            high = min(low + BLOCK_BYTES, file.size)
+            with view[low:high] as block:
+                found.update(block)
+            file.release(low, high)
+    return found.hexdigest()
+
+
+def graph_digest(graph: GraphArrays) -> str:
+    """Of nodes, edges and data in the order of the input."""
+    found = xxhash.xxh3_128()
+    for ntype, count in graph.num_nodes.items():
+        found.update(f"{ntype} {count}\n")
+    for etype, ends in graph.edges.items():
+        found.update(":".join(etype))
+        for ids in ends:
+            found.update(_bytes(ids))
+    for frames in (graph.node_data, graph.edge_data):
+        for kind, columns in frames.items():
+            for name in sorted(columns):
+                value = columns[name].detach().cpu()
+                found.update(f"{kind} {name} {value.dtype} {tuple(value.shape)}\n")
+                found.update(_bytes(value))
+    return found.hexdigest()
+
+
+def seal(content: dict[str, Any], seals: Seals) -> dict[str, Any]:
+    """The JSON's content with its key ``sar``."""
+    told: dict[str, Any] = {"graph": seals.graph, "files": _plain(seals.files)}
+    return {**content, KEY: {**told, "json": _json_digest({**content, KEY: told})}}
+
+
+def read_seals(config: dict[str, Any], path: str) -> Seals | None:
+    """What the JSON at ``path`` tells; ``None`` for partitions that hold no digests.
+
+    Raises ``PartitionError`` for a JSON that is not as it was written.
+    """
+    if KEY not in config:
+        return None
+    told = config[KEY]
+    if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
+        raise PartitionError(f"{path}: key {KEY!r} holds no digests")
+    own = {key: value for key, value in told.items() if key != "json"}
+    if told.get("json") != _json_digest({**config, KEY: own}):
+        raise PartitionError(
+            f"{path}: is not as it was written: damaged, or edited by hand. After an edit, remove "
+            f"its key {KEY!r}; the partitions are then loaded without verification"
+        )
+    files = {name: _file_seal(entry, name, path) for name, entry in told["files"].items()}
+    return Seals(_hex(told.get("graph"), "the graph", path), files)
+
+
+def _file_seal(entry: Any, name: str, path: str) -> FileSeal:
+    if not isinstance(entry, dict) or not isinstance(entry.get("size"), int):
+        raise PartitionError(f"{path}: the digests of {name!r} are {entry!r}, expected an object")
+    if "digest" in entry:
+        return FileSeal(entry["size"], _hex(entry["digest"], name, path))
+    arrays = {}
+    for array, told in (entry.get("arrays") or {}).items():
+        if not isinstance(told, dict) or set(told) != {"dtype", "shape", "digest"}:
+            raise PartitionError(f"{path}: the digest of {array!r} in {name!r} is {told!r}")
+        arrays[array] = ArraySeal(told["dtype"], told["shape"], _hex(told["digest"], array, path))
+    return FileSeal(entry["size"], arrays=arrays)
+
+
+def _hex(value: Any, what: str, path: str) -> str:
+    if not isinstance(value, str) or len(value) != _HEX or not set(value) <= _CHARACTERS:
+        raise PartitionError(f"{path}: the digest of {what} is {value!r}, expected {_HEX} digits")
+    return value
+
+
+def _plain(files: Mapping[str, FileSeal]) -> dict[str, Any]:
+    return {
+        name: {key: value for key, value in asdict(one).items() if value or key == "size"}
+        for name, one in files.items()
+    }
+
+
+def _json_digest(content: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True))
+
+
+def _bytes(value: Tensor) -> memoryview:
+    flat = value.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def relative(path: str, folder: str | os.PathLike) -> str:
+    """The name of a file in :class:`Seals`."""
+    return Path(os.path.relpath(path, folder)).as_posix()
