@@ -30,6 +30,7 @@ from sar.compat.patch_dgl import patch_dgl
 from sar.config import Config, Lossy, Policy
 from sar.errors import (
     CommError,
+    DriftError,
     MissingDependencyError,
     NotSupportedError,
     PartitionError,
@@ -43,6 +44,7 @@ from sar.graph import (
 )
 from sar.nn import (
     DistributedBN1D,
+    check,
     convert_batch_norm,
     convert_dropout,
     gather_grads,
@@ -63,6 +65,7 @@ __all__ = [
     "DistNeighborSampler",
     "DistributedBN1D",
     "DistributedBlock",
+    "DriftError",
     "GraphShardManager",
     "HeteroGraphShardManager",
     "Lossy",
@@ -72,6 +75,7 @@ __all__ = [
     "Policy",
     "SarError",
     "ShardedGraph",
+    "check",
     "comm",
     "comm_device",
     "construct_full_graph",

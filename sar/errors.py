@@ -13,6 +13,10 @@ class CommError(SarError, RuntimeError):
     """A collective failed: a peer died, timed out, or the process group could not be made."""
 
 
+class DriftError(SarError, RuntimeError):
+    """Ranks no longer hold the same model; raised on all of them."""
+
+
 class NotSupportedError(SarError, NotImplementedError):
     """A layer, function, reduction or option that the library does not run."""
 

@@ -470,6 +470,7 @@ def test_a_norm_of_one_ranks_rows_is_warned_of() -> None:
         (TrainOptions, {"metric": "mrr"}, "metric: got 'mrr'"),
         (TrainOptions, {"schedule": "step"}, "schedule: got 'step'"),
         (TrainOptions, {"seed": -1}, "seed: got -1"),
+        (TrainOptions, {"check_every": -1}, "check_every: got -1"),
     ],
 )
 def test_options_say_what_is_wrong(kind: type, options: dict, words: str) -> None:

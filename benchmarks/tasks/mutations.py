@@ -62,7 +62,7 @@ CHANGES: tuple[Callable[[bytearray, random.Random], None], ...] = (
 
 
 def partitions(num: int, seed: int, folder: Path) -> dict[str, int]:
-    """What became of ``num`` changes to a file of partitions, all loaded and verified after each."""
+    """What became of ``num`` changes to a file of partitions, all loaded after each."""
     draw, counts = random.Random(seed), Counter[str]()
     graphs = {
         "plain": community_graph(60, 300, 2, classes=3, features=5),

@@ -2,6 +2,7 @@
 
 from sar.nn.activations import set_activations
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
+from sar.nn.drift import check
 from sar.nn.dropout import Dropout, convert_dropout, dropout_rows, same_dropout
 from sar.nn.embedding import ShardedEmbedding
 from sar.nn.link import link_loss, score_edges
@@ -10,8 +11,9 @@ from sar.nn.loss import global_mean
 from sar.nn.negative import NegativeSampler
 from sar.nn.order import wire_first
 from sar.nn.overlap import overlap_gradients
-from sar.nn.params import ShardedParameter, clip_grad_norm_, gather_grads, sync_params
+from sar.nn.params import clip_grad_norm_, gather_grads, sync_params
 from sar.nn.ranking import rank_links
+from sar.nn.replicas import ShardedParameter
 from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
 from sar.nn.tracing import mark_layers, trace
 
@@ -25,6 +27,7 @@ __all__ = [
     "NegativeSampler",
     "ShardedEmbedding",
     "ShardedParameter",
+    "check",
     "clip_grad_norm_",
     "convert_batch_norm",
     "convert_dropout",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.graph import ShardedGraph
-from sar.nn.params import ShardedParameter
+from sar.nn.replicas import ShardedParameter
 from sar.ops.keyed import keyed_uniform
 
 _BLOCK_ROWS = 1 << 16

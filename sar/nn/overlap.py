@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from sar.comm import Group, current_group
 from sar.comm.group import Work
+from sar.nn.drift import warn_of_local_norms
 from sar.nn.order import wire_first
-from sar.nn.params import agree_on_layout, gather_grads, replicated, sum_bucket
+from sar.nn.params import gather_grads, sum_bucket
+from sar.nn.replicas import agree_on_layout, replicated
 from sar.ops.reduce import wide_dtype
 
 BUCKET_BYTES = 1 << 18
@@ -35,6 +37,7 @@ class OverlappedGradients:
         self._works: list[tuple[Tensor, Work]] = []
         self._sent: dict[nn.Parameter, tuple[Tensor | None, int]] = {}
         self._group.prepare_sums()
+        warn_of_local_norms(model, self._group)
         agree_on_layout(_trained(model), self._group)
         self._arrange()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -12,11 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sar.comm import Group, current_group
+from sar.nn.drift import check_now_and_then, warn_of_local_norms
+from sar.nn.replicas import ShardedParameter, agree_on_layout, layout_of, replicated
 from sar.ops.reduce import wide_dtype
-
-
-class ShardedParameter(nn.Parameter):
-    """A parameter of which every rank holds rows of its own: neither synced nor summed."""
 
 
 def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
@@ -29,6 +26,7 @@ def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
     """
     group = group or current_group()
     tensors: dict[str, Tensor] = {**replicated(model), **dict(model.named_buffers())}
+    warn_of_local_norms(model, group)
     agree_on_layout(tensors, group)
     with torch.no_grad():
         for tensor in tensors.values():
@@ -44,11 +42,15 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
     ``torch.nn.utils.clip_grad_norm_`` clips by the global norm as it stands, and
     :func:`clip_grad_norm_` does where there are sharded parameters.
 
+    Every 50th call for a model compares its parameters over the ranks, as :func:`check` does.
+
     Raises ``ValueError`` on every rank when the ranks' parameters differ in number, name, shape or
-    dtype, and ``TypeError`` for a sparse gradient.
+    dtype, ``TypeError`` for a sparse gradient, and ``DriftError`` for parameters that have become
+    unequal.
     """
     group = group or current_group()
     named = {name: param for name, param in replicated(model).items() if param.requires_grad}
+    check_now_and_then(model, group)
     sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
     error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else None
     params = [param for param in named.values() if param.grad is not None]
@@ -102,13 +104,6 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = 
     return norm
 
 
-def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that every rank holds whole, by name."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
-    return {n: p for n, p in model.named_parameters() if not isinstance(p, ShardedParameter)}
-
-
 def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
     """The parameters that have a gradient on at least one rank."""
     present = torch.tensor([param.grad is not None for param in params], dtype=torch.int32)
@@ -144,7 +139,7 @@ def _signature(
         return None
     first = _buckets(params)[0]
     size = sum(param.numel() for param in first)
-    return _Signature(_layout(named), present, size, wide_dtype(first[0].dtype))
+    return _Signature(layout_of(named), present, size, wide_dtype(first[0].dtype))
 
 
 def _summed_as_before(params: list[nn.Parameter], mine: _Signature | None, group: Group) -> bool:
@@ -191,42 +186,3 @@ def _copy_back(flat: Tensor, params: list[nn.Parameter]) -> None:
     for param, part in zip(params, parts, strict=True):
         if param.grad is not None:
             param.grad.copy_(part.view_as(param))
-
-
-def agree_on_layout(
-    tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None, also: bytes = b""
-) -> bool:
-    """Raise on every rank unless all ranks hold equally named and shaped tensors.
-
-    Returns:
-        Whether ``also`` is the same on all ranks.
-    """
-    lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
-    if lazy and error is None:
-        error = ValueError(f"{lazy[0]}: got a lazy parameter, expected a forward pass before this")
-    layout = (0, 0, 0) if error is not None else _layout(tensors)
-    mine = torch.tensor([*layout, _digest(also), error is not None])
-    found = [tuple(one.tolist()) for one in group.all_gather(mine)]
-    if any(failed for *_, failed in found):
-        group.agree(error)
-    layouts = [one[:3] for one in found]
-    first = layouts[0]
-    other = next((rank for rank, layout in enumerate(layouts) if layout != first), None)
-    if other is not None:
-        raise ValueError(
-            f"model: rank {other} has {layouts[other][0]} tensors with {layouts[other][1]} "
-            f"elements, rank 0 has {first[0]} with {first[1]}; expected equal names, shapes and "
-            "dtypes on all ranks"
-        )
-    return len({one[3] for one in found}) == 1
-
-
-def _layout(tensors: Mapping[str, Tensor]) -> tuple[int, int, int]:
-    """Number of tensors, of elements, and 63 bits of a digest of names, shapes and dtypes."""
-    text = repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors.items()])
-    elements = sum(tensor.numel() for tensor in tensors.values())
-    return len(tensors), elements, _digest(text.encode())
-
-
-def _digest(content: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1

@@ -156,8 +156,8 @@ class PartitionBook:
         return torch.as_tensor(type_id), torch.as_tensor(part), torch.as_tensor(idx)
 
     def digest(self) -> str:
-        """SHA-256 (hex) of everything in the book but paths, digests of the files included: equal on
-        ranks that loaded the same partitioning."""
+        """SHA-256 (hex) of everything in the book but paths, and of the digests of files: equal
+        on ranks that loaded the same partitioning."""
         content = {
             "graph_name": self.graph_name,
             "num_parts": self.num_parts,

@@ -30,7 +30,10 @@ FIELDS: dict[str, type] = {
     "scheduler": dict,
     "history": list,
     "config": dict,
+    "graph": dict,
 }
+_GRAPH = ["cut", "graph", "num_parts"]
+_NEW = ("noise", "graph")  # older files do without
 
 
 def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: Group) -> None:
@@ -90,7 +93,7 @@ def _parse(data: bytes, folder: str | os.PathLike) -> dict[str, Any]:
 def check_fields(content: dict[str, Any]) -> None:
     """Raise ``ValueError`` naming a field that is missing, or of another type or size."""
     for name, kind in FIELDS.items():
-        if name not in content and name == "noise":  # older files
+        if name not in content and name in _NEW:
             continue
         value = content.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -104,6 +107,8 @@ def check_fields(content: dict[str, Any]) -> None:
         if states is not None and (states.dtype != torch.uint8 or len(states) != ranks):
             got = f"{states.dtype} {tuple(states.shape)}"
             raise _wrong(name, got, f"torch.uint8 with a row for each of {ranks} ranks")
+    if set(content.get("graph") or _GRAPH) != set(_GRAPH):
+        raise _wrong("graph", repr(sorted(content["graph"])), repr(_GRAPH))
     seeds = content["dropout_seeds"]
     if len(seeds) != 2 or not all(isinstance(seed, int) for seed in seeds):
         raise _wrong("dropout_seeds", repr(seeds), "two integers")

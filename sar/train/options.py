@@ -71,6 +71,7 @@ class TrainOptions:
         metric: what the accuracy columns hold; ``None`` is accuracy, or f1-micro for multilabel.
         eval_every, checkpoint_every: epochs between evaluations and checkpoints; the last epoch
             always has both.
+        check_every: epochs between comparisons of the parameters over ranks; 0 for none.
         progress: show a bar on rank 0.
         mfgs: train on blocks (message flow graphs) of the training nodes: ``on``, ``off``, or
             ``auto``: when they save a fifth of the work and give the same result. Evaluation always
@@ -86,6 +87,7 @@ class TrainOptions:
     metric: str | None = None
     eval_every: int = 1
     checkpoint_every: int = 10
+    check_every: int = 25
     progress: bool = False
     mfgs: str = "auto"
 
@@ -93,6 +95,7 @@ class TrainOptions:
         for name in ("epochs", "eval_every", "checkpoint_every"):
             _at_least(name, getattr(self, name), 1)
         _at_least("seed", self.seed, 0)
+        _at_least("check_every", self.check_every, 0)
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("mfgs", self.mfgs, MFGS)
         if self.metric is not None:

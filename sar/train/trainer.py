@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from sar.comm import Group, current_group
 from sar.errors import NotSupportedError, SarError
+from sar.graph import ShardedGraph
 from sar.nn import (
     ShardedParameter,
+    check,
     clip_grad_norm_,
     global_mean,
     mark_layers,
@@ -87,7 +89,6 @@ class Trainer:
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.epoch = 0
         self.history: list[Record] = []
-        _warn_of_local_norms(model, self.group)
         if self.checkpoint is not None:
             _refuse_sharded(model)
         self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
@@ -106,7 +107,8 @@ class Trainer:
         as ``train_acc``, ``val_acc`` and ``test_acc`` (after the step; ``None`` where it was not
         evaluated or the split is empty) and ``seconds`` of the step without the evaluation.
 
-        Raises ``SarError`` on every rank when the loss is not finite, naming the epoch.
+        Raises ``SarError`` on every rank when the loss is not finite, naming the epoch, and
+        ``DriftError`` when ranks no longer hold the same parameters.
         """
         with (
             _Progress(self.epoch, self.options, self.group) as bar,
@@ -122,6 +124,8 @@ class Trainer:
                 record |= {f"{split}_acc": scores.get(split) for split in SPLITS}
                 self.history.append(record | {"seconds": seconds})
                 bar.show(self.history[-1])
+                if self.options.check_every and self._due(self.options.check_every):
+                    check(self.model, buffers=False, group=self.group)
                 if self.checkpoint is not None and self._due(self.options.checkpoint_every):
                     self.save()
         return self.history
@@ -198,6 +202,7 @@ class Trainer:
             "scheduler": self.scheduler.state_dict(),
             "history": self.history,
             "config": self.config,
+            "graph": self._graph_identity(),
         }
         save_checkpoint(self.checkpoint, content, self.group)
 
@@ -213,6 +218,7 @@ class Trainer:
         content = load_checkpoint(self.checkpoint, self.group)
         check_fields(content)  # the same bytes on all ranks, so all raise
         _check_config(content["config"], self.config)
+        self._check_graph(content.get("graph"))
         load_model(self.model, content)
         load_optimizer(self.optimizer, self.scheduler, content)
         self.epoch, self.history = content["epoch"], list(content["history"])
@@ -231,6 +237,35 @@ class Trainer:
         if same and "noise" in content:
             restore_noise(content["noise"], self.group)
         return self.epoch
+
+    def _graph_identity(self) -> dict[str, Any]:
+        """What tells the graph and its cut from others; empty for no graph of the library's."""
+        if not isinstance(self.graph, ShardedGraph):
+            return {}
+        book = self.graph.partition_book
+        return {"graph": book.graph_digest, "cut": book.digest(), "num_parts": book.num_parts}
+
+    def _check_graph(self, saved: dict[str, Any] | None) -> None:
+        """Refuse to go on with another graph, where partitions tell it; the same on all ranks."""
+        mine = self._graph_identity()
+        if not mine or not saved:
+            return
+        same_cut = saved["cut"] == mine["cut"]
+        known = saved["graph"] is not None and mine["graph"] is not None
+        same_graph = saved["graph"] == mine["graph"] if known else same_cut
+        if same_graph or same_cut:
+            return
+        if known or saved["num_parts"] == mine["num_parts"]:
+            raise ValueError(
+                "the checkpoint was made with another graph, or another cut of partitions that do "
+                "not tell what they are cuts of; train on the same one, or start anew"
+            )
+        if self.group.rank == 0:
+            warnings.warn(
+                "the checkpoint was made with another number of parts, and the partitions hold no "
+                "digest of the graph: that it is the same one cannot be told",
+                stacklevel=3,
+            )
 
     def _labels(self) -> Tensor:
         if self.data.labels is None:
@@ -255,16 +290,6 @@ class Trainer:
 
 def _pick(values: Tensor, rows: Tensor) -> Tensor:
     return values.index_select(0, rows)  # several times faster than values[rows], both ways
-
-
-def _warn_of_local_norms(model: nn.Module, group: Group) -> None:
-    local = [name for name, part in model.named_modules() if isinstance(part, nn.BatchNorm1d)]
-    if local and group.size > 1 and group.rank == 0:
-        warnings.warn(
-            f"{local[0] or 'the model'} normalizes with each rank's own rows: results depend on "
-            "the cut; convert the model with sar.convert_batch_norm first",
-            stacklevel=3,
-        )
 
 
 def _refuse_sharded(model: nn.Module) -> None:

@@ -1,0 +1,62 @@
+"""Which parameters every rank holds whole, and whether ranks hold the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from sar.comm import Group
+
+
+class ShardedParameter(nn.Parameter):
+    """A parameter of which every rank holds rows of its own: neither synced nor summed."""
+
+
+def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that every rank holds whole, by name."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
+    return {n: p for n, p in model.named_parameters() if not isinstance(p, ShardedParameter)}
+
+
+def agree_on_layout(
+    tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None, also: bytes = b""
+) -> bool:
+    """Raise on every rank unless all ranks hold equally named and shaped tensors.
+
+    Returns:
+        Whether ``also`` is the same on all ranks.
+    """
+    lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
+    if lazy and error is None:
+        error = ValueError(f"{lazy[0]}: got a lazy parameter, expected a forward pass before this")
+    layout = (0, 0, 0) if error is not None else layout_of(tensors)
+    mine = torch.tensor([*layout, _digest(also), error is not None])
+    found = [tuple(one.tolist()) for one in group.all_gather(mine)]
+    if any(failed for *_, failed in found):
+        group.agree(error)
+    layouts = [one[:3] for one in found]
+    first = layouts[0]
+    other = next((rank for rank, layout in enumerate(layouts) if layout != first), None)
+    if other is not None:
+        raise ValueError(
+            f"model: rank {other} has {layouts[other][0]} tensors with {layouts[other][1]} "
+            f"elements, rank 0 has {first[0]} with {first[1]}; expected equal names, shapes and "
+            "dtypes on all ranks"
+        )
+    return len({one[3] for one in found}) == 1
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> tuple[int, int, int]:
+    """Number of tensors, of elements, and 63 bits of a digest of names, shapes and dtypes."""
+    text = repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors.items()])
+    elements = sum(tensor.numel() for tensor in tensors.values())
+    return len(tensors), elements, _digest(text.encode())
+
+
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
