@@ -35,19 +35,33 @@ class FailureBoard:
     Args:
         store: ``None`` where there is none.
         presence: ``None`` where this rank could not listen: no rank is said to have ended then.
+        keeper: the rank whose process the store is in; ``None``: a launcher's.
+
+    Attributes:
+        is_lost: the store does not answer any more.
     """
 
     def __init__(
-        self, rank: int, size: int, store: dist.Store | None, presence: Presence | None = None
+        self,
+        rank: int,
+        size: int,
+        store: dist.Store | None,
+        presence: Presence | None = None,
+        keeper: int | None = None,
     ) -> None:
         self.rank, self.size, self.store, self.presence = rank, size, store, presence
+        self._keeper, self.is_lost = keeper, False
 
     def leave(self, error: BaseException) -> None:
         """Say that this rank leaves, and why, unless that only follows from another's error."""
+        is_own = not isinstance(error, CommError)
+        self.leave_word(f"rank {self.rank}: {type(error).__name__}: {error}" if is_own else None)
+
+    def leave_word(self, text: str | None) -> None:
+        """The same in words; those of the first rank count."""
 
         def tell(store: dist.Store) -> None:
-            if not isinstance(error, CommError):
-                text = f"rank {self.rank}: {type(error).__name__}: {error}"
+            if text is not None:
                 store.compare_set(_FIRST_ERROR, "", text[:_TEXT])
             store.set(_LEFT.format(self.rank), "")
             store.set(_SOME_LEFT, "")
@@ -87,8 +101,7 @@ class FailureBoard:
             if time.monotonic() > end:
                 break
             time.sleep(_PAUSE)
-        silent = self._silent()
-        who = f"{silent} did not answer" if silent else "another rank left or did not answer"
+        who = self.silent() or "another rank left or did not answer"
         return f"rank {self.rank}: a collective failed: {who} within the timeout ({error})"
 
     def ended(self) -> str | None:
@@ -106,13 +119,15 @@ class FailureBoard:
         self._ask(lambda store: store.compare_set(_FIRST_ERROR, "", text))
         return text
 
-    def _silent(self) -> str | None:
+    def silent(self) -> str | None:
         """The ranks that do not say within seconds that they, too, wait for somebody."""
         self._ask(lambda store: store.set(_SILENT.format(self.rank), ""))
         end = time.monotonic() + _CALL_SECONDS
         while (waiting := self.missing(_SILENT)) and time.monotonic() < end:
             time.sleep(_PAUSE)
-        return named(waiting) if waiting else None
+        if self.is_lost and self._keeper not in (None, self.rank):
+            return f"rank {self._keeper}, which keeps the ranks' store, did not answer"
+        return f"{named(waiting)} did not answer" if waiting else None
 
     def _ask(self, question: Callable[[dist.Store], _T]) -> _T | None:
         """Ask the store, for a bounded time: the host that keeps it may be gone without a word."""
@@ -131,7 +146,7 @@ class FailureBoard:
         thread.start()
         thread.join(_STORE_SECONDS)
         if thread.is_alive():
-            self.store = None  # it does not answer any more
+            self.store, self.is_lost = None, True
         return answers[0] if answers else None
 
 

@@ -23,7 +23,8 @@ from sar.comm.presence import NAME_LENGTH, Presence
 from sar.comm.process import ProcessGroup
 from sar.errors import CommError
 
-_ARRIVED, _ALL_ARRIVED, _NUM_ARRIVED = "sar/arrived/{}", "sar/all_arrived", "sar/num_arrived"
+_ARRIVED, _JOINS = "sar/arrived/{}", "sar/joins/{}"  # by rank
+_ALL_ARRIVED, _NUM_ARRIVED = "sar/all_arrived", "sar/num_arrived"
 _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
 _WATCHED = 32  # ranks that a rank looks at while not all have come
@@ -82,11 +83,12 @@ class Meeting:
     ) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
         self.address, self.port, self.limit = address, port, limit
-        self._doing = "looking for the store"
+        self._doing, self._keeps_store = "looking for the store", False
         presence: Presence | None = None
         with suppress(OSError):
             presence = Presence(own_address(address))
-        self._board = FailureBoard(rank, size, None, presence)
+        keeper = None if agent_keeps_store() else 0
+        self._board = FailureBoard(rank, size, None, presence, keeper)
 
     def group(self) -> ProcessGroup:
         """The group of all ranks. Raises ``CommError`` when they did not meet in time."""
@@ -94,11 +96,14 @@ class Meeting:
         try:
             return self._within_limit()
         except (RuntimeError, OSError, TimeoutError) as error:
-            seconds = time.monotonic() - begin
+            seconds, blame = time.monotonic() - begin, self._blame()
+            self._board.leave_word(blame if blame.startswith("rank") else None)
+            if self._keeps_store:
+                self._board.wait_for_others()
             raise CommError(
                 f"rank {self.rank} of {self.size}: could not meet the other ranks at "
-                f"{self.address}:{self.port} ({self._blame()}); gave up after {seconds:.1f} s, "
-                f"while {self._doing}: {error}"
+                f"{self.address}:{self.port} ({blame}); gave up after {seconds:.1f} s, while "
+                f"{self._doing}: {error}"
             ) from error
 
     def _within_limit(self) -> ProcessGroup:
@@ -134,18 +139,17 @@ class Meeting:
         end = time.monotonic() + self.limit.total_seconds()
         while thread.is_alive() and (left := end - time.monotonic()) > 0:
             thread.join(min(left, _LOOK_SECONDS))
-            if thread.is_alive() and self._board.ended():
+            if thread.is_alive() and (self._board.first_error() or self._board.ended()):
                 thread.join(min(left, _LOOK_SECONDS))  # what ended may have met all before
                 return
 
     def _meet(self) -> ProcessGroup:
-        own_store = False
         if not dist.is_initialized():
             if self.backend == "mpi":  # its ranks come from mpirun, no store
                 dist.init_process_group("mpi", timeout=self.limit)
             else:
-                own_store = self.rank == 0 and not agent_keeps_store()
-                store = self._board.store = self._find_store(own_store)
+                self._keeps_store = self.rank == 0 and not agent_keeps_store()
+                store = self._find_store()
                 self._doing = "waiting for the others"
                 self._wait_for_all(store)
                 self._doing = "making torch's default group"
@@ -157,24 +161,30 @@ class Meeting:
                     timeout=self.limit,
                 )
         self._doing = "making the groups"
-        group = ProcessGroup(self.backend, self.device, self.limit, self._board, own_store)
+        group = ProcessGroup(
+            self.backend, self.device, self.limit, self._board, self._keeps_store
+        )
         if self._board.store is None:
             self._learn_from(group)
         return group
 
-    def _find_store(self, own_store: bool) -> dist.Store:
-        store = self._served() if own_store else None
-        if store is None:
-            store = dist.TCPStore(
-                self.address,
-                self.port,
-                self.size,
-                is_master=own_store,
-                timeout=self.limit,
-                wait_for_workers=False,
-            )
+    def _find_store(self) -> dist.Store:
+        """The store for torch. The board has a connection of its own: one that waits is busy."""
+        store = self._served() if self._keeps_store else None
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = store or self._connected(self._keeps_store)
+        self._board.store = dist.PrefixStore(f"sar/attempt_{attempt}", self._connected())
         return dist.PrefixStore(f"sar/attempt_{attempt}", store)
+
+    def _connected(self, is_master: bool = False) -> dist.TCPStore:
+        return dist.TCPStore(
+            self.address,
+            self.port,
+            self.size,
+            is_master=is_master,
+            timeout=self.limit,
+            wait_for_workers=False,
+        )
 
     def _served(self) -> dist.Store | None:
         """The store of this process; ``None`` where it cannot listen at that address alone."""
@@ -209,6 +219,7 @@ class Meeting:
                 if first is not None:
                     raise CommError(first)
         self._learn(store, range(self.size))
+        store.set(_JOINS.format(self.rank), "")
 
     def _learn(self, store: Any, ranks: Iterable[int]) -> None:
         """Where to ask whether they have ended."""
@@ -230,7 +241,11 @@ class Meeting:
         first = self._board.first_error() or self._board.ended()
         if first is not None:
             return first
-        missing = self._board.missing(_ARRIVED)
-        if missing:
-            return f"{named(missing)} did not come"
-        return "is the port in use, the address reachable, every rank started?"
+        for key, what in ((_ARRIVED, "did not come"), (_JOINS, "came and does not answer")):
+            missing = self._board.missing(key)
+            if missing:
+                return f"{named(missing)} {what}"
+        hint = "is the port in use, the address reachable, every rank started?"
+        if self._board.store is not None or agent_keeps_store() or self.rank == 0:
+            return hint
+        return f"rank 0, which keeps the ranks' store, did not answer; {hint}"

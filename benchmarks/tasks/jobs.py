@@ -1,0 +1,207 @@
+"""Training jobs that something happens to: how they are started, hurt, and seen to end."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.cluster import ROOT
+from benchmarks.hosts import Hosts
+
+LIMIT = 6.0  # seconds of the ranks' timeout
+SLACK = 8.0  # after it
+RANKS = 3
+STARTING, MEETING, TRAINING = "starting", "meeting", "training"
+LAUNCHER, ALONE, TORCHRUN, HOSTS = "launcher", "alone", "torchrun", "hosts"
+_READY_SECONDS = 90.0
+_PAUSE = 0.05
+
+
+@dataclass
+class Job:
+    """Ranks that train for ever, and who started them.
+
+    Attributes:
+        way: ``launcher`` is ``sar train``, ``alone`` ranks that find each other, ``torchrun``.
+        phase: in which something happens to it.
+        memory: whether ranks of one host may read each other's memory.
+        late: a rank that starts only when :meth:`start_late` is called.
+        folder: of its checkpoint and of what it says.
+    """
+
+    parts: str
+    folder: Path
+    way: str
+    phase: str = TRAINING
+    memory: bool = True
+    late: int | None = None
+    hosts: Hosts | None = None
+    started: list[subprocess.Popen] = field(default_factory=list)
+    ranks: dict[int, int] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Start it; the processes of ranks become known with :meth:`find`."""
+        self.folder.mkdir()
+        self._port = free_port()
+        if self.way == LAUNCHER:
+            self._run("launcher", [*_PYTHON, *self._words()], {})
+        elif self.way == TORCHRUN:
+            torchrun = [*_PYTHON, "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+            port = ["--master-addr", "127.0.0.1", "--master-port", str(self._port)]
+            self._run("launcher", [*torchrun, *port, "-m", *self._words()], {})
+        else:
+            for rank in range(RANKS):
+                if rank != self.late:
+                    self._start_rank(rank)
+
+    def start_late(self) -> None:
+        """The rank that was held back."""
+        if self.late is not None and self.way in (ALONE, HOSTS):
+            self._start_rank(self.late)
+
+    def find(self) -> dict[int, int]:
+        """Processes of the ranks that run, by rank."""
+        if self.way in (LAUNCHER, TORCHRUN):
+            for pid in children(self.started[0].pid):
+                rank = variable(pid, "RANK")
+                if rank.isdigit():
+                    self.ranks[int(rank)] = pid
+        return self.ranks
+
+    def is_training(self) -> bool:
+        return (self.folder / "run" / "checkpoint.pt").exists()
+
+    def words_of(self, name: str) -> str:
+        """The last line that a rank, or the launcher, wrote."""
+        text = (self.folder / f"{name}.err").read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if "error:" in line), (lines or [""])[-1])
+
+    def all_ended(self, but: Sequence[int] = ()) -> bool:
+        """Whether no process of it runs but those, which are stopped for good."""
+        reaped = [one.poll() is not None for one in self.started if one.pid not in but]
+        gone = [not is_alive(pid) for pid in self.ranks.values() if pid not in but]
+        return all([*reaped, *gone])
+
+    def end(self) -> None:
+        """Nothing of it is left after this."""
+        for pid in [*self.ranks.values(), *(one.pid for one in self.started)]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for one in self.started:
+            one.wait()
+
+    def _start_rank(self, rank: int) -> None:
+        where = {"MASTER_ADDR": "127.0.0.1"} if self.hosts is None else self.hosts.environment()
+        own = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": str(self._port)}
+        before = [] if self.hosts is None else self.hosts.command(rank)
+        made = self._run(str(rank), [*before, *_PYTHON, *self._words()], {**where, **own})
+        self.ranks[rank] = made.pid  # `ip netns exec` becomes the command
+
+    def _run(self, name: str, command: list[str], more: dict[str, str]) -> subprocess.Popen:
+        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)}
+        own["SAR_HOST_MEMORY"] = str(int(self.memory))
+        with open(self.folder / f"{name}.err", "wb") as errors:
+            made = subprocess.Popen(
+                command,
+                env={**os.environ, **own, **more},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self.started.append(made)
+        return made
+
+    def _words(self) -> list[str]:
+        return [
+            "sar", "train", self.parts, "--hidden", "8", "--epochs", "100000000", "--no-progress",
+            "--timeout", str(LIMIT), "--checkpoint", str(self.folder / "run"),
+            "--checkpoint-every", "1",
+        ]  # fmt: skip
+
+
+_PYTHON = [sys.executable, "-m"]
+
+
+def reach(job: Job, victims: Sequence[int], draw: random.Random) -> bool:
+    """Return in a random moment of its phase, with the victims known; whether it was reached."""
+    end = time.monotonic() + _READY_SECONDS
+
+    def wait(ready: Callable[[], bool]) -> bool:
+        while not ready():
+            if time.monotonic() > end or job.started[0].poll() is not None:
+                return False
+            time.sleep(_PAUSE)
+        return True
+
+    if not wait(lambda: set(victims) <= job.find().keys()):
+        return False
+    if job.phase == STARTING:
+        time.sleep(draw.uniform(0.0, 3.0))
+        return True
+    if job.phase == TRAINING:
+        found = wait(job.is_training)
+        time.sleep(draw.uniform(0.0, 1.5))
+        return found
+    found = wait(lambda: set(job.find()) >= set(range(RANKS)) - {job.late})
+    others = [pid for rank, pid in job.ranks.items() if rank != job.late]
+    held = job.ranks.get(job.late) if job.late is not None else None
+    if held is not None and job.way in (LAUNCHER, TORCHRUN):
+        os.kill(held, signal.SIGSTOP)  # while it imports
+    found = found and wait(lambda: all(listens(pid, job) for pid in others))
+    time.sleep(1.0 + draw.uniform(0.0, 0.5))  # they have connected to the store as well
+    if held is not None and job.way in (LAUNCHER, TORCHRUN):
+        os.kill(held, signal.SIGCONT)
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def listens(pid: int, job: Job) -> bool:
+    """Whether a process has a port that takes connections."""
+    before = [] if job.hosts is None else ["nsenter", "-t", str(pid), "-n"]
+    done = subprocess.run([*before, "ss", "-Hltnp"], capture_output=True, text=True, check=False)
+    return f"pid={pid}," in done.stdout
+
+
+def is_alive(pid: int) -> bool:
+    """A process that has ended, but was not waited for, is not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def children(pid: int) -> list[int]:
+    """All processes below one."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    direct = [int(word) for word in text.split()]
+    return direct + [one for child in direct for one in children(child)]
+
+
+def variable(pid: int, name: str) -> str:
+    """Of a process' environment; empty where there is none."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    start = name.encode() + b"="
+    return next((one[len(start) :].decode() for one in entries if one.startswith(start)), "")
