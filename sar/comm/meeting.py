@@ -131,7 +131,7 @@ class Meeting:
         if failed:
             raise failed[0]
         if not done:
-            raise TimeoutError(f"no answer for {self.limit.total_seconds():g} seconds")
+            raise TimeoutError("no answer")
         return done[0]
 
     def _watch(self, thread: threading.Thread) -> None:
@@ -245,6 +245,8 @@ class Meeting:
             missing = self._board.missing(key)
             if missing:
                 return f"{named(missing)} {what}"
+        if self._board.store is not None and (silent := self._board.silent()):
+            return silent
         hint = "is the port in use, the address reachable, every rank started?"
         if self._board.store is not None or agent_keeps_store() or self.rank == 0:
             return hint
