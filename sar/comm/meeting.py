@@ -28,7 +28,7 @@ _ALL_ARRIVED, _NUM_ARRIVED = "sar/all_arrived", "sar/num_arrived"
 _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
 _WATCHED = 32  # ranks that a rank looks at while not all have come
-_stuck: list[threading.Thread] = []  # what did not end in time, perhaps never will
+_stuck: list[threading.Thread] = []  # what did not end in time
 
 
 def serve_store(address: str, port: int, size: int, timeout: timedelta) -> dist.TCPStore:
@@ -59,8 +59,11 @@ def agent_keeps_store() -> bool:
 
 
 def stuck() -> bool:
-    """Whether this process still has a thread that tries to meet the others in vain."""
-    return any(thread.is_alive() for thread in _stuck)
+    """Whether this process gave up a thread that tried to meet the others.
+
+    What it holds of torch may abort the process while that is taken down, also when it has ended.
+    """
+    return bool(_stuck)
 
 
 class Meeting:
@@ -125,13 +128,14 @@ class Meeting:
                 failed.append(error)
 
         thread = threading.Thread(target=body, name="sar-meeting", daemon=True)
-        thread.start()
         _stuck.append(thread)  # also if an interrupt comes now
+        thread.start()
         self._watch(thread)
+        if not done and not failed:
+            raise TimeoutError("no answer")
+        _stuck.remove(thread)
         if failed:
             raise failed[0]
-        if not done:
-            raise TimeoutError("no answer")
         return done[0]
 
     def _watch(self, thread: threading.Thread) -> None:
