@@ -157,7 +157,7 @@ def test_wrong_calls(tmp_path, capsys, arguments, words):
 
 def test_output_is_checked_before_the_work(parts, capsys, monkeypatch):
     capsys.readouterr()
-    monkeypatch.setattr("sar.cli.partition.open_source", lambda text: pytest.fail("too late"))
+    monkeypatch.setattr("sar.cli.partition.open_apart", lambda text: pytest.fail("too late"))
     err = fails(capsys, "partition", SMALL, "--parts", "2", "--out", str(parts.parent))
     assert "not empty" in err
 
@@ -171,7 +171,7 @@ def test_interrupt(tmp_path, capsys, monkeypatch):
     def interrupted(text):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sar.cli.partition.open_source", interrupted)
+    monkeypatch.setattr("sar.cli.partition.open_apart", interrupted)
     assert main(["partition", SMALL, "--parts", "2", "--out", str(tmp_path / "p")]) == 130
     assert "interrupted" in capsys.readouterr().err
 

@@ -173,7 +173,8 @@ def _job(
 
 def _kill(job: Job, draw: random.Random) -> Ending:
     able = [rank for rank in range(RANKS) if rank != job.late]
-    victims = draw.sample(able, 1 if draw.random() < 0.75 else min(2, len(able)))
+    most = min(2, len(able) - 1)  # somebody has to tell of it
+    victims = draw.sample(able, 1 if draw.random() < 0.75 else most)
     reached = reach(job, victims, draw)
     way = f"{job.way}, {'memory' if job.memory else 'sockets'}"
     if job.way == LAUNCHER and draw.random() < 0.2:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sar.partition.apart import open_apart
 from sar.partition.arrays import GraphArrays
 from sar.partition.cut import METHODS, assign
-from sar.partition.sources import ACCEPTED, open_source
+from sar.partition.sources import ACCEPTED
 from sar.partition.write import check_output, write_partitions
 
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed < 0:
         raise ValueError(f"--seed is {args.seed}, expected 0 or more")
     check_output(Path(args.out), args.overwrite)
-    graph = open_source(args.input)
+    graph = open_apart(args.input)
     balance_edges = None if args.balance is None else args.balance == "edges"
     with _quiet():
         parts = assign(graph, args.parts, args.method, args.seed, balance_edges=balance_edges)

@@ -16,6 +16,7 @@ from torch import Tensor
 from sar.errors import MissingDependencyError, SarError
 from sar.partition.arrays import GraphArrays
 from sar.partition.require import require_dgl
+from sar.partition.unpickle import NotPlainError, plain_pickles
 
 _DGL_FILE_MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
 _RESERVED = ("_ID", "_TYPE")
@@ -85,7 +86,7 @@ def load_dgl_dataset(name: str, root: str | None = None) -> GraphArrays:
     dgl = require_dgl(f"data set {name!r}")
     maker = getattr(dgl.data, dgl_dataset_names().get(name.lower(), name))
     keywords = {} if root is None else {"raw_dir": root}
-    with _explain(name, root or "DGL's data folder"):
+    with _explain(name, root or "DGL's data folder"), plain_pickles():
         dataset = maker(**keywords)
         if len(dataset) != 1:
             raise SarError(f"data set {name!r} holds {len(dataset)} graphs, expected a single one")
@@ -114,7 +115,7 @@ def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
             f"data set {name!r} needs ogb: pip install 'sar[data]'"
         ) from error
     root = root or DEFAULT_OGB_ROOT
-    with _explain(name, root), _weights_only_loads(dataset_dgl, Path(root)):
+    with _explain(name, root), plain_pickles(), _weights_only_loads(dataset_dgl, Path(root)):
         dataset = dataset_dgl.DglNodePropPredDataset(name=name, root=root)
         split = dataset.get_idx_split()
         graph, labels = dataset[0]
@@ -152,6 +153,8 @@ def _explain(name: str, folder: str) -> Iterator[None]:
     """Turn what the loaders do when a download fails or is refused into one SarError."""
     try:
         yield
+    except NotPlainError as error:
+        raise SarError(f"data set {name!r}: {error}") from error
     except ImportError as error:
         raise MissingDependencyError(
             f"data set {name!r}: {error}; pip install 'sar[data]'"

@@ -13,8 +13,13 @@ become edges
                 head -> tail with edge data `etype` (int64), `train_mask`, `val_mask`, `test_mask`
 """
 
+import lzma
 import os
+import struct
+import tokenize
+import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,6 +30,12 @@ from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 
 # Not node data, even if as long as the nodes by chance.
 _STRUCTURE = ("src", "dst", "unlabelled_zero_rows")
+# What numpy, zipfile and zlib raise for damaged bytes, absurd shapes and unknown compressions.
+_DAMAGE = (
+    ValueError, KeyError, EOFError, IndexError, OverflowError, TypeError, MemoryError, SyntaxError,
+    NotImplementedError, RuntimeError, OSError, struct.error, zlib.error, lzma.LZMAError,
+    zipfile.BadZipFile, tokenize.TokenError,
+)  # fmt: skip
 _CSR = ("feat_data", "feat_indices", "feat_indptr", "feat_shape")
 
 
@@ -34,10 +45,17 @@ def read_npz(path: str | os.PathLike) -> GraphArrays:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("a single array, expected an archive of named arrays")
-            content = {key: archive[key] for key in archive.files}
+            content = {key: _array(archive, key) for key in archive.files}
         return _read(content, _stem(path)).with_orig_ids().validate()
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise ValueError(f"{os.fspath(path)}: not a graph this program reads: {error}") from error
+
+
+def _array(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
+    try:
+        return archive[key]
+    except _DAMAGE as error:
+        raise ValueError(f"key {key!r}: {type(error).__name__}: {error}") from error
 
 
 def _stem(path: str | os.PathLike) -> str:
@@ -126,7 +144,13 @@ def _node_data(content: Mapping[str, np.ndarray], count: int) -> dict[str, Tenso
     if "feat_data" in content:
         data["feat"] = torch.from_numpy(_densify(content, count))
     for key, value in content.items():
-        if key in _CSR or value.ndim == 0 or value.dtype.kind not in "biuf":
+        if key in _CSR or value.ndim == 0:
+            continue
+        if value.dtype.kind not in "biuf":
+            if len(value) == count:
+                warnings.warn(
+                    f"{key!r} is left out: got {value.dtype.str}, expected numbers", stacklevel=2
+                )
             continue
         if key.endswith("_masks") and value.ndim == 2 and value.shape[1] == count:
             value = value.T

@@ -56,6 +56,11 @@ def open_source(text: str) -> GraphArrays:
     raise ValueError(f"input {text!r} is unknown; accepted: {ACCEPTED}")
 
 
+def is_foreign(text: str) -> bool:
+    """Whether compiled code of DGL, or a loader of a data set, reads what ``text`` names."""
+    return not text.endswith(".npz") and text.partition(":")[0] not in GENERATORS
+
+
 def _check_known(name: str, known) -> None:
     if name not in known:
         raise ValueError(f"input {name!r} is unknown{closest(name, known)}; accepted: {ACCEPTED}")

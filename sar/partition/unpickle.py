@@ -1,0 +1,73 @@
+"""Reading pickles that hold numbers and nothing that could run.
+
+Loaders of data sets call ``pickle.load`` on files that came from somewhere, directly or through
+``numpy.load``. Inside :func:`plain_pickles` that reads arrays of numpy and scipy, and containers of
+them and of plain values; a pickle that names anything else is refused before it is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+_PLAIN = {
+    "builtins": {
+        "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list",
+        "object", "range", "set", "slice", "str", "tuple",
+    },
+    "collections": {"OrderedDict", "defaultdict"},
+    "copyreg": {"_reconstructor"},
+    "_codecs": {"encode"},
+    "numpy": {"dtype", "ndarray", "matrix"},
+}  # fmt: skip
+_OLD = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # names of Python 2
+_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
+_REBUILD = {"_reconstruct", "scalar"}
+_SPARSE = {f"{kind}_{what}" for kind in ("bsr", "coo", "csc", "csr", "dia", "lil") for what in
+           ("matrix", "array")}  # fmt: skip
+
+
+class NotPlainError(pickle.UnpicklingError):
+    """A pickle that holds more than numbers and containers of them."""
+
+
+class _Plain(pickle.Unpickler):
+    def __init__(self, file: Any, **options: Any) -> None:
+        super().__init__(file, **options)
+        self._name = getattr(file, "name", "a pickle")
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = _OLD.get(module, module)
+        is_plain = name in _PLAIN.get(module, ()) or (module in _NUMPY and name in _REBUILD)
+        is_sparse = module.startswith("scipy.sparse") and name in _SPARSE
+        if not is_plain and not is_sparse:
+            raise NotPlainError(
+                f"{os.fspath(self._name)}: names {module}.{name}, expected arrays of numbers and "
+                "containers of them; not read, as it could run a program"
+            )
+        if is_sparse:  # where it is now; older files say where it was
+            module = "scipy.sparse"
+        return super().find_class(module, name)
+
+
+def _load(file: Any, **options: Any) -> Any:
+    return _Plain(file, **options).load()
+
+
+def _loads(data: Any, /, **options: Any) -> Any:
+    return _Plain(io.BytesIO(data), **options).load()
+
+
+@contextlib.contextmanager
+def plain_pickles() -> Iterator[None]:
+    """Inside, nobody in this process unpickles anything but plain data.
+
+    Raises :class:`NotPlainError` where the pickle is read.
+    """
+    with mock.patch.multiple(pickle, load=_load, loads=_loads, Unpickler=_Plain):
+        yield

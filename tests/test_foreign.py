@@ -1,0 +1,209 @@
+"""Files that come from somewhere: nothing in them runs, and none of them ends the program."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+
+import dgl
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from sar.__main__ import main
+from sar.errors import SarError
+from sar.partition import apart
+from sar.partition.sources import open_source
+from sar.partition.unpickle import NotPlainError, plain_pickles
+
+NODES, TEST = 560, 10
+
+
+class Trap:
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch trapped",)
+
+
+@pytest.fixture
+def planetoid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files as Planetoid's ``ind.cora_v2.*``, and a trap's place to show."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    features = scipy.sparse.random(NODES, 7, 0.3, "csr", np.float32, random_state=0)
+    labels = np.eye(3, dtype=np.int32)[draw.integers(0, 3, NODES)]
+    graph: defaultdict = defaultdict(list)
+    for src, dst in draw.integers(0, NODES, (900, 2)).tolist():
+        graph[src].append(dst)
+    for node in range(NODES):
+        graph[node].append((node + 1) % NODES)
+    first = NODES - TEST
+    files = {
+        "x": features[:20], "y": labels[:20], "allx": features[:first], "ally": labels[:first],
+        "tx": features[first:], "ty": labels[first:], "graph": graph,
+    }  # fmt: skip
+    url = dgl.data.utils._get_dgl_url("dataset/cora_v2.zip")
+    suffix = hashlib.sha1(url.encode()).hexdigest()[:8]  # as DGL names the folder
+    folder = tmp_path / "root" / f"cora_v2_{suffix}"
+    folder.mkdir(parents=True)
+    for name, value in files.items():
+        (folder / f"ind.cora_v2.{name}").write_bytes(pickle.dumps(value, protocol=2))
+    (folder / "ind.cora_v2.test.index").write_text("\n".join(map(str, range(first, NODES))))
+    return folder
+
+
+def test_what_planetoid_wrote_is_read(planetoid: Path) -> None:
+    graph = open_source(f"cora:root={planetoid.parent}")
+    assert graph.total_nodes == NODES and graph.node_data["_N"]["feat"].shape == (NODES, 7)
+    again = open_source(f"cora:root={planetoid.parent}")  # what DGL cached, its pickle too
+    assert again.total_edges == graph.total_edges
+
+
+@pytest.mark.parametrize("name", ["x", "graph"])
+def test_a_pickle_of_a_data_set_does_not_run(planetoid: Path, name: str) -> None:
+    (planetoid / f"ind.cora_v2.{name}").write_bytes(pickle.dumps(Trap(), protocol=2))
+    with pytest.raises(SarError, match=rf"cora.*ind.cora_v2.{name}: names .*system"):
+        open_source(f"cora:root={planetoid.parent}")
+    assert not Path("trapped").exists()
+
+
+def test_a_cached_pickle_does_not_run(planetoid: Path) -> None:
+    """DGL then makes its cache again from the files."""
+    before = open_source(f"cora:root={planetoid.parent}")
+    (cached,) = planetoid.rglob("*.pkl")
+    cached.write_bytes(pickle.dumps({"num_classes": Trap()}))
+    assert open_source(f"cora:root={planetoid.parent}").total_edges == before.total_edges
+    assert not Path("trapped").exists()
+
+
+def test_the_trap_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(pickle.dumps(Trap()))
+    assert (tmp_path / "trapped").exists()
+
+
+def test_other_ways_to_an_unpickler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of objects, torch's files."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("good.npz", names=np.array([{"a": 1}, None], dtype=object))
+    np.savez("bad.npz", names=np.array([Trap()], dtype=object))
+    torch.save(Trap(), "bad.pt")
+    with plain_pickles():
+        with np.load("good.npz", allow_pickle=True) as content:
+            assert content["names"][0] == {"a": 1}
+        with pytest.raises(NotPlainError), np.load("bad.npz", allow_pickle=True) as content:
+            content["names"]
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load("bad.pt", weights_only=False)
+        with pytest.raises(NotPlainError):
+            pickle.loads(pickle.dumps(Trap()))
+    assert not Path("trapped").exists()
+    assert pickle.loads(pickle.dumps(Path("a"))) == Path("a"), "back to what it was"
+
+
+# ---------------------------------------------------------------- compiled readers
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    graph = dgl.graph((torch.arange(30) % 7, torch.arange(30) % 5), num_nodes=8)
+    graph.ndata["feat"] = torch.rand(8, 3)
+    dgl.save_graphs(str(tmp_path / "graph.bin"), [graph])
+    return tmp_path / "graph.bin"
+
+
+def test_a_saved_graph_is_read_apart(saved: Path) -> None:
+    here, there = open_source(str(saved)), apart.open_apart(str(saved))
+    assert there.num_nodes == here.num_nodes and there.name == here.name
+    for one, other in zip(there.edges.values(), here.edges.values(), strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+    assert torch.equal(there.node_data["_N"]["feat"], here.node_data["_N"]["feat"])
+    there.validate()
+
+
+@pytest.mark.parametrize("how", ["os.abort()", "os.kill(os.getpid(), 11)", "os._exit(7)"])
+def test_a_reader_that_dies_is_an_error(
+    saved: Path, how: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = saved.parent / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        f"if 'sar.partition.apart' in sys.orig_argv: {how}\n"
+    )  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.getcwd()}")
+    assert main(["partition", str(saved), "--parts", "2", "--out", str(saved.parent / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "graph.bin: its reader died with S" in error or "its reader died with status 7" in error
+    assert error.count("\n") == 1
+
+
+def test_errors_of_the_child_are_the_parents(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.bin"
+    foreign.write_bytes(b"no graph")
+    with pytest.raises(ValueError, match="foreign.bin: neither an .npz file nor one of dgl"):
+        apart.open_apart(str(foreign))
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        apart.open_apart(str(tmp_path / "none.bin"))
+
+
+# ---------------------------------------------------------------- npz
+
+
+def test_mutated_npz_files_are_errors_with_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "graph.npz"
+    draw = random.Random(0)
+    np.savez_compressed(
+        path, num_nodes=20, src=np.arange(40) % 20, dst=np.arange(40) % 7,
+        feat=np.random.default_rng(0).random((20, 4)), label=np.arange(20) % 3,
+    )  # fmt: skip
+    good, refused = path.read_bytes(), 0
+    for number in range(300):
+        data = bytearray(good)
+        for _ in range(draw.randint(1, 3)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        path.write_bytes(data[: draw.randrange(1, len(data))] if number % 5 == 0 else data)
+        try:
+            open_source(str(path))
+        except ValueError as error:
+            refused += 1
+            assert str(path) in str(error)
+    assert refused > 150
+
+
+@pytest.mark.parametrize("method", [99, 1])
+def test_a_compression_that_nobody_knows(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "graph.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("src.npy", b"x" * 100)
+    data = path.read_bytes().replace(b"\x00\x00", bytes([method, 0]), 1)
+    entry = data.index(b"PK\x01\x02") + 10
+    path.write_bytes(data[:entry] + bytes([method, 0]) + data[entry + 2 :])
+    with pytest.raises(ValueError, match="graph.npz: not a graph this program reads"):
+        open_source(str(path))
+
+
+def test_an_absurd_shape(tmp_path: Path) -> None:
+    path = tmp_path / "graph.npz"
+    with zipfile.ZipFile(path, "w") as archive, archive.open("src.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<i8", "fortran_order": False, "shape": (10**15,)}
+        )
+    with pytest.raises(ValueError, match="graph.npz: not a graph this program reads: key 'src'"):
+        open_source(str(path))
+
+
+def test_a_column_that_cannot_be_stored_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "graph.npz"
+    np.savez(
+        path, num_nodes=5, src=np.arange(5), dst=np.arange(5), title=np.array(list("abcde")),
+        other=np.array(list("ab")),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="'title' is left out: got <U1, expected numbers") as told:
+        graph = open_source(str(path))
+    assert len(told) == 1 and "title" not in graph.node_data["_N"]
