@@ -120,14 +120,18 @@ def test_results_are_those_of_keeping(
 
 
 def test_torch_dropout_is_replayed(partitioned: Cutter) -> None:
-    """nn.Dropout draws from torch's generator, nn.BatchNorm1d counts in buffers of its own."""
+    """nn.Dropout draws from torch's generator, nn.BatchNorm1d counts in buffers of its own.
+
+    A recomputed GraphSAGE layer sums gradients in another order; masks of another draw would differ
+    by far more.
+    """
 
     def case(group: Any, activations: str) -> list:
         return [*trained(group, path, model, activations), torch.rand(3)]
 
     model, path = Model("sage"), partitioned(looped(), 1)
     want, got = (run_threads(1, case, activations) for activations in ("keep", "recompute"))
-    assert same(got, want)
+    assert same(got, want, close)
 
 
 def saved_bytes(run: Any) -> int:

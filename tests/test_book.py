@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.errors import PartitionError
+from sar.partition import book_json
 from sar.partition.book import read_book
 
 try:  # here and not in the test, because importing it changes the environment
@@ -230,11 +231,11 @@ def test_old_variants(tmp_path):
 
 BAD = [
     (("num_parts", 3), "2 entries"),
-    (("num_parts", 0), "at least 1"),
+    (("num_parts", 0), "expected 1 to 65536"),
     (("num_parts", -1), "whole number"),
     (("num_parts", "2"), "whole number"),
     (("num_parts", True), "whole number"),
-    (("num_parts", 10**30), "whole number"),
+    (("num_parts", 10**30), "expected 1 to 65536"),
     (("num_parts", DELETE), "'num_parts' is missing"),
     (("graph_name", DELETE), "'graph_name' is missing"),
     (("graph_name", 5), "expected a string"),
@@ -315,6 +316,35 @@ def test_paths_must_stay_below_the_folder(tmp_path):
     for name in ("./part0/graph.dgl", "part0/../part0/graph.dgl", "inside/graph.dgl", "..x"):
         config = changed(HOMOGENEOUS, "part-0", "part_graph", name)
         assert read_book(save(folder, config)).files[0]["part_graph"].startswith(str(folder))
+
+
+def test_names_that_no_path_has(tmp_path):
+    for name in ("a/" * 3000 + "b", "\ud800", "part0/\ud800", "a" * 5000, "part0//../../x/y"):
+        path = save(tmp_path, changed(HOMOGENEOUS, "part-1", "part_graph", name))
+        try:
+            assert read_book(path).files[1]["part_graph"].startswith(str(tmp_path))
+        except PartitionError as error:
+            assert "part-1" in str(error)  # noqa: PT017 - either is right
+
+
+def test_files_of_many_parts_are_not_looked_up_one_by_one(tmp_path, monkeypatch):
+    """`realpath` looks at each folder from the root on: seconds for ten thousands of parts."""
+    path, calls, real = save(tmp_path, config_of([[1]] * 500)), [], book_json.os.path.realpath
+    monkeypatch.setattr(book_json.os.path, "realpath", lambda one: calls.append(one) or real(one))
+    assert len(read_book(path).files) == 500
+    assert len(calls) == 1
+
+
+def test_too_many_parts_are_refused_before_they_are_parsed(tmp_path, monkeypatch):
+    config = config_of([[1]] * 3)
+    del config["num_parts"]
+    path = save(tmp_path, {**config, "num_parts": 10**6})  # behind all the entries
+    monkeypatch.setattr(book_json.json, "loads", lambda text: pytest.fail("parsed"))
+    with pytest.raises(PartitionError, match="num_parts is 1000000, expected 1 to 65536"):
+        read_book(path)
+    monkeypatch.setattr(book_json, "MAX_BYTES", 50)
+    with pytest.raises(PartitionError, match="bytes, expected at most 50"):
+        read_book(path)
 
 
 JSON = st.recursive(

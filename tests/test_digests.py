@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from harness.graphs import mixed
 from harness.parts import Cutter
 
 from benchmarks.tasks import mutations
 from sar.__main__ import main
 from sar.errors import PartitionError
-from sar.partition import shards
+from sar.partition import digest, mapped, shards
 from sar.partition.book import read_book
 from sar.partition.generate import community_graph
 from sar.partition.load import load_partition
@@ -102,6 +107,14 @@ def test_headers_are_compared(parts: Path) -> None:
         load_partition(parts, 0)
 
 
+def test_bytes_behind_the_features_are_told(parts: Path) -> None:
+    file = parts.parent / "part0" / "node_feat.dgl"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes() + b"more")
+    with pytest.raises(PartitionError, match=rf"has {size + 4} bytes, expected {size}"):
+        load_partition(parts, 0)
+
+
 def test_a_json_that_was_edited_says_how_to_go_on(parts: Path) -> None:
     content = json.loads(parts.read_text())
     content["graph_name"] = "other"
@@ -112,6 +125,99 @@ def test_a_json_that_was_edited_says_how_to_go_on(parts: Path) -> None:
     parts.write_text(json.dumps(content))
     book = load_partition(parts, 0).book
     assert book.graph_name == "other" and book.seals is None and book.graph_digest is None
+
+
+def test_a_feature_is_verified_while_threads_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose rows go into the digest does not depend on who comes between."""
+    graph = community_graph(40, 200, 2, classes=3, features=5)
+    parts = write_partitions(graph, torch.zeros(40).long(), tmp_path / "parts")
+    store = load_partition(parts, 0).node_features
+    other = threading.Thread(target=store.rows, args=("_N/feat", 0, 7))
+    real = xxhash.xxh3_128
+
+    class Slow:
+        """Another thread begins to read while the second run goes into the digest."""
+
+        def __init__(self) -> None:
+            self.real, self.runs = real(), 0
+
+        def update(self, rows: memoryview) -> None:
+            self.runs += 1
+            if self.runs == 2 and not other.ident:
+                other.start()
+                other.join(0.2)
+            self.real.update(rows)
+
+        def hexdigest(self) -> str:
+            return self.real.hexdigest()
+
+    monkeypatch.setattr(mapped.xxhash, "xxh3_128", Slow)
+    for low in range(0, 40, 7):
+        store.rows("_N/feat", low, min(low + 7, 40))
+    other.join()
+    monkeypatch.undo()
+    assert len(store["_N/feat"]) == 40
+
+
+def test_partitions_without_digests_cannot_be_verified(parts: Path) -> None:
+    content = json.loads(parts.read_text())
+    del content["sar"]
+    parts.write_text(json.dumps(content))
+    load_partition(parts, 0)
+    with pytest.raises(PartitionError, match="holds no digests to verify"):
+        load_partition(parts, 0, verify=True)
+
+
+def nested(depth: int) -> str:
+    """JSON of a partitioning with odd digests; what reads it may be deeper than what writes it."""
+    plain = '{"graph_name": "g", "num_parts": 1, "num_nodes": 1, "num_edges": 0, '
+    plain += '"node_map": [[0, 1]], "edge_map": [[0, 0]], "part-0": {"part_graph": "g"}, '
+    return plain + '"sar": {"files": {}, "graph": ' + "[" * depth + "]" * depth + "}}"
+
+
+def test_digests_that_are_nested_deep(tmp_path: Path) -> None:
+    path, told = tmp_path / "g.json", set()
+    for depth in range(sys.getrecursionlimit() - 120, sys.getrecursionlimit() + 1):
+        path.write_text(nested(depth))
+        with pytest.raises(PartitionError) as error:
+            read_book(path)
+        told.add(str(error.value).removeprefix(str(path))[:12])
+    assert len(told) > 1, "some are too deep for the one, some for the other"
+
+
+@pytest.mark.parametrize("key", ["arrays", "size", "digest"])
+@pytest.mark.parametrize("value", [None, -1, [1], "x", {"a": 1}, {"a": {}}])
+def test_odd_digests_of_files(parts: Path, key: str, value: object) -> None:
+    """With a digest of the JSON that is right, as another program may write them."""
+    content = json.loads(parts.read_text())
+    for told in content["sar"]["files"].values():
+        told[key] = value
+    told = {key: one for key, one in content["sar"].items() if key != "json"}
+    content["sar"] = told | {"json": digest._json_digest({**content, "sar": told})}
+    parts.write_text(json.dumps(content))
+    with pytest.raises(PartitionError):
+        load_partition(parts, 0)
+
+
+def _dies(numbers: range, seed: int, folder: Path) -> Iterator[str]:
+    for number in numbers:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        yield mutations.SAME
+
+
+def _die(sender: Connection, numbers: range, seed: int, folder: Path) -> None:
+    mutations._of_partitions = _dies
+    mutations._tell(sender, numbers, seed, folder)
+
+
+def test_a_change_that_ends_the_process_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutations, "_tell", _die)
+    assert mutations.campaign(6, 0, tmp_path) == {mutations.SAME: 5, mutations.CRASH: 1}
 
 
 @pytest.mark.parametrize(

@@ -450,12 +450,12 @@ def case_pieces(group: Any, path: str, policy: dict, first: str) -> dict:
     for _ in range(2):
         graph.apply_edges(two_columns, eids)
         graph.apply_edges(lambda e: {"b": F.dropout(e.data["a"], 0.2, True, True) + 1}, eids)
-        columns = {name: graph.edata[name] for name in (first, *"ab")}
+        columns = {name: graph.edata[name].materialize() for name in (first, *"ab")}
         kept = columns["a"][eids] != 0
         assert torch.equal(columns["b"][eids][~kept], torch.ones(int((~kept).sum())).double())
         if len(eids) > 9:
             assert bool((columns["b"][eids][kept] != 1).any())
-        assert torch.equal(columns["a"], graph.edata.pop("c"))
+        assert torch.equal(columns["a"], graph.edata.pop("c").materialize())
         found.append(columns["a"].detach() != 0)
         graph.update_all(dgl.function.copy_e("b", "m"), dgl.function.sum("m", "out"))
         graph.edata.pop("a"), graph.edata.pop("b")
@@ -629,6 +629,33 @@ def test_types_with_as_many_rows(partitioned: Cutter) -> None:
     for cut in ([0, 0, 0, 1, 1] + [0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1] + [0, 0, 0, 1, 1, 1]):
         empty = run_threads(3, case, partitioned(graph, 3, cut))
         assert torch.equal(torch.cat([p[1] for p in empty]), want[1])
+
+
+def test_nodes_decide_where_relations_have_as_many_rows(partitioned: Cutter) -> None:
+    """A right model is not refused: its layers drop rows of nodes."""
+    ids = torch.arange(6)
+    edges = {("a", name, "a"): (ids, (ids + step) % 6) for step, name in enumerate(("r", "s"), 1)}
+    graph = GraphArrays("rings", {"a": 6}, edges).with_orig_ids()
+
+    def case(group: Any, path: str) -> tuple[Tensor, Tensor]:
+        part = Rank(group, path)
+        model = sar.convert_dropout(nn.Sequential(nn.Dropout(0.5)), part.graph)
+        sar.manual_seed(8)
+        return model(torch.ones(part.graph.num_nodes("a"), 9)), part.nodes("a")
+
+    def refused(group: Any, path: str) -> None:
+        part = Rank(group, path)
+        ones = torch.ones(part.graph.num_edges("r"), 9)
+        with pytest.raises(ValueError, match="may be those of .*'r'.* or of .*'s'"):
+            sar.nn.Dropout(0.5, part.graph)(ones)
+
+    want, _ = run_threads(1, case, partitioned(graph, 1))[0]
+    assert 0 < int((want == 0).sum()) < want.numel()
+    for size, cut in ((2, [0, 0, 0, 1, 1, 1]), (3, [0, 0, 1, 1, 2, 2]), (3, [0, 0, 0, 0, 0, 1])):
+        parts = run_threads(size, case, partitioned(graph, size, cut))
+        assert torch.equal(joined([p[0] for p in parts], [p[1] for p in parts], 6), want)
+    more = GraphArrays("rings", {"a": 7}, edges).with_orig_ids()
+    run_threads(1, refused, partitioned(more, 1))
 
 
 def test_module_behaviour(partitioned: Cutter) -> None:

@@ -6,6 +6,9 @@ import hashlib
 import os
 import pickle
 import random
+import resource
+import subprocess
+import sys
 import zipfile
 from collections import defaultdict
 from pathlib import Path
@@ -19,8 +22,11 @@ import torch
 from sar.__main__ import main
 from sar.errors import SarError
 from sar.partition import apart
+from sar.partition.generate import community_graph
+from sar.partition.load import load_partition
 from sar.partition.sources import open_source
 from sar.partition.unpickle import NotPlainError, plain_pickles
+from sar.partition.write import write_partitions
 
 NODES, TEST = 560, 10
 
@@ -73,11 +79,12 @@ def test_a_pickle_of_a_data_set_does_not_run(planetoid: Path, name: str) -> None
 
 
 def test_a_cached_pickle_does_not_run(planetoid: Path) -> None:
-    """DGL then makes its cache again from the files."""
-    before = open_source(f"cora:root={planetoid.parent}")
+    """DGL catches what it cannot read of its cache, and says nothing."""
+    open_source(f"cora:root={planetoid.parent}")
     (cached,) = planetoid.rglob("*.pkl")
     cached.write_bytes(pickle.dumps({"num_classes": Trap()}))
-    assert open_source(f"cora:root={planetoid.parent}").total_edges == before.total_edges
+    with pytest.raises(SarError, match=rf"cora.*{cached.name}: names .*system, expected arrays"):
+        open_source(f"cora:root={planetoid.parent}")
     assert not Path("trapped").exists()
 
 
@@ -93,9 +100,9 @@ def test_other_ways_to_an_unpickler(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.savez("good.npz", names=np.array([{"a": 1}, None], dtype=object))
     np.savez("bad.npz", names=np.array([Trap()], dtype=object))
     torch.save(Trap(), "bad.pt")
-    with plain_pickles():
-        with np.load("good.npz", allow_pickle=True) as content:
-            assert content["names"][0] == {"a": 1}
+    with plain_pickles(), np.load("good.npz", allow_pickle=True) as content:
+        assert content["names"][0] == {"a": 1}
+    with pytest.raises(NotPlainError, match="names .*system"), plain_pickles():
         with pytest.raises(NotPlainError), np.load("bad.npz", allow_pickle=True) as content:
             content["names"]
         with pytest.raises(pickle.UnpicklingError):
@@ -141,6 +148,30 @@ def test_a_reader_that_dies_is_an_error(
     error = capsys.readouterr().err
     assert "graph.bin: its reader died with S" in error or "its reader died with status 7" in error
     assert error.count("\n") == 1
+
+
+def test_a_graph_that_contradicts_itself_is_named(saved: Path) -> None:
+    """DGL's reader takes ids that no node has."""
+    data, ids = saved.read_bytes(), (torch.arange(30) % 5).numpy().tobytes()
+    saved.write_bytes(data.replace(ids, np.full(30, 2**40).tobytes()))
+    with pytest.raises(ValueError, match="graph.bin: edges.* ids span .*1099511627776"):
+        apart.open_apart(str(saved))
+
+
+def test_a_damaged_count_does_not_take_all_memory() -> None:
+    """DGL's reader asks for as much as the file says."""
+    code = "from sar.partition import apart; apart._limit(1000); bytearray(6 << 30)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip().endswith("MemoryError")
+
+
+def test_limits_are_lowered_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    none, done = resource.RLIM_INFINITY, []
+    monkeypatch.setattr(resource, "setrlimit", lambda *limits: done.append(limits))
+    for known in ((none, none), (10, 20), (none, 50), (200, 300)):
+        monkeypatch.setattr(resource, "getrlimit", lambda limit, known=known: known)
+        apart._lower(0, 100)
+    assert done == [(0, (100, none)), (0, (10, 20)), (0, (50, 50)), (0, (100, 300))]
 
 
 def test_errors_of_the_child_are_the_parents(tmp_path: Path) -> None:
@@ -196,6 +227,83 @@ def test_an_absurd_shape(tmp_path: Path) -> None:
         )
     with pytest.raises(ValueError, match="graph.npz: not a graph this program reads: key 'src'"):
         open_source(str(path))
+
+
+def test_what_is_no_array_is_told(tmp_path: Path) -> None:
+    """numpy gives the bytes of a member that is none."""
+    path = tmp_path / "graph.npz"
+    np.savez(path, num_nodes=5, src=np.arange(5), dst=np.arange(5))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("feat.npy", b"no array")
+    with pytest.raises(ValueError, match="graph.npz: .*key 'feat' holds bytes, expected an array"):
+        open_source(str(path))
+
+
+NUMBERS = {
+    "u2": torch.int32, "u4": torch.int64, "u8": torch.int64, ">i4": torch.int32,
+    ">f8": torch.float64, "f2": torch.float16, "?": torch.bool, "i1": torch.int8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_are_stored_as_what_partitions_know(tmp_path: Path, kind: str) -> None:
+    values = np.array([[0, 1], [1, 0], [1, 1]], dtype=kind)
+    np.savez(tmp_path / "g.npz", num_nodes=3, src=np.arange(3), dst=np.arange(3), x=values)
+    out = tmp_path / "parts"
+    words = ["--parts", "1", "--method", "random", "--out", str(out)]
+    assert main(["partition", str(tmp_path / "g.npz"), *words]) == 0
+    found = load_partition(out / "g.json", 0, verify=True).node_features["_N/x"]
+    stored = torch.uint8 if kind == "?" else NUMBERS[kind]
+    assert found.dtype == stored and found.tolist() == values.astype(int).tolist()
+
+
+COLUMNS = {
+    "a string": np.array(list("abcde")),
+    "bytes": np.array(list("abcde"), dtype="S3"),
+    "a date": np.zeros(5, "M8[s]"),
+    "complex": np.zeros((5, 2), complex),
+    "wide": np.zeros(5, np.longdouble),
+    "too large": np.full(5, 2**63, np.uint64),
+    "fields": np.zeros(5, [("a", int)]),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_what_cannot_be_stored_is_told_in_a_line(
+    tmp_path: Path, column: str, capsys: pytest.CaptureFixture
+) -> None:
+    values = COLUMNS[column]
+    np.savez(
+        tmp_path / "g.npz", **{"num_nodes/a": 5, "edges/a/to/a": np.zeros((2, 3), int),
+        "column/a": values},
+    )  # fmt: skip
+    words = ["--parts", "1", "--method", "random", "--out", str(tmp_path / "parts")]
+    assert main(["partition", str(tmp_path / "g.npz"), *words]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("sar partition: warning: 'column/a' is left out: got ")
+    assert told.count("\n") == 1 and str(values.dtype) in told
+
+
+def test_a_warning_of_the_cut_is_told_by_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    np.savez(
+        tmp_path / "g.npz", num_nodes=5, src=np.arange(5), dst=np.arange(5),
+        title=np.array(list("abcde")),
+    )  # fmt: skip
+    assert main(["train", str(tmp_path / "g.npz"), "--method", "random"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("sar partition: warning: 'title' is left out: got <U1, expected")
+    assert told[1].startswith("sar train: error: features: got 'feat', expected one of")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.float8_e4m3fn], ids=str)
+def test_a_dtype_that_no_file_holds_is_named(tmp_path: Path, dtype: torch.dtype) -> None:
+    graph = community_graph(20, 60)
+    graph.node_data["_N"]["odd"] = torch.zeros(20, 2).to(dtype)
+    with pytest.raises(ValueError, match=rf"'odd'\] is {dtype}, expected one of bool, uint8"):
+        write_partitions(graph, torch.zeros(20).long(), tmp_path / "parts")
 
 
 def test_a_column_that_cannot_be_stored_is_told(tmp_path: Path) -> None:

@@ -179,10 +179,10 @@ def test_interrupt_ends_all(parts: str, tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_an_error_of_a_rank_is_one_line(parts: str) -> None:
-    done = sar("train", parts, "--features", "nope")
+    done = sar("train", parts, "--labels", "feat")
     assert done.returncode != 0 and "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("sar train: error: rank 0: features: got 'nope', expected one of feat")
+    assert last.startswith("sar train: error: rank 0: labels: 'feat' has shape")
 
 
 @pytest.mark.system

@@ -489,7 +489,7 @@ def test_edge_features_are_read_lazily_by_modules(kind: str, partitioned: Cutter
         eids = data.edge_features["_N:_E:_N/orig_eid"]
         mine = features.detach()[eids].requires_grad_()
         graph.edata["e"] = mine
-        assert graph.edata["e"] is mine
+        assert graph.edata["e"].materialize() is mine
         out = layers[group.rank](graph, data.node_features["_N/feat"].double()[:, :6])
         out.square().sum().backward()
         ids = data.node_features["_N/orig_id"]
@@ -498,6 +498,33 @@ def test_edge_features_are_read_lazily_by_modules(kind: str, partitioned: Cutter
 
     path = partitioned(arrays, 3, "random")
     run_threads(3, case)
+
+
+@pytest.mark.parametrize("arrays", [looped(), mixed()], ids=["one type", "several"])
+def test_edge_features_have_one_type(arrays: Any, partitioned: Cutter) -> None:
+    """In a module's code as in a function, of a graph, of its slices and by ``edges``."""
+
+    def read(graph: Any) -> list[Tensor]:
+        columns = graph.edata["w"]
+        columns = list(columns.values()) if isinstance(columns, dict) else [columns]
+        for etype in graph.canonical_etypes:
+            columns += [graph.edges[etype].data["w"], graph[etype].edata["w"]]
+        return columns
+
+    class Reader(nn.Module):
+        def forward(self, graph: Any) -> list[Tensor]:
+            return read(graph)
+
+    def case(group: Any) -> None:
+        graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
+        for etype in graph.canonical_etypes:
+            graph.edges[etype].data["w"] = torch.rand(graph.num_edges(etype), 2)
+        for one, other in zip(read(graph), Reader()(graph), strict=True):
+            assert type(one) is type(other) is EdgeTensor
+            assert torch.equal(one.materialize(), other.materialize())
+
+    path = partitioned(arrays, 2, "random")
+    run_threads(2, case)
 
 
 # What leaves the tensors.

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -480,6 +481,64 @@ def test_an_empty_part_and_a_type_without_rows(part, layout):
     for shard in data.edges.values():
         assert len(shard.src) == 0 and shard.offsets == [0] * 4
     assert [len(one.edges[0]) for one in data.all_shard_edges] == [0] * 3
+
+
+def overwrite(column, make):
+    """Change a column in its file, in place, so that nothing but the bytes tells."""
+    path, values = column.file.path, make(column.read())
+    before = os.stat(path)
+    with open(path, "r+b") as file:
+        file.seek(column.offset)
+        file.write(values.numpy().tobytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES = {
+    "sources": ("coo", lambda g: g.adjacency.major, lambda ids: ids.fill_(0)),
+    "destinations": ("coo", lambda g: g.adjacency.minor, lambda ids: ids.fill_(ids.max() + 1)),
+    "edge ids": ("coo", lambda g: g.edge_data["_ID"], lambda ids: ids.fill_(10**6)),
+    "inner edges": ("coo", lambda g: g.edge_data["inner_edge"], lambda flags: flags.fill_(0)),
+    "falling pointers": ("csc", lambda g: g.adjacency.major, lambda ids: ids.flip(0)),
+    "no pointers": ("csc", lambda g: g.adjacency.major, lambda ids: ids.fill_(0)),
+    "csc sources": ("csc", lambda g: g.adjacency.minor, lambda ids: ids.fill_(0)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_between_the_passes(part, change, monkeypatch):
+    """Edges are counted, then placed: what was not counted must not be placed somewhere."""
+    layout, column, make = CHANGES[change]
+    count = shards._ShardBuilder.count
+
+    def then_change(self):
+        count(self)
+        overwrite(column(self.graph), make)
+
+    monkeypatch.setattr(shards._ShardBuilder, "count", then_change)
+    with pytest.raises(PartitionError, match="part0/graph.dgl: was changed while it was read"):
+        part("random").load(layouts=(layout,))
+
+
+def test_types_that_change_between_the_passes(part, monkeypatch):
+    """A source of another type would be a row that its type may not have."""
+    count = shards._ShardBuilder.count
+
+    def then_change(self):
+        count(self)
+        types = torch.from_numpy(self.nodes.type_id[: self.num_inner])
+        mine = {kind: int(torch.nonzero(types == kind)[0]) for kind in (0, 1)}
+
+        def swap(ids):
+            inner = ids < self.num_inner
+            kinds = types[ids.clamp(max=self.num_inner - 1)]
+            ids[inner & (kinds == 0)], ids[inner & (kinds == 1)] = mine[1], mine[0]
+            return ids
+
+        overwrite(self.graph.adjacency.minor, swap)
+
+    monkeypatch.setattr(shards._ShardBuilder, "count", then_change)
+    with pytest.raises(PartitionError, match="was changed while it was read"):
+        part("hetero").load()
 
 
 def test_parts_beyond_int32_are_refused(part):

@@ -803,7 +803,18 @@ def test_a_number_of_nodes_is_local_as_a_size_and_global_as_a_divisor(partitione
         ):  # fmt: skip
             assert torch.equal(share, torch.full_like(share, 1 / 57))
         assert torch.equal(torch.repeat_interleave(torch.ones(1), counts), torch.ones(local))
-        assert type(count * 2) is Tensor and int(count * 2) == 2 * local
+        twice = 2 * count
+        assert int(twice) == 2 * local and torch.equal(ones / twice, ones / (2 * 57))
+        assert torch.equal(ones / counts.sum(), ones / 57) and len(torch.ones(twice)) == 2 * local
+        assert torch.equal(torch.zeros(count, 1), torch.zeros(local, 1)) and bool(count == local)
+        for unknown in (
+            lambda: ones * count**-1, lambda: 1 / count.item(), lambda: count.double().rsqrt(),
+            lambda: ones * torch.sqrt(count.double()), lambda: ones * count, lambda: float(count),
+            lambda: torch.log(count.double()), lambda: ones // count, lambda: count.numpy(),
+            lambda: torch.addcdiv(ones, ones, count), lambda: counts.double().mean(),
+        ):  # fmt: skip
+            with pytest.raises(NotImplementedError, match="of a number of nodes: .*is not known"):
+                unknown()
         data = sar.load_dgl_partition_data(path, group.rank, "cpu")
         (block,) = sar.construct_mfgs(data, torch.empty(0, dtype=torch.int64), 1)
         with pytest.raises(NotImplementedError, match="block"):

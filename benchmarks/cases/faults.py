@@ -70,7 +70,7 @@ def files(options: Options) -> Report:
     report = Report()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = mutations.partitions(MUTATIONS, 0, folder)
+        found = mutations.campaign(MUTATIONS, 0, folder)
         report.figures += _used(f"{MUTATIONS} mutations of partitions", found)
         run = folder / "run"
         words = ["train", _parts(folder), "--hidden", "16", "--epochs", "3", "--no-progress"]

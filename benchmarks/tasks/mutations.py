@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import random
-import shutil
+import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from sar.partition.write import write_partitions
 from sar.train.checkpoint import FILE_NAME, check_fields, load_checkpoint
 
 REJECTED, SAME, USED, OTHER = "rejected", "same content", "used", "another error"
+CRASH = "the process ended"
 _PARTS = 2
 _LONGEST = 64  # bytes of a damaged piece
 
@@ -61,23 +65,59 @@ CHANGES: tuple[Callable[[bytearray, random.Random], None], ...] = (
 )  # fmt: skip
 
 
+def campaign(num: int, seed: int, folder: Path) -> dict[str, int]:
+    """:func:`partitions` in a process of its own: a change that ends the process is counted too."""
+    context, counts, done = multiprocessing.get_context("spawn"), Counter[str](), 0
+    while done < num:
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_tell, args=(sender, range(done, num), seed, folder))
+        child.start()
+        sender.close()
+        told = Counter[str](_received(receiver))
+        child.join()
+        if child.exitcode:
+            if child.exitcode > 0:
+                raise RuntimeError(f"the campaign ended with status {child.exitcode}")
+            told[CRASH] += 1
+        counts += told
+        done += told.total()
+    return dict(counts)
+
+
+def _tell(sender: Connection, numbers: range, seed: int, folder: Path) -> None:
+    for outcome in _of_partitions(numbers, seed, folder):
+        sender.send(outcome)
+
+
+def _received(receiver: Connection) -> Iterator[str]:
+    with receiver:
+        while True:
+            try:
+                yield receiver.recv()
+            except EOFError:  # the child has ended
+                return
+
+
 def partitions(num: int, seed: int, folder: Path) -> dict[str, int]:
     """What became of ``num`` changes to a file of partitions, all loaded after each."""
-    draw, counts = random.Random(seed), Counter[str]()
-    graphs = {
-        "plain": community_graph(60, 300, 2, classes=3, features=5),
-        "typed": bibliography_graph(papers=40),
-    }
-    for name, graph in graphs.items():
-        home = torch.arange(graph.total_nodes) % _PARTS
-        path = Path(write_partitions(graph, home, folder / name, "g"))
-        want = _content(path)
-        files = sorted(one for one in path.parent.rglob("*") if one.is_file())
-        for _ in range(num // len(graphs)):
-            file = draw.choice([*files, path])
-            counts[_outcome(file, draw, lambda p=path: _content(p), want, PartitionError)] += 1
-        shutil.rmtree(path.parent)
-    return dict(counts)
+    return dict(Counter(_of_partitions(range(num), seed, folder)))
+
+
+def _of_partitions(numbers: range, seed: int, folder: Path) -> Iterator[str]:
+    """Outcomes of the changes with these numbers, each of which depends on its number alone."""
+    graphs = (community_graph(60, 300, 2, classes=3, features=5), bibliography_graph(papers=40))
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        cuts = []
+        for name, graph in enumerate(graphs):
+            home = torch.arange(graph.total_nodes) % _PARTS
+            path = Path(write_partitions(graph, home, Path(scratch, str(name)), "g"))
+            files = sorted(one for one in path.parent.rglob("*") if one.is_file())
+            cuts.append((path, [*files, path], _content(path)))  # the JSON twice as often
+        for number in numbers:
+            draw = random.Random(f"{seed} {number}")
+            path, files, want = cuts[number % len(cuts)]
+            read = partial(_content, path)
+            yield _outcome(draw.choice(files), draw, read, want, PartitionError)
 
 
 def checkpoints(num: int, seed: int, path: Path) -> dict[str, int]:

@@ -22,6 +22,7 @@ from sar.comm import Group
 from sar.files import PARTIAL, naming, remove_left_over, staged
 from sar.partition.load import PartitionData
 from sar.train.checkpoint import FILE_NAME, load_checkpoint, load_model
+from sar.train.data import check_fields
 from sar.train.metrics import predict
 from sar.train.models import build_model
 from sar.train.options import DataOptions, ModelOptions, TrainOptions
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if not (Path(args.checkpoint) / FILE_NAME).is_file():
         raise ValueError(f"--checkpoint: {args.checkpoint!r} holds no {FILE_NAME}")
     args.input, nproc = resolve_parts(args, args.nproc)
+    check_fields(args.input, args.features, args.labels)
     launch("evaluate", args, nproc)
     return 0
 

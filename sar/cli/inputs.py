@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from sar import __version__
+from sar.cli.partition import WARNING
 from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
@@ -114,3 +115,6 @@ def _cut(source: str, parts: int, method: str, seed: int, out: Path) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise SarError(lines[-1].removeprefix("sar partition: error: "))
+    for line in done.stderr.splitlines():
+        if line.startswith(WARNING):
+            print(line, file=sys.stderr)

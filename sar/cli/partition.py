@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from sar.partition.arrays import GraphArrays
 from sar.partition.cut import METHODS, assign
 from sar.partition.sources import ACCEPTED
 from sar.partition.write import check_output, write_partitions
+
+WARNING = "sar partition: warning: "
 
 
 def add_parser(subparsers) -> argparse.ArgumentParser:
@@ -59,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     if args.seed < 0:
         raise ValueError(f"--seed is {args.seed}, expected 0 or more")
     check_output(Path(args.out), args.overwrite)
-    graph = open_apart(args.input)
+    with _warnings_in_a_line():
+        graph = open_apart(args.input)
     balance_edges = None if args.balance is None else args.balance == "edges"
     with _quiet():
         parts = assign(graph, args.parts, args.method, args.seed, balance_edges=balance_edges)
@@ -76,6 +80,14 @@ def run(args: argparse.Namespace) -> int:
         print(line)
     print(f"written  {path} in {time.perf_counter() - start:.1f} s")
     return 0
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Warnings without the line of this program that gave them."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"{WARNING}{message}", file=sys.stderr)
+        yield
 
 
 @contextlib.contextmanager

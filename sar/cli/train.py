@@ -30,7 +30,7 @@ from sar.nn.activations import ACTIVATIONS
 from sar.partition.load import PartitionData
 from sar.train import memory
 from sar.train.checkpoint import FILE_NAME
-from sar.train.data import NodeData, load_node_data
+from sar.train.data import NodeData, check_fields, load_node_data
 from sar.train.models import build_model
 from sar.train.options import (
     METRICS,
@@ -124,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _check_outputs(args)
     args.input, nproc = resolve_parts(args, args.nproc)
+    check_fields(args.input, args.features, args.labels, ["train_mask"])
     launch("train", args, nproc)
     return 0
 

@@ -177,6 +177,7 @@ class Meeting:
         store = self._served() if self._keeps_store else None
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = store or self._connected(self._keeps_store)
+        self.port = store.port  # where it was 0
         self._board.store = dist.PrefixStore(f"sar/attempt_{attempt}", self._connected())
         return dist.PrefixStore(f"sar/attempt_{attempt}", store)
 
@@ -190,7 +191,7 @@ class Meeting:
             wait_for_workers=False,
         )
 
-    def _served(self) -> dist.Store | None:
+    def _served(self) -> dist.TCPStore | None:
         """The store of this process; ``None`` where it cannot listen at that address alone."""
         try:
             return serve_store(self.address, self.port, self.size, self.limit)

@@ -48,7 +48,7 @@ def initialize_comms(
     Args:
         _rank, _world_size: this process' index and the number of ranks (``RANK``, ``WORLD_SIZE``).
         master_ip_address, master_port_number: where rank 0 listens (``MASTER_ADDR``,
-            ``MASTER_PORT``, else port 12345).
+            ``MASTER_PORT``, else port 12345; a rank alone may give 0 for any that is free).
         backend: ``gloo`` (default on CPU), ``nccl`` (default with CUDA), ``ccl`` or ``mpi``.
         _comm_device: where tensors must lie to be sent; CUDA for nccl, else the CPU. Tensors that
             lie elsewhere are staged.
@@ -83,7 +83,7 @@ def initialize_comms(
         raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
     tune_process()
     address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
-    port, is_users = _port(master_port_number), dist.is_initialized()
+    port, is_users = _port(master_port_number, size), dist.is_initialized()
     if not is_users:
         _made["variables"] = choose_interface(address)
     _report_uncaught()
@@ -126,12 +126,17 @@ def _forget_meeting(is_users: bool) -> None:
         os.environ.pop(variable, None)
 
 
-def _port(number: int | None) -> int:
+def _port(number: int | None, size: int) -> int:
     if number is None and "MASTER_PORT" not in os.environ:
         return DEFAULT_PORT
     port = _from_environment("master_port_number", number, "MASTER_PORT")
     if not 0 <= port <= _LAST_PORT:
         raise ValueError(f"master_port_number, MASTER_PORT: got {port}, expected 0 to {_LAST_PORT}")
+    if port == 0 and size > 1:
+        raise ValueError(
+            "master_port_number, MASTER_PORT: got 0, any free port, which only one rank alone can "
+            f"take; expected 1 to {_LAST_PORT}"
+        )
     return port
 
 

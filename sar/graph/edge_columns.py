@@ -1,4 +1,4 @@
-"""Edge columns as the code of a module sees them."""
+"""Edge columns as whoever reads them sees them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sar.graph.program import Leaf
 class EdgeColumns(MutableMapping[str, Tensor]):
     """A frame whose floating point columns are read as edge tensors.
 
-    So what a layer computes from an edge feature is computed block by block, as what it computes
-    from ``apply_edges``. Other code, which may look at values, reads the tensors that were put in.
+    So what is computed from an edge feature is computed block by block, as what is computed from
+    ``apply_edges``, in a layer's code as in any other.
     """
 
     def __init__(self, frame: Frame, scope: Scope) -> None:

@@ -120,7 +120,7 @@ def _moved(make: Callable[[], Tensor], device: torch.device) -> Callable[[], Ten
 class FrameSet(MutableMapping[str, dict]):
     """The frames of several types as one mapping: a column is a dict from type to tensor."""
 
-    def __init__(self, frames: Mapping[Any, Frame], resolve: Callable[[Any], Any]) -> None:
+    def __init__(self, frames: Mapping[Any, MutableMapping], resolve: Callable[[Any], Any]) -> None:
         self._frames, self._resolve = frames, resolve
 
     def __getitem__(self, name: str) -> dict:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.errors import NotSupportedError
+from sar.graph.edge_columns import EdgeColumns
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.support import not_supported
@@ -47,11 +48,11 @@ class NodeSpace:
 class EdgeSpace:
     """``graph.edges[etype].data["w"]``, as in DGL; the end points of edges are not listed."""
 
-    def __init__(self, frames: dict[EType, Frame], resolve: Callable[[Any], EType]) -> None:
-        self._frames, self._resolve = frames, resolve
+    def __init__(self, columns: Callable[[str | EType], EdgeColumns]) -> None:
+        self._columns = columns
 
     def __getitem__(self, etype: str | EType) -> TypeData:
-        return TypeData(self._frames[self._resolve(etype)])
+        return TypeData(self._columns(etype))
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise not_supported("edges(): a sharded graph does not list the end points of its edges")
@@ -61,7 +62,7 @@ class EdgeSpace:
 class TypeData:
     """The columns of one type, as ``data``."""
 
-    data: Frame
+    data: Frame | EdgeColumns
 
 
 class OriginalMembers:
@@ -82,7 +83,7 @@ class OriginalMembers:
     def dsttypes(self) -> list[str]:
         raise NotImplementedError
 
-    def _canonical(self, etype: str | EType | None) -> EType:
+    def _edge_columns(self, etype: str | EType) -> EdgeColumns:
         raise NotImplementedError
 
     @property
@@ -104,7 +105,7 @@ class OriginalMembers:
     @property
     def edges(self) -> EdgeSpace:
         """The columns of each edge type."""
-        return EdgeSpace(self._store.edge_frames, self._canonical)
+        return EdgeSpace(self._edge_columns)
 
     def _part_rows(self, rows: dict[str, Tensor], types: list[str]) -> Tensor:
         """Rows of the part over all types, types one after the other."""

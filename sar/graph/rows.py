@@ -54,7 +54,8 @@ class KeyedRows:
 
     Rows are told apart by their number. Where two types have as many rows on some rank, the ranks
     vote at each call, which is collective then: what the rows are fits their number on every
-    rank. Two types with as many rows on all of them are an error, never a guess.
+    rank. Where nodes of a type and edges do on all of them, the rows are the nodes; two node types,
+    or two relations without a node type, are an error.
 
     Args:
         graphs: a whole graph, or the blocks of a model.
@@ -82,7 +83,8 @@ class KeyedRows:
             kind: the node type or canonical edge type that the rows are, when known.
 
         Raises:
-            ValueError: nothing has as many rows, or several types have.
+            ValueError: nothing has as many rows, or several node types have, or no node type and
+                several relations.
         """
         fits = [i for i, one in enumerate(self.sets) if kind in (None, one.kind)]
         match = [x.dim() > 0 and self.sets[i].count == len(x) for i in fits]
@@ -96,6 +98,7 @@ class KeyedRows:
                 f"input: got shape {tuple(x.shape)}, expected a row for each node or edge, "
                 f"{have or f'but there is no type {kind!r}'}; for other rows give ids: rows=ids"
             )
+        found = [i for i in found if isinstance(self.sets[i].kind, str)] or found
         others = {self.sets[i].kind for i in found if vote and self._differ[found[0]][i]}
         if others:
             names = sorted(map(str, {self.sets[found[0]].kind, *others}))

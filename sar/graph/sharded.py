@@ -183,13 +183,18 @@ class ShardedGraph(Counts, OriginalMembers):
     def edata(self) -> Any:
         """Columns of the local edges in ascending global id; ``edata["_ID"]`` is that id.
 
-        The code of a module reads floating point columns as lazy edge tensors.
+        Floating point columns are read as edge tensors: what is computed from them is computed
+        block by block, and sums over the edges are those of all ranks. ``.materialize()`` gives
+        the tensor that was stored.
         """
-        frames = {etype: self._store.edge_frames[etype] for etype in self.canonical_etypes}
-        if len(frames) == 1:
-            frame = next(iter(frames.values()))
-            return frame if calling_layer() is None else EdgeColumns(frame, self.scope())
-        return FrameSet(frames, self._canonical)
+        columns = {etype: self._edge_columns(etype) for etype in self.canonical_etypes}
+        if len(columns) == 1:
+            return next(iter(columns.values()))
+        return FrameSet(columns, self._canonical)
+
+    def _edge_columns(self, etype: str | EType) -> EdgeColumns:
+        canonical = self._canonical(etype)
+        return EdgeColumns(self._store.edge_frames[canonical], self.scope(canonical))
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:

@@ -126,8 +126,8 @@ class Dropout(nn.Dropout):
                 type, or int [n] ids of your own (which the cut must not change).
 
         Raises:
-            ValueError: no node or edge type has as many rows, or several have; no graph is known;
-                ``rows`` has another length.
+            ValueError: no node or edge type has as many rows, or several node types or only several
+                relations have; no graph is known; ``rows`` has another length.
             TypeError: ``graph``, ``rows`` or ``input`` is of another type.
         """
         if not self.training or self.p == 0:

@@ -8,6 +8,11 @@ from torch import Tensor
 NTYPE_HOMO = "_N"
 ETYPE_HOMO = ("_N", "_E", "_N")
 ORIG_ID, ORIG_EID = "orig_id", "orig_eid"
+# What DGL's files can hold; bool is stored as uint8.
+STORED_DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
 CanonicalEtype = tuple[str, str, str]
 
 
@@ -19,7 +24,7 @@ class GraphArrays:
     num_nodes: nodes of each type; the order of the keys gives the type ids.
     edges: per canonical edge type `(src, dst)`, int64 [E] each, ids inside their node type; the
         order of the keys gives the type ids. Multi-edges and self loops are allowed.
-    node_data: per node type, name -> tensor [N, ...].
+    node_data: per node type, name -> tensor [N, ...] of one of `STORED_DTYPES`.
     edge_data: per canonical edge type, name -> tensor [E, ...], row i belongs to edge i.
 
     A homogeneous graph has the one node type "_N" and the one edge type ("_N", "_E", "_N").
@@ -62,7 +67,7 @@ class GraphArrays:
         return self
 
     def validate(self) -> "GraphArrays":
-        """Check types, shapes and id ranges; returns self. Raises ValueError naming the item."""
+        """Check types, dtypes, shapes and ids; returns self. Raises ValueError naming the item."""
         if not self.num_nodes:
             raise ValueError("num_nodes is empty: a graph needs at least one node type")
         for ntype, count in self.num_nodes.items():
@@ -121,3 +126,6 @@ def _check_rows(where: str, data: dict[str, Tensor], rows: int) -> None:
             raise ValueError(
                 f"{where}[{name!r}] has shape {tuple(tensor.shape)}, expected {rows} rows"
             )
+        if tensor.dtype not in STORED_DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in STORED_DTYPES)
+            raise ValueError(f"{where}[{name!r}] is {tensor.dtype}, expected one of {known}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 
 import numpy as np
 
@@ -14,13 +15,13 @@ from sar.partition.digest import read_seals
 
 MAX_ID = 2**62
 MAX_PARTS = 2**16
-_HEAD_BYTES = 1 << 16
+MAX_BYTES = 2**30  # of the JSON: ten times what so many parts need
+_DEEPEST = 16  # folders above a file that are looked up one by one
 FILE_KEYS = ("part_graph", "node_feats", "edge_feats")
 
 
 def parse_book(path: str) -> PartitionBook:
     """The book in a JSON file; see `sar.partition.book.read_book`."""
-    _check_head(path)
     config = _load_json(path)
     num_parts = _count(config, "num_parts", path)
     if not 1 <= num_parts <= MAX_PARTS:
@@ -52,27 +53,18 @@ def parse_book(path: str) -> PartitionBook:
     return book
 
 
-def _check_head(path: str) -> None:
-    """Refuse absurdly many parts before the entries of all of them are parsed, which takes a minute
-    for a million. They are counted where they stand first in the file, as writers put them."""
-    try:
-        with open(path, "rb") as stream:
-            found = re.search(rb'"num_parts"\s*:\s*(\d+)', stream.read(_HEAD_BYTES))
-    except OSError:  # told when it is opened again
-        return
-    if found and (len(found[1]) > len(str(MAX_PARTS)) or int(found[1]) > MAX_PARTS):
-        digits = found[1].decode()[:20]
-        raise PartitionError(f"{path}: num_parts is {digits}, expected 1 to {MAX_PARTS}")
-
-
 def _load_json(path: str) -> dict:
     try:
         if os.path.isdir(path):
             raise PartitionError(f"{path}: a folder, expected the JSON of a partitioned graph")
         if not os.path.isfile(path):
             raise PartitionError(f"{path}: no such file, expected the JSON of a partitioned graph")
-        with open(path, encoding="utf-8") as stream:
-            config = json.load(stream)
+        if (size := os.path.getsize(path)) > MAX_BYTES:
+            raise PartitionError(f"{path}: has {size} bytes, expected at most {MAX_BYTES}")
+        with open(path, "rb") as stream:
+            raw = stream.read()
+        _check_announced(raw, path)
+        config = json.loads(raw.decode("utf-8"))
     except PartitionError:
         raise
     except (OSError, ValueError, RecursionError) as err:
@@ -82,6 +74,15 @@ def _load_json(path: str) -> dict:
     if not isinstance(config, dict):
         raise PartitionError(f"{path}: holds a {type(config).__name__}, expected a JSON object")
     return config
+
+
+def _check_announced(raw: bytes, path: str) -> None:
+    """Refuse absurdly many parts before the entries of all of them are parsed."""
+    at = raw.find(b'"num_parts"')
+    found = re.compile(rb'"num_parts"\s*:\s*(\d+)').match(raw, at) if at >= 0 else None
+    if found and (len(found[1]) > len(str(MAX_PARTS)) or int(found[1]) > MAX_PARTS):
+        digits = found[1][:20].decode()
+        raise PartitionError(f"{path}: num_parts is {digits}, expected 1 to {MAX_PARTS}")
 
 
 def _is_id(value: object) -> bool:
@@ -237,7 +238,7 @@ def _check_total(total: int, config: dict, key: str, source: str, path: str) -> 
 
 def _part_files(config: dict, num_parts: int, path: str) -> list[dict[str, str]]:
     """Absolute paths of every part's files, checked to stay below the JSON's folder."""
-    folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    folder = _Folder(os.path.dirname(os.path.abspath(path)))
     files = []
     for part in range(num_parts):
         entry = _require(config, f"part-{part}", path)
@@ -248,7 +249,7 @@ def _part_files(config: dict, num_parts: int, path: str) -> list[dict[str, str]]
         where = f"{path}: part-{part}"
         files.append(
             {
-                key: _below(folder, entry[key], f"{where}[{key!r}]")
+                key: folder.below(entry[key], f"{where}[{key!r}]")
                 for key in FILE_KEYS
                 if key in entry
             }
@@ -256,14 +257,43 @@ def _part_files(config: dict, num_parts: int, path: str) -> list[dict[str, str]]
     return files
 
 
-def _below(folder: str, name: object, what: str) -> str:
-    """Absolute real path of ``name`` relative to ``folder``; links are followed."""
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise PartitionError(f"{what} is {_short(name)}, expected a relative path")
+class _Folder:
+    """Real paths of names below a folder. Plain names are looked up once in each folder on their
+    way, because for ten thousands of parts `os.path.realpath` takes seconds."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)
+        self._plain: dict[str, bool] = {}
+
+    def below(self, name: object, what: str) -> str:
+        """Absolute real path of ``name``; links are followed. Raises PartitionError naming ``what``
+        where that is not below the folder."""
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise PartitionError(f"{what} is {_short(name)}, expected a relative path")
+        path = f"{self.path}{os.sep}{name}"
+        try:
+            if self._is_plain(name):
+                return path
+            real = os.path.realpath(path)
+        except (OSError, ValueError) as err:
+            raise PartitionError(f"{what} is {_short(name)}, not a usable path ({err})") from err
+        if os.path.isabs(name) or os.path.commonpath([self.path, real]) != self.path:
+            raise PartitionError(f"{what} is {_short(name)}, expected a path below {self.path}")
+        return real
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether the real path is the name behind the folder's: no links, no detours."""
+        above, _, last = name.rpartition("/")
+        if last in ("", ".", "..") or name.startswith("/") or name.count("/") > _DEEPEST:
+            return False
+        if above and above not in self._plain:
+            self._plain[above] = self._is_plain(above)
+        return self._plain.get(above, True) and not _is_link(f"{self.path}{os.sep}{name}")
+
+
+def _is_link(path: str) -> bool:
+    """Whether it leads elsewhere; a file that is not there does not."""
     try:
-        real = os.path.realpath(os.path.join(folder, name))
-    except (OSError, ValueError) as err:
-        raise PartitionError(f"{what} is {_short(name)}, not a usable path ({err})") from err
-    if os.path.isabs(name) or os.path.commonpath([folder, real]) != folder:
-        raise PartitionError(f"{what} is {_short(name)}, expected a path below {folder}")
-    return real
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False

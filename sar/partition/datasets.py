@@ -56,7 +56,10 @@ def read_dgl_file(path: str | os.PathLike) -> GraphArrays:
         ) from error
     if len(graphs) != 1:
         raise ValueError(f"{os.fspath(path)}: holds {len(graphs)} graphs, expected one")
-    return from_dgl(graphs[0], Path(path).stem)
+    try:
+        return from_dgl(graphs[0], Path(path).stem)
+    except (ValueError, dgl.DGLError) as error:
+        raise ValueError(f"{os.fspath(path)}: {str(error).splitlines()[0]}") from error
 
 
 @functools.cache

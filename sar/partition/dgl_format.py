@@ -244,8 +244,10 @@ class GraphFile:
         """Row of each stored edge ``[start, stop)`` of a CSR or CSC matrix (pointers checked)."""
         first, last = self._row_of(start), self._row_of(stop - 1)
         pointers = self.adjacency.major.ints(first, last + 2)
-        pointers = np.clip(pointers, start, stop)
-        return np.repeat(np.arange(first, last + 1), np.diff(pointers))
+        sizes = np.diff(np.clip(pointers, start, stop))
+        if sizes.min() < 0 or sizes.sum() != stop - start:  # not so when they were checked
+            raise PartitionError(f"{self.path}: was changed while it was read")
+        return np.repeat(np.arange(first, last + 1), sizes)
 
     def _row_of(self, position: int) -> int:
         """The row that holds an edge position: binary search in the mapped pointers."""

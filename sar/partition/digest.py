@@ -111,7 +111,11 @@ def read_seals(config: dict[str, Any], path: str) -> Seals | None:
     if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
         raise PartitionError(f"{path}: key {KEY!r} holds no digests")
     own = {key: value for key, value in told.items() if key != "json"}
-    if told.get("json") != _json_digest({**config, KEY: own}):
+    try:
+        found = _json_digest({**config, KEY: own})
+    except RecursionError as error:
+        raise PartitionError(f"{path}: is nested too deep, which no partitions are") from error
+    if told.get("json") != found:
         raise PartitionError(
             f"{path}: is not as it was written: damaged, or edited by hand. After an edit, remove "
             f"its key {KEY!r}; the partitions are then loaded without verification"
@@ -125,12 +129,17 @@ def _file_seal(entry: Any, name: str, path: str) -> FileSeal:
         raise PartitionError(f"{path}: the digests of {name!r} are {entry!r}, expected an object")
     if "digest" in entry:
         return FileSeal(entry["size"], _hex(entry["digest"], name, path))
-    arrays = {}
-    for array, told in (entry.get("arrays") or {}).items():
-        if not isinstance(told, dict) or set(told) != {"dtype", "shape", "digest"}:
-            raise PartitionError(f"{path}: the digest of {array!r} in {name!r} is {told!r}")
-        arrays[array] = ArraySeal(told["dtype"], told["shape"], _hex(told["digest"], array, path))
+    told = entry.get("arrays", {})
+    if not isinstance(told, dict):
+        raise PartitionError(f"{path}: the digests of {name!r} are {told!r}, expected an object")
+    arrays = {array: _array_seal(one, array, name, path) for array, one in told.items()}
     return FileSeal(entry["size"], arrays=arrays)
+
+
+def _array_seal(entry: Any, array: str, name: str, path: str) -> ArraySeal:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "digest"}:
+        raise PartitionError(f"{path}: the digest of {array!r} in {name!r} is {entry!r}")
+    return ArraySeal(entry["dtype"], entry["shape"], _hex(entry["digest"], array, path))
 
 
 def _hex(value: Any, what: str, path: str) -> str:

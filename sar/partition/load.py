@@ -25,7 +25,7 @@ from sar.partition.keys import Keys
 from sar.partition.mapped import MappedTensor
 from sar.partition.shards import ShardEdges, build_shards
 
-__all__ = ["PartEdges", "PartitionData", "ShardEdges", "load_partition"]
+__all__ = ["PartEdges", "PartitionData", "ShardEdges", "load_partition", "read_node_features"]
 
 TYPE_KEY = "_TYPE"
 
@@ -127,13 +127,15 @@ def load_partition(
     and each feature when all of it has been read for the first time, or here with ``verify``.
 
     Raises PartitionError when a file is missing, damaged, changed meanwhile or contradicts the
-    JSON, and ValueError for a part that does not exist.
+    JSON, with ``verify`` for a JSON without digests, and ValueError for a part that does not exist.
     """
     book = read_book(json_path)
     if isinstance(part_id, bool) or not isinstance(part_id, int):
         raise TypeError(f"part_id: got {type(part_id).__name__}, expected an int")
     if not 0 <= part_id < book.num_parts:
         raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
+    if verify and book.seals is None:
+        raise PartitionError(f"{book.json_path}: holds no digests to verify files with")
     # Features first: their headers are cheap to check, the graph is not.
     node_arrays = _read_features(book, part_id, "node_feats")
     edge_arrays = _read_features(book, part_id, "edge_feats")
@@ -149,6 +151,14 @@ def load_partition(
     target = torch.device(device)
     moved = {etype: shard.to(target) for etype, shard in edges.items()}
     return PartitionData(book, part_id, moved, node_features, edge_features, target)
+
+
+def read_node_features(book: PartitionBook, part_id: int) -> FeatureStore:
+    """The features of a part's nodes alone; of their file only the headers are read.
+
+    Raises PartitionError as :func:`load_partition`.
+    """
+    return FeatureStore(_read_features(book, part_id, "node_feats"))
 
 
 def _node_types(book: PartitionBook, part_id: int) -> Tensor:
@@ -213,6 +223,8 @@ def _expect(book: PartitionBook, path: str, arrays: dict[str, MappedTensor]) -> 
                 f"of shape {known.shape}, as in {book.json_path}"
             )
         tensor.expect(known.digest, name)
+    if (size := os.path.getsize(path)) != seal.size:
+        raise PartitionError(f"{path}: has {size} bytes, expected {seal.size}")
 
 
 def _check_feature(path: str, name: str, tensor: MappedTensor, rows: dict[str, int]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import threading
+import weakref
 
 import numpy as np
 import torch
@@ -49,14 +51,15 @@ class MappedTensor:
             self._check.restart()
             step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
             for at in range(0, len(self), step):
-                self._digest(at, min(at + step, len(self)))
-                self._release(at, min(at + step, len(self)))
+                end = min(at + step, len(self))
+                self._digest(at, end, self._bytes(at, end))
+                self._release(at, end)
 
-    def _digest(self, start: int, stop: int) -> None:
-        """Rows that are being read go into the digest, if they are the next."""
-        if self._check is not None:
-            is_whole = self._check.add(start, stop, len(self), self._bytes(start, stop))
-            self._check = None if is_whole else self._check
+    def _digest(self, start: int, stop: int, rows: np.ndarray) -> None:
+        """Rows that were read, as bytes, go into the digest, if they are the next."""
+        check = self._check
+        if check is not None and check.add(start, stop, len(self), rows):
+            self._check = None
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
@@ -102,11 +105,12 @@ class MappedTensor:
             end = min(at + step, stop)
             target = flat[at - start : end - start]
             if out.dtype == self.dtype:
-                target.view(torch.uint8).numpy()[...] = self._bytes(at, end)
+                copied = target.view(torch.uint8).numpy()
+                copied[...] = self._bytes(at, end)
             else:
-                block = torch.from_numpy(self._bytes(at, end).copy())
-                target.copy_(block.view(self.dtype))
-            self._digest(at, end)
+                copied = self._bytes(at, end).copy()
+                target.copy_(torch.from_numpy(copied).view(self.dtype))
+            self._digest(at, end, copied)  # of the copy: the file may change at any moment
             self._release(at, end)
         return out
 
@@ -128,10 +132,11 @@ class MappedTensor:
 
 
 class _Check:
-    """A digest of rows that are read one after another."""
+    """A digest of rows that are read one after another, by any thread."""
 
     def __init__(self, expected: str, what: str) -> None:
         self._expected, self._what = expected, what
+        self._lock = threading.Lock()
         self.restart()
 
     def restart(self) -> None:
@@ -139,16 +144,17 @@ class _Check:
 
     def add(self, start: int, stop: int, num_rows: int, rows: np.ndarray) -> bool:
         """Take rows ``[start, stop)``, if they are the next; whether all have come."""
-        if start != self._next:
-            if start:
+        with self._lock:
+            if start == 0:
+                self.restart()
+            elif start != self._next:
                 return False
-            self.restart()
-        self._found.update(rows.data)
-        self._next = stop
-        if stop < num_rows:
-            return False
-        self.end()
-        return True
+            self._found.update(rows.data)
+            self._next = stop
+            if stop < num_rows:
+                return False
+            self.end()
+            return True
 
     def end(self) -> None:
         found = self._found.hexdigest()
@@ -171,6 +177,7 @@ class MappedFile:
             if not stat.S_ISREG(os.stat(self.path).st_mode):
                 raise PartitionError(f"{self.path}: not a regular file")
             self._stream = open(self.path, "rb")  # noqa: SIM115 - as long as the map
+            weakref.finalize(self, self._stream.close)
             status = os.fstat(self._stream.fileno())
             self.size, self._written = status.st_size, status.st_mtime_ns
             if self.size == 0:

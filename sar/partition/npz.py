@@ -36,6 +36,8 @@ _DAMAGE = (
     NotImplementedError, RuntimeError, OSError, struct.error, zlib.error, lzma.LZMAError,
     zipfile.BadZipFile, tokenize.TokenError,
 )  # fmt: skip
+_NUMBERS = "biuf"  # kinds of numpy's dtypes
+_SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 _CSR = ("feat_data", "feat_indices", "feat_indptr", "feat_shape")
 
 
@@ -53,9 +55,12 @@ def read_npz(path: str | os.PathLike) -> GraphArrays:
 
 def _array(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
     try:
-        return archive[key]
+        found = archive[key]
     except _DAMAGE as error:
         raise ValueError(f"key {key!r}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, np.ndarray):  # numpy gives the bytes of what is no array of its own
+        raise ValueError(f"key {key!r} holds {type(found).__name__}, expected an array")
+    return found
 
 
 def _stem(path: str | os.PathLike) -> str:
@@ -104,7 +109,7 @@ def _heterogeneous(content: dict[str, np.ndarray], name: str) -> GraphArrays:
         suffix = f"/{ntype}"
         own = {k.removesuffix(suffix): v for k, v in content.items() if k.endswith(suffix)}
         own = {k: v for k, v in own.items() if "/" not in k}
-        node_data[ntype] = _node_data(own, count)
+        node_data[ntype] = _node_data(own, count, suffix)
     return GraphArrays(name, num_nodes, edges, node_data)
 
 
@@ -139,24 +144,26 @@ def _ids(content: dict[str, np.ndarray], key: str, row: int | None = None) -> Te
     return torch.from_numpy(np.ascontiguousarray(value, dtype=np.int64))
 
 
-def _node_data(content: Mapping[str, np.ndarray], count: int) -> dict[str, Tensor]:
+def _node_data(
+    content: Mapping[str, np.ndarray], count: int, suffix: str = ""
+) -> dict[str, Tensor]:
+    """Columns of a node type; ``suffix`` is what their names have behind them in the file."""
     data = {}
     if "feat_data" in content:
-        data["feat"] = torch.from_numpy(_densify(content, count))
+        data["feat"] = torch.from_numpy(_storable(_densify(content, count)))
     for key, value in content.items():
         if key in _CSR or value.ndim == 0:
-            continue
-        if value.dtype.kind not in "biuf":
-            if len(value) == count:
-                warnings.warn(
-                    f"{key!r} is left out: got {value.dtype.str}, expected numbers", stacklevel=2
-                )
             continue
         if key.endswith("_masks") and value.ndim == 2 and value.shape[1] == count:
             value = value.T
         # The standard names must fit; anything else of another length is not about the nodes.
         standard = key in ("feat", "label") or key.endswith("_mask")
-        if not standard and len(value) != count:
+        if len(value) != count and not (standard and value.dtype.kind in _NUMBERS):
+            continue
+        try:
+            value = _storable(value)
+        except TypeError as error:
+            warnings.warn(f"{key + suffix!r} is left out: {error}", stacklevel=2)
             continue
         if key == "label" and value.ndim == 1 and value.dtype.kind in "biu":
             value = value.astype(np.int64)  # floats stay: NaN says that a node has no label
@@ -164,6 +171,17 @@ def _node_data(content: Mapping[str, np.ndarray], count: int) -> dict[str, Tenso
             value = value.astype(bool)
         data[key] = torch.from_numpy(np.ascontiguousarray(value))
     return data
+
+
+def _storable(value: np.ndarray) -> np.ndarray:
+    """As what partitions can hold: in this machine's byte order, and unsigned integers that DGL's
+    files do not know as wider signed ones. Raises TypeError for what is no such number."""
+    dtype = value.dtype.newbyteorder("=")
+    if dtype.kind not in _NUMBERS or dtype.itemsize > 8:
+        raise TypeError(f"got {value.dtype}, expected numbers of at most 64 bits")
+    if dtype == np.uint64 and value.size and value.max() > np.iinfo(np.int64).max:
+        raise TypeError(f"got uint64 up to {value.max()}, expected less than 2**63")
+    return value.astype(_SIGNED.get(dtype.name, dtype), copy=False)
 
 
 def _densify(content: Mapping[str, np.ndarray], count: int) -> np.ndarray:

@@ -257,6 +257,11 @@ class _ShardBuilder:
                 f"{chunk.dst.max()}, expected one of the {self.num_inner} inner "
                 "nodes"
             )
+        if len(self.book.ntypes) > 1:
+            self._check_ends(chunk)
+
+    def _check_ends(self, chunk: _Chunk) -> None:
+        """Both ends are of the node types that the edge's type names."""
         for ends, types, what in (
             (chunk.src, self.src_types, "source"),
             (chunk.dst, self.dst_types, "destination"),
@@ -290,10 +295,13 @@ class _ShardBuilder:
         offsets = np.zeros((len(self.etypes), self.book.num_parts + 1), np.int64)
         np.cumsum(self.counts, axis=1, out=offsets[:, 1:])
         cursor = offsets[:, :-1].copy()
-        for chunk in self._chunks():
-            self._place(chunk, out, cursor, offsets[:, 1:])
-        largest = max((int(ends[1].max()) for ends in out if len(ends[1])), default=-1)
-        if not np.array_equal(cursor, offsets[:, 1:]) or largest >= self.num_inner:
+        try:
+            for chunk in self._chunks():
+                self._check_chunk(chunk)
+                self._place(chunk, out, cursor, offsets[:, 1:])
+        except PartitionError as error:  # of what was right before
+            raise self._changed() from error
+        if not np.array_equal(cursor, offsets[:, 1:]):
             raise self._changed()
         self.graph.file.check_unchanged()
         shards = {}

@@ -36,38 +36,49 @@ class NotPlainError(pickle.UnpicklingError):
     """A pickle that holds more than numbers and containers of them."""
 
 
-class _Plain(pickle.Unpickler):
-    def __init__(self, file: Any, **options: Any) -> None:
-        super().__init__(file, **options)
-        self._name = getattr(file, "name", "a pickle")
-
-    def find_class(self, module: str, name: str) -> Any:
-        module = _OLD.get(module, module)
-        is_plain = name in _PLAIN.get(module, ()) or (module in _NUMPY and name in _REBUILD)
-        is_sparse = module.startswith("scipy.sparse") and name in _SPARSE
-        if not is_plain and not is_sparse:
-            raise NotPlainError(
-                f"{os.fspath(self._name)}: names {module}.{name}, expected arrays of numbers and "
-                "containers of them; not read, as it could run a program"
-            )
-        if is_sparse:  # where it is now; older files say where it was
-            module = "scipy.sparse"
-        return super().find_class(module, name)
-
-
-def _load(file: Any, **options: Any) -> Any:
-    return _Plain(file, **options).load()
-
-
-def _loads(data: Any, /, **options: Any) -> Any:
-    return _Plain(io.BytesIO(data), **options).load()
-
-
 @contextlib.contextmanager
 def plain_pickles() -> Iterator[None]:
     """Inside, nobody in this process unpickles anything but plain data.
 
-    Raises :class:`NotPlainError` where the pickle is read.
+    Raises :class:`NotPlainError` where the pickle is read; and at the end, where somebody caught
+    that and went on: DGL then makes anew, or downloads, what it could not read.
     """
-    with mock.patch.multiple(pickle, load=_load, loads=_loads, Unpickler=_Plain):
-        yield
+    refused: list[NotPlainError] = []
+
+    class Plain(pickle.Unpickler):
+        def __init__(self, file: Any, **options: Any) -> None:
+            super().__init__(file, **options)
+            self._name = os.fspath(getattr(file, "name", "a pickle"))
+
+        def find_class(self, module: str, name: str) -> Any:
+            try:
+                return super().find_class(*_plain(module, name, self._name))
+            except NotPlainError as error:
+                refused.append(error)
+                raise
+
+    def load(file: Any, **options: Any) -> Any:
+        return Plain(file, **options).load()
+
+    def loads(data: Any, /, **options: Any) -> Any:
+        return Plain(io.BytesIO(data), **options).load()
+
+    try:
+        with mock.patch.multiple(pickle, load=load, loads=loads, Unpickler=Plain):
+            yield
+    finally:
+        if refused:
+            raise refused[0]
+
+
+def _plain(module: str, name: str, file: str) -> tuple[str, str]:
+    """Where plain data's class or function is now; older files say where it was."""
+    module = _OLD.get(module, module)
+    if module.startswith("scipy.sparse") and name in _SPARSE:
+        return "scipy.sparse", name
+    if name in _PLAIN.get(module, ()) or (module in _NUMPY and name in _REBUILD):
+        return module, name
+    raise NotPlainError(
+        f"{file}: names {module}.{name}, expected arrays of numbers and containers of them; "
+        "not read, as it could run a program"
+    )

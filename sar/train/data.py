@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
-from sar.partition.load import PartitionData
+from sar.partition.book import PartitionBook, read_book
+from sar.partition.features import FeatureStore
+from sar.partition.load import PartitionData, read_node_features
 from sar.partition.row_file import RowFile
 from sar.train.options import DataOptions
 
@@ -93,12 +97,7 @@ def _local(
     map_features: str | os.PathLike | bool,
 ) -> NodeData:
     book = partition.book
-    if not book.is_homogeneous:
-        raise ValueError(
-            f"graph: got node types {book.ntypes} and {len(book.canonical_etypes)} edge types, "
-            "expected one of each; write a training loop for a heterogeneous graph"
-        )
-    fields = _Fields(partition)
+    fields = _Fields(book, partition.part_id, partition.node_features)
     file = None
     if map_features is False:
         features = fields.matrix(options.features, "features")
@@ -119,6 +118,26 @@ def _local(
     return NodeData(features, labels, rows, classes, options.multilabel, file)
 
 
+def check_fields(
+    json_path: str | os.PathLike,
+    features: str | None,
+    labels: str | None,
+    needed: Sequence[str] = (),
+) -> None:
+    """Raise now what :func:`load_node_data` would about names and types; local.
+
+    Reads the headers of the first part. Args: ``needed`` are masks; ``None`` is not looked at.
+    """
+    book = read_book(json_path)
+    fields = _Fields(book, 0, read_node_features(book, 0))
+    if features is not None:
+        fields.check_matrix(features, "features")
+    if labels is not None:
+        fields.find(labels, "labels")
+    for name in needed:
+        fields.find(name, "mask")
+
+
 def _num_classes(labels: Tensor, num_nodes: int) -> int:
     classes = int(labels.max()) + 1 if len(labels) else 0
     if classes > max(num_nodes, 2):
@@ -127,28 +146,36 @@ def _num_classes(labels: Tensor, num_nodes: int) -> int:
 
 
 class _Fields:
-    """The fields of the only node type, without its prefix."""
+    """The fields of the only node type, without its prefix.
 
-    def __init__(self, partition: PartitionData) -> None:
-        self.store = partition.node_features
-        self.prefix = partition.book.ntypes[0] + "/"
-        self.num_nodes = partition.num_nodes(partition.book.ntypes[0])
+    Raises ``ValueError`` for a graph of several types.
+    """
+
+    def __init__(self, book: PartitionBook, part_id: int, store: FeatureStore) -> None:
+        if not book.is_homogeneous:
+            raise ValueError(
+                f"graph: got node types {book.ntypes} and {len(book.canonical_etypes)} edge types, "
+                "expected one of each; write a training loop for a heterogeneous graph"
+            )
+        self.store = store
+        self.prefix = book.ntypes[0] + "/"
+        self.num_nodes = book.part_nodes(book.ntypes[0], part_id)
 
     def has(self, name: str) -> bool:
         return self.prefix + name in self.store
 
     def read(self, name: str, what: str, dtype: torch.dtype | None = None) -> Tensor:
         """A field; converted to ``dtype`` block by block where one is given."""
-        full = self._full(name, what)
+        full = self.find(name, what)
         return self.store[full] if dtype is None else self.store.get_as(full, dtype)
 
     def matrix(self, name: str, what: str) -> Tensor:
         """A float32 [n, F] field."""
-        return self.read(self._checked_matrix(name, what), what, torch.float32)
+        return self.store.get_as(self.check_matrix(name, what), torch.float32)
 
     def matrix_file(self, name: str, normalize: bool, folder: str | os.PathLike | None) -> RowFile:
         """A float32 [n, F] field in a file, with :func:`normalize_rows_` if asked for."""
-        full = self._full(self._checked_matrix(name, "features"), "features")
+        full = self.check_matrix(name, "features")
         change = normalize_rows_ if normalize else None
         try:
             return self.store.to_file(full, torch.float32, folder, change)
@@ -156,19 +183,25 @@ class _Fields:
             where = folder or "the folder for temporary files"
             raise OSError(f"map_features: no room or no access in {where}: {error}") from error
 
-    def _full(self, name: str, what: str) -> str:
+    def find(self, name: str, what: str) -> str:
+        """The full name of a field that is there."""
         if not self.has(name):
             there = sorted(
                 key[len(self.prefix) :] for key in self.store if key.startswith(self.prefix)
             )
-            raise ValueError(f"{what}: got {name!r}, expected one of {', '.join(there) or 'none'}")
+            near = difflib.get_close_matches(name, there, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            known = ", ".join(there) or "none"
+            raise ValueError(f"{what}: got {name!r}, expected one of {known}{hint}")
         return self.prefix + name
 
-    def _checked_matrix(self, name: str, what: str) -> str:
-        shape = self.store.info(self._full(name, what))[1]
+    def check_matrix(self, name: str, what: str) -> str:
+        """The full name of a field that is there with two dimensions."""
+        full = self.find(name, what)
+        shape = self.store.info(full)[1]
         if len(shape) != 2:
             raise ValueError(f"{what}: {name!r} has shape {shape}, expected [n, F]")
-        return name
+        return full
 
     def mask(self, name: str, needed: list[str]) -> Tensor:
         """A bool [n] field; all False where it is missing and not needed."""
