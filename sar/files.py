@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -44,6 +45,8 @@ def staged(
 ) -> Iterator[Path]:
     """The complete file under its temporary name; removed at the end if it is still there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     partial = path.with_name(path.name + PARTIAL)
     with open(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "wb") as file:
         _lock(file)  # before it is changed: it may be another's

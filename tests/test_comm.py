@@ -609,6 +609,8 @@ def test_initialize_refuses_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> No
         sar.initialize_comms(0, 1, backend="gloo")
     with pytest.raises(ValueError, match="got 65536, expected 0 to 65535"):
         sar.initialize_comms(0, 1, backend="gloo", master_port_number=65536)
+    with pytest.raises(ValueError, match="got 0, any free port, which only one rank alone"):
+        sar.initialize_comms(0, 2, backend="gloo", master_port_number=0)
     for call in (sar.rank, sar.world_size, sar.comm_device):
         with pytest.raises(CommError, match="initialize_comms"):
             call()

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from harness import run_threads
 
 from sar.__main__ import main
-from sar.cli import inputs
+from sar.cli import evaluate, inputs
 from sar.cli.launch import add_rank_arguments, check_rank_arguments, worker_environment
 from sar.cli.outputs import check_writable
 from sar.cli.ranks import Rank, first_cause
+from sar.comm import Group
 from sar.errors import SarError
 from sar.partition.arrays import NTYPE_HOMO
 from sar.partition.generate import community_graph
@@ -55,9 +58,9 @@ def train(parts: str, out: Path, epochs: int, *words: object) -> dict:
     """Losses and everything else of a run with dropout and batch norm, checked to have worked."""
     done = sar(
         "train", parts, "--layers", 2, "--hidden", 8, "--dropout", 0.3, "--batch-norm",
-        "--epochs", epochs, "--json", out, *words,
+        "--epochs", epochs, "--json", out, *words, PYTHONWARNINGS="always::ResourceWarning",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
     return json.loads(out.read_text())
 
 
@@ -127,6 +130,29 @@ def test_predictions_are_by_original_id(
         right = found["prediction"][::-1] == labels["label"].numpy()
         measured = right[labels["test_mask"].numpy()].mean()
     assert measured == pytest.approx(last, abs=1e-9)
+
+
+def test_evaluate_writes_all_files_or_none(tmp_path: Path) -> None:
+    """One rank cannot write: the others do not, and keep what is there from before."""
+    names = [f"predictions-{rank:05d}-of-00003.npz" for rank in range(3)]
+    (tmp_path / names[0]).write_text("from before")
+    (tmp_path / names[1]).mkdir()
+    results = {"node_id": torch.arange(3), "prediction": torch.arange(3)}
+    args = argparse.Namespace(out=str(tmp_path), gather=False)
+
+    def case(group: Group) -> None:
+        with pytest.raises((OSError, SarError), match=f"{names[1]}: could not be written"):
+            evaluate._write(results, args, group)
+
+    run_threads(3, case)
+    assert (tmp_path / names[0]).read_text() == "from before"
+    assert sorted(one.name for one in tmp_path.iterdir()) == names[:2]
+    (tmp_path / names[1]).rmdir()
+    run_threads(3, lambda group: evaluate._write(results, args, group))
+    assert sorted(one.name for one in tmp_path.iterdir()) == names
+    for name in names:
+        with np.load(tmp_path / name) as content:
+            assert content["prediction"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.system

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -34,6 +33,7 @@ from benchmarks.tasks.jobs import (
     Job,
     listens,
     reach,
+    send,
 )
 from sar.files import PARTIAL, remove_left_over
 from sar.partition.generate import community_graph
@@ -57,7 +57,6 @@ class Ending:
 
     way: str
     phase: str
-    reached: bool
     ended: bool
     named: bool
     seconds: float
@@ -114,26 +113,29 @@ def network(options: Options) -> Report:
 def _campaign(
     num: int,
     seed: int,
-    fault: Callable[[Job, random.Random], Ending],
+    fault: Callable[[Job, random.Random], Ending | None],
     bounds: dict[str, float],
     least_named: float,
     ways: Sequence[Way] = _WAYS,
     hosts: Hosts | None = None,
 ) -> Report:
-    draw, endings = random.Random(seed), list[Ending]()
+    draw, endings, missed = random.Random(seed), list[Ending](), 0
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         folder, parts = Path(name), _parts(Path(name))
-        for number in range(num):
-            way = ways[number % len(ways)]
+        while len(endings) < num and missed < num:
+            way, number = ways[len(endings) % len(ways)], len(endings) + missed
             with _job(parts, folder / str(number), way, draw, hosts) as job:
-                endings.append(fault(job, draw))
-                print(number, endings[-1], flush=True)
+                ending = fault(job, draw)
+            print(number, ending, flush=True)
+            endings += [] if ending is None else [ending]
+            missed += ending is None
     seconds = [one.seconds for one in endings]
     told = [one for one in endings if one.way != f"{LAUNCHER} killed"]
     p99 = float(np.quantile(seconds, 0.99))
     report = Report(
         [
-            Figure("moments that were not reached", sum(not one.reached for one in endings)),
+            Figure("jobs", len(endings), at_least=num),
+            Figure("jobs that ended before their fault, repeated", missed),
             Figure("jobs that did not end in time", sum(not e.ended for e in endings), at_most=0),
             Figure("jobs with something left", sum(one.left for one in endings), at_most=0),
             Figure("named", sum(one.named for one in told) / len(told), at_least=least_named),
@@ -171,31 +173,32 @@ def _job(
         job.end()
 
 
-def _kill(job: Job, draw: random.Random) -> Ending:
+def _kill(job: Job, draw: random.Random) -> Ending | None:
     able = [rank for rank in range(RANKS) if rank != job.late]
     most = min(2, len(able) - 1)  # somebody has to tell of it
     victims = draw.sample(able, 1 if draw.random() < 0.75 else most)
-    reached = reach(job, victims, draw)
+    if not reach(job, victims, draw):
+        return None
     way = f"{job.way}, {'memory' if job.memory else 'sockets'}"
     if job.way == LAUNCHER and draw.random() < 0.2:
         victims, way = [], f"{LAUNCHER} killed"
     targets = [job.ranks[rank] for rank in victims] or [job.started[0].pid]
-    for pid in targets:
-        os.kill(pid, signal.SIGKILL)
-    return _ending(job, way, victims, reached, LIMIT + SLACK)
+    if not all([send(pid, signal.SIGKILL) for pid in targets]):
+        return None
+    return _ending(job, way, victims, LIMIT + SLACK)
 
 
-def _stop(job: Job, draw: random.Random) -> Ending:
+def _stop(job: Job, draw: random.Random) -> Ending | None:
     victim = draw.choice([rank for rank in range(RANKS) if rank != job.late])
-    reached = reach(job, [victim], draw)
-    os.kill(job.ranks[victim], signal.SIGSTOP)
+    if not reach(job, [victim], draw) or not send(job.ranks[victim], signal.SIGSTOP):
+        return None
     job.start_late()  # the others meet, all but this one
     way = f"{job.way}, {'memory' if job.memory else 'sockets'}"
     stays = [] if job.way == LAUNCHER else [job.ranks[victim]]
-    return _ending(job, way, [victim], reached, LIMIT + SLACK, stays, waits=True)
+    return _ending(job, way, [victim], LIMIT + SLACK, stays, waits=True)
 
 
-def _cut(job: Job, draw: random.Random, hosts: Hosts) -> Ending:
+def _cut(job: Job, draw: random.Random, hosts: Hosts) -> Ending | None:
     victim = draw.choice([rank for rank in range(RANKS) if rank != job.late])
     space, hub = hosts.names[victim], hosts.names[0].rpartition("-")[0] + "-hub"
     kinds = {
@@ -205,11 +208,12 @@ def _cut(job: Job, draw: random.Random, hosts: Hosts) -> Ending:
     }
     kind = draw.choice(list(kinds))
     where, cut, mend = kinds[kind]
-    reached = reach(job, [victim], draw)
+    if not reach(job, [victim], draw):
+        return None
     subprocess.run(["ip", "-n", where, *cut.split()], check=True)
     try:
         job.start_late()
-        return _ending(job, f"{HOSTS}, {kind}", [], reached, LIMIT + SLACK, waits=True)
+        return _ending(job, f"{HOSTS}, {kind}", [], LIMIT + SLACK, waits=True)
     finally:
         subprocess.run(["ip", "-n", where, *mend.split()], check=True)
 
@@ -218,7 +222,6 @@ def _ending(
     job: Job,
     way: str,
     victims: list[int],
-    reached: bool,
     limit: float,
     stays: Sequence[int] = (),
     waits: bool = False,
@@ -243,7 +246,7 @@ def _ending(
         remove_left_over(folder, ["checkpoint.pt"])  # as the next start does
     left = [one for one in job.folder.rglob("*") if one.match("sar-*") or one.suffix == PARTIAL]
     named = _is_named(job, victims)
-    return Ending(way, job.phase, reached, seconds <= limit, named, seconds, bool(left))
+    return Ending(way, job.phase, seconds <= limit, named, seconds, bool(left))
 
 
 def _is_named(job: Job, victims: list[int]) -> bool:

@@ -94,10 +94,7 @@ class Job:
     def end(self) -> None:
         """Nothing of it is left after this."""
         for pid in [*self.ranks.values(), *(one.pid for one in self.started)]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            send(pid, signal.SIGKILL)
         for one in self.started:
             one.wait()
 
@@ -158,12 +155,21 @@ def reach(job: Job, victims: Sequence[int], draw: random.Random) -> bool:
     others = [pid for rank, pid in job.ranks.items() if rank != job.late]
     held = job.ranks.get(job.late) if job.late is not None else None
     if held is not None and job.way in (LAUNCHER, TORCHRUN):
-        os.kill(held, signal.SIGSTOP)  # while it imports
+        send(held, signal.SIGSTOP)  # while it imports
     found = found and wait(lambda: all(listens(pid, job) for pid in others))
     time.sleep(1.0 + draw.uniform(0.0, 0.5))  # they have connected to the store as well
     if held is not None and job.way in (LAUNCHER, TORCHRUN):
-        os.kill(held, signal.SIGCONT)
+        send(held, signal.SIGCONT)
     return found
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Signal a process; whether it was there."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def free_port() -> int:
