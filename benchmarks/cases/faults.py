@@ -61,6 +61,11 @@ class Ending:
     named: bool
     seconds: float
     left: bool
+    words: list[str]
+
+    def line(self) -> str:
+        told = "" if self.named else "; ".join(self.words)
+        return f"{self.way}, {self.phase}: {self.seconds:.1f} s, ended {self.ended} {told}"
 
 
 @benchmark("faults-files", "faults")
@@ -126,7 +131,7 @@ def _campaign(
             way, number = ways[len(endings) % len(ways)], len(endings) + missed
             with _job(parts, folder / str(number), way, draw, hosts) as job:
                 ending = fault(job, draw)
-            print(number, ending, flush=True)
+            print(number, ending and ending.line(), flush=True)
             endings += [] if ending is None else [ending]
             missed += ending is None
     seconds = [one.seconds for one in endings]
@@ -245,20 +250,25 @@ def _ending(
     for folder in (job.folder, job.folder / "run"):
         remove_left_over(folder, ["checkpoint.pt"])  # as the next start does
     left = [one for one in job.folder.rglob("*") if one.match("sar-*") or one.suffix == PARTIAL]
-    named = _is_named(job, victims)
-    return Ending(way, job.phase, seconds <= limit, named, seconds, bool(left))
+    words = _words(job, victims)
+    named = bool(words) and all(map(_names(victims).search, words))
+    return Ending(way, job.phase, seconds <= limit, named, seconds, bool(left), words)
 
 
-def _is_named(job: Job, victims: list[int]) -> bool:
-    """Whether whoever tells of the end names a victim; of a network, an error of its own."""
-    wanted = re.compile(rf"ranks? [\d, ]*\b({'|'.join(map(str, victims)) or '.'})\b")
-    if job.way in (LAUNCHER, TORCHRUN):
-        text = (job.folder / "launcher.err").read_text(encoding="utf-8", errors="replace")
-        told = [line for line in text.splitlines() if "error:" in line]
-        by_torch = any(re.search(rf"rank\s*: {victim} \(local_rank", text) for victim in victims)
-        return by_torch or any(map(wanted.search, told))
-    told = [job.words_of(str(rank)) for rank in job.ranks if rank not in victims]
-    return bool(told) and all(map(wanted.search, told))
+def _names(victims: list[int]) -> re.Pattern:
+    """What an error that names one of them holds; of a network, an error that names any rank."""
+    either = "|".join(map(str, victims)) or "."
+    by_torch = rf"rank\s*: ({either}) \(local_rank"
+    return re.compile(rf"ranks? [\d, ]*\b({either})\b|{by_torch}")
+
+
+def _words(job: Job, victims: list[int]) -> list[str]:
+    """What is told of the end: by the launcher, else by every rank that nothing happened to."""
+    if job.way == LAUNCHER:
+        return [job.words_of("launcher")]
+    if job.way == TORCHRUN:
+        return [(job.folder / "launcher.err").read_text(encoding="utf-8", errors="replace")]
+    return [job.words_of(str(rank)) for rank in job.ranks if rank not in victims]
 
 
 def _parts(folder: Path) -> str:
