@@ -69,18 +69,12 @@ def initialize_comms(
     """
     rank = _from_environment("_rank", _rank, "RANK")
     size = _from_environment("_world_size", _world_size, "WORLD_SIZE")
-    if size < 1 or not 0 <= rank < size:
-        raise ValueError(f"_rank and _world_size: got {rank} of {size}, expected 0 <= rank < size")
+    _check_place(rank, size)
     backend = _checked_backend(backend)
     if not 0 < timeout < math.inf:
         raise ValueError(f"timeout: got {timeout}, expected seconds > 0")
     device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
     limit = timedelta(seconds=timeout)
-    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, size):
-        got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
-        raise ValueError(f"_rank: got {rank} of {size}, but the process group says {got}")
-    if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
-        raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
     tune_process()
     address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
     port, is_users = _port(master_port_number, size), dist.is_initialized()
@@ -114,6 +108,17 @@ def shutdown() -> None:
         group.close()
     default = _made.pop("default", None)
     _forget_meeting(default is None or default is not dist.group.WORLD)
+
+
+def _check_place(rank: int, size: int) -> None:
+    """That the rank is one of the ranks, and that this process has not joined as another."""
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(f"_rank and _world_size: got {rank} of {size}, expected 0 <= rank < size")
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, size):
+        got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+        raise ValueError(f"_rank: got {rank} of {size}, but the process group says {got}")
+    if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
+        raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
 
 
 def _forget_meeting(is_users: bool) -> None:

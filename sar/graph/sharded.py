@@ -19,7 +19,7 @@ from sar.graph.frame import Frame, FrameSet
 from sar.graph.lazy import Scope, eager
 from sar.graph.legacy import OriginalMembers
 from sar.graph.store import EType, GraphStore
-from sar.graph.support import UnsupportedMember, calling_layer, check_module_of
+from sar.graph.support import check_module_of, unsupported_member
 from sar.graph.undistributed import refuse_undistributed
 from sar.ops import AnyRelation, Relation
 from sar.ops.callers import layer_of_dgl
@@ -181,12 +181,8 @@ class ShardedGraph(Counts, OriginalMembers):
 
     @property
     def edata(self) -> Any:
-        """Columns of the local edges in ascending global id; ``edata["_ID"]`` is that id.
-
-        Floating point columns are read as edge tensors: what is computed from them is computed
-        block by block, and sums over the edges are those of all ranks. ``.materialize()`` gives
-        the tensor that was stored.
-        """
+        """Columns of the local edges in ascending global id, which is ``edata["_ID"]``. Floating
+        point ones are edge tensors; ``.materialize()`` gives what was stored."""
         columns = {etype: self._edge_columns(etype) for etype in self.canonical_etypes}
         if len(columns) == 1:
             return next(iter(columns.values()))
@@ -394,8 +390,7 @@ class ShardedGraph(Counts, OriginalMembers):
         if name.startswith("__"):
             raise AttributeError(name)
         refuse_undistributed()
-        where = f"{layer}: " if (layer := calling_layer()) else ""
-        raise UnsupportedMember(f"{where}a sharded graph has no member {name!r}")
+        raise unsupported_member(name)
 
     def __repr__(self) -> str:
         kind = "block" if self.is_block else "graph"

@@ -25,10 +25,19 @@ def calling_layer() -> str | None:
     return None
 
 
+def unsupported_member(name: str) -> UnsupportedMember:
+    """An error that begins with the layer whose code asked for it."""
+    return UnsupportedMember(_of_layer(f"a sharded graph has no member {name!r}"))
+
+
 def not_supported(problem: str) -> NotSupportedError:
     """An error that begins with the layer whose code asked for it."""
+    return NotSupportedError(_of_layer(problem))
+
+
+def _of_layer(problem: str) -> str:
     layer = calling_layer()
-    return NotSupportedError(f"{layer}: {problem}" if layer else problem)
+    return f"{layer}: {problem}" if layer else problem
 
 
 def check_module_of(etype: tuple[str, str, str], etypes: list[tuple[str, str, str]]) -> None:
