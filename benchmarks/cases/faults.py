@@ -169,7 +169,8 @@ def _job(
     parts: str, folder: Path, way: Way, draw: random.Random, hosts: Hosts | None
 ) -> Iterator[Job]:
     phase = draw.choice(way[2])
-    late = draw.randrange(RANKS) if phase == MEETING else None
+    first = 1 if way[0] == ALONE else 0  # without rank 0 and its store nobody has met anybody
+    late = draw.randrange(first, RANKS) if phase == MEETING else None
     job = Job(parts, folder, way[0], phase, way[1], late, hosts)
     try:
         job.start()
