@@ -154,10 +154,10 @@ def test_too_little_memory_on_one_rank_raises_on_all(
 ) -> None:
     path, load = partitioned(mixed(), 2, "random"), build.load_partition
 
-    def failing(file: str, part: int, device: str) -> Any:
+    def failing(file: str, part: int, device: str, **options: Any) -> Any:
         if part == 1:
             raise RuntimeError("not enough memory")
-        return load(file, part, device)
+        return load(file, part, device, **options)
 
     monkeypatch.setattr(build, "load_partition", failing)
     messages = run_threads(2, case_load, path, path, -1)

@@ -25,6 +25,7 @@ from sar.ops.keyed import keyed_dropout
 
 Values = dict[int, Any]
 BLANK_ROWS = 2
+_DETACH = (Tensor.detach, torch.detach)
 
 
 @dataclass(eq=False)
@@ -323,6 +324,7 @@ def _linear_in_src(order: list[Node]) -> bool:
         reads = of_src or not reading.isdisjoint(parents)
         asks = isinstance(node, Udf) or not asking.isdisjoint(parents)  # a function may capture
         asks = asks or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+        asks = asks and not (isinstance(node, Call) and node.function in _DETACH)
         if reads:
             reading.add(id(node))
         if asks:
