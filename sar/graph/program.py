@@ -25,7 +25,6 @@ from sar.ops.keyed import keyed_dropout
 
 Values = dict[int, Any]
 BLANK_ROWS = 2
-_DETACH = (Tensor.detach, torch.detach)
 
 
 @dataclass(eq=False)
@@ -324,7 +323,7 @@ def _linear_in_src(order: list[Node]) -> bool:
         reads = of_src or not reading.isdisjoint(parents)
         asks = isinstance(node, Udf) or not asking.isdisjoint(parents)  # a function may capture
         asks = asks or any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
-        asks = asks and not (isinstance(node, Call) and node.function in _DETACH)
+        asks = asks and getattr(node, "function", None) not in (Tensor.detach, torch.detach)
         if reads:
             reading.add(id(node))
         if asks:
@@ -398,5 +397,4 @@ def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:
 
 def _distinct(leaves: list[Leaf], side: str) -> list[Leaf]:
     """One leaf per tensor."""
-    chosen = {id(leaf.tensor): leaf for leaf in leaves if leaf.side == side}
-    return list(chosen.values())
+    return list({id(leaf.tensor): leaf for leaf in leaves if leaf.side == side}.values())
