@@ -42,14 +42,7 @@ if os.getppid() != int(os.environ["{LAUNCHER_PID}"]):
     os._exit(1)
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
-class Stopped(BaseException):
-    """A signal that asks the launcher to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass
@@ -114,15 +107,17 @@ def run_ranks(
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's name for a store that no rank keeps
     }
     ranks: list[Rank] = []
-    try:
-        with _signals_raise():
-            for number in range(size):
-                ranks.append(_start(words, number, common))
-            late = _watch(ranks, timeout)
-    except Stopped as stop:
-        raise SarError(f"stopped by {stop}; all ranks were ended") from None
-    finally:
-        _end(ranks)
+    with _signals_kept() as asked:
+        try:
+            while len(ranks) < size and not asked:
+                ranks.append(_start(words, len(ranks), common))
+            late = _watch(ranks, timeout, asked)
+        finally:
+            _end(ranks)
+    if signal.SIGINT in asked:
+        raise KeyboardInterrupt
+    if asked:
+        raise SarError(f"stopped by {asked[0].name}; all ranks were ended")
     failed = [rank for rank in ranks if rank.status]
     if late:
         raise SarError(
@@ -187,10 +182,15 @@ def _start(words: Sequence[str], number: int, common: dict[str, str]) -> Rank:
     return Rank(number, process, ours)
 
 
-def _watch(ranks: Sequence[Rank], timeout: float) -> list[Rank]:
-    """Return when all have ended, or one has failed; those that do not end when others have."""
+def _watch(
+    ranks: Sequence[Rank], timeout: float, asked: Sequence[signal.Signals]
+) -> list[Rank]:
+    """Return when all have ended, or one has failed, or this process is asked to end.
+
+    Returns those that do not end when others have.
+    """
     last: float | None = None
-    while True:
+    while not asked:
         running = [rank for rank in ranks if not rank.poll()]
         if not running or any(rank.status for rank in ranks):
             return []
@@ -199,6 +199,7 @@ def _watch(ranks: Sequence[Rank], timeout: float) -> list[Rank]:
             if time.monotonic() > last:
                 return running
         time.sleep(_PAUSE)
+    return []
 
 
 def _end(ranks: Sequence[Rank]) -> None:
@@ -214,18 +215,22 @@ def _end(ranks: Sequence[Rank]) -> None:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Inside, signals that ask this process to end raise :class:`Stopped`."""
+def _signals_kept() -> Iterator[list[signal.Signals]]:
+    """Inside, signals that ask this process to end are put into the list that this gives.
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
-
+    An exception that a handler raises may come where it is swallowed, as in a finalizer.
+    """
+    asked: list[signal.Signals] = []
     before = {}
     if threading.current_thread() is threading.main_thread():  # no other may set handlers
         wanted = [one for one in _SIGNALS if signal.getsignal(one) != signal.SIG_IGN]  # nohup
-        before = {number: signal.signal(number, stop) for number in wanted}
+
+        def keep(number: int, frame: FrameType | None) -> None:
+            asked.append(signal.Signals(number))
+
+        before = {number: signal.signal(number, keep) for number in wanted}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
