@@ -69,6 +69,17 @@ class Group(ABC):
         return True
 
     @abstractmethod
+    def beside(self) -> Group:
+        """A group of the same ranks whose exchanges never meet this one's; collective.
+
+        Another thread may use it. It ends with this one, or with its ``close``.
+        """
+
+    def close(self) -> None:
+        """End what this group holds open; nothing for most."""
+        return None
+
+    @abstractmethod
     def _all_reduce(self, tensor: Tensor, op: str) -> None: ...
 
     @abstractmethod
@@ -249,6 +260,9 @@ class LocalGroup(Group):
 
     def __init__(self) -> None:
         super().__init__(0, 1, "local", torch.device("cpu"))
+
+    def beside(self) -> LocalGroup:
+        return LocalGroup()
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         return None

@@ -33,6 +33,7 @@ class ProcessGroup(Group):
     Args:
         board: where a failing rank leaves its error for the others.
         keeps_store: the board's store ends with this process.
+        is_beside: the board is another group's, which closes it.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class ProcessGroup(Group):
         timeout: timedelta,
         board: FailureBoard,
         keeps_store: bool = False,
+        is_beside: bool = False,
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), backend, device)
-        self.board, self._keeps_store = board, keeps_store
+        self.board, self._keeps_store, self._is_beside = board, keeps_store, is_beside
         self._timeout, self._is_closed = timeout, False
         self._small: Any = dist.new_group(timeout=timeout)
         self._rows: Any = dist.new_group(timeout=timeout)
@@ -59,6 +61,13 @@ class ProcessGroup(Group):
         if self._lane is not None and self.size % 2 == 0:
             self._back = dist.new_group(timeout=timeout)
         self._sums: Any = None
+        self._beside: list[ProcessGroup] = []
+
+    def beside(self) -> ProcessGroup:
+        self._check_open()
+        made = ProcessGroup(self.backend, self.device, self._timeout, self.board, is_beside=True)
+        self._beside.append(made)
+        return made
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -184,11 +193,13 @@ class ProcessGroup(Group):
         then aborts the process.
         """
         self._is_closed = True
+        for other in self._beside:
+            other.close()
         if self._lane is not None:
             self._lane.clear()
         if self._host is not None:
             self._host.close()
-        if self.board.presence is not None:
+        if self.board.presence is not None and not self._is_beside:
             self.board.presence.close()
         groups = [self._small, self._rows, self._back, self._sums]
         self._small = self._rows = self._back = self._sums = None

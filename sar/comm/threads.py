@@ -17,7 +17,7 @@ class _Room:
     """What the threads of one group share: a barrier and a slot per rank."""
 
     def __init__(self, size: int, timeout: float) -> None:
-        self.barrier = threading.Barrier(size, timeout=timeout)
+        self.barrier, self.timeout = threading.Barrier(size, timeout=timeout), timeout
         self.slots: list[Any] = [None] * size
 
 
@@ -54,6 +54,10 @@ class ThreadGroup(Group):
             causes = [error for error in failures if not isinstance(error, CommError)]
             raise (causes or failures)[0]
         return results
+
+    def beside(self) -> ThreadGroup:
+        room = self._meet(_Room(self.size, self._room.timeout), lambda rooms: rooms[0])
+        return ThreadGroup(self.rank, self.size, room)
 
     def _meet(self, offering: Any, read: Callable[[list[Any]], Any]) -> Any:
         """Offer a value, read everybody's, and leave together."""

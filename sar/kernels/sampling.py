@@ -1,0 +1,264 @@
+"""Drawing neighbors by keyed random numbers, and numbering the nodes that were drawn.
+
+A draw is a function of a base (which batch, hop and relation) and of the node's key, through
+splitmix64 (Steele, Lea and Flood 2014): who computes it, and in which order, plays no part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.kernels.arrays import array
+from sar.kernels.jit import STEP, mix
+
+_EMPTY = -1  # in a table of ids
+_LOW = np.uint64(0xFFFFFFFF)
+_32, _ONE = np.uint64(32), np.uint64(1)
+_compiled: Any = numba.njit(nogil=True, cache=True)
+
+
+@numba.njit(inline="always")
+def _bounded(bits: Any, limit: Any) -> Any:
+    """floor(bits / 2**64 * limit), for limits below 2**32."""
+    bound = np.uint64(limit)
+    high, low = (bits >> _32) * bound, (bits & _LOW) * bound
+    return np.int64((high + (low >> _32)) >> _32)
+
+
+@_compiled
+def _draw_one(
+    out: Any, at: int, degree: int, fanout: int, row: Any, replace: bool
+) -> int:
+    """Positions among ``degree`` edges into ``out[at:]``; how many. Floyd's sets without
+    replacement (Bentley and Floyd 1987), in order of the draw."""
+    if degree == 0:
+        return 0
+    if replace:
+        for j in range(fanout):
+            out[at + j] = _bounded(mix(row + np.uint64(j + 1) * STEP), degree)
+        return fanout
+    if degree <= fanout:
+        for j in range(degree):
+            out[at + j] = j
+        return degree
+    for j in range(fanout):
+        last = degree - fanout + j
+        chosen = _bounded(mix(row + np.uint64(j + 1) * STEP), last + 1)
+        for before in range(j):
+            if out[at + before] == chosen:
+                chosen = last
+                break
+        out[at + j] = chosen
+    return fanout
+
+
+@_compiled
+def _draw(
+    out: Any, at: int, indptr: Any, neighbor: Any, eid: Any, rows: Any, keys: Any, base: Any,
+    fanout: int, replace: bool, scratch: Any,
+) -> int:
+    pair = at + rows.shape[0]
+    for i in range(rows.shape[0]):
+        begin = indptr[rows[i]]
+        degree = indptr[rows[i] + 1] - begin
+        if fanout < 0:
+            out[at + i] = degree
+            for j in range(degree):
+                out[pair] = neighbor[begin + j]
+                out[pair + 1] = eid[begin + j]
+                pair += 2
+            continue
+        row = mix(np.uint64(keys[rows[i]]) * STEP + base)
+        count = _draw_one(scratch, 0, degree, fanout, row, replace)
+        out[at + i] = count
+        for j in range(count):
+            out[pair] = neighbor[begin + scratch[j]]
+            out[pair + 1] = eid[begin + scratch[j]]
+            pair += 2
+    return pair
+
+
+def draw(
+    out: Tensor, at: int, structure: tuple[Tensor, Tensor, Tensor], rows: Tensor, keys: Tensor,
+    base: int, fanout: int, replace: bool,
+) -> int:
+    """Draw in-edges of some rows into ``out[at:]``; returns where the next may begin.
+
+    Args:
+        out: int32 or int64 [*]. It gets how many of each row, [m]; then neighbor and edge id of
+            each drawn edge, row by row.
+        structure: ``indptr`` int64 [n + 1], ``neighbor`` and ``eid`` [E] of the dtype of ``out``.
+        rows: int32 [m] of the n.
+        keys: [n] int32 or int64, what names the rows in random numbers.
+        base: 64 well mixed bits.
+        fanout: of each row; -1 takes all.
+        replace: whether an edge may come several times; a row with edges then has ``fanout``.
+    """
+    scratch = np.empty(max(fanout, 1), np.int64)
+    return _draw(
+        array(out), at, *map(array, structure), array(rows), array(keys), np.uint64(base % 2**64),
+        fanout, replace, scratch,
+    )  # fmt: skip
+
+
+def hashed(*words: int) -> int:
+    """64 well mixed bits, a function of some integers and their order."""
+    with np.errstate(over="ignore"):
+        state = np.uint64(0)
+        for word in words:
+            state = mix.py_func(state + np.uint64(word % 2**64) * STEP + STEP)
+    return int(state)
+
+
+@_compiled
+def _split(
+    ids: Any, bounds: Any, order: Any, rows: Any, counts: Any
+) -> None:
+    """Stable: ``order`` lists the ids of owner 0 first; ``rows`` are their numbers there."""
+    owner = np.empty(ids.shape[0], np.int32)
+    for i in range(ids.shape[0]):
+        low, high = 0, bounds.shape[0] - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if ids[i] >= bounds[middle]:
+                low = middle
+            else:
+                high = middle
+        owner[i] = low
+        counts[low] += 1
+    cursor = np.zeros(counts.shape[0], np.int64)
+    for p in range(1, counts.shape[0]):
+        cursor[p] = cursor[p - 1] + counts[p - 1]
+    for i in range(ids.shape[0]):
+        p = owner[i]
+        order[cursor[p]] = i
+        rows[cursor[p]] = ids[i] - bounds[p]
+        cursor[p] += 1
+
+
+def split(ids: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """Who owns which of the ids.
+
+    Args:
+        ids: int64 [m], in ``[bounds[0], bounds[P])``.
+        bounds: int64 [P + 1], ascending; owner p has ``[bounds[p], bounds[p + 1])``.
+
+    Returns:
+        int32 [m] positions in ``ids``, those of owner 0 first, each owner's ascending; int32 [m]
+        the ids there less the owner's first; how many each owner has.
+    """
+    order, rows = (torch.empty(len(ids), dtype=torch.int32) for _ in range(2))
+    counts = torch.zeros(len(bounds) - 1, dtype=torch.int64)
+    _split(array(ids), array(bounds), array(order), array(rows), array(counts))
+    return order, rows, counts.tolist()
+
+
+@_compiled
+def _place(
+    buffer: Any, starts: Any, sizes: Any, order: Any, offsets: Any, neighbor: Any, eid: Any,
+    is_counting: bool,
+) -> None:
+    first = 0
+    if is_counting:
+        for p in range(starts.shape[0]):
+            for i in range(sizes[p]):
+                offsets[order[first + i] + 1] = buffer[starts[p] + i]
+            first += sizes[p]
+        for i in range(1, offsets.shape[0]):
+            offsets[i] += offsets[i - 1]
+        return
+    for p in range(starts.shape[0]):
+        pair = starts[p] + sizes[p]
+        for i in range(sizes[p]):
+            for j in range(offsets[order[first + i]], offsets[order[first + i] + 1]):
+                neighbor[j] = buffer[pair]
+                eid[j] = buffer[pair + 1]
+                pair += 2
+        first += sizes[p]
+        starts[p] = pair
+
+
+def place(
+    buffer: Tensor, starts: Tensor, sizes: Tensor, order: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the owners drew for some rows, in the order of the rows.
+
+    Args:
+        buffer: what :func:`draw` wrote, of all owners.
+        starts: int64 [P], where each owner's begins; afterwards where its next begins.
+        sizes: int64 [P], for how many rows.
+        order: int32 [m], as :func:`split` gives it.
+
+    Returns:
+        int64 [m + 1] offsets, and neighbors and edge ids, int64 [offsets[m]].
+    """
+    offsets = torch.zeros(len(order) + 1, dtype=torch.int64)
+    given = array(buffer), array(starts), array(sizes), array(order), array(offsets)
+    empty = np.empty(0, np.int64)
+    _place(*given, empty, empty, True)
+    neighbor, eid = (torch.empty(int(offsets[-1]), dtype=torch.int64) for _ in range(2))
+    _place(*given, array(neighbor), array(eid), False)
+    return offsets, neighbor, eid
+
+
+@_compiled
+def _number(
+    table: Any, numbers: Any, nodes: Any, count: int, ids: Any, local: Any
+) -> int:
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(ids.shape[0]):
+        slot = mix(np.uint64(ids[i])) & mask
+        while table[slot] != _EMPTY and table[slot] != ids[i]:
+            slot = (slot + _ONE) & mask
+        if table[slot] == _EMPTY:
+            table[slot] = ids[i]
+            numbers[slot] = count
+            nodes[count] = ids[i]
+            count += 1
+        local[i] = numbers[slot]
+    return count
+
+
+class Numbering:
+    """Numbers nodes in the order in which they first come: an open hash table.
+
+    Attributes:
+        count: how many have come.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._nodes = np.empty(64, np.int64)
+        self._table, self._numbers = np.full(256, _EMPTY, np.int64), np.empty(256, np.int32)
+
+    def number(self, ids: Tensor) -> Tensor:
+        """int64 [m] numbers of int64 ids [m]; those that are new get the next ones."""
+        self._make_room(len(ids))
+        local = torch.empty(len(ids), dtype=torch.int64)
+        self.count = _number(
+            self._table, self._numbers, self._nodes, self.count, array(ids), array(local)
+        )
+        return local
+
+    def nodes(self, first: int = 0) -> Tensor:
+        """int64 ids of the numbers from ``first`` on; a view until more are numbered."""
+        return torch.from_numpy(self._nodes[first : self.count])
+
+    def _make_room(self, more: int) -> None:
+        """For as many new ids, in a table that stays half empty."""
+        if self.count + more > len(self._nodes):
+            grown = np.empty(2 * (self.count + more), np.int64)
+            grown[: self.count] = self._nodes[: self.count]
+            self._nodes = grown
+        size = len(self._table)
+        while size < 2 * (self.count + more):
+            size *= 2
+        if size > len(self._table):
+            self._table, self._numbers = np.full(size, _EMPTY, np.int64), np.empty(size, np.int32)
+            known = self._nodes[: self.count].copy()
+            _number(self._table, self._numbers, self._nodes, 0, known, np.empty_like(known))

@@ -1,0 +1,8 @@
+"""Mini-batches by neighbor sampling from the partitions that full-batch training uses."""
+
+from sar.sampling.batch import SampledBatch
+from sar.sampling.features import FeatureTables
+from sar.sampling.loader import NeighborLoader
+from sar.sampling.sampler import Edges, NeighborSampler, Sample
+
+__all__ = ["Edges", "FeatureTables", "NeighborLoader", "NeighborSampler", "Sample", "SampledBatch"]

@@ -1,0 +1,157 @@
+"""Rows of node and edge features, of whichever rank owns them, in one exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+from sar.kernels.sampling import split
+from sar.partition.book import EType
+from sar.partition.features import FeatureStore
+from sar.partition.load import PartitionData
+from sar.sampling.structure import Ids, edge_ids, node_ids
+from sar.sampling.swap import Swap
+
+Kind = str | EType
+_ALIGNMENT = 8  # bytes: where a field's rows begin in a message
+
+
+@dataclass
+class _Table:
+    """The fields of a node type or a relation that this rank owns rows of."""
+
+    ids: Ids
+    fields: dict[str, Tensor]
+
+
+class FeatureTables:
+    """The features that batches have, in memory; made collectively.
+
+    Args:
+        group: whose exchanges nobody else uses while rows are fetched.
+        fields: per node type and relation, the names of features; ``None``: all there are.
+
+    Raises, on every rank, ``ValueError`` for a field that is missing and for fields that differ
+    between ranks.
+    """
+
+    def __init__(
+        self, data: PartitionData, group: Group, fields: Mapping[Kind, Sequence[str]] | None = None
+    ) -> None:
+        self._swap, self._tables, error = Swap(group), dict[Kind, _Table](), None
+        try:
+            self._tables = _tables(data, fields)
+        except Exception as caught:  # any, too little memory as well: the others would wait
+            error = caught
+        layout = {
+            kind: [(name, str(rows.dtype), rows.shape[1:]) for name, rows in table.fields.items()]
+            for kind, table in self._tables.items()
+        }
+        group.agree(error, "features", layout)
+
+    def fetch(self, ids: Mapping[Kind, Tensor]) -> dict[Kind, dict[str, Tensor]]:
+        """The rows of some nodes and edges, per kind and field; collective.
+
+        Args:
+            ids: int64 [n] per node type and relation, as :mod:`sar.sampling.structure` numbers
+                them; they need not be owned, nor differ.
+        """
+        kinds = [kind for kind, table in self._tables.items() if table.fields]
+        none = torch.empty(0, dtype=torch.int64)
+        parts = [split(ids.get(kind, none), self._tables[kind].ids.bounds) for kind in kinds]
+        swap, rank, size = self._swap, self._swap.group.rank, self._swap.group.size
+        wanted = torch.tensor([sizes for _, _, sizes in parts], dtype=torch.int64)
+        wanted = wanted.view(len(kinds), size).T.contiguous()
+        own, wanted[rank] = wanted[rank].tolist(), 0
+        asked = swap.sizes(wanted)
+        by_owner = [rows.split(sizes) for _, rows, sizes in parts]
+        others = [p for p in range(size) if p != rank]
+        rows = [torch.empty(0, dtype=torch.int32), *(one[p] for p in others for one in by_owner)]
+        came = swap.send(torch.cat(rows), wanted.sum(1).tolist(), asked.sum(1).tolist())
+        give, take = (
+            [self._bytes(kinds, counts) for counts in one.tolist()] for one in (asked, wanted)
+        )
+        reply = torch.empty(sum(give), dtype=torch.uint8)
+        at = 0
+        for theirs, counts in zip(came.split(asked.sum(1).tolist()), asked.tolist(), strict=True):
+            for kind, mine in zip(kinds, theirs.split(counts), strict=True):
+                for table in self._tables[kind].fields.values():
+                    view, at = _view(reply, at, table, len(mine))
+                    torch.index_select(table, 0, mine, out=view)
+        reply = swap.send(reply, give, take)
+        return self._joined(kinds, parts, reply, own)
+
+    def _joined(
+        self,
+        kinds: list[Kind],
+        parts: list[tuple[Tensor, Tensor, list[int]]],
+        reply: Tensor,
+        own: list[int],
+    ) -> dict[Kind, dict[str, Tensor]]:
+        found: dict[Kind, dict[str, Tensor]] = {}
+        for kind, (order, _, _) in zip(kinds, parts, strict=True):
+            fields = self._tables[kind].fields
+            found[kind] = {n: t.new_empty((len(order), *t.shape[1:])) for n, t in fields.items()}
+        at, rank = 0, self._swap.group.rank
+        for p in range(self._swap.group.size):
+            for kind, (order, rows, sizes) in zip(kinds, parts, strict=True):
+                positions = order.split(sizes)[p].long()
+                for name, table in self._tables[kind].fields.items():
+                    if p == rank:
+                        found[kind][name][positions] = table[rows.split(sizes)[p].long()]
+                        continue
+                    view, at = _view(reply, at, table, sizes[p])
+                    found[kind][name][positions] = view
+        return found
+
+    def _bytes(self, kinds: list[Kind], counts: list[int]) -> int:
+        tables = zip(kinds, counts, strict=True)
+        return sum(
+            _padded(n * _row_bytes(table))
+            for kind, n in tables
+            for table in self._tables[kind].fields.values()
+        )
+
+
+def _view(message: Tensor, at: int, table: Tensor, count: int) -> tuple[Tensor, int]:
+    """[count, ...] rows like the table's at a place of a message, and where they end."""
+    size = count * _row_bytes(table)
+    rows = message[at : at + size].view(table.dtype).view(count, *table.shape[1:])
+    return rows, at + _padded(size)
+
+
+def _row_bytes(table: Tensor) -> int:
+    return math.prod(table.shape[1:]) * table.element_size()
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _tables(data: PartitionData, fields: Mapping[Kind, Sequence[str]] | None) -> dict[Kind, _Table]:
+    book, found = data.book, dict[Kind, _Table]()
+    for ntype in book.ntypes:
+        read = _read(data.node_features, ntype, f"{ntype}/", fields)
+        found[ntype] = _Table(node_ids(book, ntype), read)
+    for etype in book.canonical_etypes:
+        read = _read(data.edge_features, etype, ":".join(etype) + "/", fields)
+        found[etype] = _Table(edge_ids(book, etype), read)
+    return found
+
+
+def _read(
+    store: FeatureStore, kind: Kind, prefix: str, fields: Mapping[Kind, Sequence[str]] | None
+) -> dict[str, Tensor]:
+    there = sorted(key[len(prefix) :] for key in store if key.startswith(prefix))
+    chosen = there if fields is None else list(fields.get(kind, ()))
+    for name in chosen:
+        if name not in there:
+            raise ValueError(
+                f"fields: got {name!r} of {kind!r}, expected one of {', '.join(there) or 'none'}"
+            )
+    return {name: store[prefix + name].contiguous() for name in chosen}

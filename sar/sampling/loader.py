@@ -1,0 +1,208 @@
+"""Loaders of mini-batches from partitions."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group, current_group
+from sar.kernels.sampling import hashed
+from sar.partition.book import EType, PartitionBook
+from sar.partition.load import PartitionData
+from sar.sampling.batch import MAKERS, Drawn
+from sar.sampling.features import FeatureTables, Kind
+from sar.sampling.sampler import Fanouts, NeighborSampler
+from sar.sampling.structure import node_ids
+
+InputNodes = None | str | Tensor | tuple[str, Tensor | None]
+
+
+class NeighborLoader:
+    """Mini-batches of this rank's nodes and what is drawn around them; made collectively.
+
+    Every rank makes one with the same options and goes through it at the same time: the owner of a
+    node draws its in-edges (Hamilton et al. 2017) and sends features. Iterating is one epoch,
+    which has as many steps on every rank; a rank that has no seeds left serves the others and gets
+    batches without seeds. The draw for a node is a function of (seed, step, hop, relation, its
+    original id): the cut and the number of ranks play no part.
+
+    Args:
+        data: this rank's part.
+        num_neighbors: how many in-edges a node draws at each hop, the seeds first; -1 takes all.
+            One list, or one for each relation: ``{etype: [15, 10]}``.
+        input_nodes: the seeds: bool [n] of this rank's nodes, or int64 [s] global ids as in
+            ``data.node_ranges``; ``(ntype, seeds)`` where there are several types; all by default.
+        batch_size: seeds of a rank and step.
+        shuffle: another order in each epoch.
+        drop_last: leave out a rank's last batch where it is not full.
+        replace: draw with replacement.
+        as_: ``"dgl"`` gives (input nodes, seeds, blocks) as DGL's loaders do, the default where DGL
+            is installed; ``"pyg"`` gives ``Data`` or ``HeteroData`` as PyG's do; ``"tensors"`` a
+            :class:`sar.sampling.SampledBatch`.
+        fields: names of features per node type and relation, ``{"_N": ["feat"]}``; all by default.
+        transform: called with each batch; what it returns is given instead.
+        seed: of draws and order, the same on all ranks.
+
+    Raises, on every rank, ``ValueError`` and ``TypeError`` for arguments that do not fit, and for
+    options that differ between ranks.
+    """
+
+    def __init__(
+        self,
+        data: PartitionData,
+        num_neighbors: Sequence[int] | Mapping[str | EType, Sequence[int]],
+        input_nodes: InputNodes = None,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        replace: bool = False,
+        as_: str | None = None,
+        fields: Mapping[Kind, Sequence[str]] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        seed: int = 0,
+        group: Group | None = None,
+    ) -> None:
+        group, error = group or current_group(), None
+        as_ = as_ or ("dgl" if importlib.util.find_spec("dgl") else "tensors")
+        try:
+            _check(batch_size, as_, seed)
+            fanouts = _fanouts(num_neighbors, data.book)
+            self.input_type, self._seeds = _seeds(input_nodes, data)
+        except Exception as caught:  # any, too little memory as well: the others would wait
+            error = caught
+        alike = [num_neighbors, batch_size, shuffle, drop_last, replace, as_, fields, seed]
+        group.agree(error, "NeighborLoader", alike)
+        self.batch_size, self.shuffle, self.transform, self.seed = (
+            batch_size,
+            shuffle,
+            transform,
+            seed,
+        )
+        self._book, self._make, self._epoch = data.book, MAKERS[as_], 0
+        self._group = group.beside()
+        again = as_ == "dgl"
+        self._sampler = NeighborSampler(
+            data, self._group, fanouts, replace=replace, again=again, seed=seed
+        )
+        self._tables = FeatureTables(data, self._group, fields)
+        own, size = len(self._seeds), self.batch_size
+        steps = torch.tensor([own // size if drop_last else -(-own // size)])
+        self._own_steps = int(steps)
+        self._steps = int(self._group.all_reduce(steps, "max"))
+
+    def __len__(self) -> int:
+        """Steps of an epoch, the same on all ranks."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        order = torch.arange(len(self._seeds))
+        if self.shuffle:
+            words = hashed(self.seed, epoch, self._group.rank) >> 1
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(words))
+        for step in range(self._steps):
+            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
+            if step >= self._own_steps:
+                chosen = chosen[:0]
+            yield self._batch(chosen, epoch * self._steps + step)
+
+    def _batch(self, chosen: Tensor, step: int) -> Any:
+        seeds = {self.input_type: self._seeds[chosen]}
+        (sample,) = self._sampler.sample([seeds], [step])
+        ids: dict[Kind, Tensor] = {**sample.nodes}
+        for etype in self._book.canonical_etypes:
+            drawn = [hop[etype].eid for hop in sample.hops if etype in hop]
+            ids[etype] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
+        rows = self._tables.fetch(ids)
+        batch = self._make(Drawn(self._book, sample, rows, self.input_type, chosen, step))
+        return batch if self.transform is None else self.transform(batch)
+
+    def close(self) -> None:
+        """End the loader's connections; harmless the second time."""
+        self._group.close()
+
+    def __enter__(self) -> NeighborLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check(batch_size: int, as_: str, seed: int) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size: got {batch_size!r}, expected an int of at least 1")
+    if as_ not in MAKERS:
+        raise ValueError(f"as_: got {as_!r}, expected one of {', '.join(MAKERS)}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed: got {type(seed).__name__}, expected an int")
+
+
+def _fanouts(
+    num_neighbors: Sequence[int] | Mapping[str | EType, Sequence[int]], book: PartitionBook
+) -> Fanouts:
+    """Per hop, how many edges of each relation."""
+    if isinstance(num_neighbors, Mapping):
+        lists = {book.canonical(etype): list(one) for etype, one in num_neighbors.items()}
+    else:
+        lists = {etype: list(num_neighbors) for etype in book.canonical_etypes}
+    lengths = {len(one) for one in lists.values()}
+    if len(lengths) != 1 or lengths == {0}:
+        raise ValueError(
+            f"num_neighbors: got {num_neighbors!r}, expected as many hops for each relation, 1 or "
+            "more"
+        )
+    for one in lists.values():
+        for fanout in one:
+            if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
+                raise ValueError(f"num_neighbors: got {fanout!r}, expected an int of -1 or more")
+    return [{etype: one[hop] for etype, one in lists.items()} for hop in range(lengths.pop())]
+
+
+def _seeds(input_nodes: InputNodes, data: PartitionData) -> tuple[str, Tensor]:
+    """The type of the seeds, and their ids inside it, int64."""
+    book = data.book
+    ntype, seeds = input_nodes if isinstance(input_nodes, tuple) else (None, input_nodes)
+    if isinstance(seeds, str):
+        ntype, seeds = seeds, None
+    if ntype is None and len(book.ntypes) > 1:
+        raise ValueError(
+            f"input_nodes: got no node type, expected (type, seeds) with one of {book.ntypes}"
+        )
+    ntype = ntype or book.ntypes[0]
+    if ntype not in book.ntypes:
+        raise ValueError(f"input_nodes: got {ntype!r}, expected one of {book.ntypes}")
+    start, end = book.node_ranges[ntype][data.part_id].tolist()
+    rows = _rows(seeds, start, end)
+    return ntype, rows + node_ids(book, ntype).first(data.part_id)
+
+
+def _rows(seeds: Any, start: int, end: int) -> Tensor:
+    """int64 rows of the part that are seeds."""
+    count = end - start
+    if seeds is None:
+        return torch.arange(count)
+    if not isinstance(seeds, Tensor):
+        raise TypeError(f"input_nodes: got {type(seeds).__name__}, expected a tensor")
+    if seeds.dtype == torch.bool:
+        if tuple(seeds.shape) != (count,):
+            raise ValueError(f"input_nodes: got bool {list(seeds.shape)}, expected bool [{count}]")
+        return seeds.nonzero().view(-1).cpu()
+    if seeds.dim() != 1 or seeds.is_floating_point():
+        raise TypeError(
+            f"input_nodes: got {seeds.dtype} {list(seeds.shape)}, expected bool [{count}] or "
+            "integers [s]"
+        )
+    rows = seeds.long().cpu() - start
+    if len(rows) and (rows.min() < 0 or rows.max() >= count):
+        wrong = int(seeds[(rows < 0) | (rows >= count)][0])
+        raise ValueError(
+            f"input_nodes: node {wrong} is not this rank's, which owns {start} to {end - 1}"
+        )
+    if len(rows.unique()) != len(rows):
+        raise ValueError("input_nodes: a node comes several times, expected distinct ones")
+    return rows

@@ -1,0 +1,305 @@
+"""Mini-batches from partitions, against brute force, DGL and PyG on the whole graph."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import dgl
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import hetero, mixed, to_dgl
+from harness.parts import Cutter
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sar.comm import Group
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.partition.load import PartitionData, load_partition
+from sar.sampling import FeatureTables, NeighborLoader, NeighborSampler
+from sar.sampling.structure import edge_ids, node_ids
+
+CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+GRAPHS = {"one type": mixed, "several": hetero}
+
+
+def own_ids(data: PartitionData, ntype: str, original: Tensor) -> Tensor:
+    """Ids of this part's nodes among those with some original ids."""
+    mine = data.node_features[f"{ntype}/orig_id"]
+    return torch.isin(mine, original).nonzero().view(-1) + node_ids(data.book, ntype).first(
+        data.part_id
+    )
+
+
+def originals(parts: list[PartitionData], graph: GraphArrays) -> dict[Any, Tensor]:
+    """The original id behind each id of a node type or relation."""
+    found: dict[Any, Tensor] = {}
+    for ntype in graph.num_nodes:
+        found[ntype] = torch.cat([one.node_features[f"{ntype}/orig_id"] for one in parts])
+    for etype in graph.edges:
+        name = ":".join(etype) + "/orig_eid"
+        found[etype] = torch.cat([one.edge_features[name] for one in parts])
+    return found
+
+
+def drawn_edges(group: Group, path: str, graph: GraphArrays, options: dict) -> tuple:
+    """This rank's part, and the samples of two steps around seeds that all ranks share out."""
+    data = load_partition(path, group.rank)
+    fanouts = options.pop("fanouts")
+    sampler = NeighborSampler(data, group, fanouts, seed=3, **options)
+    rng = torch.Generator().manual_seed(0)
+    samples = []
+    for step in range(2):
+        seeds = {n: torch.randperm(c, generator=rng)[:5] for n, c in graph.num_nodes.items()}
+        mine = {ntype: own_ids(data, ntype, ids) for ntype, ids in seeds.items()}
+        samples += sampler.sample([mine], [step])
+    return data, samples
+
+
+def by_hop(parts: list[tuple], graph: GraphArrays) -> dict[tuple, list[int]]:
+    """Original ids of the edges that were drawn per step, hop, relation and destination."""
+    known, found = originals([data for data, _ in parts], graph), {}
+    for _, samples in parts:
+        for step, sample in enumerate(samples):
+            for hop, edges in enumerate(sample.hops):
+                for etype, (src, dst, eid) in edges.items():
+                    ids = known[etype][eid]
+                    ends = [known[etype[0]][sample.nodes[etype[0]][src]]]
+                    ends += [known[etype[2]][sample.nodes[etype[2]][dst]]]
+                    assert torch.equal(torch.stack(ends), torch.stack(graph.edges[etype])[:, ids])
+                    for node in ends[1].unique().tolist():
+                        drawn = sorted(ids[ends[1] == node].tolist())
+                        key = step, hop, etype, node
+                        assert found.setdefault(key, drawn) == drawn, "two ranks, two draws"
+    return found
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["all again", "only new"])
+@pytest.mark.parametrize("fanout", [3, -1, "replace"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_draws_do_not_depend_on_the_cut(
+    name: str, fanout: int | str, again: bool, partitioned: Cutter
+) -> None:
+    """Ranks together draw what one process does for all of their seeds."""
+    graph = GRAPHS[name]()
+    number = 3 if fanout == "replace" else fanout
+    options = {"replace": fanout == "replace", "again": again}
+    want: dict = {}
+    for size, method in CUTS:
+        fanouts = [dict.fromkeys(graph.edges, number)] * 2
+        path = partitioned(graph, size, method)
+        parts = run_threads(size, lambda g, path=path: drawn_edges(
+            g, path, graph, {**options, "fanouts": fanouts}))  # fmt: skip
+        found = by_hop(parts, graph)
+        want = want or found
+        # A seed of one rank may be a neighbor on another, which then draws for it a hop later.
+        assert found == want if again else want.items() <= found.items()
+
+
+def test_how_many_and_all(partitioned: Cutter) -> None:
+    """No more than there are, all of them for -1, and with replacement as many as asked for."""
+    graph = mixed()
+    degrees = torch.bincount(graph.edges[ETYPE_HOMO][1], minlength=57).tolist()
+    for fanout, replace in ((4, False), (-1, False), (4, True)):
+        fanouts = [{ETYPE_HOMO: fanout}]
+        parts = run_threads(3, lambda g, o=(fanouts, replace): drawn_edges(
+            g, partitioned(graph, 3), graph, {"fanouts": o[0], "replace": o[1]}))  # fmt: skip
+        for (_, _, _, node), edges in by_hop(parts, graph).items():
+            most = degrees[node] if fanout < 0 else min(fanout, degrees[node])
+            assert len(edges) == (fanout if replace else most)
+            assert replace or len(set(edges)) == len(edges)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_draws_are_uniform(replace: bool, partitioned: Cutter) -> None:
+    """Chi-square over many steps: each in-edge of a node is as likely as another, on whatever rank."""
+    degree, fanout, steps = 7, 3, 4000
+    edges = (torch.arange(degree) + 1, torch.zeros(degree, dtype=torch.int64))
+    graph = GraphArrays("star", {"_N": degree + 1}, {ETYPE_HOMO: edges}).with_orig_ids()
+
+    def case(group: Group) -> list[int]:
+        data = load_partition(path, group.rank)
+        fanouts = [{ETYPE_HOMO: fanout}]
+        sampler = NeighborSampler(data, group, fanouts, replace=replace, seed=1)
+        far = torch.tensor([0]) if group.rank == 0 else torch.empty(0, dtype=torch.int64)
+        center = node_ids(data.book, "_N").first(1)  # owned by the other rank
+        samples = sampler.sample([{"_N": far + center}] * steps, range(steps))
+        return [int(e) for one in samples for e in one.hops[0][ETYPE_HOMO].eid.tolist()]
+
+    path = partitioned(graph, 2, [1] + [0] * degree)
+    counts = Counter(run_threads(2, case)[0])
+    want = steps * fanout / degree
+    spread = 1 if replace else (degree - fanout) / (degree - 1)
+    chi = sum((counts[e] - want) ** 2 for e in counts) / want / spread
+    assert len(counts) == degree and sum(counts.values()) == steps * fanout
+    assert chi < 22.5, "the upper 0.1 % of 6 degrees of freedom"
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_features_are_those_of_the_table(name: str, partitioned: Cutter) -> None:
+    """Of ids that repeat, that others own, of none on one rank; all fields of nodes and edges."""
+    graph = GRAPHS[name]()
+
+    def case(group: Group, path: str) -> None:
+        tables = FeatureTables(load_partition(path, group.rank), group)
+        rng = torch.Generator().manual_seed(group.rank)
+        counts = {**graph.num_nodes, **{e: len(ends[0]) for e, ends in graph.edges.items()}}
+        few = 0 if group.rank == 1 else 9
+        ids = {k: torch.randint(c, (few,), generator=rng) for k, c in counts.items() if c}
+        for kind, fields in tables.fetch(ids).items():
+            is_edge = isinstance(kind, tuple)
+            source = graph.edge_data[kind] if is_edge else graph.node_data[kind]
+            assert fields.keys() >= source.keys()
+            chosen = fields["orig_eid" if is_edge else "orig_id"]
+            for field, rows in source.items():
+                assert torch.equal(fields[field], rows[chosen].to(fields[field].dtype))
+
+    for size, method in CUTS:
+        run_threads(size, case, partitioned(graph, size, method))
+
+
+class Sage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = ((6, 5), (5, 4))
+        self.layers = nn.ModuleList(dgl.nn.SAGEConv(a, b, "mean").double() for a, b in sizes)
+
+    def forward(self, blocks: list, x: Tensor) -> Tensor:
+        x = F.relu(self.layers[0](blocks[0], x))
+        return self.layers[1](blocks[1], x)
+
+
+def test_all_neighbors_give_full_batch_logits_and_gradients(partitioned: Cutter) -> None:
+    graph = mixed()
+    torch.manual_seed(0)
+    model, whole = Sage(), to_dgl(graph)
+    logits = model([whole, whole], whole.ndata["feat"].double())
+    logits.square().mean().backward()
+    want = [param.grad.clone() for param in model.parameters()]
+    model.zero_grad()
+    state = model.state_dict()
+
+    def case(group: Group, path: str) -> list[Tensor]:
+        mine = Sage()
+        mine.load_state_dict(state)
+        data, seen = load_partition(path, group.rank), 0
+        loader = NeighborLoader(data, [-1, -1], batch_size=7, shuffle=True, as_="dgl")
+        for inputs, seeds, blocks in loader:
+            x = blocks[0].srcdata["feat"].double()
+            assert torch.equal(blocks[0].srcdata[dgl.NID], inputs)
+            out = mine(blocks, x)
+            torch.testing.assert_close(out, logits[seeds].detach(), rtol=1e-12, atol=1e-12)
+            assert torch.equal(blocks[-1].dstdata["label"], graph.node_data["_N"]["label"][seeds])
+            weights = blocks[0].edata["weight"]
+            assert torch.equal(weights, graph.edge_data[ETYPE_HOMO]["weight"][blocks[0].edata[dgl.EID]])
+            (out.square().sum() / logits.numel()).backward()
+            seen += len(seeds)
+        assert seen == data.num_nodes("_N") and group.all_reduce(torch.tensor(seen)) == 57
+        return [param.grad for param in mine.parameters()]
+
+    for size, method in CUTS:
+        parts = run_threads(size, case, partitioned(graph, size, method))
+        for index, grad in enumerate(want):
+            got = sum(part[index] for part in parts if part[index] is not None)
+            torch.testing.assert_close(got, grad, rtol=1e-12, atol=1e-12)
+
+
+def test_several_types_as_blocks(partitioned: Cutter) -> None:
+    graph = hetero()
+    whole = to_dgl(graph)
+    torch.manual_seed(0)
+    layer = dgl.nn.HeteroGraphConv(
+        {e[1]: dgl.nn.GraphConv(6, 3, norm="right", allow_zero_in_degree=True).double()
+         for e in graph.edges}
+    )  # fmt: skip
+    feats = {n: graph.node_data[n]["feat"].double() for n in graph.num_nodes}
+    want = layer(whole, feats)
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        for ntype in graph.num_nodes:
+            loader = NeighborLoader(data, [-1], ntype, batch_size=4, as_="dgl")
+            for _, seeds, (block,) in loader:
+                x = {n: block.srcnodes[n].data["feat"].double() for n in graph.num_nodes}
+                got = layer(block, x).get(ntype)
+                if got is not None and ntype in want:
+                    torch.testing.assert_close(got, want[ntype][seeds[ntype]], rtol=1e-12, atol=1e-12)
+
+    for size, method in CUTS:
+        run_threads(size, case, partitioned(graph, size, method))
+
+
+def test_uneven_ranks_take_as_many_steps(partitioned: Cutter) -> None:
+    """A rank without seeds serves the others; nothing comes twice and nothing is left out."""
+    graph = mixed()
+
+    def case(group: Group, path: str) -> tuple[list[int], list[int]]:
+        data = load_partition(path, group.rank)
+        mask = torch.zeros(data.num_nodes("_N"), dtype=torch.bool)
+        mask[: 11 if group.rank == 0 else 0] = True
+        loader = NeighborLoader(data, [2], mask, batch_size=4, as_="tensors")
+        assert len(loader) == 3
+        batches = list(loader)
+        seeds = [i for batch in batches for i in batch.node_ids["_N"][: batch.batch_size].tolist()]
+        assert sorted(seeds) == sorted(data.node_features["_N/orig_id"][mask].tolist())
+        return [batch.batch_size for batch in batches], [batch.step for batch in loader]
+
+    assert run_threads(3, case, partitioned(graph, 3, [0] * 30 + [1] * 20 + [2] * 7)) == [
+        ([4, 4, 3], [3, 4, 5]), ([0, 0, 0], [3, 4, 5]), ([0, 0, 0], [3, 4, 5]),
+    ]  # fmt: skip
+
+
+def test_drop_last_and_the_next_epoch(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Group) -> None:
+        data = load_partition(path, group.rank)
+        count = data.num_nodes("_N")
+        with NeighborLoader(
+            data, [3], batch_size=5, shuffle=True, drop_last=True, as_="tensors", seed=4
+        ) as loader:
+            first, second = ([b.input_id.tolist() for b in loader] for _ in range(2))
+        sizes = [len(one) for one in first if one]
+        assert sizes == [5] * (count // 5) and first != second
+        assert len({i for one in first for i in one}) == sum(sizes)
+
+    run_threads(2, case)
+
+
+BAD: list[tuple[dict, type, str]] = [
+    ({"batch_size": 0}, ValueError, "batch_size: got 0, expected an int of at least 1"),
+    ({"num_neighbors": []}, ValueError, "num_neighbors: got .*, expected as many hops"),
+    ({"num_neighbors": [3, -2]}, ValueError, "num_neighbors: got -2, expected an int of -1"),
+    ({"num_neighbors": {"nope": [3]}}, ValueError, "'nope' is unknown"),
+    ({"as_": "torch"}, ValueError, "as_: got 'torch', expected one of dgl, pyg, tensors"),
+    ({"input_nodes": torch.tensor([99])}, ValueError, "node 99 is not this rank's, which owns"),
+    ({"input_nodes": torch.ones(3, dtype=torch.bool)}, ValueError, r"expected bool \[57\]"),
+    ({"input_nodes": torch.tensor([1, 1])}, ValueError, "a node comes several times"),
+    ({"input_nodes": "user"}, ValueError, "input_nodes: got 'user', expected one of"),
+    ({"input_nodes": [1]}, TypeError, "input_nodes: got list, expected a tensor"),
+    ({"fields": {"_N": ["nope"]}}, ValueError, "fields: got 'nope' of '_N', expected one of"),
+    ({"seed": 1.5}, TypeError, "seed: got float"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), BAD)
+def test_bad_options(options: dict, kind: type, text: str, partitioned: Cutter) -> None:
+    data = load_partition(partitioned(mixed(), 1), 0)
+    with pytest.raises(kind, match=text):
+        NeighborLoader(data, **{"num_neighbors": [2], "as_": "tensors", **options})
+
+
+def test_what_one_rank_gets_wrong_is_raised_on_all(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Group) -> None:
+        data = load_partition(path, group.rank)
+        wrong = 0 if group.rank else 4
+        with pytest.raises(ValueError, match="rank 1: NeighborLoader: batch_size: got 0"):
+            NeighborLoader(data, [2], batch_size=wrong, as_="tensors")
+        with pytest.raises(ValueError, match="rank 1 got .*expected the same on all ranks"):
+            NeighborLoader(data, [2 + group.rank], as_="tensors")
+
+    run_threads(2, case)
