@@ -303,3 +303,73 @@ def test_what_one_rank_gets_wrong_is_raised_on_all(partitioned: Cutter) -> None:
             NeighborLoader(data, [2 + group.rank], as_="tensors")
 
     run_threads(2, case)
+
+
+def test_pyg_data_and_models(partitioned: Cutter) -> None:
+    """With all neighbors the nodes of PyG's k-hop subgraph, and the edges that lead towards seeds;
+    its layers give the logits of the whole graph, trimmed as well."""
+    from torch_geometric.nn import GraphSAGE
+    from torch_geometric.utils import k_hop_subgraph
+
+    graph = mixed()
+    index = torch.stack(graph.edges[ETYPE_HOMO])
+    torch.manual_seed(0)
+    model = GraphSAGE(6, 5, 2, 4).double()
+    whole = model(graph.node_data["_N"]["feat"].double(), index)
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        for batch in NeighborLoader(data, [-1, -1], batch_size=6, as_="pyg"):
+            if not batch.batch_size:
+                continue
+            seeds = batch.n_id[: batch.batch_size]
+            near, nodes = (k_hop_subgraph(seeds, k, index, num_nodes=57)[0] for k in (1, 2))
+            assert torch.equal(batch.n_id.sort().values, nodes)
+            edges = torch.isin(index[1], near).nonzero().view(-1)
+            assert torch.equal(batch.e_id.sort().values, edges)
+            assert torch.equal(batch.n_id[batch.edge_index], index[:, batch.e_id])
+            assert torch.equal(batch.x, graph.node_data["_N"]["feat"][batch.n_id])
+            assert torch.equal(batch.y, graph.node_data["_N"]["label"][batch.n_id])
+            assert torch.equal(batch.weight, graph.edge_data[ETYPE_HOMO]["weight"][batch.e_id])
+            assert sum(batch.num_sampled_nodes) == batch.num_nodes == len(batch.n_id)
+            assert sum(batch.num_sampled_edges) == batch.num_edges
+            sizes = batch.num_sampled_nodes, batch.num_sampled_edges
+            for out in (
+                model(batch.x.double(), batch.edge_index),
+                model(batch.x.double(), batch.edge_index, num_sampled_nodes_per_hop=sizes[0],
+                      num_sampled_edges_per_hop=sizes[1]),
+            ):  # fmt: skip
+                torch.testing.assert_close(
+                    out[: batch.batch_size], whole[seeds].detach(), rtol=1e-12, atol=1e-12
+                )
+
+    for size, method in CUTS:
+        run_threads(size, case, partitioned(graph, size, method))
+
+
+def test_pyg_data_of_several_types(partitioned: Cutter) -> None:
+    from torch_geometric.nn import HeteroConv, SAGEConv
+
+    graph = hetero()
+    torch.manual_seed(0)
+    layer = HeteroConv({e: SAGEConv((6, 6), 3).double() for e in graph.edges})
+    feats = {n: graph.node_data[n]["feat"].double() for n in graph.num_nodes}
+    whole = layer(feats, {e: torch.stack(ends) for e, ends in graph.edges.items()})
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        for batch in NeighborLoader(data, [-1], "item", batch_size=6, as_="pyg"):
+            store = batch["item"]
+            if not store.batch_size:
+                continue
+            seeds = store.n_id[: store.batch_size]
+            for etype, ends in graph.edges.items():
+                edges = batch[etype]
+                nodes = [batch[n].n_id[i] for n, i in zip(etype[::2], edges.edge_index)]
+                assert torch.equal(torch.stack(nodes), torch.stack(ends)[:, edges.e_id])
+            out = layer({n: batch[n].x.double() for n in graph.num_nodes}, batch.edge_index_dict)
+            got = out["item"][: store.batch_size]
+            torch.testing.assert_close(got, whole["item"][seeds].detach(), rtol=1e-12, atol=1e-12)
+
+    for size, method in CUTS:
+        run_threads(size, case, partitioned(graph, size, method))
