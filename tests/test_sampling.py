@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import threading
 from collections import Counter
 from typing import Any
 
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sar.comm import Group
+from sar.errors import SarError
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.load import PartitionData, load_partition
 from sar.sampling import FeatureTables, NeighborLoader, NeighborSampler
-from sar.sampling.structure import edge_ids, node_ids
+from sar.sampling.structure import node_ids
+from sar.sampling.swap import Swap
 
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
 GRAPHS = {"one type": mixed, "several": hetero}
@@ -47,8 +49,7 @@ def originals(parts: list[PartitionData], graph: GraphArrays) -> dict[Any, Tenso
 def drawn_edges(group: Group, path: str, graph: GraphArrays, options: dict) -> tuple:
     """This rank's part, and the samples of two steps around seeds that all ranks share out."""
     data = load_partition(path, group.rank)
-    fanouts = options.pop("fanouts")
-    sampler = NeighborSampler(data, group, fanouts, seed=3, **options)
+    sampler = NeighborSampler(data, Swap(group, 9999), seed=3, **options)
     rng = torch.Generator().manual_seed(0)
     samples = []
     for step in range(2):
@@ -88,10 +89,9 @@ def test_draws_do_not_depend_on_the_cut(
     options = {"replace": fanout == "replace", "again": again}
     want: dict = {}
     for size, method in CUTS:
-        fanouts = [dict.fromkeys(graph.edges, number)] * 2
+        given = {**options, "fanouts": [dict.fromkeys(graph.edges, number)] * 2}
         path = partitioned(graph, size, method)
-        parts = run_threads(size, lambda g, path=path: drawn_edges(
-            g, path, graph, {**options, "fanouts": fanouts}))  # fmt: skip
+        parts = run_threads(size, drawn_edges, path, graph, given)
         found = by_hop(parts, graph)
         want = want or found
         # A seed of one rank may be a neighbor on another, which then draws for it a hop later.
@@ -104,8 +104,8 @@ def test_how_many_and_all(partitioned: Cutter) -> None:
     degrees = torch.bincount(graph.edges[ETYPE_HOMO][1], minlength=57).tolist()
     for fanout, replace in ((4, False), (-1, False), (4, True)):
         fanouts = [{ETYPE_HOMO: fanout}]
-        parts = run_threads(3, lambda g, o=(fanouts, replace): drawn_edges(
-            g, partitioned(graph, 3), graph, {"fanouts": o[0], "replace": o[1]}))  # fmt: skip
+        given = {"fanouts": fanouts, "replace": replace}
+        parts = run_threads(3, drawn_edges, partitioned(graph, 3), graph, given)
         for (_, _, _, node), edges in by_hop(parts, graph).items():
             most = degrees[node] if fanout < 0 else min(fanout, degrees[node])
             assert len(edges) == (fanout if replace else most)
@@ -114,7 +114,7 @@ def test_how_many_and_all(partitioned: Cutter) -> None:
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_draws_are_uniform(replace: bool, partitioned: Cutter) -> None:
-    """Chi-square over many steps: each in-edge of a node is as likely as another, on whatever rank."""
+    """Chi-square over many steps: each in-edge is as likely as another; drawn by another rank."""
     degree, fanout, steps = 7, 3, 4000
     edges = (torch.arange(degree) + 1, torch.zeros(degree, dtype=torch.int64))
     graph = GraphArrays("star", {"_N": degree + 1}, {ETYPE_HOMO: edges}).with_orig_ids()
@@ -122,7 +122,7 @@ def test_draws_are_uniform(replace: bool, partitioned: Cutter) -> None:
     def case(group: Group) -> list[int]:
         data = load_partition(path, group.rank)
         fanouts = [{ETYPE_HOMO: fanout}]
-        sampler = NeighborSampler(data, group, fanouts, replace=replace, seed=1)
+        sampler = NeighborSampler(data, Swap(group, 9999), fanouts, replace=replace, seed=1)
         far = torch.tensor([0]) if group.rank == 0 else torch.empty(0, dtype=torch.int64)
         center = node_ids(data.book, "_N").first(1)  # owned by the other rank
         samples = sampler.sample([{"_N": far + center}] * steps, range(steps))
@@ -143,7 +143,7 @@ def test_features_are_those_of_the_table(name: str, partitioned: Cutter) -> None
     graph = GRAPHS[name]()
 
     def case(group: Group, path: str) -> None:
-        tables = FeatureTables(load_partition(path, group.rank), group)
+        tables = FeatureTables(load_partition(path, group.rank), Swap(group, 99))
         rng = torch.Generator().manual_seed(group.rank)
         counts = {**graph.num_nodes, **{e: len(ends[0]) for e, ends in graph.edges.items()}}
         few = 0 if group.rank == 1 else 9
@@ -192,8 +192,8 @@ def test_all_neighbors_give_full_batch_logits_and_gradients(partitioned: Cutter)
             out = mine(blocks, x)
             torch.testing.assert_close(out, logits[seeds].detach(), rtol=1e-12, atol=1e-12)
             assert torch.equal(blocks[-1].dstdata["label"], graph.node_data["_N"]["label"][seeds])
-            weights = blocks[0].edata["weight"]
-            assert torch.equal(weights, graph.edge_data[ETYPE_HOMO]["weight"][blocks[0].edata[dgl.EID]])
+            weights = graph.edge_data[ETYPE_HOMO]["weight"][blocks[0].edata[dgl.EID]]
+            assert torch.equal(blocks[0].edata["weight"], weights)
             (out.square().sum() / logits.numel()).backward()
             seen += len(seeds)
         assert seen == data.num_nodes("_N") and group.all_reduce(torch.tensor(seen)) == 57
@@ -225,7 +225,8 @@ def test_several_types_as_blocks(partitioned: Cutter) -> None:
                 x = {n: block.srcnodes[n].data["feat"].double() for n in graph.num_nodes}
                 got = layer(block, x).get(ntype)
                 if got is not None and ntype in want:
-                    torch.testing.assert_close(got, want[ntype][seeds[ntype]], rtol=1e-12, atol=1e-12)
+                    rows = want[ntype][seeds[ntype]]
+                    torch.testing.assert_close(got, rows, rtol=1e-12, atol=1e-12)
 
     for size, method in CUTS:
         run_threads(size, case, partitioned(graph, size, method))
@@ -373,3 +374,94 @@ def test_pyg_data_of_several_types(partitioned: Cutter) -> None:
 
     for size, method in CUTS:
         run_threads(size, case, partitioned(graph, size, method))
+
+
+# ---------------------------------------------------------------- ahead, and leaving half-way
+
+
+@pytest.mark.parametrize(("prefetch", "bulk"), [(0, 1), (0, 4), (1, 1), (2, 3), (9, 50)])
+def test_batches_do_not_depend_on_who_makes_them_when(
+    prefetch: int, bulk: int, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Group, prefetch: int, bulk: int) -> list:
+        data = load_partition(path, group.rank)
+        options = {"shuffle": True, "as_": "tensors", "prefetch": prefetch, "bulk": bulk}
+        with NeighborLoader(data, [3, 2], batch_size=4, **options) as loader:
+            return [batch for _ in range(2) for batch in loader]
+
+    want, got = (run_threads(3, case, *way) for way in ((0, 1), (prefetch, bulk)))
+    for one, other in zip(want, got, strict=True):
+        assert len(one) == len(other) > 0
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a.node_ids["_N"], b.node_ids["_N"]) and a.step == b.step
+            assert torch.equal(a.node_data["_N"]["feat"], b.node_data["_N"]["feat"])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_an_epoch_may_be_left_half_way(prefetch: int, partitioned: Cutter) -> None:
+    """The next one starts clean, and no thread stays."""
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Group) -> None:
+        data = load_partition(path, group.rank)
+        loader = NeighborLoader(data, [3], batch_size=2, as_="tensors", prefetch=prefetch)
+        for after in (1, 2, 0, 5):
+            for number, _ in enumerate(loader):
+                if number == after:
+                    break
+            else:
+                pytest.fail("it has more batches")
+        started = iter(loader)
+        next(started)
+        assert [batch.step % len(loader) for batch in loader] == list(range(len(loader)))
+        loader.close()
+        loader.close()
+
+    run_threads(3, case)
+    assert not [one.name for one in threading.enumerate() if one.name == "sar-sampling"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_transform_that_raises_is_every_ranks_error(
+    last: bool, prefetch: int, partitioned: Cutter
+) -> None:
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Group) -> str:
+        def transform(batch: Any) -> Any:
+            if group.rank == 1 and batch.step == (len(loader) - 1 if last else 2):
+                raise KeyError("no such thing")
+            return batch
+
+        data = load_partition(path, group.rank)
+        loader = NeighborLoader(
+            data, [3], batch_size=4, as_="tensors", prefetch=prefetch, transform=transform
+        )
+        with pytest.raises(KeyError) as caught:
+            list(loader)
+        return caught.value.args[0]
+
+    assert all("rank 1: sampling: 'no such thing'" in one for one in run_threads(3, case))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_rank_that_leaves_alone_is_named(prefetch: int, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Group) -> str:
+        data = load_partition(path, group.rank)
+        loader = NeighborLoader(data, [3], batch_size=2, as_="tensors", prefetch=prefetch)
+        try:
+            for number, _ in enumerate(loader):
+                if group.rank == 1 and number == 2:
+                    break
+            list(loader)
+        except SarError as error:
+            return str(error)
+        return ""
+
+    told = run_threads(2, case)
+    assert "expected every rank to go through its loader at the same time" in told[0]

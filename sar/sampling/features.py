@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sar.comm import Group
 from sar.kernels.sampling import split
 from sar.partition.book import EType
 from sar.partition.features import FeatureStore
@@ -33,7 +32,7 @@ class FeatureTables:
     """The features that batches have, in memory; made collectively.
 
     Args:
-        group: whose exchanges nobody else uses while rows are fetched.
+        swap: how ranks ask each other.
         fields: per node type and relation, the names of features; ``None``: all there are.
 
     Raises, on every rank, ``ValueError`` for a field that is missing and for fields that differ
@@ -41,9 +40,9 @@ class FeatureTables:
     """
 
     def __init__(
-        self, data: PartitionData, group: Group, fields: Mapping[Kind, Sequence[str]] | None = None
+        self, data: PartitionData, swap: Swap, fields: Mapping[Kind, Sequence[str]] | None = None
     ) -> None:
-        self._swap, self._tables, error = Swap(group), dict[Kind, _Table](), None
+        self._swap, self._tables, error = swap, dict[Kind, _Table](), None
         try:
             self._tables = _tables(data, fields)
         except Exception as caught:  # any, too little memory as well: the others would wait
@@ -52,7 +51,7 @@ class FeatureTables:
             kind: [(name, str(rows.dtype), rows.shape[1:]) for name, rows in table.fields.items()]
             for kind, table in self._tables.items()
         }
-        group.agree(error, "features", layout)
+        swap.group.agree(error, "features", layout)
 
     def fetch(self, ids: Mapping[Kind, Tensor]) -> dict[Kind, dict[str, Tensor]]:
         """The rows of some nodes and edges, per kind and field; collective.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from sar.partition.book import EType, PartitionBook
 from sar.partition.load import PartitionData
 from sar.sampling.batch import MAKERS, Drawn
 from sar.sampling.features import FeatureTables, Kind
-from sar.sampling.sampler import Fanouts, NeighborSampler
+from sar.sampling.pipeline import Ahead, told
+from sar.sampling.sampler import Fanouts, NeighborSampler, Sample
 from sar.sampling.structure import node_ids
+from sar.sampling.swap import Swap
 
 InputNodes = None | str | Tensor | tuple[str, Tensor | None]
 
@@ -46,6 +49,11 @@ class NeighborLoader:
         fields: names of features per node type and relation, ``{"_N": ["feat"]}``; all by default.
         transform: called with each batch; what it returns is given instead.
         seed: of draws and order, the same on all ranks.
+        prefetch: batches that a thread makes ahead; 0: none, and no thread.
+        bulk: batches that are drawn in one exchange; their features come batch by batch.
+
+    Going through it may be left half-way, by all ranks after the same batch. What raises on one
+    rank, such as a transform, is raised on all.
 
     Raises, on every rank, ``ValueError`` and ``TypeError`` for arguments that do not fit, and for
     options that differ between ranks.
@@ -65,55 +73,71 @@ class NeighborLoader:
         fields: Mapping[Kind, Sequence[str]] | None = None,
         transform: Callable[[Any], Any] | None = None,
         seed: int = 0,
+        prefetch: int = 2,
+        bulk: int = 1,
         group: Group | None = None,
     ) -> None:
         group, error = group or current_group(), None
         as_ = as_ or ("dgl" if importlib.util.find_spec("dgl") else "tensors")
         try:
-            _check(batch_size, as_, seed)
+            _check(as_, seed, {"batch_size": batch_size, "bulk": bulk}, {"prefetch": prefetch})
             fanouts = _fanouts(num_neighbors, data.book)
             self.input_type, self._seeds = _seeds(input_nodes, data)
         except Exception as caught:  # any, too little memory as well: the others would wait
             error = caught
-        alike = [num_neighbors, batch_size, shuffle, drop_last, replace, as_, fields, seed]
+        alike = [num_neighbors, batch_size, shuffle, drop_last, replace, as_, fields, seed, bulk]
         group.agree(error, "NeighborLoader", alike)
-        self.batch_size, self.shuffle, self.transform, self.seed = (
-            batch_size,
-            shuffle,
-            transform,
-            seed,
-        )
+        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+        self.transform, self.prefetch, self.bulk = transform, prefetch, bulk
         self._book, self._make, self._epoch = data.book, MAKERS[as_], 0
-        self._group = group.beside()
-        again = as_ == "dgl"
+        self._swap = Swap(group.beside(), _width(data.book, bulk))
         self._sampler = NeighborSampler(
-            data, self._group, fanouts, replace=replace, again=again, seed=seed
+            data, self._swap, fanouts, replace=replace, again=as_ == "dgl", seed=seed
         )
-        self._tables = FeatureTables(data, self._group, fields)
-        own, size = len(self._seeds), self.batch_size
-        steps = torch.tensor([own // size if drop_last else -(-own // size)])
-        self._own_steps = int(steps)
-        self._steps = int(self._group.all_reduce(steps, "max"))
+        self._tables = FeatureTables(data, self._swap, fields)
+        own = len(self._seeds)
+        self._own_steps = own // batch_size if drop_last else -(-own // batch_size)
+        self._steps = int(group.all_reduce(torch.tensor(self._own_steps), "max"))
+        self._running: Ahead | None = None
 
     def __len__(self) -> int:
         """Steps of an epoch, the same on all ranks."""
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
+        self._end_epoch()
         epoch, self._epoch = self._epoch, self._epoch + 1
-        order = torch.arange(len(self._seeds))
-        if self.shuffle:
-            words = hashed(self.seed, epoch, self._group.rank) >> 1
-            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(words))
-        for step in range(self._steps):
-            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
-            if step >= self._own_steps:
-                chosen = chosen[:0]
-            yield self._batch(chosen, epoch * self._steps + step)
+        produce = partial(self._epoch_of, epoch)
+        if not self.prefetch:
+            return told(produce, self._swap)
+        depth = self.prefetch if self.bulk == 1 else max(self.prefetch, self.bulk + 1)
+        self._running = Ahead(produce, self._swap, depth)
+        return iter(self._running)
 
-    def _batch(self, chosen: Tensor, step: int) -> Any:
-        seeds = {self.input_type: self._seeds[chosen]}
-        (sample,) = self._sampler.sample([seeds], [step])
+    def _epoch_of(self, epoch: int) -> Iterator[Any]:
+        order = self._order(epoch)
+        for first in range(0, self._steps, self.bulk):
+            steps = range(first, min(first + self.bulk, self._steps))
+            numbers = [epoch * self._steps + step for step in steps]
+            self._swap.step = numbers[0]
+            chosen = [self._chosen(order, step) for step in steps]
+            seeds = [{self.input_type: self._seeds[one]} for one in chosen]
+            samples = self._sampler.sample(seeds, numbers)
+            for sample, one, number in zip(samples, chosen, numbers, strict=True):
+                self._swap.step = number
+                yield self._batch(sample, one, number)
+
+    def _order(self, epoch: int) -> Tensor:
+        if not self.shuffle:
+            return torch.arange(len(self._seeds))
+        words = hashed(self.seed, epoch, self._swap.group.rank) >> 1
+        return torch.randperm(len(self._seeds), generator=torch.Generator().manual_seed(words))
+
+    def _chosen(self, order: Tensor, step: int) -> Tensor:
+        first = step * self.batch_size
+        return order[first : first + self.batch_size] if step < self._own_steps else order[:0]
+
+    def _batch(self, sample: Sample, chosen: Tensor, step: int) -> Any:
         ids: dict[Kind, Tensor] = {**sample.nodes}
         for etype in self._book.canonical_etypes:
             drawn = [hop[etype].eid for hop in sample.hops if etype in hop]
@@ -122,9 +146,16 @@ class NeighborLoader:
         batch = self._make(Drawn(self._book, sample, rows, self.input_type, chosen, step))
         return batch if self.transform is None else self.transform(batch)
 
+    def _end_epoch(self) -> None:
+        """Of an iterator that was dropped half-way, too."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
     def close(self) -> None:
-        """End the loader's connections; harmless the second time."""
-        self._group.close()
+        """End the loader's thread and connections; harmless the second time."""
+        self._end_epoch()
+        self._swap.group.close()
 
     def __enter__(self) -> NeighborLoader:
         return self
@@ -133,9 +164,16 @@ class NeighborLoader:
         self.close()
 
 
-def _check(batch_size: int, as_: str, seed: int) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size: got {batch_size!r}, expected an int of at least 1")
+def _width(book: PartitionBook, bulk: int) -> int:
+    """Sizes in a request: of the frontiers of each type and batch, or of each kind's rows."""
+    return max(bulk * len(book.ntypes), len(book.ntypes) + len(book.canonical_etypes))
+
+
+def _check(as_: str, seed: int, positive: dict[str, int], least_zero: dict[str, int]) -> None:
+    for least, numbers in ((1, positive), (0, least_zero)):
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}: got {value!r}, expected an int of at least {least}")
     if as_ not in MAKERS:
         raise ValueError(f"as_: got {as_!r}, expected one of {', '.join(MAKERS)}")
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.comm import Group
 from sar.kernels.sampling import Numbering, draw, hashed, place, split
 from sar.partition.book import EType
 from sar.partition.load import PartitionData
@@ -80,7 +79,7 @@ class NeighborSampler:
 
     Args:
         data: this rank's part.
-        group: whose exchanges nobody else uses while samples are drawn.
+        swap: how ranks ask each other.
         fanouts: for each hop, how many in-edges of each relation; -1: all; a relation that is
             missing is not followed.
         replace: draw with replacement.
@@ -92,7 +91,7 @@ class NeighborSampler:
     def __init__(
         self,
         data: PartitionData,
-        group: Group,
+        swap: Swap,
         fanouts: Fanouts,
         *,
         replace: bool = False,
@@ -100,7 +99,7 @@ class NeighborSampler:
         seed: int = 0,
     ) -> None:
         self.data, self.fanouts, self.replace, self.again = data, fanouts, replace, again
-        self.seed, self._swap, self._dtype = seed, Swap(group), id_dtype(data.book)
+        self.seed, self._swap, self._dtype = seed, swap, id_dtype(data.book)
         book = data.book
         self._etypes = [e for e in book.canonical_etypes if any(hop.get(e) for hop in fanouts)]
         self._in_edges = {etype: in_edges(data, etype) for etype in self._etypes}

@@ -8,31 +8,78 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
+from sar.errors import SarError
+
+_FINE, _FAILED, _STOPS = range(3)
+_NOTHING = torch.empty(1, 0, dtype=torch.int64)
+
+
+class Stopped(SarError):
+    """Some rank went no further."""
+
+    def __init__(self, ranks: list[int], step: int) -> None:
+        named = ", ".join(map(str, ranks))
+        super().__init__(
+            f"rank {named} left the loader before step {step}; expected every rank to go through "
+            "its loader at the same time and as far"
+        )
 
 
 class Swap:
     """Ranks that ask each other for things of known sizes; all calls are collective.
 
-    A status word travels with the sizes of every request, so that an error on one rank, before
-    what it would have sent, is raised on all.
+    A status word and the step travel with the sizes of every request, so that an error on one rank
+    is raised on all, and ranks that are not at the same step are told.
+
+    Args:
+        width: sizes of a request at most. Every request has room for them, since ranks that fail
+            or stop do not know what the others ask for.
+
+    Attributes:
+        step: of this rank; the others have to be at the same.
+        is_over: whether an error was raised on all ranks, or one rank has stopped.
     """
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, width: int) -> None:
+        self.group, self._width = group, width
+        self.step, self.is_over = 0, False
 
-    def sizes(self, mine: Tensor, error: Exception | None = None) -> Tensor:
-        """[P, S] what each rank says to this one; raises on every rank where one has an error.
+    def sizes(self, mine: Tensor) -> Tensor:
+        """int64 [P, S] what each rank says to this one, of what this rank says to each."""
+        return self._told(mine, _FINE, None)
 
-        Args:
-            mine: int64 [P, S], what this rank says to each.
-        """
-        status = torch.full((self.group.size, 1), int(error is not None))
-        told = torch.cat([mine, status], dim=1)
-        ones = [1] * self.group.size
-        came = self.group.all_to_all(told, ones, ones)
-        if came[:, -1].any():
-            self.group.agree(error, "sampling")
-        return came[:, :-1]
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` on every rank, in place of what they expect next."""
+        self._told(_NOTHING.expand(self.group.size, 0), _FAILED, error)
+
+    def stop(self) -> None:
+        """Raise :class:`Stopped` on every rank, in place of what they expect next."""
+        self._told(_NOTHING.expand(self.group.size, 0), _STOPS, None)
+
+    def _told(self, mine: Tensor, status: int, error: Exception | None) -> Tensor:
+        group, ones = self.group, [1] * self.group.size
+        told = torch.zeros(group.size, 2 + self._width, dtype=torch.int64)
+        told[:, 0], told[:, 1] = status, self.step
+        told[:, 2 : 2 + mine.shape[1]] = mine
+        came = group.all_to_all(told, ones, ones)
+        states, steps = came[:, 0], came[:, 1]
+        if (states == _FAILED).any():
+            self.is_over = True
+            group.agree(error, "sampling")
+        if (states == _STOPS).any():
+            self.is_over = True
+            raise Stopped((states == _STOPS).nonzero().view(-1).tolist(), self.step)
+        if (steps != self.step).any():
+            self.is_over = True
+            raise SarError(
+                f"ranks are at steps {steps.tolist()} of their loaders; expected every rank to go "
+                "through its loader at the same time and as far"
+            )
+        return came[:, 2 : 2 + mine.shape[1]]
+
+    def finish(self) -> None:
+        """Return when all ranks have come to their end."""
+        self._told(_NOTHING.expand(self.group.size, 0), _FINE, None)
 
     def send(
         self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor | None = None

@@ -1,0 +1,78 @@
+"""Batches that are made ahead, by a thread, and the end of it whoever ends it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sar.sampling.swap import Swap
+
+Produce = Callable[[], Iterator[Any]]
+_END = object()
+_LOOK_SECONDS = 0.5  # from one look at whether the other thread still runs to the next
+
+
+def told(produce: Produce, swap: Swap) -> Iterator[Any]:
+    """What ``produce`` yields; its errors are raised on every rank.
+
+    At the end all ranks have come to it.
+    """
+    swap.is_over = False
+    try:
+        yield from produce()
+        swap.finish()
+    except Exception as error:
+        if not swap.is_over:  # this rank's own
+            swap.fail(error)
+        raise
+
+
+class Ahead:
+    """Runs an iterator in a thread, a bounded number of batches ahead.
+
+    Args:
+        produce: makes the iterator; its collectives are the thread's alone.
+        depth: batches that wait at most.
+    """
+
+    def __init__(self, produce: Produce, swap: Swap, depth: int) -> None:
+        self._produce, self._swap = produce, swap
+        self._queue: queue.Queue[Any] = queue.Queue(depth)
+        self._stops = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sar-sampling", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for batch in told(self._produce, self._swap):
+                if not self._put(batch):
+                    self._swap.stop()
+            self._put(_END)
+        except BaseException as error:  # noqa: BLE001 - raised where batches are taken
+            self._put(error)
+
+    def _put(self, item: Any) -> bool:
+        """Whether it is wanted."""
+        while not self._stops.is_set():
+            try:
+                self._queue.put(item, timeout=_LOOK_SECONDS)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            while (item := self._queue.get()) is not _END:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop, when all ranks have come to the thread's next step; harmless the second time."""
+        self._stops.set()
+        self._thread.join()
