@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from sar.kernels.arrays import array
-from sar.kernels.jit import STEP, mix
+from sar.kernels.jit import LINE, STEP, mix, prefetch_byte
 
 _EMPTY = -1  # in a table of ids
+_AHEAD = 4  # rows between asking for one and copying it
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _LOW = np.uint64(0xFFFFFFFF)
 _32, _ONE = np.uint64(32), np.uint64(1)
 _compiled: Any = numba.njit(nogil=True, cache=True)
@@ -262,3 +264,33 @@ class Numbering:
             self._table, self._numbers = np.full(size, _EMPTY, np.int64), np.empty(size, np.int32)
             known = self._nodes[: self.count].copy()
             _number(self._table, self._numbers, self._nodes, 0, known, np.empty_like(known))
+
+
+@_compiled
+def _copy_rows(out: Any, to: Any, table: Any, rows: Any) -> None:
+    width = out.shape[1]
+    for i in range(rows.shape[0]):
+        if i + _AHEAD < rows.shape[0]:
+            start = np.int64(rows[i + _AHEAD]) * width * table.itemsize
+            for byte in range(start, start + width * table.itemsize, LINE):
+                prefetch_byte(table, byte)
+        row, at = rows[i], to[i]
+        for column in range(width):
+            out[at, column] = table[row, column]
+
+
+def copy_rows(out: Tensor, to: Tensor, table: Tensor, rows: Tensor) -> None:
+    """out[to] = table[rows], of rows [*, ...] of one dtype and shape, contiguous.
+
+    Args:
+        to, rows: int32 [m].
+    """
+    if len(rows) and out[0].numel():
+        _copy_rows(array(_words(out)), array(to), array(_words(table)), array(rows))
+
+
+def _words(rows: Tensor) -> Tensor:
+    """[*, w] the bytes of rows, as the widest integers that fit."""
+    size = rows[0].numel() * rows.element_size()
+    word = next(one for one in _WORDS if size % one.itemsize == 0)
+    return rows.view(len(rows), -1).view(word)

@@ -82,7 +82,8 @@ def dgl_blocks(drawn: Drawn) -> tuple[Any, Any, list[Any]]:
     type, else dictionaries by type.
     """
     dgl, batch = require_dgl("DGL's blocks"), tensors(drawn)
-    counts, blocks = {n: one[0] for n, one in batch.num_nodes.items()}, []
+    counts = {n: one[0] for n, one in batch.num_nodes.items()}
+    blocks: list[Any] = []
     rows = _EdgeRows(batch)
     for hop, edges in enumerate(batch.edges):
         after = {n: count + batch.num_nodes[n][hop + 1] for n, count in counts.items()}

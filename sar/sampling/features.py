@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sar.kernels.sampling import split
+from sar.kernels.sampling import copy_rows, split
 from sar.partition.book import EType
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
@@ -66,7 +66,7 @@ class FeatureTables:
         swap, rank, size = self._swap, self._swap.group.rank, self._swap.group.size
         wanted = torch.tensor([sizes for _, _, sizes in parts], dtype=torch.int64)
         wanted = wanted.view(len(kinds), size).T.contiguous()
-        own, wanted[rank] = wanted[rank].tolist(), 0
+        wanted[rank] = 0
         asked = swap.sizes(wanted)
         by_owner = [rows.split(sizes) for _, rows, sizes in parts]
         others = [p for p in range(size) if p != rank]
@@ -81,16 +81,15 @@ class FeatureTables:
             for kind, mine in zip(kinds, theirs.split(counts), strict=True):
                 for table in self._tables[kind].fields.values():
                     view, at = _view(reply, at, table, len(mine))
-                    torch.index_select(table, 0, mine, out=view)
+                    copy_rows(view, _counting(mine), table, mine)
         reply = swap.send(reply, give, take)
-        return self._joined(kinds, parts, reply, own)
+        return self._joined(kinds, parts, reply)
 
     def _joined(
         self,
         kinds: list[Kind],
         parts: list[tuple[Tensor, Tensor, list[int]]],
         reply: Tensor,
-        own: list[int],
     ) -> dict[Kind, dict[str, Tensor]]:
         found: dict[Kind, dict[str, Tensor]] = {}
         for kind, (order, _, _) in zip(kinds, parts, strict=True):
@@ -99,13 +98,11 @@ class FeatureTables:
         at, rank = 0, self._swap.group.rank
         for p in range(self._swap.group.size):
             for kind, (order, rows, sizes) in zip(kinds, parts, strict=True):
-                positions = order.split(sizes)[p].long()
+                to, own = order.split(sizes)[p], rows.split(sizes)[p]
                 for name, table in self._tables[kind].fields.items():
-                    if p == rank:
-                        found[kind][name][positions] = table[rows.split(sizes)[p].long()]
-                        continue
-                    view, at = _view(reply, at, table, sizes[p])
-                    found[kind][name][positions] = view
+                    if p != rank:
+                        table, at = _view(reply, at, table, sizes[p])
+                    copy_rows(found[kind][name], to, table, own if p == rank else _counting(to))
         return found
 
     def _bytes(self, kinds: list[Kind], counts: list[int]) -> int:
@@ -115,6 +112,10 @@ class FeatureTables:
             for kind, n in tables
             for table in self._tables[kind].fields.values()
         )
+
+
+def _counting(like: Tensor) -> Tensor:
+    return torch.arange(len(like), dtype=torch.int32)
 
 
 def _view(message: Tensor, at: int, table: Tensor, count: int) -> tuple[Tensor, int]:

@@ -138,7 +138,7 @@ class NeighborLoader:
         return order[first : first + self.batch_size] if step < self._own_steps else order[:0]
 
     def _batch(self, sample: Sample, chosen: Tensor, step: int) -> Any:
-        ids: dict[Kind, Tensor] = {**sample.nodes}
+        ids: dict[Kind, Tensor] = dict(sample.nodes.items())
         for etype in self._book.canonical_etypes:
             drawn = [hop[etype].eid for hop in sample.hops if etype in hop]
             ids[etype] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
