@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from typing import Any
@@ -112,29 +113,74 @@ def test_how_many_and_all(partitioned: Cutter) -> None:
             assert replace or len(set(edges)) == len(edges)
 
 
+WEIGHTS = torch.tensor([1.0, 2.0, 0.0, 4.0, 1.0, 0.5, 3.0], dtype=torch.float64)
+
+
+def inclusions(weights: list[float], fanout: int) -> list[float]:
+    """Chances of each item to be among ``fanout`` that are drawn one after the other, each in
+    proportion to its weight among those that are left."""
+    chances = [0.0] * len(weights)
+    for order in itertools.permutations(range(len(weights)), fanout):
+        chance, left = 1.0, sum(weights)
+        for item in order:
+            chance *= weights[item] / left
+            left -= weights[item]
+        for item in order:
+            chances[item] += chance
+    return chances
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("replace", [False, True])
-def test_draws_are_uniform(replace: bool, partitioned: Cutter) -> None:
-    """Chi-square over many steps: each in-edge is as likely as another; drawn by another rank."""
+def test_frequencies_of_draws(replace: bool, weighted: bool, partitioned: Cutter) -> None:
+    """Chi-square over many steps of what another rank draws: how often each in-edge comes."""
     degree, fanout, steps = 7, 3, 4000
-    edges = (torch.arange(degree) + 1, torch.zeros(degree, dtype=torch.int64))
-    graph = GraphArrays("star", {"_N": degree + 1}, {ETYPE_HOMO: edges}).with_orig_ids()
+    ends = (torch.arange(degree) + 1, torch.zeros(degree, dtype=torch.int64))
+    edge_data = {ETYPE_HOMO: {"w": WEIGHTS}}
+    graph = GraphArrays("star", {"_N": degree + 1}, {ETYPE_HOMO: ends}, {}, edge_data)
 
     def case(group: Group) -> list[int]:
-        data = load_partition(path, group.rank)
-        fanouts = [{ETYPE_HOMO: fanout}]
-        sampler = NeighborSampler(data, Swap(group, 9999), fanouts, replace=replace, seed=1)
+        data, attr = load_partition(path, group.rank), "w" if weighted else None
+        options = {"replace": replace, "weight_attr": attr, "seed": 1}
+        sampler = NeighborSampler(data, Swap(group, 9999), [{ETYPE_HOMO: fanout}], **options)
         far = torch.tensor([0]) if group.rank == 0 else torch.empty(0, dtype=torch.int64)
         center = node_ids(data.book, "_N").first(1)  # owned by the other rank
         samples = sampler.sample([{"_N": far + center}] * steps, range(steps))
         return [int(e) for one in samples for e in one.hops[0][ETYPE_HOMO].eid.tolist()]
 
-    path = partitioned(graph, 2, [1] + [0] * degree)
+    path = partitioned(graph.with_orig_ids(), 2, [1] + [0] * degree)
     counts = Counter(run_threads(2, case)[0])
-    want = steps * fanout / degree
-    spread = 1 if replace else (degree - fanout) / (degree - 1)
-    chi = sum((counts[e] - want) ** 2 for e in counts) / want / spread
-    assert len(counts) == degree and sum(counts.values()) == steps * fanout
-    assert chi < 22.5, "the upper 0.1 % of 6 degrees of freedom"
+    weights = WEIGHTS.tolist() if weighted else [1.0] * degree
+    chances = [fanout * w / sum(weights) for w in weights]
+    chances = chances if replace else inclusions(weights, fanout)
+    assert sum(counts.values()) == steps * fanout
+    for edge, chance in enumerate(chances):
+        spread = chance if replace else chance * (1 - chance)
+        # Of each edge alone: 4 standard deviations, which 1 in 16,000 exceeds.
+        assert abs(counts[edge] - steps * chance) <= 4 * (steps * spread) ** 0.5, edge
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), "missing"])
+def test_weights_that_are_none(bad: float | str, partitioned: Cutter) -> None:
+    graph = mixed()
+    weight = graph.edge_data[ETYPE_HOMO]["weight"].clone()
+    weight[3] = 1.0 if bad == "missing" else bad
+    wrong = replace_edge_data(graph, {**graph.edge_data[ETYPE_HOMO], "weight": weight})
+    path, name = partitioned(wrong, 2), "no" if bad == "missing" else "weight"
+    text = "got 'no', expected one of" if bad == "missing" else f"is {bad} in row"
+
+    def case(group: Group) -> None:
+        data = load_partition(path, group.rank)
+        with pytest.raises(ValueError, match=f"NeighborLoader: weight_attr: .*{text}"):
+            NeighborLoader(data, [2], as_="tensors", weight_attr=name)
+
+    run_threads(2, case)
+
+
+def replace_edge_data(graph: GraphArrays, columns: dict[str, Tensor]) -> GraphArrays:
+    edge_data = {ETYPE_HOMO: columns}
+    named = f"{graph.name}-{hash(tuple(columns['weight'].tolist()))}"
+    return GraphArrays(named, graph.num_nodes, graph.edges, graph.node_data, edge_data)
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -6,7 +6,8 @@ splitmix64 (Steele, Lea and Flood 2014): who computes it, and in which order, pl
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -20,7 +21,7 @@ _EMPTY = -1  # in a table of ids
 _AHEAD = 4  # rows between asking for one and copying it
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _LOW = np.uint64(0xFFFFFFFF)
-_32, _ONE = np.uint64(32), np.uint64(1)
+_11, _32, _ONE = np.uint64(11), np.uint64(32), np.uint64(1)
 _compiled: Any = numba.njit(nogil=True, cache=True)
 
 
@@ -33,78 +34,136 @@ def _bounded(bits: Any, limit: Any) -> Any:
 
 
 @_compiled
-def _draw_one(
-    out: Any, at: int, degree: int, fanout: int, row: Any, replace: bool
-) -> int:
-    """Positions among ``degree`` edges into ``out[at:]``; how many. Floyd's sets without
-    replacement (Bentley and Floyd 1987), in order of the draw."""
+def _uniform(chosen: Any, degree: int, fanout: int, row: Any, replace: bool) -> int:
+    """Positions among ``degree`` edges; how many. Without replacement Floyd's sets (Bentley and
+    Floyd 1987), in order of the draw."""
     if degree == 0:
         return 0
     if replace:
         for j in range(fanout):
-            out[at + j] = _bounded(mix(row + np.uint64(j + 1) * STEP), degree)
+            chosen[j] = _bounded(mix(row + np.uint64(j + 1) * STEP), degree)
         return fanout
     if degree <= fanout:
         for j in range(degree):
-            out[at + j] = j
+            chosen[j] = j
         return degree
     for j in range(fanout):
         last = degree - fanout + j
-        chosen = _bounded(mix(row + np.uint64(j + 1) * STEP), last + 1)
+        one = _bounded(mix(row + np.uint64(j + 1) * STEP), last + 1)
         for before in range(j):
-            if out[at + before] == chosen:
-                chosen = last
+            if chosen[before] == one:
+                one = last
                 break
-        out[at + j] = chosen
+        chosen[j] = one
+    return fanout
+
+
+@_compiled
+def _weighted(chosen: Any, best: Any, weights: Any, fanout: int, row: Any) -> int:
+    """Positions without replacement, with chances in proportion to weights: the largest of
+    log(u) / w (Efraimidis and Spirakis 2006). Edges of weight 0 are never drawn."""
+    count = 0
+    for j in range(weights.shape[0]):
+        if not weights[j] > 0:
+            continue
+        bits = mix(row + np.uint64(j + 1) * STEP) >> _11
+        score = math.log((np.float64(bits) + 0.5) * 2.0**-53) / weights[j]
+        if count == fanout and score <= best[count - 1]:
+            continue
+        at = min(count, fanout - 1)
+        while at > 0 and best[at - 1] < score:
+            best[at], chosen[at] = best[at - 1], chosen[at - 1]
+            at -= 1
+        best[at], chosen[at] = score, j
+        count = min(count + 1, fanout)
+    return count
+
+
+@_compiled
+def _weighted_again(chosen: Any, weights: Any, fanout: int, row: Any) -> int:
+    """Positions with replacement, with chances in proportion to weights."""
+    total = 0.0
+    for j in range(weights.shape[0]):
+        total += weights[j]
+    if not total > 0:
+        return 0
+    for j in range(fanout):
+        bits = mix(row + np.uint64(j + 1) * STEP) >> _11
+        goal, below, one = np.float64(bits) * 2.0**-53 * total, 0.0, -1
+        for k in range(weights.shape[0]):
+            if weights[k] > 0:
+                one = k
+                below += weights[k]
+                if below > goal:
+                    break
+        chosen[j] = one
     return fanout
 
 
 @_compiled
 def _draw(
-    out: Any, at: int, indptr: Any, neighbor: Any, eid: Any, rows: Any, keys: Any, base: Any,
-    fanout: int, replace: bool, scratch: Any,
+    out: Any, at: int, indptr: Any, neighbor: Any, eid: Any, weight: Any, rows: Any, keys: Any,
+    base: Any, fanout: int, replace: bool, chosen: Any, best: Any,
 ) -> int:
-    pair = at + rows.shape[0]
+    pair, is_weighted = at + rows.shape[0], weight.shape[0] > 0
     for i in range(rows.shape[0]):
-        begin = indptr[rows[i]]
-        degree = indptr[rows[i] + 1] - begin
+        begin, end = indptr[rows[i]], indptr[rows[i] + 1]
         if fanout < 0:
-            out[at + i] = degree
-            for j in range(degree):
-                out[pair] = neighbor[begin + j]
-                out[pair + 1] = eid[begin + j]
+            out[at + i] = end - begin
+            for j in range(begin, end):
+                out[pair] = neighbor[j]
+                out[pair + 1] = eid[j]
                 pair += 2
             continue
         row = mix(np.uint64(keys[rows[i]]) * STEP + base)
-        count = _draw_one(scratch, 0, degree, fanout, row, replace)
+        if not is_weighted:
+            count = _uniform(chosen, end - begin, fanout, row, replace)
+        elif replace:
+            count = _weighted_again(chosen, weight[begin:end], fanout, row)
+        else:
+            count = _weighted(chosen, best, weight[begin:end], fanout, row)
         out[at + i] = count
         for j in range(count):
-            out[pair] = neighbor[begin + scratch[j]]
-            out[pair + 1] = eid[begin + scratch[j]]
+            out[pair] = neighbor[begin + chosen[j]]
+            out[pair + 1] = eid[begin + chosen[j]]
             pair += 2
     return pair
 
 
+class Csc(NamedTuple):
+    """In-edges of n rows.
+
+    Attributes:
+        indptr: int64 [n + 1].
+        neighbor, eid: [E] int32 or int64, source and id of each edge.
+        weight: float64 [E], 0 or more; [0]: all edges are equally likely.
+    """
+
+    indptr: Tensor
+    neighbor: Tensor
+    eid: Tensor
+    weight: Tensor
+
+
 def draw(
-    out: Tensor, at: int, structure: tuple[Tensor, Tensor, Tensor], rows: Tensor, keys: Tensor,
-    base: int, fanout: int, replace: bool,
+    out: Tensor, at: int, edges: Csc, rows: Tensor, keys: Tensor, base: int, fanout: int,
+    replace: bool,
 ) -> int:
     """Draw in-edges of some rows into ``out[at:]``; returns where the next may begin.
 
     Args:
-        out: int32 or int64 [*]. It gets how many of each row, [m]; then neighbor and edge id of
-            each drawn edge, row by row.
-        structure: ``indptr`` int64 [n + 1], ``neighbor`` and ``eid`` [E] of the dtype of ``out``.
+        out: [*] of the dtype of ``edges.eid``. It gets how many of each row, [m]; then neighbor and
+            edge id of each drawn edge, row by row.
         rows: int32 [m] of the n.
         keys: [n] int32 or int64, what names the rows in random numbers.
         base: 64 well mixed bits.
-        fanout: of each row; -1 takes all.
+        fanout: of each row; -1 takes all, of whatever weight.
         replace: whether an edge may come several times; a row with edges then has ``fanout``.
     """
-    scratch = np.empty(max(fanout, 1), np.int64)
+    chosen, best = np.empty(max(fanout, 1), np.int64), np.empty(max(fanout, 1))
     return _draw(
-        array(out), at, *map(array, structure), array(rows), array(keys), np.uint64(base % 2**64),
-        fanout, replace, scratch,
+        array(out), at, *map(array, edges), array(rows), array(keys), np.uint64(base % 2**64),
+        fanout, replace, chosen, best,
     )  # fmt: skip
 
 

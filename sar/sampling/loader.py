@@ -43,6 +43,8 @@ class NeighborLoader:
         shuffle: another order in each epoch.
         drop_last: leave out a rank's last batch where it is not full.
         replace: draw with replacement.
+        weight_attr: the edge feature, one number of 0 or more for each edge, that the chances of a
+            node's edges are in proportion to.
         as_: ``"dgl"`` gives (input nodes, seeds, blocks) as DGL's loaders do, the default where DGL
             is installed; ``"pyg"`` gives ``Data`` or ``HeteroData`` as PyG's do; ``"tensors"`` a
             :class:`sar.sampling.SampledBatch`.
@@ -69,6 +71,7 @@ class NeighborLoader:
         shuffle: bool = False,
         drop_last: bool = False,
         replace: bool = False,
+        weight_attr: str | None = None,
         as_: str | None = None,
         fields: Mapping[Kind, Sequence[str]] | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -85,15 +88,27 @@ class NeighborLoader:
             self.input_type, self._seeds = _seeds(input_nodes, data)
         except Exception as caught:  # any, too little memory as well: the others would wait
             error = caught
-        alike = [num_neighbors, batch_size, shuffle, drop_last, replace, as_, fields, seed, bulk]
+        alike = [
+            num_neighbors,
+            batch_size,
+            shuffle,
+            drop_last,
+            replace,
+            weight_attr,
+            as_,
+            fields,
+            seed,
+        ]
+        alike += [bulk]
         group.agree(error, "NeighborLoader", alike)
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.transform, self.prefetch, self.bulk = transform, prefetch, bulk
         self._book, self._make, self._epoch = data.book, MAKERS[as_], 0
         self._swap = Swap(group.beside(), _width(data.book, bulk))
         self._sampler = NeighborSampler(
-            data, self._swap, fanouts, replace=replace, again=as_ == "dgl", seed=seed
-        )
+            data, self._swap, fanouts, replace=replace, weight_attr=weight_attr,
+            again=as_ == "dgl", seed=seed,
+        )  # fmt: skip
         self._tables = FeatureTables(data, self._swap, fields)
         own = len(self._seeds)
         self._own_steps = own // batch_size if drop_last else -(-own // batch_size)

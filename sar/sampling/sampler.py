@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.kernels.sampling import Numbering, draw, hashed, place, split
+from sar.kernels.sampling import Csc, Numbering, draw, hashed, place, split
 from sar.partition.book import EType
 from sar.partition.load import PartitionData
 from sar.sampling.structure import id_dtype, in_edges, node_ids
@@ -83,9 +83,12 @@ class NeighborSampler:
         fanouts: for each hop, how many in-edges of each relation; -1: all; a relation that is
             missing is not followed.
         replace: draw with replacement.
+        weight_attr: the edge feature that chances are in proportion to.
         again: draw the edges of all nodes at every hop, as DGL's blocks want it; else of those that
             came with the hop before, as PyG does.
         seed: of all draws, the same on all ranks.
+
+    Raises ``ValueError`` on every rank for weights that do not fit.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class NeighborSampler:
         fanouts: Fanouts,
         *,
         replace: bool = False,
+        weight_attr: str | None = None,
         again: bool = False,
         seed: int = 0,
     ) -> None:
@@ -102,7 +106,14 @@ class NeighborSampler:
         self.seed, self._swap, self._dtype = seed, swap, id_dtype(data.book)
         book = data.book
         self._etypes = [e for e in book.canonical_etypes if any(hop.get(e) for hop in fanouts)]
-        self._in_edges = {etype: in_edges(data, etype) for etype in self._etypes}
+        self._keys = {ntype: data.keys.nodes(ntype) for ntype in book.ntypes}
+        self._in_edges, error = dict[EType, Csc](), None
+        try:
+            for etype in self._etypes:
+                self._in_edges[etype] = in_edges(data, etype, weight_attr)
+        except Exception as caught:  # any, too little memory as well: the others would wait
+            error = caught
+        swap.group.agree(error, "NeighborLoader")
         self._ids = {ntype: node_ids(book, ntype) for ntype in book.ntypes}
 
     def sample(self, seeds: Sequence[Mapping[str, Tensor]], steps: Sequence[int]) -> list[Sample]:
@@ -243,13 +254,9 @@ class _Drawing:
         return int((indptr[rows + 1] - indptr[rows]).sum())
 
     def _draw(self, out: Tensor, at: int, parts: Sequence[Tensor]) -> None:
+        sampler = self.sampler
         for rows, (step, etypes) in zip(parts, self.sections, strict=True):
             for etype in etypes:
-                edges, base = (
-                    self.sampler._in_edges[etype],
-                    self.sampler.base(step, self.hop, etype),
-                )
-                at = draw(
-                    out, at, edges.arrays, rows, edges.keys, base, self.fanouts[etype],
-                    self.sampler.replace,
-                )  # fmt: skip
+                edges, keys = sampler._in_edges[etype], sampler._keys[etype[2]]
+                base, fanout = sampler.base(step, self.hop, etype), self.fanouts[etype]
+                at = draw(out, at, edges, rows, keys, base, fanout, sampler.replace)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.sampling import Csc
 from sar.partition.book import EType, PartitionBook
 from sar.partition.load import PartitionData
 from sar.partition.shards import ShardEdges
@@ -49,30 +50,6 @@ def _bounds(ranges: np.ndarray) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
 
 
-@dataclass(frozen=True)
-class InEdges:
-    """The in-edges of a part's nodes, of one relation, by destination.
-
-    The edges of a node are in the order of their original ids where the partitions hold them, so
-    that a draw by position does not depend on the cut.
-
-    Attributes:
-        indptr: int64 [n + 1], of the part's nodes of the destination's type.
-        neighbor: [E] ids of the sources, as :func:`node_ids` numbers them.
-        eid: [E] ids of the edges, as :func:`edge_ids` numbers them.
-        keys: int32 or int64 [n], what names the destinations in random numbers.
-    """
-
-    indptr: Tensor
-    neighbor: Tensor
-    eid: Tensor
-    keys: Tensor
-
-    @property
-    def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.indptr, self.neighbor, self.eid
-
-
 def id_dtype(book: PartitionBook) -> torch.dtype:
     """int32 where all ids of nodes and edges fit, else int64: the same on all ranks."""
     ids = [node_ids(book, ntype) for ntype in book.ntypes]
@@ -80,19 +57,48 @@ def id_dtype(book: PartitionBook) -> torch.dtype:
     return torch.int32 if max(one.total for one in ids) <= _INT32 else torch.int64
 
 
-def in_edges(data: PartitionData, etype: EType) -> InEdges:
-    """The in-edges of this part's nodes; local.
+def in_edges(data: PartitionData, etype: EType, weight_attr: str | None = None) -> Csc:
+    """The in-edges of this part's nodes, by destination; local.
 
-    Needs 8 bytes an edge and 16 while it runs, 4 more each with int64 ids.
+    Neighbors are numbered by :func:`node_ids`, edges by :func:`edge_ids`. The edges of a node are
+    in the order of their original ids where the partitions hold them, so that a draw by position
+    does not depend on the cut. Needs 8 bytes an edge and 16 while it runs, 4 more each with int64
+    ids, 8 more with weights.
+
+    Args:
+        weight_attr: the edge feature that chances are in proportion to.
+
+    Raises ``ValueError`` for weights that are missing, not one number for each edge, negative, NaN
+    or infinite.
     """
     book, shard, dtype = data.book, data.edges[etype], id_dtype(data.book)
     order = _by_destination(shard, data.keys.edges(etype))
-    num_rows = data.num_nodes(etype[2])
-    counts = torch.bincount(shard.dst.cpu(), minlength=num_rows)
+    counts = torch.bincount(shard.dst.cpu(), minlength=data.num_nodes(etype[2]))
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    eid = shard.eid.cpu()[order].to(dtype) + edge_ids(book, etype).first(data.part_id)
+    rows = shard.eid.cpu()[order]
+    eid = rows.to(dtype) + edge_ids(book, etype).first(data.part_id)
     sources = _source_ids(shard, node_ids(book, etype[0]), dtype)[order]
-    return InEdges(indptr, sources, eid, data.keys.nodes(etype[2]))
+    weight = torch.empty(0, dtype=torch.float64)
+    if weight_attr is not None:
+        weight = _weights(data, etype, weight_attr)[rows.long()]
+    return Csc(indptr, sources, eid, weight)
+
+
+def _weights(data: PartitionData, etype: EType, name: str) -> Tensor:
+    """float64 [E] by the edges' rows."""
+    full = f"{':'.join(etype)}/{name}"
+    if full not in data.edge_features:
+        there = [key for key in data.edge_features if key.startswith(":".join(etype) + "/")]
+        raise ValueError(f"weight_attr: got {name!r}, expected one of {there or 'none'} of {etype}")
+    weights = data.edge_features[full].double()
+    if weights.dim() != 1:
+        raise ValueError(f"weight_attr: {full!r} has shape {list(weights.shape)}, expected [E]")
+    wrong = ~(weights.isfinite() & (weights >= 0))
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        got = float(weights[row])
+        raise ValueError(f"weight_attr: {full!r} is {got} in row {row}, expected 0 or more")
+    return weights
 
 
 def _by_destination(shard: ShardEdges, keys: Tensor) -> Tensor:
