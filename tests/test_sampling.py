@@ -20,9 +20,10 @@ from sar.comm import Group
 from sar.errors import SarError
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.load import PartitionData, load_partition
-from sar.sampling import FeatureTables, NeighborLoader, NeighborSampler
+from sar.sampling import Draws, FeatureTables, NeighborLoader, NeighborSampler, Seeds
 from sar.sampling.structure import node_ids
 from sar.sampling.swap import Swap
+from sar.sampling.topology import topology
 
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
 GRAPHS = {"one type": mixed, "several": hetero}
@@ -50,13 +51,16 @@ def originals(parts: list[PartitionData], graph: GraphArrays) -> dict[Any, Tenso
 def drawn_edges(group: Group, path: str, graph: GraphArrays, options: dict) -> tuple:
     """This rank's part, and the samples of two steps around seeds that all ranks share out."""
     data = load_partition(path, group.rank)
-    sampler = NeighborSampler(data, Swap(group, 9999), seed=3, **options)
+    swap = Swap(group, 9999)
+    sampler = NeighborSampler(
+        data, topology(data, swap, graph.edges), swap, Draws(seed=3, **options)
+    )
     rng = torch.Generator().manual_seed(0)
     samples = []
     for step in range(2):
         seeds = {n: torch.randperm(c, generator=rng)[:5] for n, c in graph.num_nodes.items()}
         mine = {ntype: own_ids(data, ntype, ids) for ntype, ids in seeds.items()}
-        samples += sampler.sample([mine], [step])
+        samples += sampler.sample([Seeds(mine, step)])
     return data, samples
 
 
@@ -141,11 +145,13 @@ def test_frequencies_of_draws(replace: bool, weighted: bool, partitioned: Cutter
 
     def case(group: Group) -> list[int]:
         data, attr = load_partition(path, group.rank), "w" if weighted else None
-        options = {"replace": replace, "weight_attr": attr, "seed": 1}
-        sampler = NeighborSampler(data, Swap(group, 9999), [{ETYPE_HOMO: fanout}], **options)
+        swap = Swap(group, 9999)
+        edges = topology(data, swap, [ETYPE_HOMO], attr)
+        draws = Draws([{ETYPE_HOMO: fanout}], replace, seed=1)
+        sampler = NeighborSampler(data, edges, swap, draws)
         far = torch.tensor([0]) if group.rank == 0 else torch.empty(0, dtype=torch.int64)
         center = node_ids(data.book, "_N").first(1)  # owned by the other rank
-        samples = sampler.sample([{"_N": far + center}] * steps, range(steps))
+        samples = sampler.sample([Seeds({"_N": far + center}, step) for step in range(steps)])
         return [int(e) for one in samples for e in one.hops[0][ETYPE_HOMO].eid.tolist()]
 
     path = partitioned(graph.with_orig_ids(), 2, [1] + [0] * degree)
@@ -171,7 +177,7 @@ def test_weights_that_are_none(bad: float | str, partitioned: Cutter) -> None:
 
     def case(group: Group) -> None:
         data = load_partition(path, group.rank)
-        with pytest.raises(ValueError, match=f"NeighborLoader: weight_attr: .*{text}"):
+        with pytest.raises(ValueError, match=f"loader: weight_attr: .*{text}"):
             NeighborLoader(data, [2], as_="tensors", weight_attr=name)
 
     run_threads(2, case)
@@ -328,6 +334,12 @@ BAD: list[tuple[dict, type, str]] = [
     ({"input_nodes": [1]}, TypeError, "input_nodes: got list, expected a tensor"),
     ({"fields": {"_N": ["nope"]}}, ValueError, "fields: got 'nope' of '_N', expected one of"),
     ({"seed": 1.5}, TypeError, "seed: got float"),
+    ({"prefetch": -1}, ValueError, "prefetch: got -1, expected an int of at least 0"),
+    ({"temporal_strategy": "first"}, ValueError, "temporal_strategy: got 'first', expected 'un"),
+    ({"time_attr": "nope"}, ValueError, "input_time: got none, and nodes of type '_N' have no"),
+    ({"input_time": torch.zeros(57).long()}, ValueError, "input_time: got one, expected time_attr"),
+    ({"as_": "dgl", "disjoint": True}, ValueError, "got some for DGL's blocks; expected as_='pyg'"),
+    ({"time_attr": "nope", "input_time": torch.zeros(57).long()}, ValueError, "neither nodes nor"),
 ]
 
 
@@ -420,6 +432,89 @@ def test_pyg_data_of_several_types(partitioned: Cutter) -> None:
 
     for size, method in CUTS:
         run_threads(size, case, partitioned(graph, size, method))
+
+
+# ---------------------------------------------------------------- trees, and time
+
+
+def trees_of(group: Group, path: str, fan: list[int], options: dict) -> dict[int, list[int]]:
+    """Per seed of this rank, the original ids of the edges of its tree, hop after hop."""
+    data, found = load_partition(path, group.rank), dict[int, list[int]]()
+    for batch in NeighborLoader(data, fan, as_="pyg", batch_size=57, **options):
+        tree = batch.batch[batch.edge_index]
+        assert torch.equal(tree[0], tree[1]), "an edge joins two trees"
+        for number, node in enumerate(batch.n_id[: batch.batch_size].tolist()):
+            assert node not in found
+            found[node] = batch.e_id[tree[1] == number].tolist()
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight"}], ids=str)
+def test_trees_are_those_of_one_process(options: dict, partitioned: Cutter) -> None:
+    """Bit for bit, whatever the cut: the draws of a tree are its seed's and step's alone."""
+    graph, want = mixed(), None
+    for size, method in CUTS:
+        path, given = partitioned(graph, size, method), {"disjoint": True, **options}
+        parts = run_threads(size, trees_of, path, [3, 2], given)
+        found = {seed: edges for part in parts for seed, edges in part.items()}
+        assert len(found) == 57
+        want = want or found
+        assert found == want
+
+
+def aged(by_edge: bool) -> tuple[GraphArrays, Tensor]:
+    """The mixed graph with times of edges or of nodes, and when each edge came."""
+    graph, rng = mixed(), torch.Generator().manual_seed(5)
+    src = graph.edges[ETYPE_HOMO][0]
+    count = len(src) if by_edge else 57
+    time = torch.randint(20, (count,), generator=rng)
+    columns = {"time": time}
+    node_data = graph.node_data["_N"] | ({} if by_edge else columns)
+    edge_data = graph.edge_data[ETYPE_HOMO] | (columns if by_edge else {})
+    name = f"aged-{by_edge}"
+    made = GraphArrays(
+        name, graph.num_nodes, graph.edges, {"_N": node_data}, {ETYPE_HOMO: edge_data}
+    )
+    return made.with_orig_ids(), time if by_edge else time[src]
+
+
+@pytest.mark.parametrize("fanout", [-1, 2])
+@pytest.mark.parametrize("strategy", ["uniform", "last"])
+@pytest.mark.parametrize("by_edge", [True, False])
+def test_nothing_later_than_the_seed(
+    by_edge: bool, strategy: str, fanout: int, partitioned: Cutter
+) -> None:
+    graph, came = aged(by_edge)
+    src, dst = graph.edges[ETYPE_HOMO]
+
+    def case(group: Group, path: str) -> int:
+        data, seen = load_partition(path, group.rank), 0
+        ids = data.node_features["_N/orig_id"]
+        time = ids % 23 if by_edge else None
+        loader = NeighborLoader(
+            data, [fanout, fanout], None, time, time_attr="time", temporal_strategy=strategy,
+            as_="pyg", batch_size=6,
+        )  # fmt: skip
+        for batch in loader:
+            seeds = batch.n_id[: batch.batch_size]
+            until = seeds % 23 if by_edge else graph.node_data["_N"]["time"][seeds]
+            assert torch.equal(batch.seed_time, until)
+            limit = until[batch.batch[batch.edge_index[1]]]
+            assert bool((came[batch.e_id] <= limit).all())
+            first = batch.num_sampled_edges[0]
+            for number, node in enumerate(seeds.tolist()):
+                drawn = batch.e_id[:first][batch.edge_index[1][:first] == number]
+                able = ((dst == node) & (came <= until[number])).nonzero().view(-1)
+                want = len(able) if fanout < 0 else min(fanout, len(able))
+                assert len(drawn) == want and set(drawn.tolist()) <= set(able.tolist())
+                if strategy == "last" and want:
+                    rest = able[~torch.isin(able, drawn)]
+                    assert not len(rest) or came[drawn].min() >= came[rest].max()
+                seen += len(drawn)
+        return seen
+
+    for size, method in CUTS[:3]:
+        assert sum(run_threads(size, case, partitioned(graph, size, method))) > 20
 
 
 # ---------------------------------------------------------------- ahead, and leaving half-way

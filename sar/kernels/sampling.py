@@ -102,13 +102,18 @@ def _weighted_again(chosen: Any, weights: Any, fanout: int, row: Any) -> int:
 
 @_compiled
 def _draw(
-    out: Any, at: int, indptr: Any, neighbor: Any, eid: Any, weight: Any, rows: Any, keys: Any,
-    base: Any, fanout: int, replace: bool, chosen: Any, best: Any,
+    out: Any, at: int, indptr: Any, neighbor: Any, eid: Any, weight: Any, time: Any, rows: Any,
+    keys: Any, trees: Any, base: Any, fanout: int, replace: bool, last: bool, chosen: Any,
+    best: Any,
 ) -> int:
-    pair, is_weighted = at + rows.shape[0], weight.shape[0] > 0
+    pair, is_weighted, has_trees = at + rows.shape[0], weight.shape[0] > 0, trees.shape[0] > 0
     for i in range(rows.shape[0]):
         begin, end = indptr[rows[i]], indptr[rows[i] + 1]
-        if fanout < 0:
+        if time.shape[0] > 0:
+            end = begin + np.searchsorted(time[begin:end], trees[i, 1], side="right")
+            if last and fanout >= 0:
+                begin = max(begin, end - fanout)
+        if fanout < 0 or (last and time.shape[0] > 0):
             out[at + i] = end - begin
             for j in range(begin, end):
                 out[pair] = neighbor[j]
@@ -116,6 +121,8 @@ def _draw(
                 pair += 2
             continue
         row = mix(np.uint64(keys[rows[i]]) * STEP + base)
+        if has_trees:
+            row = mix(row + np.uint64(trees[i, 0]))
         if not is_weighted:
             count = _uniform(chosen, end - begin, fanout, row, replace)
         elif replace:
@@ -137,33 +144,40 @@ class Csc(NamedTuple):
         indptr: int64 [n + 1].
         neighbor, eid: [E] int32 or int64, source and id of each edge.
         weight: float64 [E], 0 or more; [0]: all edges are equally likely.
+        time: int64 [E], ascending within a row; [0]: edges are there from the beginning.
     """
 
     indptr: Tensor
     neighbor: Tensor
     eid: Tensor
     weight: Tensor
+    time: Tensor
 
 
 def draw(
     out: Tensor, at: int, edges: Csc, rows: Tensor, keys: Tensor, base: int, fanout: int,
-    replace: bool,
+    replace: bool, last: bool = False,
 ) -> int:
     """Draw in-edges of some rows into ``out[at:]``; returns where the next may begin.
 
     Args:
         out: [*] of the dtype of ``edges.eid``. It gets how many of each row, [m]; then neighbor and
             edge id of each drawn edge, row by row.
-        rows: int32 [m] of the n.
+        rows: int32 [m] of the n; or int64 [m, 3], a row, what keys its draws beside its own key,
+            and the time after which no edge is drawn.
         keys: [n] int32 or int64, what names the rows in random numbers.
         base: 64 well mixed bits.
         fanout: of each row; -1 takes all, of whatever weight.
         replace: whether an edge may come several times; a row with edges then has ``fanout``.
+        last: take the latest edges, instead of drawing.
     """
     chosen, best = np.empty(max(fanout, 1), np.int64), np.empty(max(fanout, 1))
+    trees = torch.empty(0, 2, dtype=torch.int64)
+    if rows.dim() == 2:
+        rows, trees = rows[:, 0].int(), rows[:, 1:].contiguous()
     return _draw(
-        array(out), at, *map(array, edges), array(rows), array(keys), np.uint64(base % 2**64),
-        fanout, replace, chosen, best,
+        array(out), at, *map(array, edges), array(rows), array(keys), array(trees),
+        np.uint64(base % 2**64), fanout, replace, last, chosen, best,
     )  # fmt: skip
 
 

@@ -3,6 +3,16 @@
 from sar.sampling.batch import SampledBatch
 from sar.sampling.features import FeatureTables
 from sar.sampling.loader import NeighborLoader
-from sar.sampling.sampler import Edges, NeighborSampler, Sample
+from sar.sampling.sampler import Draws, Edges, NeighborSampler, Sample, Seeds, Trees
 
-__all__ = ["Edges", "FeatureTables", "NeighborLoader", "NeighborSampler", "Sample", "SampledBatch"]
+__all__ = [
+    "Draws",
+    "Edges",
+    "FeatureTables",
+    "NeighborLoader",
+    "NeighborSampler",
+    "Sample",
+    "SampledBatch",
+    "Seeds",
+    "Trees",
+]

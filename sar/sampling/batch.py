@@ -29,6 +29,8 @@ class SampledBatch(NamedTuple):
         num_nodes: how many nodes are seeds, and how many came with each hop.
         input_id: int64 [batch_size], which of the loader's input nodes the seeds are.
         step: of all ranks, counted from the loader's first batch.
+        trees: of a disjoint loader, int64 [n], which of the seeds a node was drawn around.
+        time: of a disjoint loader, int64 [batch_size], after which nothing was drawn.
     """
 
     node_ids: dict[str, Tensor]
@@ -39,6 +41,8 @@ class SampledBatch(NamedTuple):
     input_type: str
     input_id: Tensor
     step: int
+    trees: dict[str, Tensor]
+    time: Tensor | None
 
     @property
     def batch_size(self) -> int:
@@ -56,6 +60,7 @@ class Drawn:
     input_type: str
     input_id: Tensor
     step: int
+    time: Tensor | None = None
 
 
 def tensors(drawn: Drawn) -> SampledBatch:
@@ -66,7 +71,7 @@ def tensors(drawn: Drawn) -> SampledBatch:
     edge_data = {e: drawn.rows[e] for e in book.canonical_etypes if e in drawn.rows}
     return SampledBatch(
         nodes, node_data, sample.hops, edge_data, sample.num_nodes, drawn.input_type,
-        drawn.input_id, drawn.step,
+        drawn.input_id, drawn.step, sample.trees, drawn.time,
     )  # fmt: skip
 
 
@@ -140,6 +145,8 @@ def pyg_data(drawn: Drawn) -> Any:
         store = data if is_one else data[ntype]
         store.n_id, store.num_nodes = ids, len(ids)
         store.num_sampled_nodes = batch.num_nodes[ntype]
+        if ntype in batch.trees:
+            store.batch = batch.trees[ntype]
         _rename(store, batch.node_data[ntype], {"feat": "x", "label": "y"})
     for etype, columns in batch.edge_data.items():
         store = data if is_one else data[etype]
@@ -154,6 +161,8 @@ def pyg_data(drawn: Drawn) -> Any:
         _rename(store, _without(columns, ORIG_EID), {"feat": "edge_attr"})
     seeds = data if is_one else data[drawn.input_type]
     seeds.input_id, seeds.batch_size = batch.input_id, batch.batch_size
+    if batch.time is not None:
+        seeds.seed_time = batch.time
     return data
 
 

@@ -17,10 +17,12 @@ from sar.partition.load import PartitionData
 from sar.sampling.batch import MAKERS, Drawn
 from sar.sampling.features import FeatureTables, Kind
 from sar.sampling.pipeline import Ahead, told
-from sar.sampling.sampler import Fanouts, NeighborSampler, Sample
+from sar.sampling.sampler import Draws, NeighborSampler, Sample, Seeds, Trees
 from sar.sampling.structure import node_ids
 from sar.sampling.swap import Swap
+from sar.sampling.topology import NEVER, own_times, topology
 
+NumNeighbors = Sequence[int] | Mapping[str | EType, Sequence[int]]
 InputNodes = None | str | Tensor | tuple[str, Tensor | None]
 
 
@@ -42,7 +44,13 @@ class NeighborLoader:
         batch_size: seeds of a rank and step.
         shuffle: another order in each epoch.
         drop_last: leave out a rank's last batch where it is not full.
+        input_time: int64, of each seed: nothing later is drawn around it; by default when the node
+            came, for a ``time_attr`` of nodes.
         replace: draw with replacement.
+        disjoint: a tree for each seed, whose nodes no other tree shares; ``batch`` says of which
+            seed a node is. Not for DGL's blocks.
+        time_attr: the feature of nodes or edges that says when they came; implies ``disjoint``.
+        temporal_strategy: ``"uniform"`` among the edges up to the seed's time, or the ``"last"``.
         weight_attr: the edge feature, one number of 0 or more for each edge, that the chances of a
             node's edges are in proportion to.
         as_: ``"dgl"`` gives (input nodes, seeds, blocks) as DGL's loaders do, the default where DGL
@@ -64,13 +72,17 @@ class NeighborLoader:
     def __init__(
         self,
         data: PartitionData,
-        num_neighbors: Sequence[int] | Mapping[str | EType, Sequence[int]],
+        num_neighbors: NumNeighbors,
         input_nodes: InputNodes = None,
+        input_time: Tensor | None = None,
         *,
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
         replace: bool = False,
+        disjoint: bool = False,
+        time_attr: str | None = None,
+        temporal_strategy: str = "uniform",
         weight_attr: str | None = None,
         as_: str | None = None,
         fields: Mapping[Kind, Sequence[str]] | None = None,
@@ -82,34 +94,37 @@ class NeighborLoader:
     ) -> None:
         group, error = group or current_group(), None
         as_ = as_ or ("dgl" if importlib.util.find_spec("dgl") else "tensors")
+        last = temporal_strategy == "last"
         try:
             _check(as_, seed, {"batch_size": batch_size, "bulk": bulk}, {"prefetch": prefetch})
-            fanouts = _fanouts(num_neighbors, data.book)
+            if temporal_strategy not in ("uniform", "last"):
+                raise ValueError(
+                    f"temporal_strategy: got {temporal_strategy!r}, expected 'uniform' or 'last'"
+                )
+            if as_ == "dgl" and (disjoint or time_attr is not None):
+                raise ValueError(
+                    "disjoint, time_attr: got some for DGL's blocks; expected as_='pyg'"
+                )
+            hops = fanouts(num_neighbors, data.book)
             self.input_type, self._seeds = _seeds(input_nodes, data)
+            self._time = _seed_times(data, self.input_type, self._seeds, input_time, time_attr)
         except Exception as caught:  # any, too little memory as well: the others would wait
             error = caught
-        alike = [
-            num_neighbors,
-            batch_size,
-            shuffle,
-            drop_last,
-            replace,
-            weight_attr,
-            as_,
-            fields,
-            seed,
-        ]
-        alike += [bulk]
+        alike = [num_neighbors, batch_size, shuffle, drop_last, replace, disjoint, time_attr,
+                 temporal_strategy, weight_attr, as_, fields, seed, bulk]  # fmt: skip
         group.agree(error, "NeighborLoader", alike)
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self.transform, self.prefetch, self.bulk = transform, prefetch, bulk
+        self.disjoint = disjoint or time_attr is not None
         self._book, self._make, self._epoch = data.book, MAKERS[as_], 0
         self._swap = Swap(group.beside(), _width(data.book, bulk))
-        self._sampler = NeighborSampler(
-            data, self._swap, fanouts, replace=replace, weight_attr=weight_attr,
-            again=as_ == "dgl", seed=seed,
-        )  # fmt: skip
+        followed = [e for e in data.book.canonical_etypes if any(hop.get(e) for hop in hops)]
+        edges = topology(data, self._swap, followed, weight_attr, time_attr)
+        draws = Draws(hops, replace, last, as_ == "dgl", seed)
+        self._sampler = NeighborSampler(data, edges, self._swap, draws)
         self._tables = FeatureTables(data, self._swap, fields)
+        first = node_ids(data.book, self.input_type).first(data.part_id)
+        self._salt = data.keys.nodes(self.input_type).long()[self._seeds - first]
         own = len(self._seeds)
         self._own_steps = own // batch_size if drop_last else -(-own // batch_size)
         self._steps = int(group.all_reduce(torch.tensor(self._own_steps), "max"))
@@ -136,11 +151,18 @@ class NeighborLoader:
             numbers = [epoch * self._steps + step for step in steps]
             self._swap.step = numbers[0]
             chosen = [self._chosen(order, step) for step in steps]
-            seeds = [{self.input_type: self._seeds[one]} for one in chosen]
-            samples = self._sampler.sample(seeds, numbers)
+            seeds = [self._grown(one, step) for one, step in zip(chosen, numbers, strict=True)]
+            samples = self._sampler.sample(seeds)
             for sample, one, number in zip(samples, chosen, numbers, strict=True):
                 self._swap.step = number
                 yield self._batch(sample, one, number)
+
+    def _grown(self, chosen: Tensor, step: int) -> Seeds:
+        ids = {self.input_type: self._seeds[chosen]}
+        if not self.disjoint:
+            return Seeds(ids, step)
+        of = {self.input_type: torch.arange(len(chosen))}
+        return Seeds(ids, step, Trees(of, self._salt[chosen], self._time[chosen]))
 
     def _order(self, epoch: int) -> Tensor:
         if not self.shuffle:
@@ -158,7 +180,9 @@ class NeighborLoader:
             drawn = [hop[etype].eid for hop in sample.hops if etype in hop]
             ids[etype] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
         rows = self._tables.fetch(ids)
-        batch = self._make(Drawn(self._book, sample, rows, self.input_type, chosen, step))
+        time = self._time[chosen] if self.disjoint else None
+        found = Drawn(self._book, sample, rows, self.input_type, chosen, step, time)
+        batch = self._make(found)
         return batch if self.transform is None else self.transform(batch)
 
     def _end_epoch(self) -> None:
@@ -195,9 +219,7 @@ def _check(as_: str, seed: int, positive: dict[str, int], least_zero: dict[str, 
         raise TypeError(f"seed: got {type(seed).__name__}, expected an int")
 
 
-def _fanouts(
-    num_neighbors: Sequence[int] | Mapping[str | EType, Sequence[int]], book: PartitionBook
-) -> Fanouts:
+def fanouts(num_neighbors: NumNeighbors, book: PartitionBook) -> list[dict[EType, int]]:
     """Per hop, how many edges of each relation."""
     if isinstance(num_neighbors, Mapping):
         lists = {book.canonical(etype): list(one) for etype, one in num_neighbors.items()}
@@ -214,6 +236,28 @@ def _fanouts(
             if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
                 raise ValueError(f"num_neighbors: got {fanout!r}, expected an int of -1 or more")
     return [{etype: one[hop] for etype, one in lists.items()} for hop in range(lengths.pop())]
+
+
+def _seed_times(
+    data: PartitionData, ntype: str, seeds: Tensor, given: Tensor | None, time_attr: str | None
+) -> Tensor:
+    """int64 [s] after which nothing is drawn around each seed."""
+    if given is not None:
+        if time_attr is None:
+            raise ValueError("input_time: got one, expected time_attr as well")
+        if given.shape != seeds.shape or given.is_floating_point():
+            got = f"{given.dtype} {list(given.shape)}"
+            raise ValueError(f"input_time: got {got}, expected integers [{len(seeds)}]")
+        return given.long().cpu()
+    if time_attr is None:
+        return torch.full_like(seeds, NEVER)
+    own = own_times(data, ntype, time_attr)
+    if own is None:
+        raise ValueError(
+            f"input_time: got none, and nodes of type {ntype!r} have no {time_attr!r}; expected "
+            "the time of each seed"
+        )
+    return own[seeds - node_ids(data.book, ntype).first(data.part_id)]
 
 
 def _seeds(input_nodes: InputNodes, data: PartitionData) -> tuple[str, Tensor]:

@@ -57,35 +57,38 @@ def id_dtype(book: PartitionBook) -> torch.dtype:
     return torch.int32 if max(one.total for one in ids) <= _INT32 else torch.int64
 
 
-def in_edges(data: PartitionData, etype: EType, weight_attr: str | None = None) -> Csc:
+def in_edges(
+    data: PartitionData, etype: EType, weight: Tensor | None = None, time: Tensor | None = None
+) -> Csc:
     """The in-edges of this part's nodes, by destination; local.
 
     Neighbors are numbered by :func:`node_ids`, edges by :func:`edge_ids`. The edges of a node are
-    in the order of their original ids where the partitions hold them, so that a draw by position
-    does not depend on the cut. Needs 8 bytes an edge and 16 while it runs, 4 more each with int64
-    ids, 8 more with weights.
+    in the order of their times and of their original ids where the partitions hold them, so that a
+    draw by position does not depend on the cut. Needs 8 bytes an edge and 16 while it runs, 4 more
+    each with int64 ids, 8 more with weights and with times.
 
     Args:
-        weight_attr: the edge feature that chances are in proportion to.
-
-    Raises ``ValueError`` for weights that are missing, not one number for each edge, negative, NaN
-    or infinite.
+        weight: float64 [E], what chances are in proportion to, by ascending id.
+        time: int64 [E], by ascending id.
     """
     book, shard, dtype = data.book, data.edges[etype], id_dtype(data.book)
-    order = _by_destination(shard, data.keys.edges(etype))
+    order = _by_destination(shard, data.keys.edges(etype), time)
     counts = torch.bincount(shard.dst.cpu(), minlength=data.num_nodes(etype[2]))
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     rows = shard.eid.cpu()[order]
     eid = rows.to(dtype) + edge_ids(book, etype).first(data.part_id)
     sources = _source_ids(shard, node_ids(book, etype[0]), dtype)[order]
-    weight = torch.empty(0, dtype=torch.float64)
-    if weight_attr is not None:
-        weight = _weights(data, etype, weight_attr)[rows.long()]
-    return Csc(indptr, sources, eid, weight)
+    weights = _NO_WEIGHTS if weight is None else weight[rows.long()]
+    times = _NO_TIMES if time is None else time[rows.long()]
+    return Csc(indptr, sources, eid, weights, times)
 
 
-def _weights(data: PartitionData, etype: EType, name: str) -> Tensor:
-    """float64 [E] by the edges' rows."""
+def edge_weights(data: PartitionData, etype: EType, name: str) -> Tensor:
+    """float64 [E] of a part's edges by ascending id.
+
+    Raises ``ValueError`` for weights that are missing, not one number for each edge, negative, NaN
+    or infinite.
+    """
     full = f"{':'.join(etype)}/{name}"
     if full not in data.edge_features:
         there = [key for key in data.edge_features if key.startswith(":".join(etype) + "/")]
@@ -101,10 +104,25 @@ def _weights(data: PartitionData, etype: EType, name: str) -> Tensor:
     return weights
 
 
-def _by_destination(shard: ShardEdges, keys: Tensor) -> Tensor:
-    """int64 [E]: positions of the edges by destination, those of one by ascending key."""
-    by_key = torch.argsort(keys[shard.eid.cpu().long()], stable=True)
-    return by_key[torch.argsort(shard.dst.cpu()[by_key], stable=True)]
+def source_ids(data: PartitionData, etype: EType) -> Tensor:
+    """int64 [E] sources of a part's edges, by ascending id of the edge."""
+    shard = data.edges[etype]
+    ids = torch.empty(len(shard.src), dtype=torch.int64)
+    ids[shard.eid.cpu().long()] = _source_ids(shard, node_ids(data.book, etype[0]), torch.int64)
+    return ids
+
+
+def _by_destination(shard: ShardEdges, keys: Tensor, time: Tensor | None) -> Tensor:
+    """int64 [E]: positions of the edges by destination, those of one by time, then by key."""
+    eid = shard.eid.cpu().long()
+    order = torch.argsort(keys[eid], stable=True)
+    for column in () if time is None else (time[eid],):
+        order = order[torch.argsort(column[order], stable=True)]
+    return order[torch.argsort(shard.dst.cpu()[order], stable=True)]
+
+
+_NO_WEIGHTS = torch.empty(0, dtype=torch.float64)
+_NO_TIMES = torch.empty(0, dtype=torch.int64)
 
 
 def _source_ids(shard: ShardEdges, ids: Ids, dtype: torch.dtype) -> Tensor:
