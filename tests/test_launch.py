@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,6 +202,26 @@ def test_interrupt_ends_all(parts: str, tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 130 and errors.strip().endswith("sar train: interrupted")
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--features", "fea"], "features: got 'fea', expected one of .*; did you mean 'feat'?"),
+        (["--labels", "lable"], "labels: got 'lable', expected one of .*; did you mean 'label'?"),
+        (["--features", "label"], "features: 'label' has shape .*, expected"),
+    ],
+)
+def test_names_are_checked_before_ranks_start(
+    words: list[str],
+    text: str,
+    parts: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a rank was started"))
+    assert main(["train", parts, *words]) == 2
+    assert re.fullmatch(f"sar train: error: {text}.*\n", capsys.readouterr().err)
 
 
 @pytest.mark.system
