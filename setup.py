@@ -36,6 +36,7 @@ setup(
         "plot": ["matplotlib>=3.8"],
         "data": ["ogb==1.3.6", "pyarrow>=15"],
         "tbb": [TBB],
+        "pyg": ["torch_geometric>=2.6"],
         "test": [
             TBB,
             "pytest>=8",
@@ -43,6 +44,7 @@ setup(
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "matplotlib>=3.8",
+            "torch_geometric>=2.6",
         ],
         "docs": ["mkdocs>=1.6"],
         "lint": ["ruff>=0.15,<0.18", "mypy>=2,<3"],
