@@ -185,12 +185,14 @@ def test_a_killed_rank_ends_all_and_is_named(parts: str, tmp_path: Path) -> None
 
 @pytest.mark.system
 def test_interrupt_ends_all(parts: str, tmp_path: Path) -> None:
+    """Also where the tests run in a shell's background, whose processes ignore interrupts."""
     process = subprocess.Popen(
         [
             sys.executable, "-m", "sar", "train", parts, "--hidden", "8", "--epochs", "1000000",
             "--checkpoint", str(tmp_path), "--checkpoint-every", "1", "--no-progress",
         ],
         env=environment(), stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         wait_for((tmp_path / "checkpoint.pt").exists)

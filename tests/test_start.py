@@ -24,7 +24,7 @@ from sar.errors import SarError
 from sar.partition.generate import community_graph
 from sar.partition.write import write_partitions
 
-LIMIT = 4  # seconds of the ranks' timeout
+LIMIT = 10  # seconds of the ranks' timeout; on a loaded machine they need some to meet
 SLACK = 8  # seconds after it in which all have ended
 
 

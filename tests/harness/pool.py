@@ -72,6 +72,9 @@ class WorkerPool:
     ) -> list[Any]:
         """Results of ``case(group, *args)`` in rank order; None for a rank of ``may_die`` that did.
 
+        All workers are ended after a death: gloo's threads may spin for as long as a group lives in
+        which a message was left for a dead rank.
+
         ``case`` is a function at the top level of a module; it and its arguments are pickled.
 
         Raises:
@@ -92,8 +95,7 @@ class WorkerPool:
         try:
             answers = self._collect(name, size, deadline, set(may_die))
             results = _results(name, answers, set(may_die))
-            finished = True
-            self._forget([rank for rank, answer in answers.items() if answer[0] == "died"])
+            finished = all(answer[0] != "died" for answer in answers.values())
             return results
         finally:
             if not finished:
@@ -105,14 +107,6 @@ class WorkerPool:
             each.end()
         self._workers.clear()
         self._groups.clear()
-
-    def _forget(self, dead: list[int]) -> None:
-        """Workers that died on purpose are replaced when next needed; the others join anew."""
-        if dead:
-            for rank in dead:
-                self._workers[rank].end()
-            self._workers = [w for rank, w in enumerate(self._workers) if rank not in dead]
-            self._groups.clear()
 
     def _start(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
