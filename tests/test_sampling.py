@@ -13,6 +13,7 @@ import torch
 from harness import run_threads
 from harness.graphs import hetero, mixed, to_dgl
 from harness.parts import Cutter
+from harness.pool import WorkerPool
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -606,3 +607,27 @@ def test_a_rank_that_leaves_alone_is_named(prefetch: int, partitioned: Cutter) -
 
     told = run_threads(2, case)
     assert "expected every rank to go through its loader at the same time" in told[0]
+
+
+# ---------------------------------------------------------------- ranks that are processes
+
+
+def case_beside(group: Group, path: str) -> list[tuple]:
+    """A thread draws ahead while this one sums, each on connections of its own."""
+    data, found = load_partition(path, group.rank), []
+    with NeighborLoader(data, [3, 2], batch_size=2, as_="tensors", prefetch=2, group=group) as one:
+        for batch in one:
+            total = group.all_reduce(torch.tensor([float(batch.batch_size), group.rank, 1.0]))
+            same = torch.equal(batch.node_data["_N"]["feat"], batch.node_data["_N"]["copy"])
+            found.append((batch.node_ids["_N"].tolist(), total.tolist(), same))
+    return found
+
+
+def test_ranks_in_processes(partitioned: Cutter, either: WorkerPool) -> None:
+    graph = mixed()
+    columns = graph.node_data["_N"] | {"copy": graph.node_data["_N"]["feat"]}
+    twice = GraphArrays("twice", graph.num_nodes, graph.edges, {"_N": columns})
+    path = partitioned(twice.with_orig_ids(), 3)
+    want = run_threads(3, case_beside, path)
+    got = either.run(3, case_beside, path)
+    assert got == want and all(same for one in got for _, _, same in one)
