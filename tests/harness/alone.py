@@ -20,6 +20,9 @@ class AloneGroup(Group):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size, "alone", torch.device("cpu"))
 
+    def beside(self) -> AloneGroup:
+        return AloneGroup(self.rank, self.size)
+
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         if op == "sum":
             tensor.mul_(self.size)
