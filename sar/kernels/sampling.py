@@ -192,11 +192,15 @@ def hashed(*words: int) -> int:
 
 @_compiled
 def _split(
-    ids: Any, bounds: Any, order: Any, rows: Any, counts: Any
+    ids: Any, bounds: Any, kept: Any, order: Any, rows: Any, counts: Any
 ) -> None:
     """Stable: ``order`` lists the ids of owner 0 first; ``rows`` are their numbers there."""
-    owner = np.empty(ids.shape[0], np.int32)
+    owner, own = np.empty(ids.shape[0], np.int32), bounds.shape[0] - 1
     for i in range(ids.shape[0]):
+        if kept.shape[0] > 0 and kept[i] >= 0:
+            owner[i] = own
+            counts[own] += 1
+            continue
         low, high = 0, bounds.shape[0] - 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -212,24 +216,28 @@ def _split(
     for i in range(ids.shape[0]):
         p = owner[i]
         order[cursor[p]] = i
-        rows[cursor[p]] = ids[i] - bounds[p]
+        rows[cursor[p]] = ids[i] - bounds[p] if p < own else kept[i]
         cursor[p] += 1
 
 
-def split(ids: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+def split(
+    ids: Tensor, bounds: Tensor, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor, list[int]]:
     """Who owns which of the ids.
 
     Args:
         ids: int64 [m], in ``[bounds[0], bounds[P])``.
         bounds: int64 [P + 1], ascending; owner p has ``[bounds[p], bounds[p + 1])``.
+        kept: int64 [m]: where it is not -1, one more owner P has the id, under that number.
 
     Returns:
         int32 [m] positions in ``ids``, those of owner 0 first, each owner's ascending; int32 [m]
         the ids there less the owner's first; how many each owner has.
     """
     order, rows = (torch.empty(len(ids), dtype=torch.int32) for _ in range(2))
-    counts = torch.zeros(len(bounds) - 1, dtype=torch.int64)
-    _split(array(ids), array(bounds), array(order), array(rows), array(counts))
+    counts = torch.zeros(len(bounds) - (kept is None), dtype=torch.int64)
+    found = np.empty(0, np.int64) if kept is None else array(kept)
+    _split(array(ids), array(bounds), found, array(order), array(rows), array(counts))
     return order, rows, counts.tolist()
 
 
@@ -299,6 +307,16 @@ def _number(
     return count
 
 
+@_compiled
+def _find(table: Any, numbers: Any, ids: Any, local: Any) -> None:
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(ids.shape[0]):
+        slot = mix(np.uint64(ids[i])) & mask
+        while table[slot] != _EMPTY and table[slot] != ids[i]:
+            slot = (slot + _ONE) & mask
+        local[i] = numbers[slot] if table[slot] == ids[i] else _EMPTY
+
+
 class Numbering:
     """Numbers nodes in the order in which they first come: an open hash table.
 
@@ -318,6 +336,12 @@ class Numbering:
         self.count = _number(
             self._table, self._numbers, self._nodes, self.count, array(ids), array(local)
         )
+        return local
+
+    def find(self, ids: Tensor) -> Tensor:
+        """int64 [m] numbers of int64 ids [m]; -1 for those that have not come."""
+        local = torch.empty(len(ids), dtype=torch.int64)
+        _find(self._table, self._numbers, array(ids), array(local))
         return local
 
     def nodes(self, first: int = 0) -> Tensor:

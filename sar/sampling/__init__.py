@@ -1,18 +1,28 @@
 """Mini-batches by neighbor sampling from the partitions that full-batch training uses."""
 
 from sar.sampling.batch import SampledBatch
+from sar.sampling.cache import CacheStats
 from sar.sampling.features import FeatureTables
-from sar.sampling.loader import NeighborLoader
+from sar.sampling.link_inputs import Links
+from sar.sampling.loaders import LinkNeighborLoader, NeighborLoader, SubgraphLoader
+from sar.sampling.negatives import NegativeSampling
+from sar.sampling.options import LoaderOptions
 from sar.sampling.sampler import Draws, Edges, NeighborSampler, Sample, Seeds, Trees
 
 __all__ = [
+    "CacheStats",
     "Draws",
     "Edges",
     "FeatureTables",
+    "LinkNeighborLoader",
+    "Links",
+    "LoaderOptions",
+    "NegativeSampling",
     "NeighborLoader",
     "NeighborSampler",
     "Sample",
     "SampledBatch",
     "Seeds",
+    "SubgraphLoader",
     "Trees",
 ]

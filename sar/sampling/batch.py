@@ -13,6 +13,8 @@ from sar.errors import MissingDependencyError
 from sar.partition.arrays import ORIG_EID, ORIG_ID
 from sar.partition.book import EType, PartitionBook
 from sar.partition.require import require_dgl
+from sar.sampling.link_inputs import Links
+from sar.sampling.options import LoaderOptions
 from sar.sampling.sampler import Edges, Sample
 
 Rows = dict[Any, dict[str, Tensor]]
@@ -25,12 +27,15 @@ class SampledBatch(NamedTuple):
         node_ids: int64 [n], the original ids where the partitions hold them, else the
             partitioning's own inside the type; seeds first, then hop by hop.
         node_data, edge_data: per name, a row for each node, or for each edge of all hops.
-        edges: per hop, local numbers of both ends and the edges' ids inside the relation.
+        edges: per hop, local numbers of both ends and the edges' ids inside the relation; in one
+            hop those of a subgraph.
         num_nodes: how many nodes are seeds, and how many came with each hop.
-        input_id: int64 [batch_size], which of the loader's input nodes the seeds are.
+        input_type: the node type of the seeds, or the relation of the seed edges.
+        input_id: int64 [batch_size], which of the loader's inputs the seeds are.
         step: of all ranks, counted from the loader's first batch.
         trees: of a disjoint loader, int64 [n], which of the seeds a node was drawn around.
-        time: of a disjoint loader, int64 [batch_size], after which nothing was drawn.
+        time: of a disjoint loader of nodes, int64 [batch_size], after which nothing was drawn.
+        links: of a loader of edges, where the seed edges are.
     """
 
     node_ids: dict[str, Tensor]
@@ -38,11 +43,12 @@ class SampledBatch(NamedTuple):
     edges: list[dict[EType, Edges]]
     edge_data: dict[EType, dict[str, Tensor]]
     num_nodes: dict[str, list[int]]
-    input_type: str
+    input_type: str | EType
     input_id: Tensor
     step: int
     trees: dict[str, Tensor]
     time: Tensor | None
+    links: Links | None
 
     @property
     def batch_size(self) -> int:
@@ -52,26 +58,26 @@ class SampledBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the makers of batches get: a sample, its rows, and which inputs its seeds are."""
+    """What the makers of batches get: a sample, its rows, and what is told of its inputs."""
 
     book: PartitionBook
     sample: Sample
     rows: Rows
-    input_type: str
-    input_id: Tensor
+    input_type: str | EType
     step: int
-    time: Tensor | None = None
+    told: dict[str, Any]
+    is_by_hop: bool = True
 
 
 def tensors(drawn: Drawn) -> SampledBatch:
     """A batch without any library's types."""
-    sample, book = drawn.sample, drawn.book
+    sample, book, told = drawn.sample, drawn.book, drawn.told
     nodes = {n: drawn.rows[n].get(ORIG_ID, ids) for n, ids in sample.nodes.items()}
     node_data = {n: _without(drawn.rows[n], ORIG_ID) for n in book.ntypes}
     edge_data = {e: drawn.rows[e] for e in book.canonical_etypes if e in drawn.rows}
     return SampledBatch(
         nodes, node_data, sample.hops, edge_data, sample.num_nodes, drawn.input_type,
-        drawn.input_id, drawn.step, sample.trees, drawn.time,
+        told["input_id"], drawn.step, sample.trees, told.get("time"), told.get("links"),
     )  # fmt: skip
 
 
@@ -79,12 +85,13 @@ def _without(rows: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key: value for key, value in rows.items() if key != name}
 
 
-def dgl_blocks(drawn: Drawn) -> tuple[Any, Any, list[Any]]:
+def dgl_blocks(drawn: Drawn) -> tuple[Any, ...]:
     """(input nodes, seeds, blocks), as DGL's loaders give them; the input layer's block is first.
 
     The first block has the features of its sources, the last those of the seeds, each the columns
     of its edges, and ``dgl.NID`` and ``dgl.EID``. Ids are tensors where the graph has one node
-    type, else dictionaries by type.
+    type, else dictionaries by type. Of seed edges it is (input nodes, graph of the seed edges,
+    graph of those that are none if there are any, blocks); the graphs are between the seeds.
     """
     dgl, batch = require_dgl("DGL's blocks"), tensors(drawn)
     counts = {n: one[0] for n, one in batch.num_nodes.items()}
@@ -92,27 +99,69 @@ def dgl_blocks(drawn: Drawn) -> tuple[Any, Any, list[Any]]:
     rows = _EdgeRows(batch)
     for hop, edges in enumerate(batch.edges):
         after = {n: count + batch.num_nodes[n][hop + 1] for n, count in counts.items()}
-        ends = {
-            e: tuple(edges[e][:2]) if e in edges else _NO_EDGES for e in drawn.book.canonical_etypes
-        }
-        block = dgl.create_block(ends, after, counts)
+        block = dgl.create_block(_ends(edges, drawn.book), after, counts)
         for ntype, ids in batch.node_ids.items():
             block.srcnodes[ntype].data[dgl.NID] = ids[: after[ntype]]
             block.dstnodes[ntype].data[dgl.NID] = ids[: counts[ntype]]
-        for etype in edges:
-            columns = rows.next(etype, len(edges[etype].src))
-            block.edges[etype].data[dgl.EID] = columns.pop(ORIG_EID, edges[etype].eid)
-            block.edges[etype].data.update(columns)
+        rows.put(block, edges, dgl.EID)
         blocks.insert(0, block)
         counts = after
     for ntype, fields in batch.node_data.items():
         blocks[0].srcnodes[ntype].data.update(fields)
         seeds = {name: values[: batch.num_nodes[ntype][0]] for name, values in fields.items()}
         blocks[-1].dstnodes[ntype].data.update(seeds)
-    seeds = {n: ids[: batch.num_nodes[n][0]] for n, ids in batch.node_ids.items()}
-    if len(drawn.book.ntypes) == 1:
-        return batch.node_ids[drawn.input_type], seeds[drawn.input_type], blocks
-    return batch.node_ids, seeds, blocks
+    return *_around(batch, drawn.book), blocks
+
+
+def dgl_subgraph(drawn: Drawn) -> tuple[Any, ...]:
+    """As :func:`dgl_blocks`, one graph between all nodes of the batch in place of blocks."""
+    dgl, batch = require_dgl("DGL's graphs"), tensors(drawn)
+    edges = batch.edges[0]
+    counts = {n: len(ids) for n, ids in batch.node_ids.items()}
+    graph = dgl.heterograph(_ends(edges, drawn.book), counts)
+    for ntype, ids in batch.node_ids.items():
+        graph.nodes[ntype].data[dgl.NID] = ids
+        graph.nodes[ntype].data.update(batch.node_data[ntype])
+    _EdgeRows(batch).put(graph, edges, dgl.EID)
+    return *_around(batch, drawn.book), graph
+
+
+def _ends(edges: dict[EType, Edges], book: PartitionBook) -> dict[EType, tuple[Tensor, ...]]:
+    return {e: tuple(edges[e][:2]) if e in edges else _NO_EDGES for e in book.canonical_etypes}
+
+
+def _around(batch: SampledBatch, book: PartitionBook) -> tuple[Any, ...]:
+    """Input nodes, and seeds or the graphs of seed edges."""
+    counts = {n: one[0] for n, one in batch.num_nodes.items()}
+    seeds = {n: ids[: counts[n]] for n, ids in batch.node_ids.items()}
+    is_one = len(book.ntypes) == 1
+    inputs = batch.node_ids[book.ntypes[0]] if is_one else batch.node_ids
+    if batch.links is None:
+        return inputs, seeds[book.ntypes[0]] if is_one else seeds
+    return inputs, *_pair_graphs(batch, seeds)
+
+
+def _pair_graphs(batch: SampledBatch, seeds: dict[str, Tensor]) -> list[Any]:
+    """The seed edges, and pairs that are none, between the seeds, as DGL's loaders of edges do."""
+    dgl, links, count = require_dgl("DGL's graphs"), batch.links, batch.batch_size
+    if links is None:
+        return []
+    pairs = [(links.src[:count], links.dst[:count])]
+    if links.negative is not None:
+        amount = links.negative.shape[1]
+        pairs.append((links.src.repeat_interleave(amount), links.negative.reshape(-1)))
+    elif links.has_negatives:
+        pairs.append((links.src[count:], links.dst[count:]))
+    graphs = []
+    for ends in pairs:
+        etype = batch.input_type
+        graph = dgl.heterograph({etype: ends}, {n: len(seeds[n]) for n in {etype[0], etype[2]}})
+        for ntype in graph.ntypes:
+            graph.nodes[ntype].data[dgl.NID] = seeds[ntype]
+        graphs.append(graph)
+    graphs[0].edata["input_id"] = batch.input_id
+    graphs[0].edata["label"] = links.label[:count]
+    return graphs
 
 
 _NO_EDGES = (torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
@@ -124,11 +173,14 @@ class _EdgeRows:
     def __init__(self, batch: SampledBatch) -> None:
         self._data, self._at = batch.edge_data, dict.fromkeys(batch.edge_data, 0)
 
-    def next(self, etype: EType, count: int) -> dict[str, Tensor]:
-        """Of the next ``count`` edges of a relation."""
-        first = self._at[etype]
-        self._at[etype] += count
-        return {name: rows[first : first + count] for name, rows in self._data[etype].items()}
+    def put(self, graph: Any, edges: dict[EType, Edges], eid: str) -> None:
+        """The next ones, of these edges, into a graph of DGL's; their ids under ``eid``."""
+        for etype, (src, _, ids) in edges.items():
+            first = self._at.get(etype, 0)
+            self._at[etype] = last = first + len(src)
+            columns = {n: rows[first:last] for n, rows in self._data.get(etype, {}).items()}
+            graph.edges[etype].data[eid] = columns.pop(ORIG_EID, ids)
+            graph.edges[etype].data.update(columns)
 
 
 def pyg_data(drawn: Drawn) -> Any:
@@ -144,7 +196,8 @@ def pyg_data(drawn: Drawn) -> Any:
     for ntype, ids in batch.node_ids.items():
         store = data if is_one else data[ntype]
         store.n_id, store.num_nodes = ids, len(ids)
-        store.num_sampled_nodes = batch.num_nodes[ntype]
+        if drawn.is_by_hop:
+            store.num_sampled_nodes = batch.num_nodes[ntype]
         if ntype in batch.trees:
             store.batch = batch.trees[ntype]
         _rename(store, batch.node_data[ntype], {"feat": "x", "label": "y"})
@@ -154,16 +207,37 @@ def pyg_data(drawn: Drawn) -> Any:
         store.edge_index = torch.stack(
             [torch.cat(one) for one in zip(*(hop[:2] for hop in hops), strict=True)]
         )
-        store.num_sampled_edges = [
-            len(edges[etype].src) if etype in edges else 0 for edges in batch.edges
-        ]
+        if drawn.is_by_hop:
+            store.num_sampled_edges = [
+                len(edges[etype].src) if etype in edges else 0 for edges in batch.edges
+            ]
         store.e_id = columns.get(ORIG_EID, torch.cat([hop.eid for hop in hops]))
         _rename(store, _without(columns, ORIG_EID), {"feat": "edge_attr"})
     seeds = data if is_one else data[drawn.input_type]
-    seeds.input_id, seeds.batch_size = batch.input_id, batch.batch_size
+    seeds.input_id = batch.input_id
+    if batch.links is not None:
+        _put_links(data, batch.links, drawn.input_type, is_one)
+        return data
+    seeds.batch_size = batch.batch_size
     if batch.time is not None:
         seeds.seed_time = batch.time
     return data
+
+
+def _put_links(data: Any, links: Links, etype: Any, is_one: bool) -> None:
+    """Where the seed edges are, by PyG's names."""
+    if links.negative is None:
+        seeds = data if is_one else data[etype]
+        seeds.edge_label_index = torch.stack([links.src, links.dst])
+        seeds.edge_label = links.label
+        if links.time is not None:
+            seeds.edge_label_time = links.time
+        return
+    src, dst = (data, data) if is_one else (data[etype[0]], data[etype[2]])
+    src.src_index, dst.dst_pos_index = links.src, links.dst
+    dst.dst_neg_index = links.negative.squeeze(1)  # [B] for one each
+    if links.time is not None:
+        src.seed_time = dst.seed_time = links.time
 
 
 def _rename(store: Any, columns: dict[str, Tensor], names: dict[str, str]) -> None:
@@ -172,6 +246,13 @@ def _rename(store: Any, columns: dict[str, Tensor], names: dict[str, str]) -> No
         store[names.get(name, name)] = values
 
 
-MAKERS: dict[str, Callable[[Drawn], Any]] = {
+_MAKERS: dict[str, Callable[[Drawn], Any]] = {
     "dgl": dgl_blocks, "pyg": pyg_data, "tensors": tensors,
 }  # fmt: skip
+
+
+def maker(options: LoaderOptions) -> Callable[[Drawn], Any]:
+    """What makes batches in the form that the options name."""
+    if options.as_ == "dgl" and not options.has_blocks:
+        return dgl_subgraph
+    return _MAKERS[options.as_]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from sar.sampling.structure import Ids, edge_ids, node_ids
 from sar.sampling.swap import Swap
 
 Kind = str | EType
+Kept = tuple[Tensor, dict[str, Tensor]]
 _ALIGNMENT = 8  # bytes: where a field's rows begin in a message
 
 
@@ -53,18 +55,35 @@ class FeatureTables:
         }
         swap.group.agree(error, "features", layout)
 
-    def fetch(self, ids: Mapping[Kind, Tensor]) -> dict[Kind, dict[str, Tensor]]:
+    def row_bytes(self, kind: Kind) -> int:
+        """Of a row of all fields."""
+        return sum(map(_row_bytes, self._tables[kind].fields.values()))
+
+    def others(self, kind: Kind, ids: Tensor) -> Tensor:
+        """Those of some ids that other ranks own."""
+        first, last = self._tables[kind].ids.bounds[self._swap.group.rank :][:2].tolist()
+        return ids[(ids < first) | (ids >= last)]
+
+    def fetch(
+        self, ids: Mapping[Kind, Tensor], kept: Mapping[Kind, Kept] = MappingProxyType({})
+    ) -> dict[Kind, dict[str, Tensor]]:
         """The rows of some nodes and edges, per kind and field; collective.
 
         Args:
             ids: int64 [n] per node type and relation, as :mod:`sar.sampling.structure` numbers
                 them; they need not be owned, nor differ.
+            kept: per kind, int64 [n] which row of some that are here each of the ids has, or -1;
+                and these rows.
         """
         kinds = [kind for kind, table in self._tables.items() if table.fields]
         none = torch.empty(0, dtype=torch.int64)
-        parts = [split(ids.get(kind, none), self._tables[kind].ids.bounds) for kind in kinds]
+        here = [kept.get(kind, (None, {}))[0] for kind in kinds]
+        parts = [
+            split(ids.get(kind, none), self._tables[kind].ids.bounds, found)
+            for kind, found in zip(kinds, here, strict=True)
+        ]
         swap, rank, size = self._swap, self._swap.group.rank, self._swap.group.size
-        wanted = torch.tensor([sizes for _, _, sizes in parts], dtype=torch.int64)
+        wanted = torch.tensor([sizes[:size] for _, _, sizes in parts], dtype=torch.int64)
         wanted = wanted.view(len(kinds), size).T.contiguous()
         wanted[rank] = 0
         asked = swap.sizes(wanted)
@@ -83,13 +102,14 @@ class FeatureTables:
                     view, at = _view(reply, at, table, len(mine))
                     copy_rows(view, _counting(mine), table, mine)
         reply = swap.send(reply, give, take)
-        return self._joined(kinds, parts, reply)
+        return self._joined(kinds, parts, reply, kept)
 
     def _joined(
         self,
         kinds: list[Kind],
         parts: list[tuple[Tensor, Tensor, list[int]]],
         reply: Tensor,
+        kept: Mapping[Kind, Kept],
     ) -> dict[Kind, dict[str, Tensor]]:
         found: dict[Kind, dict[str, Tensor]] = {}
         for kind, (order, _, _) in zip(kinds, parts, strict=True):
@@ -103,6 +123,11 @@ class FeatureTables:
                     if p != rank:
                         table, at = _view(reply, at, table, sizes[p])
                     copy_rows(found[kind][name], to, table, own if p == rank else _counting(to))
+        for kind, (order, rows, sizes) in zip(kinds, parts, strict=True):
+            if kind in kept:
+                to, own = order.split(sizes)[-1], rows.split(sizes)[-1]
+                for name, table in kept[kind][1].items():
+                    copy_rows(found[kind][name], to, table, own)
         return found
 
     def _bytes(self, kinds: list[Kind], counts: list[int]) -> int:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sar.kernels.sampling import Csc, Numbering, draw, hashed, place, split
+from sar.kernels.sampling import Numbering, draw, hashed, place, split
 from sar.partition.book import EType
-from sar.partition.load import PartitionData
-from sar.sampling.structure import id_dtype, node_ids
+from sar.sampling.structure import id_dtype
 from sar.sampling.swap import Swap
+from sar.sampling.topology import Topology
 
 
 class Edges(NamedTuple):
@@ -43,13 +44,16 @@ class Seeds(NamedTuple):
     """What a batch grows from.
 
     Attributes:
-        ids: per node type, int64; without trees they do not repeat.
+        ids: per node type, int64; those that repeat, in one tree, are one node.
         step: the number of the batch, the same on all ranks.
+        without: per relation, edges that are left out: int64 src x nodes of dst's type + dst,
+            ascending.
     """
 
     ids: Mapping[str, Tensor]
     step: int
     trees: Trees | None = None
+    without: Mapping[EType, Tensor] = MappingProxyType({})
 
 
 @dataclass
@@ -62,12 +66,14 @@ class Sample:
         trees: per node type, int64 [n] the tree of each node; empty where there are none.
         hops: per hop and relation that it follows, the edges that were drawn.
         num_nodes: per node type, how many nodes are seeds, and how many came with each hop.
+        seeds: per node type, int64, the number of each of the ids that it grew from.
     """
 
     nodes: dict[str, Tensor]
     trees: dict[str, Tensor]
     hops: list[dict[EType, Edges]]
     num_nodes: dict[str, list[int]]
+    seeds: dict[str, Tensor]
 
 
 class _Growing:
@@ -83,19 +89,34 @@ class _Growing:
     """
 
     def __init__(self, seeds: Seeds, totals: dict[str, int]) -> None:
-        self.seeds, self._totals = seeds, totals
+        self.seeds, self._totals, self.is_closed = seeds, totals, False
         self.hops = list[dict[EType, Edges]]()
         self.numbers = {ntype: Numbering() for ntype in totals}
-        for ntype, ids in seeds.ids.items():
-            self.number(ntype, ids, None if seeds.trees is None else seeds.trees.of[ntype])
+        trees = {} if seeds.trees is None else seeds.trees.of
+        self.given = {n: self.number(n, ids, trees.get(n)) for n, ids in seeds.ids.items()}
         counts = {ntype: one.count for ntype, one in self.numbers.items()}
         self.frontier = {ntype: (0, count) for ntype, count in counts.items()}
         self.num_nodes = {ntype: [count] for ntype, count in counts.items()}
 
     def number(self, ntype: str, ids: Tensor, tree: Tensor | None) -> Tensor:
-        """The local numbers of nodes."""
+        """The local numbers of nodes; of a closed sample -1 for those that are not in it."""
         known = ids if tree is None else ids + tree * self._totals[ntype]
-        return self.numbers[ntype].number(known)
+        numbers = self.numbers[ntype]
+        return numbers.find(known) if self.is_closed else numbers.number(known)
+
+    def is_left_out(self, etype: EType, src: Tensor, dst: Tensor) -> Tensor | None:
+        """bool [e] of edges between some ids; ``None`` where none is."""
+        pairs = self.seeds.without.get(etype)
+        if pairs is None or not len(pairs):
+            return None
+        keys = src * self._totals[etype[2]] + dst
+        at = torch.searchsorted(pairs, keys).clamp(max=len(pairs) - 1)
+        return pairs[at] == keys
+
+    def close(self) -> None:
+        """No node comes any more; the edges of all of them are drawn anew."""
+        self.is_closed, self.hops = True, []
+        self.frontier = {ntype: (0, one.count) for ntype, one in self.numbers.items()}
 
     def nodes(self, ntype: str, first: int, last: int) -> tuple[Tensor, Tensor | None]:
         """Ids, and trees if there are any, of the nodes with these local numbers."""
@@ -116,20 +137,21 @@ class _Growing:
         found = {ntype: self.nodes(ntype, 0, one.count) for ntype, one in self.numbers.items()}
         nodes = {ntype: ids for ntype, (ids, _) in found.items()}
         trees = {ntype: tree for ntype, (_, tree) in found.items() if tree is not None}
-        return Sample(nodes, trees, self.hops, self.num_nodes)
+        return Sample(nodes, trees, self.hops, self.num_nodes, self.given)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How in-edges are drawn.
+    """How edges are drawn.
 
     Attributes:
-        fanouts: for each hop, how many in-edges of each relation; -1: all; a relation that is
+        fanouts: for each hop, how many edges of each relation; -1: all; a relation that is
             missing is not followed.
         replace: with replacement.
         last: the latest edges, instead of any up to the time of a tree.
         again: those of all nodes at every hop, as DGL's blocks want it; else of those that came
             with the hop before, as PyG does.
+        induced: then take all edges between the nodes that came, as one hop.
         seed: of all draws, the same on all ranks.
     """
 
@@ -137,32 +159,28 @@ class Draws:
     replace: bool = False
     last: bool = False
     again: bool = False
+    induced: bool = False
     seed: int = 0
 
 
 class NeighborSampler:
-    """Draws in-edges, hop by hop, of nodes that any rank may own.
+    """Draws edges, hop by hop, of nodes that any rank may own.
 
     Draws are a function of (seed, step, hop, relation, the node's key, the tree's salt): P ranks
     with some seeds each draw what one process draws for all of them.
 
     Args:
-        data: this rank's part.
-        edges: of each relation that is followed, as :func:`sar.sampling.structure.in_edges` gives
-            them.
+        topology: which edges there are, and who has them.
         swap: how ranks ask each other.
         draws: the same on all ranks.
     """
 
-    def __init__(
-        self, data: PartitionData, edges: Mapping[EType, Csc], swap: Swap, draws: Draws
-    ) -> None:
-        book = data.book
-        self.book, self.draws, self.edges, self.swap = book, draws, edges, swap
-        self.dtype = id_dtype(book)
-        self.keys = {ntype: data.keys.nodes(ntype) for ntype in book.ntypes}
-        self._ids = {ntype: node_ids(book, ntype) for ntype in book.ntypes}
-        self._totals = {ntype: ids.total for ntype, ids in self._ids.items()}
+    def __init__(self, topology: Topology, swap: Swap, draws: Draws) -> None:
+        self.topology, self.draws, self.swap = topology, draws, swap
+        self.book, self.edges, self.keys = topology.book, topology.edges, topology.keys
+        self.near, self.far = topology.ends
+        self.dtype = id_dtype(self.book)
+        self._totals = {ntype: ids.total for ntype, ids in topology.ids.items()}
 
     def sample(self, batches: Sequence[Seeds]) -> list[Sample]:
         """What is drawn around each of some batches of seeds; collective.
@@ -170,34 +188,38 @@ class NeighborSampler:
         All ranks give as many batches, of the same steps; some may have no seeds.
         """
         growing = [_Growing(seeds, self._totals) for seeds in batches]
-        for hop in range(len(self.draws.fanouts)):
-            self._hop(growing, hop)
+        for hop, fanouts in enumerate(self.draws.fanouts):
+            self._hop(growing, hop, fanouts)
+            for batch in growing:
+                batch.end_hop(self.draws.again)
+        if self.draws.induced:
+            for batch in growing:
+                batch.close()
+            self._hop(growing, len(self.draws.fanouts), dict.fromkeys(self.edges, -1))
         return [one.sample() for one in growing]
 
-    def _hop(self, batches: list[_Growing], hop: int) -> None:
-        followed = [etype for etype in self.edges if self.draws.fanouts[hop].get(etype)]
-        into = {n: [etype for etype in followed if etype[2] == n] for n in self.book.ntypes}
-        asked = [(batch, n) for n, etypes in into.items() if etypes for batch in batches]
-        questions = [self._ask(batch, ntype, into[ntype]) for batch, ntype in asked]
+    def _hop(self, batches: list[_Growing], hop: int, fanouts: Mapping[EType, int]) -> None:
+        followed = [etype for etype in self.edges if fanouts.get(etype)]
+        of = {n: [one for one in followed if one[self.near] == n] for n in self.book.ntypes}
+        asked = [(batch, n) for n, etypes in of.items() if etypes for batch in batches]
+        questions = [self._ask(batch, ntype, of[ntype]) for batch, ntype in asked]
         for batch in batches:
             batch.hops.append({})
         if questions:
             sections = [(one.batch.seeds.step, one.etypes) for one in questions]
-            buffer, starts = _Drawing(self, hop, sections).drawn(questions)
+            buffer, starts = _Drawing(self, hop, fanouts, sections).drawn(questions)
             for question in questions:
                 question.take(buffer, starts)
-        for batch in batches:
-            batch.end_hop(self.draws.again)
 
     def _ask(self, batch: _Growing, ntype: str, etypes: list[EType]) -> _Question:
         first, last = batch.frontier[ntype]
         ids, tree = batch.nodes(ntype, first, last)
-        order, rows, sizes = split(ids, self._ids[ntype].bounds)
+        order, rows, sizes = split(ids, self.topology.ids[ntype].bounds)
         trees = batch.seeds.trees
         if trees is not None and tree is not None:
             of = tree[order.long()]
             rows = torch.stack([rows.long(), trees.salt[of], trees.time[of]], dim=1)
-        return _Question(batch, etypes, first, tree, order, rows, sizes)
+        return _Question(batch, etypes, self.topology.is_out, first, ids, tree, order, rows, sizes)
 
     def base(self, step: int, hop: int, etype: EType) -> int:
         """What keys the draws of one batch, hop and relation."""
@@ -206,18 +228,20 @@ class NeighborSampler:
 
 @dataclass
 class _Question:
-    """The in-edges of a batch's frontier of one node type.
+    """The edges of a batch's frontier of one node type.
 
     Attributes:
         first: the number of the first node of the frontier.
-        tree: int64 [m], of the frontier's nodes, if there are trees.
+        ids, tree: int64 [m], of the frontier's nodes; trees if there are some.
         order, sizes: as :func:`sar.kernels.sampling.split` gives them.
         rows: by owner, as :func:`sar.kernels.sampling.draw` takes them.
     """
 
     batch: _Growing
     etypes: list[EType]
+    is_out: bool
     first: int
+    ids: Tensor
     tree: Tensor | None
     order: Tensor
     rows: Tensor
@@ -228,10 +252,24 @@ class _Question:
         for etype in self.etypes:
             offsets, ids, eids = place(buffer, starts, torch.tensor(self.sizes), self.order)
             counts = offsets.diff()
-            tree = None if self.tree is None else self.tree.repeat_interleave(counts)
-            src = self.batch.number(etype[0], ids, tree)
-            dst = torch.arange(len(counts)).repeat_interleave(counts) + self.first
-            self.batch.hops[-1][etype] = Edges(src, dst, eids)
+            of = torch.arange(len(counts)).repeat_interleave(counts)
+            ids, eids, of = self._without_some(etype, ids, eids, of)
+            tree = None if self.tree is None else self.tree[of]
+            far, near = (
+                self.batch.number(etype[2 if self.is_out else 0], ids, tree),
+                of + self.first,
+            )
+            if self.batch.is_closed:
+                far, near, eids = (one[far >= 0] for one in (far, near, eids))
+            ends = (near, far) if self.is_out else (far, near)
+            self.batch.hops[-1][etype] = Edges(*ends, eids)
+
+    def _without_some(
+        self, etype: EType, ids: Tensor, eids: Tensor, of: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ends = (self.ids[of], ids) if self.is_out else (ids, self.ids[of])
+        wrong = self.batch.is_left_out(etype, *ends) if self.batch.seeds.without else None
+        return (ids, eids, of) if wrong is None else (ids[~wrong], eids[~wrong], of[~wrong])
 
 
 class _Drawing:
@@ -242,10 +280,14 @@ class _Drawing:
     """
 
     def __init__(
-        self, sampler: NeighborSampler, hop: int, sections: list[tuple[int, list[EType]]]
+        self,
+        sampler: NeighborSampler,
+        hop: int,
+        fanouts: Mapping[EType, int],
+        sections: list[tuple[int, list[EType]]],
     ) -> None:
         self.sampler, self.hop, self.sections = sampler, hop, sections
-        self.fanouts, self.swap = sampler.draws.fanouts[hop], sampler.swap
+        self.fanouts, self.swap = fanouts, sampler.swap
         self.rank, self.size = self.swap.group.rank, self.swap.group.size
 
     def drawn(self, questions: list[_Question]) -> tuple[Tensor, Tensor]:
@@ -300,7 +342,7 @@ class _Drawing:
         sampler, draws = self.sampler, self.sampler.draws
         for rows, (step, etypes) in zip(parts, self.sections, strict=True):
             for etype in etypes:
-                edges, keys = sampler.edges[etype], sampler.keys[etype[2]]
+                edges, keys = sampler.edges[etype], sampler.keys[etype[sampler.near]]
                 base, fanout = sampler.base(step, self.hop, etype), self.fanouts[etype]
                 at = draw(out, at, edges, rows, keys, base, fanout, draws.replace, draws.last)
 

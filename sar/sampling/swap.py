@@ -41,7 +41,7 @@ class Swap:
     """
 
     def __init__(self, group: Group, width: int) -> None:
-        self.group, self._width = group, width
+        self.group, self.width = group, width
         self.step, self.is_over = 0, False
 
     def sizes(self, mine: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Swap:
 
     def _told(self, mine: Tensor, status: int, error: Exception | None) -> Tensor:
         group, ones = self.group, [1] * self.group.size
-        told = torch.zeros(group.size, 2 + self._width, dtype=torch.int64)
+        told = torch.zeros(group.size, 2 + self.width, dtype=torch.int64)
         told[:, 0], told[:, 1] = status, self.step
         told[:, 2 : 2 + mine.shape[1]] = mine
         came = group.all_to_all(told, ones, ones)
@@ -81,10 +81,16 @@ class Swap:
         """Return when all ranks have come to their end."""
         self._told(_NOTHING.expand(self.group.size, 0), _FINE, None)
 
+    def share(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, rank after rank, on every rank."""
+        size = self.group.size
+        came = self.sizes(torch.full((size, 1), len(rows))).view(-1).tolist()
+        return self.send(rows.repeat(size, *[1] * (rows.dim() - 1)), [len(rows)] * size, came)
+
     def send(
         self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor | None = None
     ) -> Tensor:
-        """What the others send, rank after rank; ``give`` and ``take`` are 0 for this rank."""
+        """What all send, rank after rank; often nothing to this rank itself."""
         out = rows.new_empty((sum(take), *rows.shape[1:])) if out is None else out
         self.group.exchange(out, rows, list(take), list(give)).wait()
         return out

@@ -1,0 +1,155 @@
+"""Options that all loaders share, and how many edges a node draws."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sar.config import parse_bytes
+from sar.partition.book import EType, PartitionBook
+
+NumNeighbors = Sequence[int] | Mapping[str | EType, Sequence[int]]
+STRATEGIES = ("uniform", "last")
+FORMS = ("dgl", "pyg", "tensors")
+SUBGRAPHS = ("directional", "bidirectional", "induced")
+DIRECTIONS = ("in", "out")
+TOPOLOGIES = ("partitioned", "replicated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """What every loader takes beside its data, its fanouts and its seeds; keywords only.
+
+    All but ``transform``, ``filter`` and ``prefetch`` have to be the same on all ranks.
+
+    Attributes:
+        batch_size: seeds of a rank and step.
+        shuffle: another order in each epoch.
+        drop_last: leave out a rank's last batch where it is not full.
+        rebalance: deal seeds out so that each rank has as many; they may then be anybody's nodes.
+        original_ids: seeds are given by original ids, instead of the partitioning's.
+        replace: draw with replacement.
+        disjoint: a tree for each seed, whose nodes no other tree shares; ``batch`` says of which
+            seed a node is. Not for DGL's blocks.
+        direction: ``"in"``: of a node its in-edges are drawn; ``"out"``: its out-edges, not for
+            DGL's blocks. Edges keep their direction.
+        subgraph_type: ``"directional"``: the edges that were drawn; ``"induced"``: all edges
+            between the nodes that were drawn; ``"bidirectional"``: those that were drawn and
+            their reverses, each pair of nodes once.
+        time_attr: the feature of nodes or edges that says when they came; implies ``disjoint``.
+        temporal_strategy: ``"uniform"`` among the edges up to the seed's time, or the ``"last"``.
+        weight_attr: the edge feature, one number of 0 or more for each edge, that the chances of a
+            node's edges are in proportion to.
+        as_: ``"dgl"`` gives what DGL's loaders do, the default where DGL is installed; ``"pyg"``
+            ``Data`` or ``HeteroData`` as PyG's do; ``"tensors"`` a
+            :class:`sar.sampling.SampledBatch`.
+        fields: names of features per node type and relation, ``{"_N": ["feat"]}``; all by default.
+        filter: called with the :class:`sar.sampling.Sample` that was drawn, before features are
+            fetched; what it returns is taken instead.
+        transform: called with each batch; what it returns is given instead.
+        seed: of draws and order.
+        prefetch: batches that a thread makes ahead; 0: none, and no thread.
+        bulk: batches that are drawn in one exchange; their features come batch by batch.
+        cache: rows of other ranks' features that this one keeps, as bytes or ``"256MiB"``; those
+            that two epochs of draws need most often. 0: none.
+        topology: ``"replicated"`` keeps the edges of the whole graph on every rank, so that draws
+            need no exchange.
+    """
+
+    batch_size: int = 1
+    shuffle: bool = False
+    drop_last: bool = False
+    rebalance: bool = False
+    original_ids: bool = False
+    replace: bool = False
+    disjoint: bool = False
+    direction: str = "in"
+    subgraph_type: str = "directional"
+    time_attr: str | None = None
+    temporal_strategy: str = "uniform"
+    weight_attr: str | None = None
+    as_: str = ""
+    fields: Mapping[str | EType, Sequence[str]] | None = None
+    filter: Callable[[Any], Any] | None = None
+    transform: Callable[[Any], Any] | None = None
+    seed: int = 0
+    prefetch: int = 2
+    bulk: int = 1
+    cache: int | str = 0
+    topology: str = "partitioned"
+
+    def __post_init__(self) -> None:
+        if not self.as_:
+            form = "dgl" if importlib.util.find_spec("dgl") else "tensors"
+            object.__setattr__(self, "as_", form)
+        object.__setattr__(self, "disjoint", self.disjoint or self.time_attr is not None)
+        for name, least in (("batch_size", 1), ("bulk", 1), ("prefetch", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}: got {value!r}, expected an int of at least {least}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed: got {type(self.seed).__name__}, expected an int")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                got, among = getattr(self, name), ", ".join(known)
+                raise ValueError(f"{name}: got {got!r}, expected one of {among}")
+        if self.cache != 0:
+            parse_bytes(self.cache, "cache")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.as_ == "dgl" and self.disjoint:
+            raise ValueError("disjoint, time_attr: got some for DGL's blocks; expected as_='pyg'")
+        if self.as_ == "dgl" and self.direction == "out":
+            raise ValueError("direction: got 'out' for DGL's blocks; expected as_='pyg'")
+        if self.subgraph_type == "induced" and self.direction == "out":
+            raise ValueError("direction: got 'out', expected 'in' for induced subgraphs")
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether batches are DGL's blocks, for which all nodes draw again at each hop."""
+        return self.as_ == "dgl" and self.subgraph_type == "directional"
+
+    def alike(self) -> list[Any]:
+        """What has to be the same on all ranks."""
+        own = ("transform", "filter", "prefetch")
+        return [getattr(self, one.name) for one in fields(self) if one.name not in own]
+
+
+_CHOICES = {
+    "as_": FORMS, "temporal_strategy": STRATEGIES, "direction": DIRECTIONS,
+    "subgraph_type": SUBGRAPHS, "topology": TOPOLOGIES,
+}  # fmt: skip
+
+
+def loader_options(given: Mapping[str, Any]) -> LoaderOptions:
+    """From keywords; raises ``TypeError`` for a name that there is not, and says what is near."""
+    known = [one.name for one in fields(LoaderOptions)]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f", expected one of {known}"
+            raise TypeError(f"got an unknown option {name!r}{hint}")
+    return LoaderOptions(**given)
+
+
+def fanouts(num_neighbors: NumNeighbors, book: PartitionBook) -> list[dict[EType, int]]:
+    """Per hop, how many edges of each relation."""
+    if isinstance(num_neighbors, Mapping):
+        lists = {book.canonical(etype): list(one) for etype, one in num_neighbors.items()}
+    else:
+        lists = {etype: list(num_neighbors) for etype in book.canonical_etypes}
+    lengths = {len(one) for one in lists.values()}
+    if len(lengths) != 1 or lengths == {0}:
+        raise ValueError(
+            f"num_neighbors: got {num_neighbors!r}, expected as many hops for each relation, 1 or "
+            "more"
+        )
+    for one in lists.values():
+        for fanout in one:
+            if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
+                raise ValueError(f"num_neighbors: got {fanout!r}, expected an int of -1 or more")
+    return [{etype: one[hop] for etype, one in lists.items()} for hop in range(lengths.pop())]

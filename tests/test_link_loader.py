@@ -1,0 +1,312 @@
+"""Mini-batches of edges: what they hold, which pairs are drawn beside them, what is left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import hetero, homogeneous, mixed
+from harness.parts import Cutter
+from torch import Tensor
+
+from sar.comm import Group
+from sar.errors import SarError
+from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.partition.load import load_partition
+from sar.sampling import LinkNeighborLoader, NegativeSampling
+
+CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+
+
+def pairs_of(batch: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Original ids of both ends of the seed edges, and of the pairs that are none."""
+    etype, links, count = batch.input_type, batch.links, batch.batch_size
+    src, dst = batch.node_ids[etype[0]], batch.node_ids[etype[2]]
+    own = list(zip(src[links.src[:count]].tolist(), dst[links.dst[:count]].tolist()))
+    if links.negative is None:
+        rest = zip(src[links.src[count:]].tolist(), dst[links.dst[count:]].tolist())
+        return own, list(rest)
+    again = links.src.repeat_interleave(links.negative.shape[1])
+    return own, list(zip(src[again].tolist(), dst[links.negative.reshape(-1)].tolist()))
+
+
+def batches_of(group: Group, path: str, seeds: Any, options: dict, size: int = 10**6) -> list[Any]:
+    """Of an epoch; a rank's seeds are those of its edges whose original ids are given."""
+    data, options = load_partition(path, group.rank), dict(options)
+    etype = options.pop("etype", ETYPE_HOMO)
+    own = data.edge_features[":".join(etype) + "/orig_eid"]
+    mask = torch.isin(own, seeds) if seeds is not None else None
+    with LinkNeighborLoader(
+        data, [2, 2], (etype, mask), as_="tensors", batch_size=size, **options
+    ) as loader:
+        return list(loader)
+
+
+def test_seed_edges_and_what_is_drawn_around_them(partitioned: Cutter) -> None:
+    """Every seed edge comes once; every drawn edge exists; rows are those of the tables."""
+    graph = mixed()
+    ends = torch.stack(graph.edges[ETYPE_HOMO])
+    for size, method in CUTS:
+        path = partitioned(graph, size, method)
+        parts = run_threads(size, batches_of, path, None, {}, 16)
+        found: Counter = Counter()
+        for batch in (one for part in parts for one in part):
+            own, rest = pairs_of(batch)
+            assert not rest and (batch.links.label == 1).all()
+            found.update(own)
+            for hop in batch.edges:
+                src, dst, _ = hop[ETYPE_HOMO]
+                assert int(max(src.max(), dst.max())) < len(batch.node_ids["_N"]) if len(src) else 1
+            eid = batch.edge_data[ETYPE_HOMO]["orig_eid"]
+            drawn = [torch.cat([h[ETYPE_HOMO][k] for h in batch.edges]) for k in (0, 1)]
+            ids = torch.stack([batch.node_ids["_N"][one] for one in drawn])
+            assert torch.equal(ids, ends[:, eid])
+            feat = graph.node_data["_N"]["feat"][batch.node_ids["_N"]]
+            assert torch.equal(batch.node_data["_N"]["feat"], feat)
+        assert found == Counter(map(tuple, ends.T.tolist()))
+
+
+NEGATIVES: list[dict] = [
+    {"mode": "binary", "amount": 2},
+    {"mode": "binary", "amount": 1, "keep_src": True, "strict": True},
+    {"mode": "triplet", "amount": 3, "dst_weight": "weight"},
+    {"mode": "binary", "amount": 1, "src_weight": "weight", "strict": True},
+]
+
+
+def weighted(graph: GraphArrays) -> GraphArrays:
+    rng, columns = torch.Generator().manual_seed(3), {}
+    for ntype, count in graph.num_nodes.items():
+        weight = torch.rand(count, generator=rng).pow(3)
+        columns[ntype] = {**graph.node_data[ntype], "weight": weight}
+    return replace(graph, name=f"weighted-{graph.name}", node_data=columns)
+
+
+@pytest.mark.parametrize("name", ["one type", "several"])
+@pytest.mark.parametrize("negatives", NEGATIVES, ids=lambda one: "-".join(map(str, one.values())))
+def test_pairs_are_those_of_one_process(negatives: dict, name: str, partitioned: Cutter) -> None:
+    """Bit for bit, whatever the cut; strict ones are no edges; sources are kept where asked."""
+    graph = weighted(mixed() if name == "one type" else hetero())
+    etype = ETYPE_HOMO if name == "one type" else next(iter(graph.edges))
+    there = set(zip(*(end.tolist() for end in graph.edges[etype])))
+    seeds = torch.randperm(len(graph.edges[etype][0]))[:20]
+    want = None
+    for size, method in CUTS:
+        path = partitioned(graph, size, method)
+        options = {"neg_sampling": negatives, "etype": etype, "seed": 5}
+        parts = run_threads(size, run_options, path, seeds, options)
+        own = Counter(pair for part in parts for pair in part[0])
+        rest = Counter(pair for part in parts for pair in part[1])
+        assert own.total() == 20 and rest.total() == 20 * negatives["amount"]
+        if negatives.get("strict"):
+            assert not there & set(rest)
+        if negatives.get("keep_src") or negatives["mode"] == "triplet":
+            sources = Counter(src for src, _ in own.elements())
+            amount = negatives["amount"]
+            assert Counter(s for s, _ in rest.elements()) == Counter(
+                {s: amount * n for s, n in sources.items()}
+            )
+        want = want or (own, rest)
+        assert (own, rest) == want
+
+
+def run_options(group: Group, path: str, seeds: Tensor, options: dict) -> tuple[list, list]:
+    found: tuple[list, list] = [], []
+    for batch in batches_of(group, path, seeds, options):
+        for to, pairs in zip(found, pairs_of(batch)):
+            to.extend(pairs)
+    return found
+
+
+def test_frequencies_of_weighted_pairs(partitioned: Cutter) -> None:
+    """A chi-square test of how often each destination is drawn."""
+    graph = weighted(mixed())
+    weight = graph.node_data["_N"]["weight"].double()
+    path = partitioned(graph, 2, "random")
+    negatives = {"mode": "triplet", "amount": 200, "dst_weight": "weight"}
+    parts = run_threads(2, run_options, path, torch.arange(50), {"neg_sampling": negatives})
+    drawn = torch.tensor([dst for part in parts for _, dst in part[1]])
+    count = torch.bincount(drawn, minlength=57)
+    want = weight / weight.sum() * len(drawn)
+    usual = want >= 5
+    statistic = ((count - want)[usual] ** 2 / want[usual]).sum()
+    degrees = int(usual.sum()) - 1
+    assert len(drawn) == 10_000
+    assert abs(statistic - degrees) < 4 * (2 * degrees) ** 0.5
+
+
+def test_no_negative_from_the_future(partitioned: Cutter) -> None:
+    """Destinations came at the seed edge's time or before, each of them alike often."""
+    graph = mixed()
+    rng = torch.Generator().manual_seed(3)
+    came = torch.randint(20, (57,), generator=rng)
+    came[0] = 0
+    columns = {**graph.node_data["_N"], "time": came}
+    graph = replace(graph, name="aged", node_data={"_N": columns})
+    count = len(graph.edges[ETYPE_HOMO][0])
+    time = torch.randint(20, (count,), generator=rng)
+    want = None
+
+    def case(group: Group, path: str) -> dict:
+        data, found = load_partition(path, group.rank), {}
+        own = data.edge_features["_N:_E:_N/orig_eid"]
+        loader = LinkNeighborLoader(
+            data, [3, 3], None, None, time[own], neg_sampling={"mode": "triplet", "amount": 5},
+            time_attr="time", as_="pyg", batch_size=count,
+        )  # fmt: skip
+        for batch in loader:
+            for tree, edge in enumerate(own[batch.input_id].tolist()):
+                nodes = batch.n_id[batch.dst_neg_index[tree]]
+                assert (came[nodes] <= time[edge]).all()
+                assert (batch.batch[batch.dst_neg_index[tree]] == tree).all()
+                assert int(batch.seed_time[tree]) == int(time[edge])
+                drawn = batch.n_id[batch.edge_index[0]][batch.batch[batch.edge_index[0]] == tree]
+                assert (came[drawn] <= time[edge]).all()
+                found[edge] = (
+                    nodes.tolist(),
+                    batch.e_id[batch.batch[batch.edge_index[1]] == tree].sort().values.tolist(),
+                )
+        return found
+
+    for size, method in CUTS:
+        parts = run_threads(size, case, partitioned(graph, size, method))
+        found = {edge: drawn for part in parts for edge, drawn in part.items()}
+        assert len(found) == count
+        want = want or found
+        assert found == want
+
+
+@pytest.mark.parametrize("exclude", ["self", "reverse"])
+def test_seed_edges_are_left_out(exclude: str, partitioned: Cutter) -> None:
+    """On every rank those of every rank, and with -1 all others are there."""
+    graph = mixed()
+    src, dst = graph.edges[ETYPE_HOMO]
+    graph = homogeneous("both-ways", 57, torch.cat([src, dst]), torch.cat([dst, src]))
+    ends = torch.stack(graph.edges[ETYPE_HOMO])
+    seeds = torch.arange(0, ends.shape[1], 7)
+    gone = set(map(tuple, ends[:, seeds].T.tolist()))
+    if exclude == "reverse":
+        gone |= {(b, a) for a, b in gone}
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        mask = torch.isin(data.edge_features["_N:_E:_N/orig_eid"], seeds)
+        loader = LinkNeighborLoader(
+            data, [-1], mask, exclude=exclude, as_="pyg", batch_size=1000, prefetch=0
+        )
+        for batch in loader:
+            near = batch.n_id[: batch.num_sampled_nodes[0]]
+            found = Counter(map(tuple, batch.n_id[batch.edge_index].T.tolist()))
+            into = ends[:, torch.isin(ends[1], near)].T.tolist()
+            assert found == Counter(pair for pair in map(tuple, into) if pair not in gone)
+
+    for size, method in CUTS:
+        run_threads(size, case, partitioned(graph, size, method))
+
+
+def test_pairs_by_original_ids_and_labels(partitioned: Cutter) -> None:
+    """Of any rank's nodes; labels come back, one higher beside negatives, as PyG's do."""
+    graph = mixed()
+    pairs = torch.tensor([[0, 5, 5, 56, 3], [9, 1, 1, 0, 3]])
+    label = torch.tensor([0, 1, 2, 1, 0])
+
+    def case(group: Group, path: str) -> list:
+        data, found = load_partition(path, group.rank), []
+        mine = slice(group.rank, None, group.size)
+        loader = LinkNeighborLoader(
+            data, [2], pairs[:, mine], label[mine], neg_sampling_ratio=1.0, original_ids=True,
+            as_="pyg", batch_size=2, rebalance=group.size == 4,
+        )  # fmt: skip
+        for batch in loader:
+            count = len(batch.input_id)
+            assert batch.edge_label_index.shape == (2, 2 * count)
+            assert (batch.edge_label[count:] == 0).all()
+            ends = batch.n_id[batch.edge_label_index[:, :count]].T.tolist()
+            found += [(*ends, one) for ends, one in zip(ends, batch.edge_label[:count].tolist())]
+        return found
+
+    for size, method in CUTS:
+        parts = run_threads(size, case, partitioned(graph, size, method))
+        found = [tuple(one) for part in parts for one in part]
+        want = [(*ends, one + 1) for ends, one in zip(pairs.T.tolist(), label.tolist())]
+        assert Counter(found) == Counter(want)
+
+
+def test_dgl_pair_graphs(partitioned: Cutter) -> None:
+    """As DGL's loaders of edges give them: between the seeds, whose ids the last block has."""
+    graph = hetero()
+    etype = next(iter(graph.edges))
+    there = set(zip(*(end.tolist() for end in graph.edges[etype])))
+
+    def case(group: Group, path: str) -> int:
+        data, count = load_partition(path, group.rank), 0
+        loader = LinkNeighborLoader(
+            data, [2, 2], etype, neg_sampling="binary", as_="dgl", batch_size=5
+        )
+        for inputs, pairs, none, blocks in loader:
+            for ntype in {etype[0], etype[2]}:
+                ids = pairs.nodes[ntype].data["_ID"]
+                assert torch.equal(ids, blocks[-1].dstnodes[ntype].data["_ID"])
+                assert torch.equal(inputs[ntype][: len(ids)], ids)
+            src, dst = pairs.edges(etype=etype)
+            ends = pairs.nodes[etype[0]].data["_ID"][src], pairs.nodes[etype[2]].data["_ID"][dst]
+            assert set(zip(*(end.tolist() for end in ends))) <= there
+            assert none.num_edges(etype) == pairs.num_edges(etype) == len(pairs.edata["input_id"])
+            count += pairs.num_edges(etype)
+        return count
+
+    for size, method in CUTS:
+        counts = run_threads(size, case, partitioned(graph, size, method))
+        assert sum(counts) == len(graph.edges[etype][0])
+
+
+BAD: list[tuple[dict, type, str]] = [
+    ({"neg_sampling": "unary"}, ValueError, "neg_sampling: got 'unary', expected 'binary' or"),
+    ({"neg_sampling": 3}, TypeError, "neg_sampling: got int, expected 'binary'"),
+    ({"neg_sampling": {"mode": "triplet", "amount": 1.5}}, ValueError, "amount: got 1.5"),
+    ({"neg_sampling": {"amount": 0}}, ValueError, "amount: got 0, expected more than 0"),
+    ({"neg_sampling": {"dst_weight": "no"}}, ValueError, "got weight 'no', expected one of"),
+    ({"neg_sampling": {"dst_weight": "feat"}}, ValueError, "expected 0 or more, one each"),
+    ({"neg_sampling": "binary", "neg_sampling_ratio": 1}, ValueError, "expected either"),
+    ({"exclude": "both"}, ValueError, "exclude: got 'both', expected one of"),
+    ({"reverse_etype": "_E"}, ValueError, "reverse_etype: got one, expected exclude='reverse'"),
+    ({"edge_label_index": torch.tensor([9999])}, ValueError, "edge_label_index: got 9999, this"),
+    ({"edge_label_index": torch.zeros(3, 2)}, TypeError, "edge_label_index: got torch.float32"),
+    ({"edge_label_index": torch.tensor([[1], [99]])}, ValueError, "node 99 is not in the graph"),
+    ({"edge_label_index": [[1], [2]]}, TypeError, "edge_label_index: got list, expected a tensor"),
+    ({"edge_label": torch.zeros(3)}, ValueError, r"edge_label: got \[3\], expected a tensor of"),
+    ({"edge_label_time": torch.zeros(3)}, ValueError, "edge_label_time: got one, expected time_at"),
+    ({"batch_sise": 3}, TypeError, "got an unknown option 'batch_sise'; did you mean 'batch_size'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), BAD)
+def test_bad_options(options: dict, kind: type, text: str, partitioned: Cutter) -> None:
+    """On every rank, also where one alone got them."""
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        with pytest.raises(kind, match=text):
+            LinkNeighborLoader(data, [2], **options)
+
+    for size in (1, 2):
+        run_threads(size, case, partitioned(mixed(), size))
+
+
+def test_strict_pairs_of_a_full_relation(partitioned: Cutter) -> None:
+    """Every rank raises, and says why."""
+    full = homogeneous("full", 4, *torch.cartesian_prod(torch.arange(4), torch.arange(4)).T)
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        negatives = NegativeSampling(strict=True)
+        mask = torch.full((data.num_edges(ETYPE_HOMO),), group.rank == 0)
+        loader = LinkNeighborLoader(data, [1], mask, neg_sampling=negatives, as_="tensors")
+        with pytest.raises(SarError, match="100 draws .* expected strict=False"):
+            list(loader)
+
+    run_threads(2, case, partitioned(full, 2))

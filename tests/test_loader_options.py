@@ -1,0 +1,283 @@
+"""Options of loaders: who keeps what, whose seeds, which way edges go; never what is drawn."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import hetero, mixed
+from harness.parts import Cutter
+
+from sar.comm import Group
+from sar.partition.arrays import ETYPE_HOMO
+from sar.partition.load import load_partition
+from sar.sampling import LinkNeighborLoader, NeighborLoader, Sample, SubgraphLoader
+
+CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+
+
+def drawn(batch: Any, into: dict) -> dict:
+    """Adds a batch of tensors to what is drawn per step, hop and node at which it is."""
+    for hop, edges in enumerate(batch.edges):
+        for etype, (src, dst, _) in edges.items():
+            ends = batch.node_ids[etype[0]][src], batch.node_ids[etype[2]][dst]
+            for one, other in zip(ends[0].tolist(), ends[1].tolist()):
+                into.setdefault((batch.step, hop, etype, other), Counter())[one] += 1
+    return into
+
+
+def epochs(group: Group, path: str, ntype: str, options: dict) -> list:
+    """Two epochs as tensors; this rank reads every row against its id."""
+    data = load_partition(path, group.rank)
+    with NeighborLoader(data, [3, 2], ntype, as_="tensors", shuffle=True, **options) as loader:
+        return [list(loader), list(loader), loader.cache]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two batches are bit for bit the same."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+KEPT = [
+    {"topology": "replicated"},
+    {"cache": 2000},
+    {"cache": "1GiB", "bulk": 3},
+    {"cache": 700, "topology": "replicated", "bulk": 2, "prefetch": 0},
+]
+
+
+@pytest.mark.parametrize("name", ["one type", "several"])
+@pytest.mark.parametrize("options", KEPT, ids=str)
+def test_what_ranks_keep_changes_no_batch(options: dict, name: str, partitioned: Cutter) -> None:
+    graph, ntype = (mixed(), "_N") if name == "one type" else (hetero(), "item")
+    for size, method in CUTS:
+        path = partitioned(graph, size, method)
+        want = run_threads(size, epochs, path, ntype, {"batch_size": 4})
+        got = run_threads(size, epochs, path, ntype, {"batch_size": 4, **options})
+        for plain, other in zip(want, got):
+            assert same(plain[:2], other[:2])
+            assert plain[2].nbytes == 0
+            if "cache" not in options or size == 1:
+                continue
+            cache = other[2]
+            budget = options["cache"] if isinstance(options["cache"], int) else 2**30
+            assert cache.nbytes <= budget and 0 <= cache.had <= cache.needed
+            if budget == 2**30:
+                assert cache.hit_rate > 0.8 or not cache.needed
+
+
+def test_a_cache_spares_rows_on_the_wire(partitioned: Cutter) -> None:
+    """By as many bytes as it says that it had."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Group, cache: int | str) -> tuple[int, int]:
+        data = load_partition(path, group.rank)
+        fields = {"_N": ["feat"]}
+        loader = NeighborLoader(
+            data, [5, 5], batch_size=10, as_="tensors", prefetch=0, cache=cache, fields=fields
+        )
+        counters = loader._swap.group.counters
+        before = counters.received_bytes
+        assert len(list(loader)) == len(loader)
+        return counters.received_bytes - before, loader.cache.had
+
+    plain, cached = (run_threads(2, case, cache) for cache in (0, "1GiB"))
+    for (many, none), (few, had) in zip(plain, cached):
+        assert none == 0 and had > 20
+        assert many - few >= had * 6 * 4
+
+
+@pytest.mark.parametrize("is_original", [False, True])
+def test_seeds_are_dealt_out(is_original: bool, partitioned: Cutter) -> None:
+    """Each comes once, wherever it lies and whoever gave it; ranks have as many, or one more."""
+    graph = mixed()
+
+    def case(group: Group, path: str) -> list:
+        data = load_partition(path, group.rank)
+        seeds = torch.arange(57)[: 57 if group.rank == 0 else 0]  # global ids: anybody's
+        loader = NeighborLoader(
+            data, [-1], seeds, batch_size=5, as_="pyg", rebalance=True, original_ids=is_original
+        )
+        return [(b.n_id[: b.batch_size].tolist(), b.input_id.tolist(), b.num_edges) for b in loader]
+
+    degrees = torch.bincount(graph.edges[ETYPE_HOMO][1], minlength=57)
+    for size, method in CUTS:
+        parts = run_threads(size, case, partitioned(graph, size, method))
+        counts = [sum(len(ids) for ids, _, _ in part) for part in parts]
+        assert max(counts) - min(counts) <= 1
+        nodes = [node for part in parts for ids, _, _ in part for node in ids]
+        inputs = [one for part in parts for _, ids, _ in part for one in ids]
+        assert sorted(nodes) == sorted(inputs) == list(range(57))
+        assert not is_original or nodes == inputs
+        assert all(e == degrees[ids].sum() for part in parts for ids, _, e in part)
+
+
+def test_original_ids_of_others(partitioned: Cutter) -> None:
+    """Are refused, by name, unless they are dealt out."""
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        own = data.node_features["_N/orig_id"]
+        loader = NeighborLoader(data, [2], own[:4], original_ids=True, as_="tensors")
+        seeds = [int(b.node_ids["_N"][0]) for b in loader if b.batch_size]
+        assert seeds == own[:4].tolist()
+        foreign = int((~torch.isin(torch.arange(57), own)).nonzero()[0])
+        with pytest.raises(ValueError, match="node .* is not this rank's; expected its own, or re"):
+            NeighborLoader(data, [2], torch.tensor([foreign]), original_ids=True)
+
+    run_threads(2, case, partitioned(mixed(), 2))
+
+
+@pytest.mark.parametrize("name", ["one type", "several"])
+@pytest.mark.parametrize("fanout", [-1, 3])
+def test_out_edges(fanout: int, name: str, partitioned: Cutter) -> None:
+    """Of a node, its out-edges; as many as there are or as were asked for; the same on any cut."""
+    graph, ntype = (mixed(), "_N") if name == "one type" else (hetero(), "user")
+    want: dict = {}
+
+    def case(group: Group, path: str) -> dict:
+        data, found = load_partition(path, group.rank), {}
+        loader = NeighborLoader(
+            data, [fanout], ntype, as_="tensors", direction="out", batch_size=1000
+        )
+        for batch in loader:
+            for etype, (src, dst, _) in batch.edges[0].items():
+                eid = batch.edge_data[etype]["orig_eid"]
+                ends = batch.node_ids[etype[0]][src], batch.node_ids[etype[2]][dst]
+                assert torch.equal(torch.stack(ends), torch.stack(graph.edges[etype])[:, eid])
+                for node, edge in zip(ends[0].tolist(), eid.tolist()):
+                    found.setdefault((etype, node), []).append(edge)
+        return {key: sorted(edges) for key, edges in found.items()}
+
+    for size, method in CUTS:
+        parts = run_threads(size, case, partitioned(graph, size, method))
+        found = {key: edges for part in parts for key, edges in part.items()}
+        for etype, (src, _) in graph.edges.items():
+            if etype[0] == ntype:
+                degrees = torch.bincount(src, minlength=graph.num_nodes[ntype])
+                for node, degree in enumerate(degrees.tolist()):
+                    most = degree if fanout < 0 else min(degree, fanout)
+                    assert len(set(found.get((etype, node), []))) == most
+        want = want or found
+        assert found == want
+
+
+@pytest.mark.parametrize("as_", ["dgl", "pyg"])
+def test_induced_subgraphs(as_: str, partitioned: Cutter) -> None:
+    """All edges between the nodes of the k-hop neighborhood, as PyG finds them."""
+    from torch_geometric.utils import k_hop_subgraph
+
+    graph = mixed()
+    index = torch.stack(graph.edges[ETYPE_HOMO])
+
+    def case(group: Group, path: str) -> int:
+        data, seeds_seen = load_partition(path, group.rank), 0
+        for batch in SubgraphLoader(data, [-1, -1], batch_size=4, as_=as_):
+            if as_ == "dgl":
+                nodes, seeds, sub = batch
+                ends, eid, x = torch.stack(sub.edges()), sub.edata["_ID"], sub.ndata["feat"]
+            else:
+                nodes, seeds, eid = batch.n_id, batch.n_id[: batch.batch_size], batch.e_id
+                ends, x = batch.edge_index, batch.x
+            near, _, _, mask = k_hop_subgraph(seeds, 2, index, num_nodes=57)
+            inside = torch.isin(index[0], near) & torch.isin(index[1], near)
+            assert torch.equal(nodes.sort().values, near)
+            assert torch.equal(eid.sort().values, inside.nonzero().view(-1))
+            assert torch.equal(nodes[ends], index[:, eid])
+            assert torch.equal(x, graph.node_data["_N"]["feat"][nodes])
+            seeds_seen += len(seeds)
+        return seeds_seen
+
+    for size, method in CUTS:
+        assert sum(run_threads(size, case, partitioned(graph, size, method))) == 57
+
+
+def test_induced_trees_stay_apart(partitioned: Cutter) -> None:
+    """No edge joins two trees, and none is from the future."""
+    graph = mixed()
+    came = torch.arange(57) % 7
+    columns = {**graph.node_data["_N"], "time": came}
+    graph = replace(graph, name="timed", node_data={"_N": columns})
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        loader = SubgraphLoader(data, [3, 3], batch_size=8, as_="pyg", time_attr="time")
+        for batch in loader:
+            trees = batch.batch[batch.edge_index]
+            assert torch.equal(trees[0], trees[1])
+            assert (batch.time[batch.edge_index[0]] <= batch.seed_time[trees[0]]).all()
+
+    run_threads(2, case, partitioned(graph, 2))
+
+
+def test_bidirectional_subgraphs(partitioned: Cutter) -> None:
+    """As PyG makes them of the edges that were drawn."""
+    from torch_geometric.sampler import SamplerOutput
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        plain, both = (
+            list(NeighborLoader(data, [3, 2], batch_size=6, as_="pyg", subgraph_type=kind))
+            for kind in ("directional", "bidirectional")
+        )
+        for one, two in zip(plain, both, strict=True):
+            assert torch.equal(one.n_id, two.n_id)
+            out = SamplerOutput(one.n_id, *one.edge_index, one.e_id).to_bidirectional()
+            want = torch.stack([out.row, out.col])
+            assert torch.equal(want[:, key(want)], two.edge_index[:, key(two.edge_index)])
+            assert "num_sampled_edges" not in two
+
+    def key(index: torch.Tensor) -> torch.Tensor:
+        return (index[0] * 1000 + index[1]).argsort()
+
+    run_threads(2, case, partitioned(mixed(), 2))
+
+
+def test_a_filter_changes_what_was_drawn(partitioned: Cutter) -> None:
+    """Before rows are fetched: here it drops every edge of the last hop."""
+
+    def last_hop(sample: Sample) -> Sample:
+        sample.hops[-1] = {
+            e: type(one)(*(x[:0] for x in one)) for e, one in sample.hops[-1].items()
+        }
+        return sample
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        for batch in NeighborLoader(data, [2, 2], batch_size=9, as_="tensors", filter=last_hop):
+            first, last = (len(hop[ETYPE_HOMO].src) for hop in batch.edges)
+            assert last == 0 and len(batch.edge_data[ETYPE_HOMO]["weight"]) == first
+
+    run_threads(2, case, partitioned(mixed(), 2))
+
+
+def test_without_original_ids_it_is_said_once(partitioned: Cutter) -> None:
+    """That draws follow the cut; on rank 0, and not where ids are there or one rank is alone."""
+
+    def case(group: Group, path: str, forget: bool) -> list[str]:
+        data = load_partition(path, group.rank)
+        if forget:
+            del data.node_features["_N/orig_id"]
+            with pytest.raises(ValueError, match="the partitions hold no '_N/orig_id'"):
+                NeighborLoader(data, [2], original_ids=True)
+        NeighborLoader(data, [2], as_="tensors").close()
+        LinkNeighborLoader(data, [2], as_="tensors").close()
+        return []
+
+    for size, forget, count in ((2, True, 1), (2, False, 0), (1, True, 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            run_threads(size, case, partitioned(mixed(), size), forget)
+        told = [str(one.message) for one in caught if "original ids" in str(one.message)]
+        assert len(told) >= count and bool(told) == bool(count)
