@@ -75,6 +75,14 @@ class Group(ABC):
         Another thread may use it. It ends with this one, or with its ``close``.
         """
 
+    @abstractmethod
+    def part(self, members: Sequence[int]) -> Group:
+        """A group of some of the ranks, this one among them, in ascending order; collective for
+        them alone.
+
+        Its ranks count from 0. It ends with this one, or with its ``close``.
+        """
+
     def close(self) -> None:
         """End what this group holds open; nothing for most."""
         return None
@@ -264,6 +272,9 @@ class LocalGroup(Group):
     def beside(self) -> LocalGroup:
         return LocalGroup()
 
+    def part(self, members: Sequence[int]) -> LocalGroup:
+        return LocalGroup()
+
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         return None
 
@@ -301,7 +312,7 @@ def current_group() -> Group:
         return _thread.thread_group
     if "group" not in _process:
         return _process.setdefault("local", LocalGroup())
-    return _process["group"]
+    return _process.get("part") or _process["group"]
 
 
 def process_group() -> Group | None:
@@ -309,11 +320,16 @@ def process_group() -> Group | None:
     return _process.get("group")
 
 
-def set_process_group(group: Group | None) -> None:
-    """Make ``group`` what :func:`current_group` returns in this process; ``None`` forgets it."""
+def set_process_group(group: Group | None, part: Group | None = None) -> None:
+    """Make ``group``, or a part of it, what :func:`current_group` returns in this process.
+
+    ``None`` forgets both.
+    """
     _process.clear()
     if group is not None:
         _process["group"] = group
+    if part is not None:
+        _process["part"] = part
 
 
 @contextmanager

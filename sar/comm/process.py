@@ -34,6 +34,7 @@ class ProcessGroup(Group):
         board: where a failing rank leaves its error for the others.
         keeps_store: the board's store ends with this process.
         is_beside: the board is another group's, which closes it.
+        members: torch's ranks of the group; all by default.
     """
 
     def __init__(
@@ -44,12 +45,15 @@ class ProcessGroup(Group):
         board: FailureBoard,
         keeps_store: bool = False,
         is_beside: bool = False,
+        members: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(dist.get_rank(), dist.get_world_size(), backend, device)
+        self._members = list(range(dist.get_world_size()) if members is None else members)
+        rank = self._members.index(dist.get_rank())
+        super().__init__(rank, len(self._members), backend, device)
         self.board, self._keeps_store, self._is_beside = board, keeps_store, is_beside
         self._timeout, self._is_closed = timeout, False
-        self._small: Any = dist.new_group(timeout=timeout)
-        self._rows: Any = dist.new_group(timeout=timeout)
+        self._small: Any = self.torch_group()
+        self._rows: Any = self.torch_group()
         self._is_gloo = self.size > 1 and dist.get_backend(self._rows) == "gloo"
         self._host: HostMemory | None = None
         if self._is_gloo:
@@ -59,13 +63,29 @@ class ProcessGroup(Group):
         # the other direction of pairs that send to each other in one step
         self._back: Any = None
         if self._lane is not None and self.size % 2 == 0:
-            self._back = dist.new_group(timeout=timeout)
+            self._back = self.torch_group()
         self._sums: Any = None
         self._beside: list[ProcessGroup] = []
 
+    def torch_group(self) -> Any:
+        """A new group of torch's with these ranks, for ``DistributedDataParallel``; collective."""
+        if len(self._members) == dist.get_world_size():
+            return dist.new_group(timeout=self._timeout)
+        return dist.new_group(
+            self._members, timeout=self._timeout, use_local_synchronization=True
+        )
+
     def beside(self) -> ProcessGroup:
+        return self._made(self._members)
+
+    def part(self, members: Sequence[int]) -> ProcessGroup:
+        return self._made([self._members[rank] for rank in members])
+
+    def _made(self, members: Sequence[int]) -> ProcessGroup:
         self._check_open()
-        made = ProcessGroup(self.backend, self.device, self._timeout, self.board, is_beside=True)
+        made = ProcessGroup(
+            self.backend, self.device, self._timeout, self.board, is_beside=True, members=members
+        )
         self._beside.append(made)
         return made
 
@@ -111,7 +131,7 @@ class ProcessGroup(Group):
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
         self._check_open()
-        self._call(dist.broadcast, tensor, src=src, group=self._small)
+        self._call(dist.broadcast, tensor, src=self._members[src], group=self._small)
 
     def _exchange(
         self,
@@ -167,7 +187,7 @@ class ProcessGroup(Group):
     def prepare_sums(self) -> None:
         self._check_open()
         if self._sums is None and self.size > 1 and self._host is None:
-            self._sums = dist.new_group(timeout=self._timeout)
+            self._sums = self.torch_group()
 
     def _begin_sum(self, tensor: Tensor) -> Work:
         self._check_open()

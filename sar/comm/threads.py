@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,22 @@ from sar.errors import CommError
 
 
 class _Room:
-    """What the threads of one group share: a barrier and a slot per rank."""
+    """What the threads of one group share: a barrier and a slot per rank.
 
-    def __init__(self, size: int, timeout: float) -> None:
+    Attributes:
+        rooms: of the whole run, to end them all; those of parts by their members and number.
+    """
+
+    def __init__(self, size: int, timeout: float, rooms: dict[Any, _Room] | None = None) -> None:
         self.barrier, self.timeout = threading.Barrier(size, timeout=timeout), timeout
         self.slots: list[Any] = [None] * size
+        self.rooms = {} if rooms is None else rooms
+        self.rooms.setdefault(id(self), self)
+
+    def abort(self) -> None:
+        """Wake all who wait in any room of the run."""
+        for room in list(self.rooms.values()):
+            room.barrier.abort()
 
 
 class ThreadGroup(Group):
@@ -26,7 +38,7 @@ class ThreadGroup(Group):
 
     def __init__(self, rank: int, size: int, room: _Room) -> None:
         super().__init__(rank, size, "threads", torch.device("cpu"))
-        self._room = room
+        self._room, self._parts = room, Counter[tuple[int, ...]]()
 
     @classmethod
     def run(cls, size: int, fn: Callable[[Group], Any], timeout: float = 60.0) -> list[Any]:
@@ -43,7 +55,7 @@ class ThreadGroup(Group):
                     results[rank] = fn(group)
             except BaseException as error:  # noqa: BLE001 - handed to the caller below
                 failures.append(error)
-                room.barrier.abort()
+                room.abort()
 
         threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
         for thread in threads:
@@ -56,8 +68,16 @@ class ThreadGroup(Group):
         return results
 
     def beside(self) -> ThreadGroup:
-        room = self._meet(_Room(self.size, self._room.timeout), lambda rooms: rooms[0])
-        return ThreadGroup(self.rank, self.size, room)
+        made = _Room(self.size, self._room.timeout, self._room.rooms)
+        return ThreadGroup(self.rank, self.size, self._meet(made, lambda rooms: rooms[0]))
+
+    def part(self, members: Sequence[int]) -> ThreadGroup:
+        chosen = tuple(members)
+        self._parts[chosen] += 1
+        key = id(self._room), chosen, self._parts[chosen]
+        made = _Room(len(chosen), self._room.timeout, self._room.rooms)
+        room = self._room.rooms.setdefault(key, made)
+        return ThreadGroup(chosen.index(self.rank), len(chosen), room)
 
     def _meet(self, offering: Any, read: Callable[[list[Any]], Any]) -> Any:
         """Offer a value, read everybody's, and leave together."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sar.errors import MissingDependencyError
 from sar.partition.arrays import ORIG_EID, ORIG_ID
-from sar.partition.book import EType, PartitionBook
+from sar.partition.book import EType
 from sar.partition.require import require_dgl
 from sar.sampling.link_inputs import Links
 from sar.sampling.options import LoaderOptions
@@ -57,10 +57,23 @@ class SampledBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Types:
+    """The types of a graph, as a :class:`sar.partition.book.PartitionBook` names them."""
+
+    ntypes: list[str]
+    canonical_etypes: list[EType]
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether there is one node type and one edge type."""
+        return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
+
+
+@dataclass(frozen=True)
 class Drawn:
     """What the makers of batches get: a sample, its rows, and what is told of its inputs."""
 
-    book: PartitionBook
+    types: Types
     sample: Sample
     rows: Rows
     input_type: str | EType
@@ -71,10 +84,10 @@ class Drawn:
 
 def tensors(drawn: Drawn) -> SampledBatch:
     """A batch without any library's types."""
-    sample, book, told = drawn.sample, drawn.book, drawn.told
+    sample, types, told = drawn.sample, drawn.types, drawn.told
     nodes = {n: drawn.rows[n].get(ORIG_ID, ids) for n, ids in sample.nodes.items()}
-    node_data = {n: _without(drawn.rows[n], ORIG_ID) for n in book.ntypes}
-    edge_data = {e: drawn.rows[e] for e in book.canonical_etypes if e in drawn.rows}
+    node_data = {n: _without(drawn.rows[n], ORIG_ID) for n in types.ntypes}
+    edge_data = {e: drawn.rows[e] for e in types.canonical_etypes if e in drawn.rows}
     return SampledBatch(
         nodes, node_data, sample.hops, edge_data, sample.num_nodes, drawn.input_type,
         told["input_id"], drawn.step, sample.trees, told.get("time"), told.get("links"),
@@ -99,7 +112,7 @@ def dgl_blocks(drawn: Drawn) -> tuple[Any, ...]:
     rows = _EdgeRows(batch)
     for hop, edges in enumerate(batch.edges):
         after = {n: count + batch.num_nodes[n][hop + 1] for n, count in counts.items()}
-        block = dgl.create_block(_ends(edges, drawn.book), after, counts)
+        block = dgl.create_block(_ends(edges, drawn.types), after, counts)
         for ntype, ids in batch.node_ids.items():
             block.srcnodes[ntype].data[dgl.NID] = ids[: after[ntype]]
             block.dstnodes[ntype].data[dgl.NID] = ids[: counts[ntype]]
@@ -110,7 +123,7 @@ def dgl_blocks(drawn: Drawn) -> tuple[Any, ...]:
         blocks[0].srcnodes[ntype].data.update(fields)
         seeds = {name: values[: batch.num_nodes[ntype][0]] for name, values in fields.items()}
         blocks[-1].dstnodes[ntype].data.update(seeds)
-    return *_around(batch, drawn.book), blocks
+    return *_around(batch, drawn.types), blocks
 
 
 def dgl_subgraph(drawn: Drawn) -> tuple[Any, ...]:
@@ -118,26 +131,26 @@ def dgl_subgraph(drawn: Drawn) -> tuple[Any, ...]:
     dgl, batch = require_dgl("DGL's graphs"), tensors(drawn)
     edges = batch.edges[0]
     counts = {n: len(ids) for n, ids in batch.node_ids.items()}
-    graph = dgl.heterograph(_ends(edges, drawn.book), counts)
+    graph = dgl.heterograph(_ends(edges, drawn.types), counts)
     for ntype, ids in batch.node_ids.items():
         graph.nodes[ntype].data[dgl.NID] = ids
         graph.nodes[ntype].data.update(batch.node_data[ntype])
     _EdgeRows(batch).put(graph, edges, dgl.EID)
-    return *_around(batch, drawn.book), graph
+    return *_around(batch, drawn.types), graph
 
 
-def _ends(edges: dict[EType, Edges], book: PartitionBook) -> dict[EType, tuple[Tensor, ...]]:
-    return {e: tuple(edges[e][:2]) if e in edges else _NO_EDGES for e in book.canonical_etypes}
+def _ends(edges: dict[EType, Edges], types: Types) -> dict[EType, tuple[Tensor, ...]]:
+    return {e: tuple(edges[e][:2]) if e in edges else _NO_EDGES for e in types.canonical_etypes}
 
 
-def _around(batch: SampledBatch, book: PartitionBook) -> tuple[Any, ...]:
+def _around(batch: SampledBatch, types: Types) -> tuple[Any, ...]:
     """Input nodes, and seeds or the graphs of seed edges."""
     counts = {n: one[0] for n, one in batch.num_nodes.items()}
     seeds = {n: ids[: counts[n]] for n, ids in batch.node_ids.items()}
-    is_one = len(book.ntypes) == 1
-    inputs = batch.node_ids[book.ntypes[0]] if is_one else batch.node_ids
+    is_one = len(types.ntypes) == 1
+    inputs = batch.node_ids[types.ntypes[0]] if is_one else batch.node_ids
     if batch.links is None:
-        return inputs, seeds[book.ntypes[0]] if is_one else seeds
+        return inputs, seeds[types.ntypes[0]] if is_one else seeds
     return inputs, *_pair_graphs(batch, seeds)
 
 
@@ -191,7 +204,7 @@ def pyg_data(drawn: Drawn) -> Any:
         raise MissingDependencyError(
             "PyG's data needs torch_geometric: pip install torch_geometric"
         ) from error
-    batch, is_one = tensors(drawn), drawn.book.is_homogeneous
+    batch, is_one = tensors(drawn), drawn.types.is_homogeneous
     data = Data() if is_one else HeteroData()
     for ntype, ids in batch.node_ids.items():
         store = data if is_one else data[ntype]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from sar.partition.load import PartitionData
 from sar.sampling.negatives import Negatives, NegativeSampling, pair_keys
 from sar.sampling.node_inputs import check_given_time, dealt, located, numbered
 from sar.sampling.options import LoaderOptions
-from sar.sampling.owners import ask
+from sar.sampling.owners import look_up
 from sar.sampling.sampler import Sample, Seeds, Trees
 from sar.sampling.structure import node_ids, source_ids, target_ids
 from sar.sampling.swap import Swap
@@ -119,9 +118,8 @@ class LinkInputs:
         ends, keys = [], []
         for ntype, one in zip((etype[0], etype[2]), chosen, strict=True):
             ids = located(data, ntype, one, original, self._swap, "edge_label_index")
-            own = data.keys.nodes(ntype)
             bounds = node_ids(data.book, ntype).bounds
-            keys.append(ask(self._swap, ids, bounds, partial(_keys_of, own)))
+            keys.append(look_up(self._swap, ids, bounds, data.keys.nodes(ntype)))
             ends.append(ids)
         return ends[0], ends[1], pair_keys(*keys)
 
@@ -201,10 +199,6 @@ class LinkInputs:
             src, dst = pairs.flip(1).unbind(1) if is_reverse else pairs.unbind(1)
             found.setdefault(etype, []).append(src * self._totals[etype[2]] + dst)
         return {etype: torch.cat(keys).unique() for etype, keys in found.items()}
-
-
-def _keys_of(own: Tensor, asked: Tensor) -> Tensor:
-    return own[asked[:, 0]].long()
 
 
 class _Drawn(NamedTuple):

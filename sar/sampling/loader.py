@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +14,11 @@ from sar.kernels.sampling import hashed
 from sar.partition.arrays import ORIG_ID
 from sar.partition.book import EType, PartitionBook
 from sar.partition.load import PartitionData
-from sar.sampling.batch import Drawn, maker
+from sar.sampling.batch import Drawn, Types, maker
 from sar.sampling.cache import CacheStats, cached
 from sar.sampling.features import FeatureTables, Kind
 from sar.sampling.options import LoaderOptions, NumNeighbors, fanouts, loader_options
-from sar.sampling.pipeline import Ahead, told
+from sar.sampling.pipeline import Epochs
 from sar.sampling.sampler import Draws, NeighborSampler, Sample, Seeds
 from sar.sampling.subgraphs import bidirectional
 from sar.sampling.swap import Swap
@@ -39,7 +38,7 @@ class Inputs(Protocol):
     def seeds(self, chosen: Tensor, step: int) -> tuple[Seeds, Tell]: ...
 
 
-class Loader:
+class Loader(Epochs):
     """Goes through inputs in batches; made collectively. Subclasses say what the inputs are.
 
     Args:
@@ -47,9 +46,7 @@ class Loader:
             One list, or one for each relation: ``{etype: [15, 10]}``.
         options: as :class:`sar.sampling.LoaderOptions` names them.
         error: what was wrong with a subclass' own arguments, which ``own`` lists.
-
-    Going through it may be left half-way, by all ranks after the same batch. What raises on one
-    rank, such as a transform, is raised on all.
+        number: of whom the inputs are, for their order; this rank by default.
     """
 
     def __init__(
@@ -60,6 +57,7 @@ class Loader:
         group: Group | None,
         own: object = None,
         error: Exception | None = None,
+        number: int | None = None,
     ) -> None:
         name, group, alike = type(self).__name__, group or current_group(), None
         try:
@@ -70,19 +68,21 @@ class Loader:
             error = error or caught
         group.agree(error, name, alike)
         _tell_without_ids(data, group)
-        self._data, self._book, self._epoch = data, data.book, 0
-        self._swap = Swap(group.beside(), _width(data.book, self.options.bulk))
+        swap, bulk = Swap(group.beside(), _width(data.book, self.options.bulk)), self.options.bulk
+        depth = self.options.prefetch if bulk == 1 else max(self.options.prefetch, bulk + 1)
+        super().__init__(swap, self.options.prefetch, depth)
+        self._types = Types(data.book.ntypes, data.book.canonical_etypes)
+        self._book, self._number = data.book, group.rank if number is None else number
         self._sampler = _sampler(data, hops, self.options, self._swap)
         self._tables = FeatureTables(data, self._swap, self.options.fields)
-        self._running: Ahead | None = None
 
-    def _begin(self, inputs: Inputs) -> None:
+    def _begin(self, inputs: Inputs, least_steps: int = 0) -> None:
         """Take the inputs; collective."""
         self._inputs, size, options = inputs, self.options.batch_size, self.options
         own, self._make = len(inputs), maker(options)
         self._own_steps = own // size if options.drop_last else -(-own // size)
-        group = self._swap.group
-        self._steps = int(group.all_reduce(torch.tensor(self._own_steps), "max"))
+        steps = torch.tensor(max(self._own_steps, least_steps))
+        self._steps = int(self._swap.group.all_reduce(steps, "max"))
         self._cache = cached(self._tables, self._book, options, self._presampled)
 
     @property
@@ -96,19 +96,7 @@ class Loader:
         return self._inputs.input_type
 
     def __len__(self) -> int:
-        """Steps of an epoch, the same on all ranks."""
         return self._steps
-
-    def __iter__(self) -> Iterator[Any]:
-        self._end_epoch()
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        produce, options = partial(self._epoch_of, epoch), self.options
-        if not options.prefetch:
-            return told(produce, self._swap)
-        bulk = options.bulk
-        depth = options.prefetch if bulk == 1 else max(options.prefetch, bulk + 1)
-        self._running = Ahead(produce, self._swap, depth)
-        return iter(self._running)
 
     def _epoch_of(self, epoch: int) -> Iterator[Any]:
         for sample, tell, step in self._samples(epoch):
@@ -134,7 +122,7 @@ class Loader:
         count = len(self._inputs)
         if not self.options.shuffle:
             return torch.arange(count)
-        words = hashed(self.options.seed, epoch, self._swap.group.rank) >> 1
+        words = hashed(self.options.seed, epoch, self._number) >> 1
         return torch.randperm(count, generator=torch.Generator().manual_seed(words))
 
     def _chosen(self, order: Tensor, number: int) -> Tensor:
@@ -148,26 +136,9 @@ class Loader:
             sample = self.options.filter(sample)
         rows = self._cache.fetch(needed_rows(sample, self._book))
         is_by_hop, told = self.options.subgraph_type == "directional", tell(sample)
-        drawn = Drawn(self._book, sample, rows, self.input_type, step, told, is_by_hop)
+        drawn = Drawn(self._types, sample, rows, self.input_type, step, told, is_by_hop)
         batch = self._make(drawn)
         return batch if self.options.transform is None else self.options.transform(batch)
-
-    def _end_epoch(self) -> None:
-        """Of an iterator that was dropped half-way, too."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None
-
-    def close(self) -> None:
-        """End the loader's thread and connections; harmless the second time."""
-        self._end_epoch()
-        self._swap.group.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def needed_rows(sample: Sample, book: PartitionBook) -> dict[Kind, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sar.partition.book import PartitionBook
 from sar.partition.load import PartitionData
 from sar.sampling.options import LoaderOptions
-from sar.sampling.owners import Directory, ask
+from sar.sampling.owners import Directory, look_up
 from sar.sampling.sampler import Sample, Seeds, Trees
 from sar.sampling.structure import node_ids
 from sar.sampling.swap import Swap
@@ -25,6 +25,7 @@ class NodeInputs:
 
     Args:
         given, time: as a :class:`sar.sampling.NeighborLoader` takes them.
+        is_own: whether seeds have to be this rank's own nodes.
 
     Attributes:
         input_type: the type of all seeds.
@@ -41,6 +42,7 @@ class NodeInputs:
         time: Tensor | None,
         options: LoaderOptions,
         swap: Swap,
+        is_own: bool = True,
     ) -> None:
         self._disjoint, error = options.disjoint, None
         try:
@@ -51,15 +53,14 @@ class NodeInputs:
         swap.group.agree(error, "NeighborLoader", [time is None])
         given, ntype = ids, self.input_type
         ids = located(data, ntype, given, options.original_ids, swap, "input_nodes")
-        if not options.rebalance:
+        if is_own and not options.rebalance:
             _check_owned(given, ids, data, ntype, swap)
         bounds, keys = node_ids(data.book, ntype).bounds, data.keys.nodes(ntype)
-        salt = ask(swap, ids, bounds, lambda one: keys[one[:, 0]].long())
+        salt = look_up(swap, ids, bounds, keys)
         own = None if options.time_attr is None else own_times(data, ntype, options.time_attr)
         until = torch.full_like(ids, NEVER) if time is None else time.long().cpu()
         if time is None and own is not None:
-            came = own
-            until = ask(swap, ids, bounds, lambda one: came[one[:, 0]])
+            until = look_up(swap, ids, bounds, own)
         columns = torch.stack([ids, salt, until, numbered(ids, options, swap)], dim=1)
         if options.rebalance:
             (columns,) = dealt([columns], swap)

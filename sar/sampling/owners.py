@@ -40,6 +40,11 @@ def ask(
     return torch.empty_like(ids).index_copy_(0, at, replies)
 
 
+def look_up(swap: Swap, ids: Tensor, bounds: Tensor, table: Tensor) -> Tensor:
+    """int64 [m]: what the owners' tables, [k] of integers, say of each of some ids; collective."""
+    return ask(swap, ids, bounds, lambda asked: table[asked[:, 0]].long())
+
+
 class Directory:
     """Where the nodes of a type are, by original ids: 8 bytes a node, spread over the ranks.
 
@@ -64,7 +69,7 @@ class Directory:
 
     def find(self, original: Tensor) -> Tensor:
         """int64 [m] ids, as :func:`node_ids` numbers nodes, of original ids; collective."""
-        return ask(self._swap, original, self._bounds, lambda one: self._ids[one[:, 0]])
+        return look_up(self._swap, original, self._bounds, self._ids)
 
 
 def original_ids(data: PartitionData, ntype: str) -> Tensor:

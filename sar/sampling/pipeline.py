@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from sar.sampling.swap import Swap
 
@@ -27,6 +29,62 @@ def told(produce: Produce, swap: Swap) -> Iterator[Any]:
         if not swap.is_over:  # this rank's own
             swap.fail(error)
         raise
+
+
+class Epochs(ABC):
+    """Goes through batches that all ranks make together, epoch after epoch.
+
+    Args:
+        prefetch: batches that a thread makes ahead; 0: none, and no thread.
+        depth: batches that wait at most.
+
+    Going through it may be left half-way, by all ranks after the same batch. What raises on one
+    rank, such as a transform, is raised on all.
+    """
+
+    def __init__(self, swap: Swap, prefetch: int, depth: int) -> None:
+        self._swap, self._prefetch, self._depth = swap, prefetch, depth
+        self._epoch, self._running = 0, None
+
+    _running: Ahead | None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Steps of an epoch, the same on all ranks."""
+
+    @abstractmethod
+    def _epoch_of(self, epoch: int) -> Iterator[Any]:
+        """The batches of an epoch; its collectives are those of the thread that goes through."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate(self._epoch)
+
+    def iterate(self, epoch: int) -> Iterator[Any]:
+        """The batches of an epoch, by number; the next one is that after it."""
+        self.leave()
+        self._epoch = epoch + 1
+        produce = partial(self._epoch_of, epoch)
+        if not self._prefetch:
+            return told(produce, self._swap)
+        self._running = Ahead(produce, self._swap, self._depth)
+        return iter(self._running)
+
+    def leave(self) -> None:
+        """End an epoch that was left half-way; all ranks do it after the same batch."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def close(self) -> None:
+        """End the loader's thread and connections; harmless the second time."""
+        self.leave()
+        self._swap.group.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Ahead:

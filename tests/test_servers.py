@@ -1,0 +1,214 @@
+"""Ranks that train on batches of ranks that hold the partitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from harness import run_threads
+from harness.graphs import hetero, mixed
+from harness.parts import Cutter
+from test_loader_options import same
+
+from sar.comm import Group, use_group
+from sar.errors import SarError
+from sar.partition.load import load_partition
+from sar.sampling import LinkNeighborLoader, NeighborLoader
+from sar.sampling.remote import Servers
+from sar.sampling.serve import serve
+
+SHAPES = [(1, 1), (2, 2), (3, 1), (1, 3), (2, 3)]
+
+
+def world_of(path: str, num_servers: int, train: Any) -> Any:
+    """A rank's case: a server, or a trainer that does ``train(servers)``."""
+
+    def case(group: Group) -> Any:
+        if group.rank < num_servers:
+            return serve(load_partition(path, group.rank), group, num_servers)
+        with Servers(group, num_servers, timeout=60) as servers:
+            with use_group(servers.group):
+                return train(servers)
+
+    return case
+
+
+@pytest.mark.parametrize("as_", ["tensors", "pyg", "dgl"])
+@pytest.mark.parametrize(("num_servers", "num_trainers"), SHAPES)
+def test_batches_are_those_of_ranks_with_partitions(
+    num_servers: int, num_trainers: int, as_: str, partitioned: Cutter
+) -> None:
+    """Bit for bit: as many local ranks, each with the same seeds, get the same batches."""
+    graph, fan = hetero(), [3, 2]
+    options = {"batch_size": 4, "as_": as_, "seed": 3, "shuffle": True}
+
+    def train(servers: Servers) -> list:
+        seeds = servers.nodes("item")
+        with servers.NeighborLoader(fan, ("item", seeds), **options) as loader:
+            return [seeds, list(loader), list(loader), len(loader)]
+
+    size = num_servers + num_trainers
+    case = world_of(partitioned(graph, num_servers), num_servers, train)
+    got = run_threads(size, case)[num_servers:]
+    seeds = torch.cat([one[0] for one in got])
+    assert sorted(seeds.tolist()) == list(range(graph.num_nodes["item"]))
+    counts = [len(one[0]) for one in got]
+    assert max(counts) - min(counts) <= 1
+
+    def local(group: Group, path: str) -> list:
+        data, mine = load_partition(path, group.rank), got[group.rank][0]
+        assert torch.isin(mine, data.node_features["item/orig_id"]).all()
+        loader = NeighborLoader(data, fan, ("item", mine), original_ids=True, **options)
+        return [list(loader), list(loader)]
+
+    cut = torch.zeros(sum(graph.num_nodes.values()), dtype=torch.int64)
+    names = list(graph.num_nodes)
+    first = sum(graph.num_nodes[n] for n in names[: names.index("item")])
+    for trainer, one in enumerate(got):
+        cut[first + one[0]] = trainer
+    want = run_threads(num_trainers, local, partitioned(graph, num_trainers, cut.tolist()))
+    for mine, theirs in zip(want, got):
+        assert theirs[3] == len(mine[0])
+        for own, other in zip(mine, theirs[1:3]):
+            for one, two in zip(own, other, strict=True):
+                assert same(plain(one), plain(two))
+
+
+def plain(batch: Any) -> Any:
+    """A batch as tensors, without the edges' ids that the cut gives them."""
+    if hasattr(batch, "to_dict"):
+        return batch.to_dict()
+    if hasattr(batch, "_replace"):
+        edges = [{e: one[:2] for e, one in hop.items()} for hop in batch.edges]
+        return list(batch._replace(edges=edges))
+    inputs, seeds, blocks = batch
+    shown = []
+    for block in blocks:
+        ends = {e: block.edges(etype=e) for e in block.canonical_etypes}
+        data = {e: dict(block.edges[e].data) for e in block.canonical_etypes}
+        nodes = {n: dict(block.srcnodes[n].data) for n in block.srctypes}
+        shown.append([ends, data, nodes, {n: dict(block.dstnodes[n].data) for n in block.dsttypes}])
+    return [inputs, seeds, shown]
+
+
+def test_link_batches(partitioned: Cutter) -> None:
+    """Seed edges come once; their pairs are those of ranks with partitions."""
+    graph = mixed()
+    options: dict[str, Any] = {
+        "neg_sampling": {"mode": "triplet", "amount": 2, "strict": True},
+        "exclude": "self", "as_": "tensors", "batch_size": 50,
+    }  # fmt: skip
+
+    def train(servers: Servers) -> list:
+        with servers.LinkNeighborLoader([2], servers.edges(), **options) as loader:
+            return list(loader)
+
+    def local(group: Group, path: str, pairs: torch.Tensor) -> list:
+        data = load_partition(path, group.rank)
+        mine = pairs[group.rank].T
+        return list(LinkNeighborLoader(data, [2], mine, original_ids=True, **options))
+
+    case = world_of(partitioned(graph, 2), 2, train)
+    got = run_threads(4, case)[2:]
+    ends = []
+    for batches in got:
+        own = [
+            torch.stack([b.node_ids["_N"][b.links.src], b.node_ids["_N"][b.links.dst]])
+            for b in batches
+        ]
+        ends.append(torch.cat(own, dim=1).T)
+    count = len(graph.edges[("_N", "_E", "_N")][0])
+    want = sorted(map(tuple, torch.stack(graph.edges[("_N", "_E", "_N")]).T.tolist()))
+    assert sorted(map(tuple, torch.cat(ends).tolist())) == want and len(want) == count
+    mine = run_threads(2, local, partitioned(graph, 2), ends)
+    for own, other in zip(mine, got):
+        for one, two in zip(own, other, strict=True):
+            assert same(plain(one), plain(two))
+
+
+def test_masks_epochs_left_half_way_and_two_loaders(partitioned: Cutter) -> None:
+    graph = mixed()
+
+    def train(servers: Servers) -> list:
+        seeds = servers.nodes(mask="train_mask")
+        first = servers.NeighborLoader([2], seeds, batch_size=3, as_="tensors", prefetch=1)
+        other = servers.NeighborLoader([2], batch_size=9, as_="tensors", prefetch=0, bulk=2)
+        whole = list(first)
+        for _ in first:
+            break
+        again = list(first)
+        assert [b.step for b in again] == [2 * len(first) + n for n in range(len(first))]
+        ids = torch.cat([b.node_ids["_N"][: b.batch_size] for b in other])
+        for one, two in zip(first, other):
+            assert len(one.input_id) <= 3 and len(two.input_id) <= 9
+        first.close()
+        first.close()
+        return [torch.cat([b.node_ids["_N"][: b.batch_size] for b in whole]), ids, seeds]
+
+    parts = run_threads(4, world_of(partitioned(graph, 2), 2, train))[2:]
+    wanted = graph.node_data["_N"]["train_mask"].nonzero().view(-1)
+    for at in (0, 2):
+        assert torch.equal(torch.cat([one[at] for one in parts]).sort().values, wanted)
+    assert torch.cat([one[1] for one in parts]).sort().values.tolist() == list(range(57))
+
+
+BAD: list[tuple[dict, type, str]] = [
+    ({"batch_size": 0}, ValueError, "batch_size: got 0, expected an int of at least 1"),
+    ({"num_neighbors": [-3]}, ValueError, "num_neighbors: got -3, expected"),
+    ({"input_nodes": torch.tensor([99])}, ValueError, "node 99 is not in the graph"),
+    ({"input_nodes": torch.ones(57, dtype=torch.bool)}, TypeError, "got a mask, expected ids"),
+    ({"input_nodes": [3]}, TypeError, "seeds: got list, expected integers"),
+    ({"rebalance": True}, ValueError, "servers deal seeds out already"),
+    ({"filter": print}, SarError, "filter: got one, which servers cannot call"),
+    ({"fields": {"_N": ["no"]}}, ValueError, "fields: got 'no' of '_N', expected one of"),
+    ({"time_attr": "no"}, ValueError, "time_attr: got 'no', which neither nodes nor edges have"),
+    ({"batchsize": 2}, TypeError, "unknown option 'batchsize'; did you mean 'batch_size'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), BAD)
+def test_bad_options_are_the_trainers_errors(
+    options: dict, kind: type, text: str, partitioned: Cutter
+) -> None:
+    """On all of them, and the servers go on."""
+
+    def train(servers: Servers) -> int:
+        with pytest.raises(kind, match=text):
+            servers.NeighborLoader(**{"num_neighbors": [2], "as_": "tensors", **options})
+        with pytest.raises(ValueError, match="mask: got '_N/no', expected one of"):
+            servers.nodes(mask="no")
+        return len(list(servers.NeighborLoader([2], batch_size=10, as_="tensors")))
+
+    assert run_threads(4, world_of(partitioned(mixed(), 2), 2, train))[2:] == [3, 3]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_transform_that_raises(prefetch: int, partitioned: Cutter) -> None:
+    """On one trainer is raised on both; servers go on with the next epoch."""
+
+    def train(servers: Servers) -> int:
+        calls = []
+
+        def transform(batch: Any) -> Any:
+            calls.append(batch)
+            if servers.group.rank == 1 and len(calls) == 2:
+                raise KeyError("mine")
+            return batch
+
+        loader = servers.NeighborLoader(
+            [2], batch_size=5, as_="tensors", prefetch=prefetch, transform=transform
+        )
+        with pytest.raises((KeyError, SarError), match="mine"):
+            list(loader)
+        return len(list(loader))
+
+    assert run_threads(4, world_of(partitioned(mixed(), 2), 2, train))[2:] == [6, 6]
+
+
+def test_trainers_that_differ(partitioned: Cutter) -> None:
+    def train(servers: Servers) -> None:
+        with pytest.raises(ValueError, match="rank 1 got .*expected the same on all ranks"):
+            servers.NeighborLoader([2 + servers.group.rank], as_="tensors")
+
+    run_threads(4, world_of(partitioned(mixed(), 2), 2, train))
