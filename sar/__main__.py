@@ -10,7 +10,9 @@ from typing import NoReturn
 from sar.cli.launch import USER_ERROR
 from sar.errors import SarError
 
-COMMANDS = ("partition", "inspect", "plan", "train", "evaluate", "environment", "bench")
+COMMANDS = (
+    "partition", "inspect", "plan", "train", "evaluate", "sample-server", "environment", "bench",
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="sar", description="Exact full-batch training over many hosts.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        module = importlib.import_module(f"sar.cli.{name}")
+        module = importlib.import_module(f"sar.cli.{name.replace('-', '_')}")
         sub = module.add_parser(subparsers)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         sub.set_defaults(run=module.run)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from sar.allocator import ALLOCATORS, allocator_environment, is_preloaded, set_soft_limit
-from sar.cli.ranks import report_failure, run_ranks
-from sar.comm import Group, initialize_comms, shutdown
+from sar.cli.ranks import LOOPBACK, report_failure, run_ranks
+from sar.comm import Group, join_others, shutdown
 from sar.comm.setup import leave_after
 from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy, parse_bytes
 from sar.files import remove_left_over
@@ -60,6 +60,11 @@ def add_allocator_arguments(group: Any) -> None:
         metavar="SIZE",
         help="memory of a rank above which tbb keeps no freed buffers, like 20GiB; default none",
     )
+
+
+def set_allocator_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ranks start with where the command does not ask."""
+    parser.set_defaults(device="cpu", backend="gloo", allocator="system", soft_limit=None)
 
 
 def soft_limit_of(args: argparse.Namespace) -> int | None:
@@ -198,7 +203,8 @@ def run_rank(
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     try:
-        group = initialize_comms(backend=backend_of(args), timeout=args.timeout)
+        others = vars(args).get("trainers", 0)  # of a server
+        group = join_others(after=others, backend=backend_of(args), timeout=args.timeout)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         limit = soft_limit_of(args)
@@ -222,8 +228,19 @@ def _error_of(check: Callable[[argparse.Namespace], None], args: argparse.Namesp
     return None
 
 
-def launch(command: str, args: argparse.Namespace, nproc: int) -> None:
+def launch(
+    command: str,
+    args: argparse.Namespace,
+    nproc: int,
+    address: tuple[str, int] = LOOPBACK,
+    others: int = 0,
+    tell: Callable[[str, int], None] | None = None,
+) -> None:
     """Run ``sar.cli.<command>.work(args, ...)`` on ``nproc`` new processes of this machine.
+
+    Args:
+        address: where they meet, port 0 for any, and are met by ``others``, who start elsewhere.
+        tell: is called with the address when they can.
 
     Raises ``ValueError`` for many more ranks than cores that nobody asked for, and ``SarError``
     naming the first failing rank and its error; all ranks have ended then, as they have after an
@@ -234,7 +251,7 @@ def launch(command: str, args: argparse.Namespace, nproc: int) -> None:
     remove_left_over(Path(tempfile.gettempdir()))
     words = ["sar.cli.worker", command, _as_json(args)]
     environment = worker_environment(nproc, args.threads, args.allocator)
-    run_ranks(words, nproc, environment, args.timeout)
+    run_ranks(words, nproc, environment, args.timeout, address, others, tell)
 
 
 def _check_ranks_a_core(nproc: int) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,9 +27,10 @@ from sar.errors import CommError, SarError
 LAUNCHER_PID = "SAR_LAUNCHER_PID"
 REPORT = "SAR_REPORT_DESCRIPTOR"  # where a rank writes its error
 FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
-_HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1", 0  # any port
 _PAUSE = 0.05
 _TERM_SECONDS = 2.0  # from the polite signal to the other: no rank of ours handles it
+_READ_SECONDS = 4.0  # for ranks of other launches to read in the store what happened
 _REPORT_BYTES = 1 << 16  # what a pipe holds
 _MOST_CHARACTERS = 4000  # of a message, so that two of them never fill it
 # What a rank runs before the imports that take seconds: the kernel ends it when the launcher dies,
@@ -84,7 +85,13 @@ class Rank:
 
 
 def run_ranks(
-    words: Sequence[str], size: int, environment: dict[str, str], timeout: float
+    words: Sequence[str],
+    size: int,
+    environment: dict[str, str],
+    timeout: float,
+    address: tuple[str, int] = LOOPBACK,
+    others: int = 0,
+    tell: Callable[[str, int], None] | None = None,
 ) -> None:
     """Run a module with arguments as ``size`` ranks until all have ended.
 
@@ -92,15 +99,23 @@ def run_ranks(
         words: the module and its arguments.
         environment: of the ranks, beside what tells them who they are.
         timeout: seconds in which ranks end after the first that has.
+        address: where they meet, and ``others`` meet them, who start elsewhere and come behind.
+        tell: is called with the address when ranks can meet there.
 
     Raises ``SarError`` naming the rank that failed first and why; ``KeyboardInterrupt`` after an
     interrupt. No rank runs any more then.
     """
-    store = serve_store(_HERE, 0, size, timedelta(seconds=timeout))
+    host, port = address
+    try:
+        store = serve_store(host, port, size + others, timedelta(seconds=timeout))
+    except OSError as error:
+        raise ValueError(f"cannot listen at {host}:{port}: {error}") from error
+    if tell is not None:
+        tell(host, store.port)
     common = {
         **environment,
         LAUNCHER_PID: str(os.getpid()),
-        "MASTER_ADDR": _HERE,
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
@@ -114,6 +129,8 @@ def run_ranks(
             late = _watch(ranks, timeout, asked)
         finally:
             _end(ranks)
+            if others and any(rank.status for rank in ranks):
+                time.sleep(_READ_SECONDS)
     if signal.SIGINT in asked:
         raise KeyboardInterrupt
     if asked:

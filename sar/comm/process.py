@@ -83,9 +83,8 @@ class ProcessGroup(Group):
 
     def _made(self, members: Sequence[int]) -> ProcessGroup:
         self._check_open()
-        made = ProcessGroup(
-            self.backend, self.device, self._timeout, self.board, is_beside=True, members=members
-        )
+        options = self.backend, self.device, self._timeout, self.board
+        made = self._call(ProcessGroup, *options, is_beside=True, members=members)
         self._beside.append(made)
         return made
 

@@ -95,6 +95,26 @@ def initialize_comms(
     return group
 
 
+def join_others(
+    before: int = 0,
+    after: int = 0,
+    address: str | None = None,
+    port: int | None = None,
+    *,
+    backend: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Group:
+    """Join ranks that are started elsewhere, some before those of this launch and some after.
+
+    ``RANK`` and ``WORLD_SIZE`` count those of this launch alone; without a launcher this process
+    is the only one. For the rest it is :func:`initialize_comms`.
+    """
+    rank = _from_environment("RANK", None, "RANK") if "RANK" in os.environ else 0
+    size = _from_environment("WORLD_SIZE", None, "WORLD_SIZE") if "RANK" in os.environ else 1
+    place = before + rank, before + size + after
+    return initialize_comms(*place, address, backend, None, port, timeout=timeout)
+
+
 def shutdown() -> None:
     """Leave the group that :func:`initialize_comms` made; a no-op when there is none.
 

@@ -7,7 +7,9 @@ from sar.sampling.link_inputs import Links
 from sar.sampling.loaders import LinkNeighborLoader, NeighborLoader, SubgraphLoader
 from sar.sampling.negatives import NegativeSampling
 from sar.sampling.options import LoaderOptions
+from sar.sampling.remote import RemoteLoader, Servers, connect
 from sar.sampling.sampler import Draws, Edges, NeighborSampler, Sample, Seeds, Trees
+from sar.sampling.serve import serve
 
 __all__ = [
     "CacheStats",
@@ -20,9 +22,13 @@ __all__ = [
     "NegativeSampling",
     "NeighborLoader",
     "NeighborSampler",
+    "RemoteLoader",
     "Sample",
     "SampledBatch",
     "Seeds",
+    "Servers",
     "SubgraphLoader",
     "Trees",
+    "connect",
+    "serve",
 ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.errors import SarError
+from sar.errors import CommError, SarError
 from sar.sampling.messages import packed, unpacked
 from sar.sampling.swap import Swap
 
@@ -72,6 +74,17 @@ class Channel:
             [torch.empty(0, dtype=torch.uint8), *(messages[p] for p in sorted(messages))]
         )
         self.swap.send(joined, give, [0] * self._size)
+
+    @contextmanager
+    def roles(self) -> Iterator[None]:
+        """Inside, errors of the transport say which ranks are servers."""
+        try:
+            yield
+        except CommError as error:
+            last, size = self.num_servers - 1, self._size
+            raise CommError(
+                f"{error} (ranks 0 to {last} are servers, {last + 1} to {size - 1} trainers)"
+            ) from error
 
     def trainers_of(self, server: int) -> list[int]:
         """The numbers of the trainers that a server answers."""

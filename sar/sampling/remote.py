@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from sar.comm import Group
+from sar.comm import Group, join_others, set_process_group
 from sar.errors import CommError, NotSupportedError
 from sar.partition.book import EType
 from sar.sampling.batch import Types, maker
@@ -57,7 +57,7 @@ class Servers:
                 return
 
     def _ask(self, command: int, value: Any = None) -> Any:
-        with self._lock:
+        with self._lock, self._channel.roles():
             return None if self._is_over.is_set() else self._channel.ask(command, value)
 
     def nodes(self, ntype: str | None = None, mask: str | None = None) -> Tensor:
@@ -133,7 +133,7 @@ class Servers:
         sent["original_ids"] = about["original_ids"]
         request = request | {"seeds": seeds.cpu().contiguous(), "options": sent}
         types = Types(about["ntypes"], [tuple(one) for one in about["etypes"]])
-        with self._lock:
+        with self._lock, self._channel.roles():
             made = self._channel.ask(MAKE, request)
             channel = Channel(self._world.beside(), self._num_servers)
         return RemoteLoader(self, channel, made, options, types)
@@ -158,6 +158,32 @@ class Servers:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # else the others are told by this rank's end
             self.close()
+
+
+def connect(
+    address: str, servers: int, *, backend: str = "gloo", timeout: float = 300.0
+) -> Servers:
+    """Join the servers of `sar sample-server` as one of the trainers; collective.
+
+    Instead of ``sar.initialize_comms``: from now on this process' group is that of the trainers,
+    ``RANK`` and ``WORLD_SIZE`` in the environment (torchrun sets them; else one alone).
+
+    Args:
+        address: ``"host:port"`` where the servers meet the trainers.
+        servers: how many there are.
+        timeout: seconds, as for ``sar.initialize_comms``.
+
+    Raises ``ValueError`` for an address that is none, and what ``sar.initialize_comms`` does.
+    """
+    host, _, port = str(address).rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"address: got {address!r}, expected 'host:port'")
+    if isinstance(servers, bool) or not isinstance(servers, int) or servers < 1:
+        raise ValueError(f"servers: got {servers!r}, expected an int of at least 1")
+    world = join_others(servers, 0, host, int(port), backend=backend, timeout=timeout)
+    made = Servers(world, servers, timeout)
+    set_process_group(world, made.group)
+    return made
 
 
 class RemoteLoader(Epochs):
@@ -192,7 +218,9 @@ class RemoteLoader(Epochs):
 
     def _epoch_of(self, epoch: int) -> Iterator[Any]:
         for _ in range(self._steps):
-            batch = self._make(from_message(self._channel.ask(NEXT), self._types))
+            with self._channel.roles():
+                message = self._channel.ask(NEXT)
+            batch = self._make(from_message(message, self._types))
             yield batch if self._transform is None else self._transform(batch)
 
     def close(self) -> None:

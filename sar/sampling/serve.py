@@ -121,6 +121,10 @@ class Server:
 
     def run(self) -> None:
         """Answer until the trainers have left; raises ``CommError`` when one has died."""
+        with self._channel.roles():
+            self._run()
+
+    def _run(self) -> None:
         command = TICK
         while command != BYE:
             try:
