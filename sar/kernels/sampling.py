@@ -19,6 +19,8 @@ from sar.kernels.jit import LINE, STEP, mix, prefetch_byte
 
 _EMPTY = -1  # in a table of ids
 _AHEAD = 4  # rows between asking for one and copying it
+_IDS_AHEAD = 8
+_IDS_AT_ONCE = 1 << 13  # so that the table grows by those that are new, not by all
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _LOW = np.uint64(0xFFFFFFFF)
 _11, _32, _ONE = np.uint64(11), np.uint64(32), np.uint64(1)
@@ -108,6 +110,13 @@ def _draw(
 ) -> int:
     pair, is_weighted, has_trees = at + rows.shape[0], weight.shape[0] > 0, trees.shape[0] > 0
     for i in range(rows.shape[0]):
+        if i + 2 * _AHEAD < rows.shape[0]:
+            prefetch_byte(indptr, np.int64(rows[i + 2 * _AHEAD]) * indptr.itemsize)
+        if i + _AHEAD < rows.shape[0]:
+            edge = indptr[rows[i + _AHEAD]]
+            for byte in range(0, 2 * LINE, LINE):
+                prefetch_byte(neighbor, edge * neighbor.itemsize + byte)
+                prefetch_byte(eid, edge * eid.itemsize + byte)
         begin, end = indptr[rows[i]], indptr[rows[i] + 1]
         if time.shape[0] > 0:
             end = begin + np.searchsorted(time[begin:end], trees[i, 1], side="right")
@@ -289,59 +298,82 @@ def place(
     return offsets, neighbor, eid
 
 
+@numba.njit(inline="always")
+def _slot(table: Any, mask: Any, wanted: Any) -> Any:
+    """Where an id stands in a table of (id, number), or would stand."""
+    slot = mix(np.uint64(wanted)) & mask
+    while table[slot, 0] != _EMPTY and table[slot, 0] != wanted:
+        slot = (slot + _ONE) & mask
+    return slot
+
+
+@numba.njit(inline="always")
+def _ask_ahead(table: Any, mask: Any, ids: Any, i: int) -> None:
+    if i + _IDS_AHEAD < ids.shape[0]:
+        slot = mix(np.uint64(ids[i + _IDS_AHEAD])) & mask
+        prefetch_byte(table, np.int64(slot) * 2 * table.itemsize)
+
+
 @_compiled
-def _number(
-    table: Any, numbers: Any, nodes: Any, count: int, ids: Any, local: Any
-) -> int:
+def _number(table: Any, nodes: Any, count: int, ids: Any, local: Any) -> int:
     mask = np.uint64(table.shape[0] - 1)
     for i in range(ids.shape[0]):
-        slot = mix(np.uint64(ids[i])) & mask
-        while table[slot] != _EMPTY and table[slot] != ids[i]:
-            slot = (slot + _ONE) & mask
-        if table[slot] == _EMPTY:
-            table[slot] = ids[i]
-            numbers[slot] = count
+        _ask_ahead(table, mask, ids, i)
+        slot = _slot(table, mask, ids[i])
+        if table[slot, 0] == _EMPTY:
+            table[slot, 0] = ids[i]
+            table[slot, 1] = count
             nodes[count] = ids[i]
             count += 1
-        local[i] = numbers[slot]
+        local[i] = table[slot, 1]
     return count
 
 
 @_compiled
-def _find(table: Any, numbers: Any, ids: Any, local: Any) -> None:
+def _find(table: Any, ids: Any, local: Any) -> None:
     mask = np.uint64(table.shape[0] - 1)
     for i in range(ids.shape[0]):
-        slot = mix(np.uint64(ids[i])) & mask
-        while table[slot] != _EMPTY and table[slot] != ids[i]:
-            slot = (slot + _ONE) & mask
-        local[i] = numbers[slot] if table[slot] == ids[i] else _EMPTY
+        _ask_ahead(table, mask, ids, i)
+        slot = _slot(table, mask, ids[i])
+        local[i] = table[slot, 1] if table[slot, 0] == ids[i] else _EMPTY
 
 
 class Numbering:
     """Numbers nodes in the order in which they first come: an open hash table.
 
+    Args:
+        is_wide: whether ids may need 64 bits.
+
     Attributes:
         count: how many have come.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, is_wide: bool = True) -> None:
+        self.count, self.is_wide = 0, is_wide
+        self._dtype = np.int64 if is_wide else np.int32
         self._nodes = np.empty(64, np.int64)
-        self._table, self._numbers = np.full(256, _EMPTY, np.int64), np.empty(256, np.int32)
+        self._table = np.full((256, 2), _EMPTY, self._dtype)
+
+    def clear(self) -> None:
+        """Forget all, but not how much room they took."""
+        self.count = 0
+        self._table.fill(_EMPTY)
 
     def number(self, ids: Tensor) -> Tensor:
         """int64 [m] numbers of int64 ids [m]; those that are new get the next ones."""
-        self._make_room(len(ids))
         local = torch.empty(len(ids), dtype=torch.int64)
-        self.count = _number(
-            self._table, self._numbers, self._nodes, self.count, array(ids), array(local)
-        )
+        given, out = array(ids), array(local)
+        for first in range(0, len(ids), _IDS_AT_ONCE):
+            some = given[first : first + _IDS_AT_ONCE]
+            self._make_room(len(some))
+            numbers = out[first : first + _IDS_AT_ONCE]
+            self.count = _number(self._table, self._nodes, self.count, some, numbers)
         return local
 
     def find(self, ids: Tensor) -> Tensor:
         """int64 [m] numbers of int64 ids [m]; -1 for those that have not come."""
         local = torch.empty(len(ids), dtype=torch.int64)
-        _find(self._table, self._numbers, array(ids), array(local))
+        _find(self._table, array(ids), array(local))
         return local
 
     def nodes(self, first: int = 0) -> Tensor:
@@ -349,18 +381,18 @@ class Numbering:
         return torch.from_numpy(self._nodes[first : self.count])
 
     def _make_room(self, more: int) -> None:
-        """For as many new ids, in a table that stays half empty."""
+        """For as many new ids, in a table of which a third stays empty."""
         if self.count + more > len(self._nodes):
             grown = np.empty(2 * (self.count + more), np.int64)
             grown[: self.count] = self._nodes[: self.count]
             self._nodes = grown
         size = len(self._table)
-        while size < 2 * (self.count + more):
+        while 2 * size < 3 * (self.count + more):
             size *= 2
         if size > len(self._table):
-            self._table, self._numbers = np.full(size, _EMPTY, np.int64), np.empty(size, np.int32)
+            self._table = np.full((size, 2), _EMPTY, self._dtype)
             known = self._nodes[: self.count].copy()
-            _number(self._table, self._numbers, self._nodes, 0, known, np.empty_like(known))
+            _number(self._table, self._nodes, 0, known, np.empty_like(known))
 
 
 @_compiled

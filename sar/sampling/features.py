@@ -14,11 +14,13 @@ from sar.kernels.sampling import copy_rows, split
 from sar.partition.book import EType
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
+from sar.sampling.leases import Grown, Leases
 from sar.sampling.structure import Ids, edge_ids, node_ids
 from sar.sampling.swap import Swap
 
 Kind = str | EType
 Kept = tuple[Tensor, dict[str, Tensor]]
+_IDLE = 16  # buffers of batches that are kept for those to come
 _ALIGNMENT = 8  # bytes: where a field's rows begin in a message
 
 
@@ -45,6 +47,7 @@ class FeatureTables:
         self, data: PartitionData, swap: Swap, fields: Mapping[Kind, Sequence[str]] | None = None
     ) -> None:
         self._swap, self._tables, error = swap, dict[Kind, _Table](), None
+        self._leases, self._sent, self._came = Leases(_IDLE), Grown(), Grown()
         try:
             self._tables = _tables(data, fields)
         except Exception as caught:  # any, too little memory as well: the others would wait
@@ -94,14 +97,14 @@ class FeatureTables:
         give, take = (
             [self._bytes(kinds, counts) for counts in one.tolist()] for one in (asked, wanted)
         )
-        reply = torch.empty(sum(give), dtype=torch.uint8)
+        reply = self._sent.take(sum(give))
         at = 0
         for theirs, counts in zip(came.split(asked.sum(1).tolist()), asked.tolist(), strict=True):
             for kind, mine in zip(kinds, theirs.split(counts), strict=True):
                 for table in self._tables[kind].fields.values():
                     view, at = _view(reply, at, table, len(mine))
                     copy_rows(view, _counting(mine), table, mine)
-        reply = swap.send(reply, give, take)
+        reply = swap.send(reply, give, take, self._came.take(sum(take)))
         return self._joined(kinds, parts, reply, kept)
 
     def _joined(
@@ -114,7 +117,10 @@ class FeatureTables:
         found: dict[Kind, dict[str, Tensor]] = {}
         for kind, (order, _, _) in zip(kinds, parts, strict=True):
             fields = self._tables[kind].fields
-            found[kind] = {n: t.new_empty((len(order), *t.shape[1:])) for n, t in fields.items()}
+            shapes = {name: (len(order), *rows.shape[1:]) for name, rows in fields.items()}
+            found[kind] = {
+                n: self._leases.take(shape, fields[n].dtype) for n, shape in shapes.items()
+            }
         at, rank = 0, self._swap.group.rank
         for p in range(self._swap.group.size):
             for kind, (order, rows, sizes) in zip(kinds, parts, strict=True):

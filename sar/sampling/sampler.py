@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sar.kernels.sampling import Numbering, draw, hashed, place, split
 from sar.partition.book import EType
+from sar.sampling.leases import Grown
 from sar.sampling.structure import id_dtype
 from sar.sampling.swap import Swap
 from sar.sampling.topology import Topology
@@ -88,12 +89,13 @@ class _Growing:
         frontier: per node type, the numbers of the nodes whose edges are drawn next.
     """
 
-    def __init__(self, seeds: Seeds, totals: dict[str, int]) -> None:
+    def __init__(self, seeds: Seeds, totals: dict[str, int], numberings: _Numberings) -> None:
         self.seeds, self._totals, self.is_closed = seeds, totals, False
+        self._numberings, trees = numberings, 1 if seeds.trees is None else len(seeds.trees.salt)
         self.hops = list[dict[EType, Edges]]()
-        self.numbers = {ntype: Numbering() for ntype in totals}
-        trees = {} if seeds.trees is None else seeds.trees.of
-        self.given = {n: self.number(n, ids, trees.get(n)) for n, ids in seeds.ids.items()}
+        self.numbers = {n: numberings.take(total * trees) for n, total in totals.items()}
+        of = {} if seeds.trees is None else seeds.trees.of
+        self.given = {n: self.number(n, ids, of.get(n)) for n, ids in seeds.ids.items()}
         counts = {ntype: one.count for ntype, one in self.numbers.items()}
         self.frontier = {ntype: (0, count) for ntype, count in counts.items()}
         self.num_nodes = {ntype: [count] for ntype, count in counts.items()}
@@ -134,10 +136,31 @@ class _Growing:
             self.frontier[ntype] = (0 if again else first, one.count)
 
     def sample(self) -> Sample:
+        """What came of it; its last call."""
         found = {ntype: self.nodes(ntype, 0, one.count) for ntype, one in self.numbers.items()}
-        nodes = {ntype: ids for ntype, (ids, _) in found.items()}
+        nodes = {ntype: ids.clone() for ntype, (ids, _) in found.items()}
         trees = {ntype: tree for ntype, (_, tree) in found.items() if tree is not None}
+        self._numberings.give(self.numbers.values())
         return Sample(nodes, trees, self.hops, self.num_nodes, self.given)
+
+
+class _Numberings:
+    """Hash tables that are used again: a new one costs as much as what is done with it."""
+
+    def __init__(self) -> None:
+        self._idle: dict[bool, list[Numbering]] = {True: [], False: []}
+
+    def take(self, most: int) -> Numbering:
+        """An empty one for ids below ``most``."""
+        is_wide = most > torch.iinfo(torch.int32).max
+        idle = self._idle[is_wide]
+        return idle.pop() if idle else Numbering(is_wide)
+
+    def give(self, numberings: Iterable[Numbering]) -> None:
+        """Take some back. The caller holds no view of them any more."""
+        for one in numberings:
+            one.clear()
+            self._idle[one.is_wide].append(one)
 
 
 @dataclass(frozen=True)
@@ -178,8 +201,8 @@ class NeighborSampler:
     def __init__(self, topology: Topology, swap: Swap, draws: Draws) -> None:
         self.topology, self.draws, self.swap = topology, draws, swap
         self.book, self.edges, self.keys = topology.book, topology.edges, topology.keys
-        self.near, self.far = topology.ends
-        self.dtype = id_dtype(self.book)
+        self.near, self._numberings = topology.ends[0], _Numberings()
+        self.dtype, self.sent, self.came = id_dtype(self.book), Grown(), Grown()
         self._totals = {ntype: ids.total for ntype, ids in topology.ids.items()}
 
     def sample(self, batches: Sequence[Seeds]) -> list[Sample]:
@@ -187,7 +210,7 @@ class NeighborSampler:
 
         All ranks give as many batches, of the same steps; some may have no seeds.
         """
-        growing = [_Growing(seeds, self._totals) for seeds in batches]
+        growing = [_Growing(seeds, self._totals, self._numberings) for seeds in batches]
         for hop, fanouts in enumerate(self.draws.fanouts):
             self._hop(growing, hop, fanouts)
             for batch in growing:
@@ -267,8 +290,10 @@ class _Question:
     def _without_some(
         self, etype: EType, ids: Tensor, eids: Tensor, of: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.batch.seeds.without:
+            return ids, eids, of
         ends = (self.ids[of], ids) if self.is_out else (ids, self.ids[of])
-        wrong = self.batch.is_left_out(etype, *ends) if self.batch.seeds.without else None
+        wrong = self.batch.is_left_out(etype, *ends)
         return (ids, eids, of) if wrong is None else (ids[~wrong], eids[~wrong], of[~wrong])
 
 
@@ -305,10 +330,10 @@ class _Drawing:
         own = [one[self.rank] for one in parts]
         give = [self._room(rows) for rows in theirs]
         take = self._announced(give, parts)
-        reply = torch.empty(sum(give), dtype=self.sampler.dtype)
+        reply = self.sampler.sent.take(sum(give), self.sampler.dtype)
         for rows, at in zip(theirs, _starts(give), strict=True):
             self._draw(reply, at, rows)
-        buffer = torch.empty(sum(take) + self._room(own), dtype=self.sampler.dtype)
+        buffer = self.sampler.came.take(sum(take) + self._room(own), self.sampler.dtype)
         self.swap.send(reply, give, take, buffer[: sum(take)])
         self._draw(buffer, sum(take), own)
         starts = torch.tensor(_starts(take))
