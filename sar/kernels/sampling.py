@@ -299,9 +299,15 @@ def place(
 
 
 @numba.njit(inline="always")
+def _home(mask: Any, wanted: Any) -> Any:
+    """Where to look first: the high bits of a product (Knuth 1998, section 6.4)."""
+    return ((np.uint64(wanted) * STEP) >> _32) & mask
+
+
+@numba.njit(inline="always")
 def _slot(table: Any, mask: Any, wanted: Any) -> Any:
     """Where an id stands in a table of (id, number), or would stand."""
-    slot = mix(np.uint64(wanted)) & mask
+    slot = _home(mask, wanted)
     while table[slot, 0] != _EMPTY and table[slot, 0] != wanted:
         slot = (slot + _ONE) & mask
     return slot
@@ -310,7 +316,7 @@ def _slot(table: Any, mask: Any, wanted: Any) -> Any:
 @numba.njit(inline="always")
 def _ask_ahead(table: Any, mask: Any, ids: Any, i: int) -> None:
     if i + _IDS_AHEAD < ids.shape[0]:
-        slot = mix(np.uint64(ids[i + _IDS_AHEAD])) & mask
+        slot = _home(mask, ids[i + _IDS_AHEAD])
         prefetch_byte(table, np.int64(slot) * 2 * table.itemsize)
 
 

@@ -85,9 +85,9 @@ class Drawn:
 def tensors(drawn: Drawn) -> SampledBatch:
     """A batch without any library's types."""
     sample, types, told = drawn.sample, drawn.types, drawn.told
-    nodes = {n: drawn.rows[n].get(ORIG_ID, ids) for n, ids in sample.nodes.items()}
-    node_data = {n: _without(drawn.rows[n], ORIG_ID) for n in types.ntypes}
-    edge_data = {e: drawn.rows[e] for e in types.canonical_etypes if e in drawn.rows}
+    nodes = {n: drawn.rows.get(n, {}).get(ORIG_ID, ids) for n, ids in sample.nodes.items()}
+    node_data = {n: _without(drawn.rows.get(n, {}), ORIG_ID) for n in types.ntypes}
+    edge_data = {e: drawn.rows.get(e, {}) for e in types.canonical_etypes}
     return SampledBatch(
         nodes, node_data, sample.hops, edge_data, sample.num_nodes, drawn.input_type,
         told["input_id"], drawn.step, sample.trees, told.get("time"), told.get("links"),
@@ -112,7 +112,10 @@ def dgl_blocks(drawn: Drawn) -> tuple[Any, ...]:
     rows = _EdgeRows(batch)
     for hop, edges in enumerate(batch.edges):
         after = {n: count + batch.num_nodes[n][hop + 1] for n, count in counts.items()}
-        block = dgl.create_block(_ends(edges, drawn.types), after, counts)
+        ends = _ends(edges, drawn.types)
+        for etype, starts in drawn.sample.starts[hop].items():
+            ends[etype] = ("csc", (starts, edges[etype].src, _NONE.eid))
+        block = dgl.create_block(ends, after, counts)
         for ntype, ids in batch.node_ids.items():
             block.srcnodes[ntype].data[dgl.NID] = ids[: after[ntype]]
             block.dstnodes[ntype].data[dgl.NID] = ids[: counts[ntype]]
@@ -139,8 +142,8 @@ def dgl_subgraph(drawn: Drawn) -> tuple[Any, ...]:
     return *_around(batch, drawn.types), graph
 
 
-def _ends(edges: dict[EType, Edges], types: Types) -> dict[EType, tuple[Tensor, ...]]:
-    return {e: tuple(edges[e][:2]) if e in edges else _NO_EDGES for e in types.canonical_etypes}
+def _ends(edges: dict[EType, Edges], types: Types) -> dict[EType, tuple[Any, ...]]:
+    return {etype: edges.get(etype, _NONE)[:2] for etype in types.canonical_etypes}
 
 
 def _around(batch: SampledBatch, types: Types) -> tuple[Any, ...]:
@@ -177,7 +180,7 @@ def _pair_graphs(batch: SampledBatch, seeds: dict[str, Tensor]) -> list[Any]:
     return graphs
 
 
-_NO_EDGES = (torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+_NONE = Edges(*[torch.empty(0, dtype=torch.int64)] * 3)
 
 
 class _EdgeRows:
@@ -216,14 +219,12 @@ def pyg_data(drawn: Drawn) -> Any:
         _rename(store, batch.node_data[ntype], {"feat": "x", "label": "y"})
     for etype, columns in batch.edge_data.items():
         store = data if is_one else data[etype]
-        hops = [edges[etype] for edges in batch.edges if etype in edges]
+        hops = [edges.get(etype, _NONE) for edges in batch.edges]
         store.edge_index = torch.stack(
             [torch.cat(one) for one in zip(*(hop[:2] for hop in hops), strict=True)]
         )
         if drawn.is_by_hop:
-            store.num_sampled_edges = [
-                len(edges[etype].src) if etype in edges else 0 for edges in batch.edges
-            ]
+            store.num_sampled_edges = [len(one.src) for one in hops]
         store.e_id = columns.get(ORIG_EID, torch.cat([hop.eid for hop in hops]))
         _rename(store, _without(columns, ORIG_EID), {"feat": "edge_attr"})
     seeds = data if is_one else data[drawn.input_type]

@@ -58,6 +58,11 @@ class FeatureTables:
         }
         swap.group.agree(error, "features", layout)
 
+    @property
+    def kinds(self) -> list[Kind]:
+        """Node types and relations of which there are features."""
+        return [kind for kind, table in self._tables.items() if table.fields]
+
     def row_bytes(self, kind: Kind) -> int:
         """Of a row of all fields."""
         return sum(map(_row_bytes, self._tables[kind].fields.values()))
@@ -78,7 +83,7 @@ class FeatureTables:
             kept: per kind, int64 [n] which row of some that are here each of the ids has, or -1;
                 and these rows.
         """
-        kinds = [kind for kind, table in self._tables.items() if table.fields]
+        kinds = self.kinds
         none = torch.empty(0, dtype=torch.int64)
         here = [kept.get(kind, (None, {}))[0] for kind in kinds]
         parts = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -134,19 +134,23 @@ class Loader(Epochs):
             sample = bidirectional(sample)
         if self.options.filter is not None:
             sample = self.options.filter(sample)
-        rows = self._cache.fetch(needed_rows(sample, self._book))
+            sample.starts = [{} for _ in sample.hops]  # of edges that may have gone
+        rows = self._cache.fetch(needed_rows(sample, self._tables.kinds))
         is_by_hop, told = self.options.subgraph_type == "directional", tell(sample)
         drawn = Drawn(self._types, sample, rows, self.input_type, step, told, is_by_hop)
         batch = self._make(drawn)
         return batch if self.options.transform is None else self.options.transform(batch)
 
 
-def needed_rows(sample: Sample, book: PartitionBook) -> dict[Kind, Tensor]:
-    """Ids of the nodes and edges of a sample, by node type and relation."""
-    ids: dict[Kind, Tensor] = dict(sample.nodes.items())
-    for etype in book.canonical_etypes:
-        drawn = [hop[etype].eid for hop in sample.hops if etype in hop]
-        ids[etype] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
+def needed_rows(sample: Sample, kinds: Iterable[Kind]) -> dict[Kind, Tensor]:
+    """Ids of the nodes and edges of a sample, of some node types and relations."""
+    ids: dict[Kind, Tensor] = {}
+    for kind in kinds:
+        if isinstance(kind, str):
+            ids[kind] = sample.nodes[kind]
+            continue
+        drawn = [hop[kind].eid for hop in sample.hops if kind in hop]
+        ids[kind] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
     return ids
 
 

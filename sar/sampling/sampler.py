@@ -68,6 +68,8 @@ class Sample:
         hops: per hop and relation that it follows, the edges that were drawn.
         num_nodes: per node type, how many nodes are seeds, and how many came with each hop.
         seeds: per node type, int64, the number of each of the ids that it grew from.
+        starts: per hop, int64 [n + 1] where the edges of each of the nodes begin whose edges were
+            drawn; where all are in their order.
     """
 
     nodes: dict[str, Tensor]
@@ -75,6 +77,7 @@ class Sample:
     hops: list[dict[EType, Edges]]
     num_nodes: dict[str, list[int]]
     seeds: dict[str, Tensor]
+    starts: list[dict[EType, Tensor]]
 
 
 class _Growing:
@@ -92,7 +95,7 @@ class _Growing:
     def __init__(self, seeds: Seeds, totals: dict[str, int], numberings: _Numberings) -> None:
         self.seeds, self._totals, self.is_closed = seeds, totals, False
         self._numberings, trees = numberings, 1 if seeds.trees is None else len(seeds.trees.salt)
-        self.hops = list[dict[EType, Edges]]()
+        self.hops, self.starts = list[dict[EType, Edges]](), list[dict[EType, Tensor]]()
         self.numbers = {n: numberings.take(total * trees) for n, total in totals.items()}
         of = {} if seeds.trees is None else seeds.trees.of
         self.given = {n: self.number(n, ids, of.get(n)) for n, ids in seeds.ids.items()}
@@ -117,7 +120,7 @@ class _Growing:
 
     def close(self) -> None:
         """No node comes any more; the edges of all of them are drawn anew."""
-        self.is_closed, self.hops = True, []
+        self.is_closed, self.hops, self.starts = True, [], []
         self.frontier = {ntype: (0, one.count) for ntype, one in self.numbers.items()}
 
     def nodes(self, ntype: str, first: int, last: int) -> tuple[Tensor, Tensor | None]:
@@ -141,7 +144,7 @@ class _Growing:
         nodes = {ntype: ids.clone() for ntype, (ids, _) in found.items()}
         trees = {ntype: tree for ntype, (_, tree) in found.items() if tree is not None}
         self._numberings.give(self.numbers.values())
-        return Sample(nodes, trees, self.hops, self.num_nodes, self.given)
+        return Sample(nodes, trees, self.hops, self.num_nodes, self.given, self.starts)
 
 
 class _Numberings:
@@ -228,6 +231,7 @@ class NeighborSampler:
         questions = [self._ask(batch, ntype, of[ntype]) for batch, ntype in asked]
         for batch in batches:
             batch.hops.append({})
+            batch.starts.append({})
         if questions:
             sections = [(one.batch.seeds.step, one.etypes) for one in questions]
             buffer, starts = _Drawing(self, hop, fanouts, sections).drawn(questions)
@@ -286,6 +290,8 @@ class _Question:
                 far, near, eids = (one[far >= 0] for one in (far, near, eids))
             ends = (near, far) if self.is_out else (far, near)
             self.batch.hops[-1][etype] = Edges(*ends, eids)
+            if len(near) == int(offsets[-1]) and self.first == 0 and not self.is_out:
+                self.batch.starts[-1][etype] = offsets
 
     def _without_some(
         self, etype: EType, ids: Tensor, eids: Tensor, of: Tensor

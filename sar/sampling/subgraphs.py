@@ -30,5 +30,5 @@ def bidirectional(sample: Sample) -> Sample:
         first = torch.full((pairs.shape[1],), ends.shape[1])
         first.scatter_reduce_(0, which, torch.arange(ends.shape[1]), "amin")
         found[etype] = Edges(pairs[0], pairs[1], torch.cat([eid, eid])[first])
-    sample.hops = [found]
+    sample.hops, sample.starts = [found], [{}]
     return sample

@@ -15,7 +15,7 @@ def as_message(drawn: Drawn) -> dict[str, Any]:
     links = told.pop("links", None)
     hops = [{e: list(edges) for e, edges in hop.items()} for hop in sample.hops]
     return {
-        "sample": [sample.nodes, sample.trees, hops, sample.num_nodes, sample.seeds],
+        "sample": [sample.nodes, sample.trees, hops, sample.num_nodes, sample.seeds, sample.starts],
         "rows": drawn.rows,
         "input_type": drawn.input_type,
         "step": drawn.step,
@@ -27,9 +27,9 @@ def as_message(drawn: Drawn) -> dict[str, Any]:
 
 def from_message(message: dict[str, Any], types: Types) -> Drawn:
     """What :func:`as_message` was given, of a graph with these types."""
-    nodes, trees, hops, num_nodes, seeds = message["sample"]
+    nodes, trees, hops, num_nodes, seeds, starts = message["sample"]
     hops = [{e: Edges(*edges) for e, edges in hop.items()} for hop in hops]
-    sample = Sample(nodes, trees, hops, num_nodes, seeds)
+    sample = Sample(nodes, trees, hops, num_nodes, seeds, starts)
     told = dict(message["told"])
     if message["links"] is not None:
         told["links"] = Links(*message["links"])

@@ -1,0 +1,217 @@
+"""Sampled mini-batches beside those of DistDGL and of DGL in one process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import graphs, hosts
+from benchmarks.cluster import APART, LAUNCH, ONE_THREAD, Cluster
+from benchmarks.registry import Figure, Options, Report, Table, benchmark
+
+NODES, EDGES, BLOCKS, INSIDE = 100_000, 1_190_000, 10, 0.88
+CUT = ("metis", 2)
+TASKS = "benchmarks.tasks.sampling"
+TURNS = 5
+
+
+def _graph() -> Any:
+    """Ten communities; degrees are those of random edges, and a tenth of the edges is cut."""
+    from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+    rng = np.random.default_rng(0)
+    block = rng.integers(0, BLOCKS, NODES)
+    order = np.argsort(block, kind="stable")
+    starts = np.searchsorted(block[order], np.arange(BLOCKS + 1))
+    dst = rng.integers(0, NODES, EDGES)
+    first, sizes = starts[block[dst]], np.diff(starts)[block[dst]]
+    near = order[first + (rng.random(EDGES) * sizes).astype(np.int64)]
+    src = np.where(rng.random(EDGES) < INSIDE, near, rng.integers(0, NODES, EDGES))
+    drawn = torch.Generator().manual_seed(0)
+    data = {
+        "feat": torch.randn(NODES, 100, generator=drawn),
+        "label": torch.randint(47, (NODES,), generator=drawn),
+    }
+    edges = {ETYPE_HOMO: (torch.from_numpy(src), torch.from_numpy(dst))}
+    return GraphArrays(
+        "sampling", {NTYPE_HOMO: NODES}, edges, {NTYPE_HOMO: data}, {}
+    ).with_orig_ids()
+
+
+def _prepared(options: Options) -> graphs.Prepared:
+    return graphs.prepare(options, f"sampling-{NODES}-{EDGES}", _graph, [CUT])
+
+
+class OwnMemory:
+    """Ranks that are alone in their shared memory, as on a host of their own: DistDGL's have to
+    be, whose names there do not tell machines apart."""
+
+    def command(self, rank: int) -> list[str]:
+        """What comes before a command that shall run so."""
+        script = 'mount -t tmpfs none /dev/shm && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", script, "sh"]
+
+    def environment(self) -> dict[str, str]:
+        return {"MASTER_ADDR": "127.0.0.1"}
+
+
+def missing() -> str | None:
+    """Why DistDGL cannot be measured here, or ``None`` when it can."""
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        return "needs root and unshare: DistDGL's ranks get a /dev/shm of their own"
+    return None
+
+
+def _turns(clusters: dict[str, Cluster], turns: int, **given: Any) -> dict[str, dict[str, float]]:
+    """Medians over turns: batches a second of a rank, milliseconds of processors a batch."""
+    for one in clusters.values():
+        one.call("epoch", **given)
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in clusters}
+    for _ in range(turns):
+        for name, one in clusters.items():
+            ranks = one.call("epoch", **given)
+            batches = sum(rank["batches"] for rank in ranks)
+            wall = max(rank["wall"] for rank in ranks)
+            cpu = sum(rank["cpu"] for rank in ranks)
+            nodes = sum(rank["nodes"] for rank in ranks) / len(ranks)
+            found[name].append((batches / len(ranks) / wall, 1e3 * cpu / batches, nodes))
+    return {
+        name: dict(zip(("rate", "cpu", "nodes"), map(median, zip(*seen)), strict=True))
+        for name, seen in found.items()
+    }
+
+
+def _table(title: str, measured: dict[str, dict[str, float]], peer: str) -> Table:
+    rows = [
+        [name, one["rate"], one["cpu"], one["nodes"], one["rate"] / measured[peer]["rate"],
+         one["cpu"] / measured[peer]["cpu"]]
+        for name, one in measured.items()
+    ]  # fmt: skip
+    columns = ["", "batches/s a rank", "CPU ms a batch", "nodes", "rate x", "CPU x"]
+    return Table(title, columns, rows)
+
+
+@benchmark("sampling", "sampling")
+def sampling(options: Options) -> Report:
+    """Mini-batches of 1024 seeds, 10 and 15 neighbors: batches a second and processor time.
+
+    100,000 nodes, 1.19 M edges, 2 METIS parts, 100 floats a node; blocks, edge ids and rows, one
+    thread a rank. Contenders take turns.
+    """
+    if (reason := missing()) is not None:
+        return Report(skipped=reason)
+    ready = _prepared(options)
+    parts, fan = str(ready.parts[CUT]), [10, 15]
+    ours = partial(Cluster, f"{TASKS}:Ours", 2, parts=parts, fanouts=fan)
+    peer = partial(Cluster, f"{TASKS}:DistDgl", 2, environment=ONE_THREAD, hosts=OwnMemory())
+    with (
+        peer(parts=parts, fanouts=fan) as theirs,
+        Cluster(
+            f"{TASKS}:OneDgl", environment=ONE_THREAD, file=str(ready.file), fanouts=fan
+        ) as one,
+        ours(environment=ONE_THREAD) as plain,
+        ours(environment=ONE_THREAD, bulk=1, prefetch=0) as single,
+        ours(environment={**ONE_THREAD, "SAR_HOST_MEMORY": "0"}) as sockets,
+    ):
+        clusters = {
+            "DistDGL": theirs, "dgl.dataloading, 1 process": one, "sar": plain,
+            "sar, bulk=1, prefetch=0": single, "sar, sockets": sockets,
+        }  # fmt: skip
+        measured = _turns(clusters, TURNS)
+    rates = {name: one["rate"] / measured["DistDGL"]["rate"] for name, one in measured.items()}
+    cpus = {name: one["cpu"] / measured["DistDGL"]["cpu"] for name, one in measured.items()}
+    alone = measured["sar"]["rate"] / measured["dgl.dataloading, 1 process"]["rate"]
+    figures = [
+        Figure("batches/s over DistDGL's", rates["sar"], at_least=2.7),
+        Figure("processor time over DistDGL's", cpus["sar"], at_most=0.35),
+        Figure("the same over sockets: batches/s", rates["sar, sockets"], at_least=1.75),
+        Figure("the same over sockets: processor time", cpus["sar, sockets"], at_most=0.46),
+        Figure("batches/s over one dgl.dataloading process", alone, at_least=1.25),
+    ]
+    return Report(figures, [_table("2 hops", measured, "DistDGL")])
+
+
+@benchmark("sampling-training", "sampling")
+def training(options: Options) -> Report:
+    """Three hops, 15, 10 and 5 neighbors: sampling alone, and an epoch of GraphSAGE of width 256."""
+    if (reason := missing()) is not None:
+        return Report(skipped=reason)
+    parts, fan = str(_prepared(options).parts[CUT]), [15, 10, 5]
+    given: dict[str, Any] = {"parts": parts, "fanouts": fan, "environment": ONE_THREAD}
+    with (
+        Cluster(f"{TASKS}:DistDgl", 2, hosts=OwnMemory(), **given) as theirs,  # type: ignore[arg-type]
+        Cluster(f"{TASKS}:Ours", 2, **given) as ours,
+    ):
+        clusters = {"DistDGL": theirs, "sar": ours}
+        sampled = _turns(clusters, TURNS)
+        for cluster in clusters.values():
+            cluster.call("begin", layers=3)
+        trained = _turns(clusters, 3, trains=True)
+    figures = [
+        Figure("3 hops: batches/s over DistDGL's", _over(sampled, "rate"), at_least=3.3),
+        Figure("3 hops: processor time over DistDGL's", _over(sampled, "cpu"), at_most=0.29),
+        Figure("an epoch: processor time over DistDGL's", _over(trained, "cpu"), at_most=0.91),
+    ]
+    tables = [_table("Sampling", sampled, "DistDGL"), _table("Training", trained, "DistDGL")]
+    return Report(figures, tables)
+
+
+def _over(measured: dict[str, dict[str, float]], name: str) -> float:
+    return measured["sar"][name] / measured["DistDGL"][name]
+
+
+@benchmark("sampling-cache", "sampling")
+def cache(options: Options) -> Report:
+    """Rows of other ranks that a cache of a fifth of all nodes spares."""
+    figures, rows = [], []
+    scale = 17
+    prepared = {"test graph": (_prepared(options), NODES, 100, 0.55, "feat")}
+    prepared["R-MAT"] = (graphs.rmat(options, [CUT], scale), 2**scale, 128, 0.85, "feat")
+    for name, (ready, nodes, width, bound, _) in prepared.items():
+        budget = nodes // 5 * (width + 2) * 4  # the label's 8 bytes too
+        given = {"parts": str(ready.parts[CUT]), "fanouts": [10, 15], "environment": LAUNCH}
+        with Cluster(f"{TASKS}:Ours", 2, cache=budget, **given) as ours:  # type: ignore[arg-type]
+            ours.call("epoch")
+            ranks = ours.call("spared")
+        needed, had = (sum(rank[key] for rank in ranks) for key in ("needed", "had"))
+        figures.append(Figure(f"{name}: rows spared", had / needed, at_least=bound))
+        rows.append([name, needed, needed - had])
+    return Report(figures, [Table("An epoch", ["", "rows of others", "fetched"], rows)])
+
+
+@benchmark("sampling-wire", "sampling")
+def wire(options: Options) -> Report:
+    """Two hosts at 1 Gbit/s: what prefetching hides, and the exchange beside torch's own."""
+    if (reason := hosts.missing()) is not None:
+        return Report(skipped=reason)
+    parts, fan = str(_prepared(options).parts[CUT]), [10, 15]
+    seconds: dict[str, float] = {}
+    with hosts.Hosts(2, "1gbit") as two:
+        for name, given in (
+            ("sampling, torch's exchange", {"prefetch": 0, "plain": True}),
+            ("sampling", {"prefetch": 0}),
+            ("both, no prefetch", {"prefetch": 0}),
+            ("both, prefetch", {}),
+        ):
+            common: dict[str, Any] = {"parts": parts, "fanouts": fan, "environment": APART}
+            with Cluster(f"{TASKS}:Wire", 2, hosts=two, **common, **given) as ranks:
+                ranks.call("epoch")
+                found = ranks.call("epoch", trains=name.startswith("both"))
+                seconds[name] = max(one["wall"] / one["batches"] for one in found)
+                if name == "sampling":
+                    seconds["training"] = max(ranks.call("training", steps=10))
+    smaller = min(seconds["sampling"], seconds["training"])
+    hidden = (seconds["sampling"] + seconds["training"] - seconds["both, prefetch"]) / smaller
+    gain = seconds["sampling, torch's exchange"] / seconds["sampling"]
+    figures = [
+        Figure("share of the smaller that prefetch hides", hidden, at_least=0.8),
+        Figure("sampling over torch's all_to_all_single", gain, at_least=1.3),
+    ]
+    rows = [[name, 1e3 * one, 1 / one] for name, one in seconds.items()]
+    return Report(figures, [Table("1 Gbit/s", ["", "ms a batch", "batches/s"], rows)])
