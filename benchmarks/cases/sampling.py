@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from benchmarks import graphs, hosts
-from benchmarks.cluster import APART, LAUNCH, ONE_THREAD, Cluster
+from benchmarks.cluster import APART, LAUNCH, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 NODES, EDGES, BLOCKS, INSIDE = 100_000, 1_190_000, 10, 0.88
 CUT = ("metis", 2)
 TASKS = "benchmarks.tasks.sampling"
-TURNS = 5
+TURNS = 3
 
 
 def _graph() -> Any:
@@ -97,7 +97,7 @@ def _table(title: str, measured: dict[str, dict[str, float]], peer: str) -> Tabl
     return Table(title, columns, rows)
 
 
-@benchmark("sampling", "sampling")
+@benchmark("sampling", "mini-batches")
 def sampling(options: Options) -> Report:
     """Mini-batches of 1024 seeds, 10 and 15 neighbors: batches a second and processor time.
 
@@ -109,15 +109,13 @@ def sampling(options: Options) -> Report:
     ready = _prepared(options)
     parts, fan = str(ready.parts[CUT]), [10, 15]
     ours = partial(Cluster, f"{TASKS}:Ours", 2, parts=parts, fanouts=fan)
-    peer = partial(Cluster, f"{TASKS}:DistDgl", 2, environment=ONE_THREAD, hosts=OwnMemory())
+    peer = partial(Cluster, f"{TASKS}:DistDgl", 2, environment=LAUNCH, hosts=OwnMemory())
     with (
         peer(parts=parts, fanouts=fan) as theirs,
-        Cluster(
-            f"{TASKS}:OneDgl", environment=ONE_THREAD, file=str(ready.file), fanouts=fan
-        ) as one,
-        ours(environment=ONE_THREAD) as plain,
-        ours(environment=ONE_THREAD, bulk=1, prefetch=0) as single,
-        ours(environment={**ONE_THREAD, "SAR_HOST_MEMORY": "0"}) as sockets,
+        Cluster(f"{TASKS}:OneDgl", environment=LAUNCH, file=str(ready.file), fanouts=fan) as one,
+        ours(environment=LAUNCH) as plain,
+        ours(environment=LAUNCH, bulk=1, prefetch=0) as single,
+        ours(environment=APART) as sockets,
     ):
         clusters = {
             "DistDGL": theirs, "dgl.dataloading, 1 process": one, "sar": plain,
@@ -137,13 +135,13 @@ def sampling(options: Options) -> Report:
     return Report(figures, [_table("2 hops", measured, "DistDGL")])
 
 
-@benchmark("sampling-training", "sampling")
+@benchmark("sampling-training", "mini-batches")
 def training(options: Options) -> Report:
-    """Three hops, 15, 10 and 5 neighbors: sampling alone, and an epoch of GraphSAGE of width 256."""
+    """Three hops, 15, 10 and 5 neighbors: sampling alone, and training GraphSAGE-256."""
     if (reason := missing()) is not None:
         return Report(skipped=reason)
     parts, fan = str(_prepared(options).parts[CUT]), [15, 10, 5]
-    given: dict[str, Any] = {"parts": parts, "fanouts": fan, "environment": ONE_THREAD}
+    given: dict[str, Any] = {"parts": parts, "fanouts": fan, "environment": LAUNCH}
     with (
         Cluster(f"{TASKS}:DistDgl", 2, hosts=OwnMemory(), **given) as theirs,  # type: ignore[arg-type]
         Cluster(f"{TASKS}:Ours", 2, **given) as ours,
@@ -166,7 +164,7 @@ def _over(measured: dict[str, dict[str, float]], name: str) -> float:
     return measured["sar"][name] / measured["DistDGL"][name]
 
 
-@benchmark("sampling-cache", "sampling")
+@benchmark("sampling-cache", "mini-batches")
 def cache(options: Options) -> Report:
     """Rows of other ranks that a cache of a fifth of all nodes spares."""
     figures, rows = [], []
@@ -185,7 +183,7 @@ def cache(options: Options) -> Report:
     return Report(figures, [Table("An epoch", ["", "rows of others", "fetched"], rows)])
 
 
-@benchmark("sampling-wire", "sampling")
+@benchmark("sampling-wire", "mini-batches")
 def wire(options: Options) -> Report:
     """Two hosts at 1 Gbit/s: what prefetching hides, and the exchange beside torch's own."""
     if (reason := hosts.missing()) is not None:

@@ -53,6 +53,24 @@ def prefetch_byte(typing_context: Any, array: Any, offset: Any) -> Any:
     return signature, emit
 
 
+@_emitted
+def copy_bytes(
+    typing_context: Any, target: Any, to: Any, source: Any, begin: Any, count: Any
+) -> None:
+    """Copy ``count`` bytes from ``begin`` bytes into an array to ``to`` bytes into another."""
+    signature = types.void(target, to, source, begin, count)
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, places = ir.IntType(8).as_pointer(), []
+        for at, offset in ((0, 1), (2, 3)):
+            data = context.make_array(signature.args[at])(context, builder, args[at]).data
+            places.append(builder.gep(builder.bitcast(data, byte), [args[offset]]))
+        cgutils.raw_memcpy(builder, places[0], places[1], args[4], 1)
+        return context.get_dummy_value()
+
+    return signature, emit
+
+
 @inlined
 def prefetch_row(rows: Any, indices: Any, edge: int, low: int, width: int) -> None:
     """Ask for columns [low, low + width) of the row that an edge a little later will read.

@@ -14,14 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array
-from sar.kernels.jit import LINE, STEP, mix, prefetch_byte
+from sar.kernels.jit import LINE, STEP, copy_bytes, mix, prefetch_byte
 
 _EMPTY = -1  # in a table of ids
-_AHEAD = 4  # rows between asking for one and copying it
+_AHEAD = 8  # rows between asking for one and using it
 _IDS_AHEAD = 8
 _IDS_AT_ONCE = 1 << 13  # so that the table grows by those that are new, not by all
-_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _LOW = np.uint64(0xFFFFFFFF)
 _11, _32, _ONE = np.uint64(11), np.uint64(32), np.uint64(1)
 _compiled: Any = numba.njit(nogil=True, cache=True)
@@ -185,7 +183,7 @@ def draw(
     if rows.dim() == 2:
         rows, trees = rows[:, 0].int(), rows[:, 1:].contiguous()
     return _draw(
-        array(out), at, *map(array, edges), array(rows), array(keys), array(trees),
+        out.numpy(), at, *(one.numpy() for one in edges), rows.numpy(), keys.numpy(), trees.numpy(),
         np.uint64(base % 2**64), fanout, replace, last, chosen, best,
     )  # fmt: skip
 
@@ -245,57 +243,69 @@ def split(
     """
     order, rows = (torch.empty(len(ids), dtype=torch.int32) for _ in range(2))
     counts = torch.zeros(len(bounds) - (kept is None), dtype=torch.int64)
-    found = np.empty(0, np.int64) if kept is None else array(kept)
-    _split(array(ids), array(bounds), found, array(order), array(rows), array(counts))
+    found = np.empty(0, np.int64) if kept is None else kept.numpy()
+    _split(ids.numpy(), bounds.numpy(), found, order.numpy(), rows.numpy(), counts.numpy())
     return order, rows, counts.tolist()
 
 
 @_compiled
+def _counted(buffer: Any, starts: Any, sizes: Any, order: Any, offsets: Any) -> None:
+    first = 0
+    for p in range(starts.shape[0]):
+        for i in range(sizes[p]):
+            offsets[order[first + i] + 1] = buffer[starts[p] + i]
+        first += sizes[p]
+    for i in range(1, offsets.shape[0]):
+        offsets[i] += offsets[i - 1]
+
+
+@_compiled
 def _place(
-    buffer: Any, starts: Any, sizes: Any, order: Any, offsets: Any, neighbor: Any, eid: Any,
-    is_counting: bool,
+    buffer: Any, starts: Any, sizes: Any, order: Any, offsets: Any, neighbor: Any, eid: Any, of: Any
 ) -> None:
     first = 0
-    if is_counting:
-        for p in range(starts.shape[0]):
-            for i in range(sizes[p]):
-                offsets[order[first + i] + 1] = buffer[starts[p] + i]
-            first += sizes[p]
-        for i in range(1, offsets.shape[0]):
-            offsets[i] += offsets[i - 1]
-        return
     for p in range(starts.shape[0]):
         pair = starts[p] + sizes[p]
         for i in range(sizes[p]):
-            for j in range(offsets[order[first + i]], offsets[order[first + i] + 1]):
+            row = order[first + i]
+            for j in range(offsets[row], offsets[row + 1]):
                 neighbor[j] = buffer[pair]
                 eid[j] = buffer[pair + 1]
+                of[j] = row
                 pair += 2
         first += sizes[p]
         starts[p] = pair
 
 
-def place(
-    buffer: Tensor, starts: Tensor, sizes: Tensor, order: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What the owners drew for some rows, in the order of the rows.
+class Placed(NamedTuple):
+    """What the owners drew for m rows, in the order of the rows.
+
+    Attributes:
+        offsets: int64 [m + 1], where the edges of each row begin.
+        neighbor, eid, of: int64 [offsets[m]]: source, id and row of each edge.
+    """
+
+    offsets: Tensor
+    neighbor: Tensor
+    eid: Tensor
+    of: Tensor
+
+
+def place(buffer: Tensor, starts: Tensor, sizes: Tensor, order: Tensor) -> Placed:
+    """Put together what :func:`draw` wrote for each owner's rows.
 
     Args:
-        buffer: what :func:`draw` wrote, of all owners.
+        buffer: of all owners.
         starts: int64 [P], where each owner's begins; afterwards where its next begins.
         sizes: int64 [P], for how many rows.
         order: int32 [m], as :func:`split` gives it.
-
-    Returns:
-        int64 [m + 1] offsets, and neighbors and edge ids, int64 [offsets[m]].
     """
     offsets = torch.zeros(len(order) + 1, dtype=torch.int64)
-    given = array(buffer), array(starts), array(sizes), array(order), array(offsets)
-    empty = np.empty(0, np.int64)
-    _place(*given, empty, empty, True)
-    neighbor, eid = (torch.empty(int(offsets[-1]), dtype=torch.int64) for _ in range(2))
-    _place(*given, array(neighbor), array(eid), False)
-    return offsets, neighbor, eid
+    given = buffer.numpy(), starts.numpy(), sizes.numpy(), order.numpy(), offsets.numpy()
+    _counted(*given)
+    edges = torch.empty(3, int(offsets[-1]), dtype=torch.int64)
+    _place(*given, *edges.numpy())
+    return Placed(offsets, *edges)
 
 
 @numba.njit(inline="always")
@@ -368,7 +378,7 @@ class Numbering:
     def number(self, ids: Tensor) -> Tensor:
         """int64 [m] numbers of int64 ids [m]; those that are new get the next ones."""
         local = torch.empty(len(ids), dtype=torch.int64)
-        given, out = array(ids), array(local)
+        given, out = ids.numpy(), local.numpy()
         for first in range(0, len(ids), _IDS_AT_ONCE):
             some = given[first : first + _IDS_AT_ONCE]
             self._make_room(len(some))
@@ -379,7 +389,7 @@ class Numbering:
     def find(self, ids: Tensor) -> Tensor:
         """int64 [m] numbers of int64 ids [m]; -1 for those that have not come."""
         local = torch.empty(len(ids), dtype=torch.int64)
-        _find(self._table, array(ids), array(local))
+        _find(self._table, ids.numpy(), local.numpy())
         return local
 
     def nodes(self, first: int = 0) -> Tensor:
@@ -402,16 +412,13 @@ class Numbering:
 
 
 @_compiled
-def _copy_rows(out: Any, to: Any, table: Any, rows: Any) -> None:
-    width = out.shape[1]
+def _copy_rows(out: Any, to: Any, table: Any, rows: Any, nbytes: int) -> None:
     for i in range(rows.shape[0]):
         if i + _AHEAD < rows.shape[0]:
-            start = np.int64(rows[i + _AHEAD]) * width * table.itemsize
-            for byte in range(start, start + width * table.itemsize, LINE):
+            start = np.int64(rows[i + _AHEAD]) * nbytes
+            for byte in range(start, start + nbytes, LINE):
                 prefetch_byte(table, byte)
-        row, at = rows[i], to[i]
-        for column in range(width):
-            out[at, column] = table[row, column]
+        copy_bytes(out, np.int64(to[i]) * nbytes, table, np.int64(rows[i]) * nbytes, nbytes)
 
 
 def copy_rows(out: Tensor, to: Tensor, table: Tensor, rows: Tensor) -> None:
@@ -421,11 +428,9 @@ def copy_rows(out: Tensor, to: Tensor, table: Tensor, rows: Tensor) -> None:
         to, rows: int32 [m].
     """
     if len(rows) and out[0].numel():
-        _copy_rows(array(_words(out)), array(to), array(_words(table)), array(rows))
+        nbytes = out[0].numel() * out.element_size()
+        _copy_rows(_bytes(out), to.numpy(), _bytes(table), rows.numpy(), nbytes)
 
 
-def _words(rows: Tensor) -> Tensor:
-    """[*, w] the bytes of rows, as the widest integers that fit."""
-    size = rows[0].numel() * rows.element_size()
-    word = next(one for one in _WORDS if size % one.itemsize == 0)
-    return rows.view(len(rows), -1).view(word)
+def _bytes(rows: Tensor) -> np.ndarray:
+    return rows.detach().view(-1).view(torch.uint8).numpy()

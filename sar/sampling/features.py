@@ -109,7 +109,7 @@ class FeatureTables:
                 for table in self._tables[kind].fields.values():
                     view, at = _view(reply, at, table, len(mine))
                     copy_rows(view, _counting(mine), table, mine)
-        reply = swap.send(reply, give, take, self._came.take(sum(take)))
+        reply = swap.send_much(reply, give, take, self._came.take(sum(take)))
         return self._joined(kinds, parts, reply, kept)
 
     def _joined(

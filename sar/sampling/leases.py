@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ class Leases:
         if nbytes < _LEAST:
             return torch.empty(shape, dtype=dtype)
         leased = self._fitting(nbytes)[:nbytes]
-        base = leased.base
+
+        base: Any = leased.base
         weakref.finalize(leased, self._idle.append, base).atexit = False
         return torch.from_numpy(leased).view(dtype).view(shape)
 

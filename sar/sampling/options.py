@@ -77,7 +77,7 @@ class LoaderOptions:
     transform: Callable[[Any], Any] | None = None
     seed: int = 0
     prefetch: int = 2
-    bulk: int = 1
+    bulk: int = 4
     cache: int | str = 0
     topology: str = "partitioned"
 

@@ -277,15 +277,11 @@ class _Question:
     def take(self, buffer: Tensor, starts: Tensor) -> None:
         """Add what was drawn to the batch, in the order of the frontier."""
         for etype in self.etypes:
-            offsets, ids, eids = place(buffer, starts, torch.tensor(self.sizes), self.order)
-            counts = offsets.diff()
-            of = torch.arange(len(counts)).repeat_interleave(counts)
+            offsets, ids, eids, of = place(buffer, starts, torch.tensor(self.sizes), self.order)
             ids, eids, of = self._without_some(etype, ids, eids, of)
             tree = None if self.tree is None else self.tree[of]
-            far, near = (
-                self.batch.number(etype[2 if self.is_out else 0], ids, tree),
-                of + self.first,
-            )
+            far = self.batch.number(etype[2 if self.is_out else 0], ids, tree)
+            near = of + self.first if self.first else of
             if self.batch.is_closed:
                 far, near, eids = (one[far >= 0] for one in (far, near, eids))
             ends = (near, far) if self.is_out else (far, near)
@@ -340,7 +336,7 @@ class _Drawing:
         for rows, at in zip(theirs, _starts(give), strict=True):
             self._draw(reply, at, rows)
         buffer = self.sampler.came.take(sum(take) + self._room(own), self.sampler.dtype)
-        self.swap.send(reply, give, take, buffer[: sum(take)])
+        self.swap.send_much(reply, give, take, buffer[: sum(take)])
         self._draw(buffer, sum(take), own)
         starts = torch.tensor(_starts(take))
         starts[self.rank] = sum(take)

@@ -87,6 +87,14 @@ class Swap:
         came = self.sizes(torch.full((size, 1), len(rows))).view(-1).tolist()
         return self.send(rows.repeat(size, *[1] * (rows.dim() - 1)), [len(rows)] * size, came)
 
+    def send_much(
+        self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor
+    ) -> Tensor:
+        """As :meth:`send`, large messages, none to this rank itself: one distance at a time."""
+        distances = range(1, self.group.size)
+        self.group.exchange(out, rows, list(take), list(give), distances).wait()
+        return out
+
     def send(
         self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor | None = None
     ) -> Tensor:
