@@ -39,8 +39,10 @@ from sar.train.options import (
     SCHEDULES,
     DataOptions,
     ModelOptions,
+    SampledOptions,
     TrainOptions,
 )
+from sar.train.sampled import Batches, check_model
 from sar.train.trainer import Trainer
 
 
@@ -54,6 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_input_arguments(parser)
     add_model_arguments(parser.add_argument_group("model"))
     _add_loop_arguments(parser.add_argument_group("training"))
+    _add_sampling_arguments(parser.add_argument_group("mini-batches"))
     _add_data_arguments(parser.add_argument_group("data"))
     add_rank_arguments(parser)
     results = parser.add_argument_group("results")
@@ -108,6 +111,56 @@ def _add_loop_arguments(group: Any) -> None:
     )
 
 
+def _add_sampling_arguments(group: Any) -> None:
+    group.add_argument(
+        "--sampled", action="store_true", help="train on mini-batches, evaluate on the whole graph"
+    )
+    group.add_argument(
+        "--fanouts",
+        metavar="N,N,...",
+        help="in-edges that a node draws for each layer, the seeds first, -1 for all; "
+        "default 15,10,5",
+    )
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", help="seeds of a rank and step, default 1024"
+    )
+    group.add_argument(
+        "--sampled-epochs",
+        type=int,
+        metavar="N",
+        help="sample the first N epochs, the others are full-batch; default all",
+    )
+    group.add_argument(
+        "--checkpoint-steps",
+        type=int,
+        metavar="N",
+        help="steps between checkpoints inside of an epoch, default none",
+    )
+
+
+def _sampled_options(args: argparse.Namespace) -> SampledOptions | None:
+    """How to sample, or ``None`` for full-batch training."""
+    given = {
+        name: getattr(args, name)
+        for name in ("fanouts", "batch_size", "sampled_epochs", "checkpoint_steps")
+        if getattr(args, name) is not None
+    }
+    if not args.sampled:
+        for name in given:
+            raise ValueError(f"--{name.replace('_', '-')}: got one, expected --sampled as well")
+        return None
+    fanouts = SampledOptions.fanouts
+    if args.fanouts is not None:
+        words = args.fanouts.split(",")
+        if not all(word.strip().lstrip("-").isdigit() for word in words):
+            raise ValueError(f"--fanouts: got {args.fanouts!r}, expected numbers such as 15,10,5")
+        fanouts = tuple(int(word) for word in words)
+    size = SampledOptions.batch_size if args.batch_size is None else args.batch_size
+    sampled = SampledOptions(fanouts, size, args.sampled_epochs)
+    check_model(model_options(args), sampled)
+    return sampled
+
+
 def _add_data_arguments(group: Any) -> None:
     group.add_argument("--features", default="feat", metavar="NAME", help="default: feat")
     group.add_argument("--labels", default="label", metavar="NAME", help="default: label")
@@ -118,6 +171,7 @@ def _add_data_arguments(group: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked now, then start the ranks or be one."""
     _options(args)
+    _sampled_options(args)
     check_rank_arguments(args)
     if joined():
         run_rank(args, work, _check_outputs)
@@ -136,7 +190,11 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     baseline = memory.resident_mb()
     memory.reset_peak()
     model_options, data_options, options = _options(args)
-    graph, data = load_rank(args, data_options, group, device)[1:]  # lets the partition go
+    partition, graph, data = load_rank(args, data_options, group, device)
+    sampled, batches = _sampled_options(args), None
+    if sampled is not None:
+        batches = Batches(partition, data, model_options, sampled, options.seed, group)
+    del partition  # lets its arrays go
     num_edges = graph.num_edges_global()
     graph = prepare_graph(graph, model_options)
     torch.manual_seed(options.seed)  # the same first parameters whatever the number of ranks
@@ -153,13 +211,18 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
         "num_nodes": graph.num_nodes_global(),
         "num_edges": num_edges,
     }
+    if sampled is not None:
+        config |= {f"sampled_{name}": value for name, value in asdict(sampled).items()}
     trainer = Trainer(
-        model, graph, data, options, checkpoint=args.checkpoint, config=config, group=group
-    )
+        model, graph, data, options, checkpoint=args.checkpoint, config=config, group=group,
+        batches=batches,
+    )  # fmt: skip
     if args.resume:
         trainer.resume()
     with sar.trace(args.trace, group=group) as recorded:
         trainer.fit()
+    if batches is not None:
+        batches.close()
     ranks = gather_ranks(baseline, group)
     layers = gather_layers(recorded.summary(), group)
     if group.rank == 0:
@@ -215,7 +278,8 @@ def _options(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, Train
         eval_every=args.eval_every,
         checkpoint_every=args.checkpoint_every,
         progress=not args.no_progress,
-        mfgs=args.mfgs,
+        mfgs="off" if args.sampled and args.sampled_epochs is None else args.mfgs,
+        checkpoint_steps=args.checkpoint_steps or 0,
     )
     return model, data, train
 

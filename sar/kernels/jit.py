@@ -56,7 +56,7 @@ def prefetch_byte(typing_context: Any, array: Any, offset: Any) -> Any:
 @_emitted
 def copy_bytes(
     typing_context: Any, target: Any, to: Any, source: Any, begin: Any, count: Any
-) -> None:
+) -> Any:
     """Copy ``count`` bytes from ``begin`` bytes into an array to ``to`` bytes into another."""
     signature = types.void(target, to, source, begin, count)
 

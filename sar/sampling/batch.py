@@ -101,10 +101,11 @@ def _without(rows: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 def dgl_blocks(drawn: Drawn) -> tuple[Any, ...]:
     """(input nodes, seeds, blocks), as DGL's loaders give them; the input layer's block is first.
 
-    The first block has the features of its sources, the last those of the seeds, each the columns
-    of its edges, and ``dgl.NID`` and ``dgl.EID``. Ids are tensors where the graph has one node
-    type, else dictionaries by type. Of seed edges it is (input nodes, graph of the seed edges,
-    graph of those that are none if there are any, blocks); the graphs are between the seeds.
+    The first block has the features of its sources, the last those of the seeds and ``input_id``,
+    each the columns of its edges, and ``dgl.NID`` and ``dgl.EID``. Ids are tensors where the graph
+    has one node type, else dictionaries by type. Of seed edges it is (input nodes, graph of the
+    seed edges, graph of those that are none if there are any, blocks); the graphs are between the
+    seeds.
     """
     dgl, batch = require_dgl("DGL's blocks"), tensors(drawn)
     counts = {n: one[0] for n, one in batch.num_nodes.items()}
@@ -126,6 +127,8 @@ def dgl_blocks(drawn: Drawn) -> tuple[Any, ...]:
         blocks[0].srcnodes[ntype].data.update(fields)
         seeds = {name: values[: batch.num_nodes[ntype][0]] for name, values in fields.items()}
         blocks[-1].dstnodes[ntype].data.update(seeds)
+    if batch.links is None:
+        blocks[-1].dstnodes[batch.input_type].data["input_id"] = batch.input_id
     return *_around(batch, drawn.types), blocks
 
 

@@ -98,14 +98,14 @@ class Loader(Epochs):
     def __len__(self) -> int:
         return self._steps
 
-    def _epoch_of(self, epoch: int) -> Iterator[Any]:
-        for sample, tell, step in self._samples(epoch):
+    def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
+        for sample, tell, step in self._samples(epoch, first):
             self._swap.step = step
             yield self._batch(sample, tell, step)
 
-    def _samples(self, epoch: int) -> Iterator[tuple[Sample, Tell, int]]:
+    def _samples(self, epoch: int, begin: int = 0) -> Iterator[tuple[Sample, Tell, int]]:
         order, bulk = self._order(epoch), self.options.bulk
-        for first in range(0, self._steps, bulk):
+        for first in range(begin, self._steps, bulk):
             numbers = [epoch * self._steps + s for s in range(first, self._steps)[:bulk]]
             self._swap.step = numbers[0]
             grown = [self._inputs.seeds(self._chosen(order, n), n) for n in numbers]

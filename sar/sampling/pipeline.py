@@ -53,17 +53,17 @@ class Epochs(ABC):
         """Steps of an epoch, the same on all ranks."""
 
     @abstractmethod
-    def _epoch_of(self, epoch: int) -> Iterator[Any]:
-        """The batches of an epoch; its collectives are those of the thread that goes through."""
+    def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
+        """Batches from a step on; its collectives are those of the thread that goes through."""
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate(self._epoch)
 
-    def iterate(self, epoch: int) -> Iterator[Any]:
-        """The batches of an epoch, by number; the next one is that after it."""
+    def iterate(self, epoch: int, first: int = 0) -> Iterator[Any]:
+        """The batches of an epoch, by number, from a step on; the next one is that after it."""
         self.leave()
         self._epoch = epoch + 1
-        produce = partial(self._epoch_of, epoch)
+        produce = partial(self._epoch_of, epoch, first)
         if not self._prefetch:
             return told(produce, self._swap)
         self._running = Ahead(produce, self._swap, self._depth)

@@ -138,9 +138,9 @@ class Servers:
             channel = Channel(self._world.beside(), self._num_servers)
         return RemoteLoader(self, channel, made, options, types)
 
-    def begin(self, loader: int, epoch: int) -> None:
-        """Begin an epoch of a loader, by number; collective."""
-        self._ask(BEGIN, {"loader": loader, "epoch": epoch})
+    def begin(self, loader: int, epoch: int, first: int) -> None:
+        """Begin an epoch of a loader, by number, from a step on; collective."""
+        self._ask(BEGIN, {"loader": loader, "epoch": epoch, "first": first})
 
     def end(self, loader: int) -> None:
         """A loader is needed no more; collective."""
@@ -211,13 +211,13 @@ class RemoteLoader(Epochs):
     def __len__(self) -> int:
         return self._steps
 
-    def iterate(self, epoch: int) -> Iterator[Any]:
+    def iterate(self, epoch: int, first: int = 0) -> Iterator[Any]:
         self.leave()
-        self._servers.begin(self._loader, epoch)
-        return super().iterate(epoch)
+        self._servers.begin(self._loader, epoch, first)
+        return super().iterate(epoch, first)
 
-    def _epoch_of(self, epoch: int) -> Iterator[Any]:
-        for _ in range(self._steps):
+    def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
+        for _ in range(first, self._steps):
             with self._channel.roles():
                 message = self._channel.ask(NEXT)
             batch = self._make(from_message(message, self._types))

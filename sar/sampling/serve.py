@@ -65,10 +65,10 @@ class _Served:
         self.loaders, self._channel = loaders, channel
         self._thread: threading.Thread | None = None
 
-    def begin(self, epoch: int, trainers: list[int]) -> None:
-        """Begin an epoch; a thread of its own answers for its batches."""
+    def begin(self, epoch: int, first: int, trainers: list[int]) -> None:
+        """Begin an epoch from a step on; a thread of its own answers for its batches."""
         self.join()
-        iterators = {t: one.iterate(epoch) for t, one in self.loaders.items()}
+        iterators = {t: one.iterate(epoch, first) for t, one in self.loaders.items()}
         args = iterators, trainers
         self._thread = threading.Thread(target=self._answer, args=args, daemon=True)
         self._thread.start()
@@ -194,7 +194,8 @@ class Server:
         return {t: about | {"input_type": loaders[t].input_type} for t in self._trainers}
 
     def _begin(self, requests: list[Any]) -> dict[int, Any]:
-        self._served[requests[0]["loader"]].begin(requests[0]["epoch"], self._trainers)
+        asked = requests[0]
+        self._served[asked["loader"]].begin(asked["epoch"], asked["first"], self._trainers)
         return {}
 
     def _close(self, requests: list[Any]) -> dict[int, Any]:

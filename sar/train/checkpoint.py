@@ -31,9 +31,11 @@ FIELDS: dict[str, type] = {
     "history": list,
     "config": dict,
     "graph": dict,
+    "begun": dict,
 }
+_BEGUN = ("step", "loss", "seeds")  # of an epoch that was saved half-way
 _GRAPH = ["cut", "graph", "num_parts"]
-_NEW = ("noise", "graph")  # older files do without
+_NEW = ("noise", "graph", "begun")  # older files do without
 
 
 def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: Group) -> None:
@@ -109,6 +111,9 @@ def check_fields(content: dict[str, Any]) -> None:
             raise _wrong(name, got, f"torch.uint8 with a row for each of {ranks} ranks")
     if set(content.get("graph") or _GRAPH) != set(_GRAPH):
         raise _wrong("graph", repr(sorted(content["graph"])), repr(_GRAPH))
+    begun = content.get("begun") or dict.fromkeys(_BEGUN, 0)
+    if set(begun) != set(_BEGUN) or not all(isinstance(v, int | float) for v in begun.values()):
+        raise _wrong("begun", repr(begun), f"numbers for {sorted(_BEGUN)}")
     seeds = content["dropout_seeds"]
     if len(seeds) != 2 or not all(isinstance(seed, int) for seed in seeds):
         raise _wrong("dropout_seeds", repr(seeds), "two integers")

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.errors import MissingDependencyError
+from sar.graph import ShardedGraph
 from sar.nn import DistributedBN1D, Dropout
 from sar.train.options import ModelOptions
 
@@ -57,7 +58,11 @@ class _Layer(nn.Module):
         self.rectifies = hidden and getattr(self.conv, "activation", None) is None
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
-        x = self.conv(graph, self.dropout(x, graph, rows=graph.srctypes[0]))
+        if isinstance(graph, ShardedGraph):
+            x = self.dropout(x, graph, rows=graph.srctypes[0])
+        else:  # a block that was sampled
+            x = F.dropout(x, self.dropout.p, self.training)
+        x = self.conv(graph, x)
         if self.norm is not None:
             return self.norm(x, relu=True)
         return F.relu(x, inplace=True) if self.rectifies else x  # nobody saved what it overwrites

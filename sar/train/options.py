@@ -60,6 +60,30 @@ class DataOptions:
 
 
 @dataclass(frozen=True)
+class SampledOptions:
+    """Training on mini-batches, by neighbor sampling.
+
+    Args:
+        fanouts: in-edges that a node draws at each hop, the seeds first; -1: all.
+        batch_size: seeds of a rank and step.
+        epochs: how many of the first epochs are sampled; ``None``: all.
+    """
+
+    fanouts: tuple[int, ...] = (15, 10, 5)
+    batch_size: int = 1024
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.fanouts:
+            raise ValueError("fanouts: got none, expected one for each layer")
+        for fanout in self.fanouts:
+            _at_least("fanouts", fanout, -1)
+        _at_least("batch_size", self.batch_size, 1)
+        if self.epochs is not None:
+            _at_least("sampled_epochs", self.epochs, 1)
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """The loop.
 
@@ -71,6 +95,7 @@ class TrainOptions:
         metric: what the accuracy columns hold; ``None`` is accuracy, or f1-micro for multilabel.
         eval_every, checkpoint_every: epochs between evaluations and checkpoints; the last epoch
             always has both.
+        checkpoint_steps: steps of a sampled epoch between checkpoints; 0 for none.
         check_every: epochs between comparisons of the parameters over ranks; 0 for none.
         progress: show a bar on rank 0.
         mfgs: train on blocks (message flow graphs) of the training nodes: ``on``, ``off``, or
@@ -87,6 +112,7 @@ class TrainOptions:
     metric: str | None = None
     eval_every: int = 1
     checkpoint_every: int = 10
+    checkpoint_steps: int = 0
     check_every: int = 25
     progress: bool = False
     mfgs: str = "auto"
@@ -96,6 +122,7 @@ class TrainOptions:
             _at_least(name, getattr(self, name), 1)
         _at_least("seed", self.seed, 0)
         _at_least("check_every", self.check_every, 0)
+        _at_least("checkpoint_steps", self.checkpoint_steps, 0)
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("mfgs", self.mfgs, MFGS)
         if self.metric is not None:

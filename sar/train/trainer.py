@@ -7,6 +7,7 @@ import math
 import os
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from sar.train.checkpoint import (
 from sar.train.data import SPLITS, NodeData
 from sar.train.metrics import score
 from sar.train.options import TrainOptions
+from sar.train.sampled import Batches
 
 Record = dict[str, Any]
 Scheduler = torch.optim.lr_scheduler.LRScheduler
@@ -64,9 +66,11 @@ class Trainer:
         checkpoint: folder to save in; ``None`` saves nothing.
         config: plain values stored in the checkpoint, compared when it is resumed.
         group: the ranks; the current group by default.
+        batches: what sampled epochs go through.
 
     Attributes:
         epoch: epochs done. history: one record for each of them, see :meth:`fit`.
+        step: steps done of a sampled epoch that has begun.
         blocks: what training runs on instead of the whole graph, or ``None``; ``mfgs`` says why.
     """
 
@@ -82,12 +86,14 @@ class Trainer:
         checkpoint: str | os.PathLike | None = None,
         config: dict[str, Any] | None = None,
         group: Group | None = None,
+        batches: Batches | None = None,
     ) -> None:
         self.model, self.graph, self.data, self.options = model, graph, data, options
         self.group = group or current_group()
         self.config = dict(config or {})
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.epoch = 0
+        self.epoch, self.step, self._begun = 0, 0, _Mean()
+        self.batches = batches
         self.history: list[Record] = []
         if self.checkpoint is not None:
             _refuse_sharded(model)
@@ -131,9 +137,42 @@ class Trainer:
         return self.history
 
     def train_epoch(self) -> float:
-        """One full-batch step; returns the loss over all ranks' training nodes. Collective."""
+        """One full-batch step, or the steps of a sampled epoch. Collective.
+
+        Returns the loss over all ranks' training nodes.
+        """
         self.model.train()
-        loss = self._training_loss()
+        if self.is_sampled:
+            self._sampled_steps()
+            value, self.step, self._begun = self._begun.value, 0, _Mean()
+        else:
+            value = self._train_step(self._training_loss())
+        self.scheduler.step()
+        return value
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the epoch to come goes through mini-batches."""
+        if self.batches is None:
+            return False
+        last = self.batches.options.epochs
+        return last is None or self.epoch < last
+
+    def _sampled_steps(self) -> None:
+        """From where the epoch stands to its end."""
+        if self.batches is None:
+            return
+        for batch in self.batches.epoch(self.epoch, self.step):
+            loss = self._loss_at(self.model(batch.blocks, batch.features), batch.labels)
+            seeds = self.group.all_reduce(torch.tensor(len(batch.labels)))
+            self._begun.add(self._train_step(loss), int(seeds))
+            self.step += 1
+            every = self.options.checkpoint_steps
+            if self.checkpoint is not None and every and self.step % every == 0:
+                self.save()
+
+    def _train_step(self, loss: Tensor) -> float:
+        """Change the parameters by the gradients of a loss; returns its value. Collective."""
         value = float(loss.detach())
         if not math.isfinite(value):  # equal on every rank, so every rank raises
             raise SarError(f"epoch {self.epoch + 1}: the loss is {value}; training stopped")
@@ -144,7 +183,6 @@ class Trainer:
         if self.options.clip_norm is not None:
             clip_grad_norm_(self.model, self.options.clip_norm, group=self.group)
         self.optimizer.step()
-        self.scheduler.step()
         return value
 
     def loss(self, logits: Tensor) -> Tensor:
@@ -158,7 +196,9 @@ class Trainer:
 
     def _loss_of(self, logits: Tensor) -> Tensor:
         """Of the logits of the training rows alone."""
-        labels = _pick(self._labels(), self.data.rows["train"])
+        return self._loss_at(logits, _pick(self._labels(), self.data.rows["train"]))
+
+    def _loss_at(self, logits: Tensor, labels: Tensor) -> Tensor:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if not self.data.multilabel:
             values = F.cross_entropy(wide, labels, reduction="none")
@@ -204,6 +244,8 @@ class Trainer:
             "config": self.config,
             "graph": self._graph_identity(),
         }
+        if self.step:
+            content["begun"] = {"step": self.step, **vars(self._begun)}
         save_checkpoint(self.checkpoint, content, self.group)
 
     def resume(self) -> int:
@@ -222,6 +264,9 @@ class Trainer:
         load_model(self.model, content)
         load_optimizer(self.optimizer, self.scheduler, content)
         self.epoch, self.history = content["epoch"], list(content["history"])
+        begun = content.get("begun")
+        if begun:
+            self.step, self._begun = begun["step"], _Mean(begun["loss"], begun["seeds"])
         same = content["num_ranks"] == self.group.size
         if same:
             restore_random_state(content["random"], self.group)
@@ -286,6 +331,22 @@ class Trainer:
         digest = hashlib.sha256(text.encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         self.group.seeds.restart(self.options.seed)
+
+
+@dataclass
+class _Mean:
+    """Of the losses of an epoch's steps, each seed counting alike."""
+
+    loss: float = 0.0
+    seeds: int = 0
+
+    def add(self, loss: float, seeds: int) -> None:
+        self.loss += loss * seeds
+        self.seeds += seeds
+
+    @property
+    def value(self) -> float:
+        return self.loss / max(1, self.seeds)
 
 
 def _pick(values: Tensor, rows: Tensor) -> Tensor:

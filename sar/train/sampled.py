@@ -1,0 +1,113 @@
+"""Training on mini-batches: what the trainer goes through in place of the whole graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+from sar.errors import NotSupportedError
+from sar.partition.load import PartitionData
+from sar.sampling import Edges, NeighborLoader, Sample
+from sar.train.data import NodeData
+from sar.train.options import ModelOptions, SampledOptions
+
+_INPUT = "sampled_input"  # the name under which a loader finds what the trainer has read
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step of this rank.
+
+    Attributes:
+        blocks: DGL's, the input layer's first.
+        features: [n, F] of the first block's sources.
+        labels: of the seeds.
+    """
+
+    blocks: list[Any]
+    features: Tensor
+    labels: Tensor
+
+
+class Batches:
+    """The training nodes of this rank in mini-batches; made collectively.
+
+    Args:
+        partition: this rank's part.
+        data: as the trainer has it.
+        model: the model, which may want self loops.
+
+    Raises ``ValueError`` and ``NotSupportedError`` on every rank for a model that cannot be
+    trained so.
+    """
+
+    def __init__(
+        self,
+        partition: PartitionData,
+        data: NodeData,
+        model: ModelOptions,
+        options: SampledOptions,
+        seed: int,
+        group: Group,
+    ) -> None:
+        check_model(model, options)
+        ntype = partition.book.ntypes[0]
+        start = int(partition.book.node_ranges[ntype][partition.part_id][0])
+        self.options, self._data, rows = options, data, data.rows["train"]
+        partition.node_features[f"{ntype}/{_INPUT}"] = data.features.cpu()
+        self.loader = NeighborLoader(
+            partition, list(options.fanouts), rows.cpu() + start, batch_size=options.batch_size,
+            shuffle=True, as_="dgl", fields={ntype: [_INPUT]}, seed=seed, group=group,
+            filter=with_loops if model.model == "gat" else None,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        """Steps of an epoch, the same on all ranks."""
+        return len(self.loader)
+
+    def epoch(self, number: int, first: int) -> Iterator[Batch]:
+        """The batches of an epoch from a step on, the same in every run."""
+        labels, device = self._data.labels, self._data.features.device
+        rows = self._data.rows["train"]
+        for _, _, blocks in self.loader.iterate(number, first):
+            chosen = blocks[-1].dstdata["input_id"].to(device)
+            blocks = [block.to(device) for block in blocks]
+            if labels is None:
+                raise ValueError("data: got no labels, expected some for training")
+            yield Batch(blocks, blocks[0].srcdata[_INPUT], labels[rows[chosen]])
+
+    def close(self) -> None:
+        """End the loader."""
+        self.loader.close()
+
+
+def check_model(model: ModelOptions, options: SampledOptions) -> None:
+    """Raise for a model that mini-batches do not train."""
+    if len(options.fanouts) != model.layers:
+        raise ValueError(
+            f"fanouts: got {len(options.fanouts)}, expected one for each of {model.layers} layers"
+        )
+    if model.model == "gcn":
+        raise NotSupportedError(
+            "model: got 'gcn', which normalizes by degrees of the whole graph, and mini-batches "
+            "do not hold them; expected sage, gin or gat"
+        )
+
+
+def with_loops(sample: Sample) -> Sample:
+    """One self loop at each node that draws, and no other; a loop's id is -1."""
+    for hop, edges in enumerate(sample.hops):
+        for etype, (src, dst, eid) in edges.items():
+            count = sum(sample.num_nodes[etype[2]][: hop + 1])
+            loops, kept = torch.arange(count), src != dst
+            edges[etype] = Edges(
+                torch.cat([src[kept], loops]),
+                torch.cat([dst[kept], loops]),
+                torch.cat([eid[kept], torch.full_like(loops, -1)]),
+            )
+    return sample
