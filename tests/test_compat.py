@@ -17,10 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from harness import assert_close, assert_gradients_close, run_threads
-from harness.parts import Partitioned, joined
+from harness.graphs import looped, to_dgl
+from harness.parts import Cutter, Partitioned, joined
 from torch import Tensor, nn
 
 import sar
+from sar.comm import Group
 from sar.partition.arrays import GraphArrays
 from sar.partition.write import write_partitions
 
@@ -99,10 +101,41 @@ def test_parameters_need_no_declaration() -> None:
         sar.message_has_parameters(3)
 
 
-def test_sampling_says_what_to_use_instead() -> None:
-    for call in (sar.DataLoader, sar.DistNeighborSampler, sar.core.sampling.DistNeighborSampler):
-        with pytest.raises(NotImplementedError, match="construct_full_graph"):
-            call([15, 10])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_sampled_blocks(hybrid: bool, partitioned: Cutter) -> None:
+    """With all neighbors the logits of DGL's layers on the whole graph; features where the
+    original puts them."""
+    whole = looped()
+    reference = to_dgl(whole)
+    torch.manual_seed(0)
+    layers = [dgl.nn.SAGEConv(a, b, "mean").double() for a, b in ((6, 5), (5, 3))]
+    x = reference.ndata["feat"].double()
+    want = layers[1](reference, layers[0](reference, x).relu()).detach()
+
+    def case(group: Group, path: str) -> int:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        graph = sar.construct_full_graph(data)
+        original = data.node_features["_N/orig_id"]
+        sampler = sar.DistNeighborSampler(
+            [-1, -1],
+            input_node_features={"x": data.node_features["_N/feat"].double()},
+            output_node_features={"id": original},
+            use_hybrid_partitioning=hybrid,
+        )
+        start, end = data.book.part_ranges[group.rank]
+        seen = 0
+        loader = sar.DataLoader(graph, torch.arange(start, end), sampler, batch_size=8)
+        for blocks in loader:
+            assert set(blocks[0].srcdata) == {"_ID", "x"}
+            rows = layers[1](blocks[1], layers[0](blocks[0], blocks[0].srcdata["x"]).relu())
+            torch.testing.assert_close(rows, want[blocks[-1].dstdata["id"]])
+            assert (blocks[-1].dstdata["_ID"] - start < end - start).all()
+            seen += len(rows)
+        loader.close()
+        return seen
+
+    for size in (1, 3):
+        assert sum(run_threads(size, case, partitioned(whole, size))) == 57
 
 
 # ---------------------------------------------------------------- looking features up

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sar.partition.load import PartitionData
 
 _BLOCK_ROWS = 1 << 20
+ORIGINAL = "original"  # ids that no cut changes
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -56,7 +57,7 @@ class Keys:
             return self.nodes(ntype).long(), self._book.digest()
         earlier = self._book.ntypes[: self._book.ntypes.index(ntype)]
         before = sum(self._book.num_nodes(one) for one in earlier)
-        return self.nodes(ntype).long() - before, "original"
+        return self.nodes(ntype).long() - before, ORIGINAL
 
     def edges(self, etype: EType) -> Tensor:
         """int32 or int64 [e], 0 or more: keys of the part's edges of a type, by ascending id."""

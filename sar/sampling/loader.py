@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sar.comm import Group, LocalGroup, current_group
 from sar.kernels.sampling import hashed
-from sar.partition.arrays import ORIG_ID
 from sar.partition.book import EType, PartitionBook
+from sar.partition.keys import ORIGINAL
 from sar.partition.load import PartitionData
 from sar.sampling.batch import Drawn, Types, maker
 from sar.sampling.cache import CacheStats, cached
@@ -176,7 +176,7 @@ def _width(book: PartitionBook, bulk: int) -> int:
 
 
 def _tell_without_ids(data: PartitionData, group: Group) -> None:
-    missing = [n for n in data.book.ntypes if f"{n}/{ORIG_ID}" not in data.node_features]
+    missing = [n for n in data.book.ntypes if data.keys.node_names(n)[1] != ORIGINAL]
     if missing and group.rank == 0 and group.size > 1:
         warnings.warn(
             f"the partitions hold no original ids of {', '.join(missing)}: what is drawn follows "
