@@ -20,9 +20,23 @@ from sar.partition.write import write_partitions
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [
-    "train_sage.py", "custom_udf_layer.py", "batch_norm.py", "mfg_training.py", "gat.py",
-    "appnp.py", "sign.py", "correct_and_smooth.py", "link_prediction.py",
-]  # fmt: skip
+    "train_sage.py",
+    "custom_udf_layer.py",
+    "batch_norm.py",
+    "mfg_training.py",
+    "gat.py",
+    "appnp.py",
+    "sign.py",
+    "correct_and_smooth.py",
+    "link_prediction.py",
+]
+SAMPLED = [
+    "sampled_sage.py",
+    "sampled_pyg.py",
+    "sampled_links.py --epochs=12",
+    "sampled_temporal.py",
+]
+SAMPLED_HETERO, SERVED = "sampled_hetero.py", "server_client.py"  # fmt: skip
 HETERO = "rgcn_hetero.py"
 ENVIRONMENT = {
     **os.environ,
@@ -145,9 +159,42 @@ def test_rgcn_on_the_graph_and_on_blocks(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=2e-4)
 
 
+@pytest.mark.system
+def test_sampled_examples(parts: Path, tmp_path: Path) -> None:
+    """One of the ranks has no seed; the mini-batches of the other train the model."""
+    output = run_two_ranks(SAMPLED, parts, tmp_path)
+    sections = output.split("== ")[1:]
+    assert len(sections) == len(SAMPLED)
+    for section in sections:
+        assert_learned(section)
+
+
+@pytest.mark.system
+def test_several_types_sampled(tmp_path: Path) -> None:
+    graph = bibliography_graph(200)
+    parts = write_partitions(graph, torch.arange(graph.total_nodes) % 2, tmp_path / "parts")
+    assert_learned(run_two_ranks([SAMPLED_HETERO], Path(parts), tmp_path))
+
+
+@pytest.mark.system
+def test_servers_and_trainers(parts: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "sar", "sample-server", str(parts), "--trainers", "2"]
+    server = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    try:
+        line = server.stdout.readline() if server.stdout else ""
+        address = Path(line.strip().rpartition(" at ")[2])
+        given = "--servers=2 --features=20 --classes=16"
+        assert_learned(run_two_ranks([f"{SERVED} {given}"], address, tmp_path))
+        assert server.wait(timeout=60) == 0
+    finally:
+        server.kill()
+        server.communicate()
+
+
 def test_every_example_is_tested_and_listed() -> None:
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert scripts == {*SCRIPTS, HETERO, "demo.py"}
+    sampled = {one.partition(" ")[0] for one in SAMPLED}
+    assert scripts == {*SCRIPTS, *sampled, HETERO, SAMPLED_HETERO, SERVED, "demo.py"}
     readme = (ROOT / "examples/README.md").read_text()
     assert all(f"({script})" in readme for script in scripts)
 

@@ -21,7 +21,7 @@ from sar.__main__ import main
 from sar.partition.generate import community_graph
 from sar.partition.write import write_partitions
 
-LIMIT = 15  # seconds of the ranks' timeout
+LIMIT = 8  # seconds of the ranks' timeout
 SLACK = 10
 
 TRAINER = textwrap.dedent("""
@@ -126,7 +126,7 @@ def test_a_trainer_that_dies_or_stops_is_named(number: int, parts: str, tmp_path
 def test_a_server_that_dies_is_named(parts: str, tmp_path: Path) -> None:
     with servers(parts, "--trainers", "2") as (process, address):
         running = trainers(tmp_path, address, 0, signal.SIGSTOP)  # so that the epoch does not end
-        time.sleep(12)
+        time.sleep(8)
         found = subprocess.run(
             ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
         )
