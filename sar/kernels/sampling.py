@@ -18,11 +18,12 @@ from sar.kernels.jit import LINE, STEP, copy_bytes, mix, prefetch_byte
 
 _EMPTY = -1  # in a table of ids
 _AHEAD = 8  # rows between asking for one and using it
-_IDS_AHEAD = 8
+_IDS_AHEAD = 16
 _IDS_AT_ONCE = 1 << 13  # so that the table grows by those that are new, not by all
 _LOW = np.uint64(0xFFFFFFFF)
 _11, _32, _ONE = np.uint64(11), np.uint64(32), np.uint64(1)
-_compiled: Any = numba.njit(nogil=True, cache=True)
+# Without counting who refers to an array, as in all kernels: once for each row it costs half.
+_compiled: Any = numba.njit(nogil=True, cache=True, _nrt=False)
 
 
 @numba.njit(inline="always")
@@ -199,10 +200,10 @@ def hashed(*words: int) -> int:
 
 @_compiled
 def _split(
-    ids: Any, bounds: Any, kept: Any, order: Any, rows: Any, counts: Any
+    ids: Any, bounds: Any, kept: Any, order: Any, rows: Any, counts: Any, owner: Any, cursor: Any
 ) -> None:
     """Stable: ``order`` lists the ids of owner 0 first; ``rows`` are their numbers there."""
-    owner, own = np.empty(ids.shape[0], np.int32), bounds.shape[0] - 1
+    own = bounds.shape[0] - 1
     for i in range(ids.shape[0]):
         if kept.shape[0] > 0 and kept[i] >= 0:
             owner[i] = own
@@ -217,7 +218,7 @@ def _split(
                 high = middle
         owner[i] = low
         counts[low] += 1
-    cursor = np.zeros(counts.shape[0], np.int64)
+    cursor[0] = 0
     for p in range(1, counts.shape[0]):
         cursor[p] = cursor[p - 1] + counts[p - 1]
     for i in range(ids.shape[0]):
@@ -244,7 +245,9 @@ def split(
     order, rows = (torch.empty(len(ids), dtype=torch.int32) for _ in range(2))
     counts = torch.zeros(len(bounds) - (kept is None), dtype=torch.int64)
     found = np.empty(0, np.int64) if kept is None else kept.numpy()
-    _split(ids.numpy(), bounds.numpy(), found, order.numpy(), rows.numpy(), counts.numpy())
+    room = np.empty(len(ids), np.int32), np.empty(len(counts), np.int64)
+    given = ids.numpy(), bounds.numpy(), found
+    _split(*given, order.numpy(), rows.numpy(), counts.numpy(), *room)
     return order, rows, counts.tolist()
 
 
@@ -309,48 +312,46 @@ def place(buffer: Tensor, starts: Tensor, sizes: Tensor, order: Tensor) -> Place
 
 
 @numba.njit(inline="always")
-def _home(mask: Any, wanted: Any) -> Any:
-    """Where to look first: the high bits of a product (Knuth 1998, section 6.4)."""
-    return ((np.uint64(wanted) * STEP) >> _32) & mask
+def _home(shift: Any, wanted: Any) -> Any:
+    """Where to look first: the highest bits of a product (Knuth 1998, section 6.4); the middle ones
+    are looked for four times as long."""
+    return (np.uint64(wanted) * STEP) >> shift
 
 
 @numba.njit(inline="always")
-def _slot(table: Any, mask: Any, wanted: Any) -> Any:
-    """Where an id stands in a table of (id, number), or would stand."""
-    slot = _home(mask, wanted)
-    while table[slot, 0] != _EMPTY and table[slot, 0] != wanted:
-        slot = (slot + _ONE) & mask
-    return slot
-
-
-@numba.njit(inline="always")
-def _ask_ahead(table: Any, mask: Any, ids: Any, i: int) -> None:
+def _ask_ahead(table: Any, shift: Any, ids: Any, i: int) -> None:
     if i + _IDS_AHEAD < ids.shape[0]:
-        slot = _home(mask, ids[i + _IDS_AHEAD])
+        slot = _home(shift, ids[i + _IDS_AHEAD])
         prefetch_byte(table, np.int64(slot) * 2 * table.itemsize)
 
 
 @_compiled
-def _number(table: Any, nodes: Any, count: int, ids: Any, local: Any) -> int:
+def _number(table: Any, shift: Any, nodes: Any, count: int, ids: Any, local: Any) -> int:
     mask = np.uint64(table.shape[0] - 1)
     for i in range(ids.shape[0]):
-        _ask_ahead(table, mask, ids, i)
-        slot = _slot(table, mask, ids[i])
-        if table[slot, 0] == _EMPTY:
-            table[slot, 0] = ids[i]
-            table[slot, 1] = count
-            nodes[count] = ids[i]
-            count += 1
-        local[i] = table[slot, 1]
+        _ask_ahead(table, shift, ids, i)
+        slot = _home(shift, ids[i])
+        while table[slot, 0] != _EMPTY and table[slot, 0] != ids[i]:
+            slot = (slot + _ONE) & mask
+        # Without a branch: whether an id is new cannot be foreseen. nodes has room for one more.
+        is_new = table[slot, 0] == _EMPTY
+        number = count if is_new else np.int64(table[slot, 1])
+        table[slot, 0] = ids[i]
+        table[slot, 1] = number
+        nodes[count] = ids[i]
+        count += is_new
+        local[i] = number
     return count
 
 
 @_compiled
-def _find(table: Any, ids: Any, local: Any) -> None:
+def _find(table: Any, shift: Any, ids: Any, local: Any) -> None:
     mask = np.uint64(table.shape[0] - 1)
     for i in range(ids.shape[0]):
-        _ask_ahead(table, mask, ids, i)
-        slot = _slot(table, mask, ids[i])
+        _ask_ahead(table, shift, ids, i)
+        slot = _home(shift, ids[i])
+        while table[slot, 0] != _EMPTY and table[slot, 0] != ids[i]:
+            slot = (slot + _ONE) & mask
         local[i] = table[slot, 1] if table[slot, 0] == ids[i] else _EMPTY
 
 
@@ -370,6 +371,11 @@ class Numbering:
         self._nodes = np.empty(64, np.int64)
         self._table = np.full((256, 2), _EMPTY, self._dtype)
 
+    @property
+    def _shift(self) -> np.uint64:
+        """That leaves as many bits of a product as number the table's slots."""
+        return np.uint64(65 - len(self._table).bit_length())
+
     def clear(self) -> None:
         """Forget all, but not how much room they took."""
         self.count = 0
@@ -383,13 +389,15 @@ class Numbering:
             some = given[first : first + _IDS_AT_ONCE]
             self._make_room(len(some))
             numbers = out[first : first + _IDS_AT_ONCE]
-            self.count = _number(self._table, self._nodes, self.count, some, numbers)
+            self.count = _number(
+                self._table, self._shift, self._nodes, self.count, some, numbers
+            )
         return local
 
     def find(self, ids: Tensor) -> Tensor:
         """int64 [m] numbers of int64 ids [m]; -1 for those that have not come."""
         local = torch.empty(len(ids), dtype=torch.int64)
-        _find(self._table, ids.numpy(), local.numpy())
+        _find(self._table, self._shift, ids.numpy(), local.numpy())
         return local
 
     def nodes(self, first: int = 0) -> Tensor:
@@ -398,7 +406,7 @@ class Numbering:
 
     def _make_room(self, more: int) -> None:
         """For as many new ids, in a table of which a third stays empty."""
-        if self.count + more > len(self._nodes):
+        if self.count + more >= len(self._nodes):
             grown = np.empty(2 * (self.count + more), np.int64)
             grown[: self.count] = self._nodes[: self.count]
             self._nodes = grown
@@ -408,7 +416,7 @@ class Numbering:
         if size > len(self._table):
             self._table = np.full((size, 2), _EMPTY, self._dtype)
             known = self._nodes[: self.count].copy()
-            _number(self._table, self._nodes, 0, known, np.empty_like(known))
+            _number(self._table, self._shift, self._nodes, 0, known, np.empty_like(known))
 
 
 @_compiled
