@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,7 +17,6 @@ from sar.graph.sharded import ShardedGraph
 from sar.graph.store import EType, GraphStore, edge_frame, node_frames
 from sar.ops import AnyRelation, build_relation
 from sar.partition.load import PartitionData, load_partition
-from sar.partition.peers import detect, load_peer_partition
 
 _READER_VERSION = 1
 _DIGEST_BYTES = 32
@@ -45,46 +42,16 @@ def load_dgl_partition_data(
             another graph, when there are not as many parts as ranks, or when a rank loads
             another part than its own.
     """
-    load = partial(load_partition, partition_json_file, own_partition_idx, device, verify=verify)
-    return _agreed(load, partition_json_file)
-
-
-def load_partition_data(
-    path: str | os.PathLike, own_partition_idx: int, device: torch.device | str = "cpu"
-) -> PartitionData:
-    """Load this rank's part of a graph that DGL, PyG or GraphLearn-for-PyTorch cut; collective.
-
-    Args:
-        path: the JSON of DGL's layout, or the folder that PyG's ``Partitioner`` or GraphLearn's
-            partitioners wrote; of these nothing is executed, and features are read now.
-        own_partition_idx: the part to load, the rank.
-        device: where edges go.
-
-    Raises:
-        PartitionError: on every rank, as :func:`load_dgl_partition_data`, and for a folder of
-            neither kind.
-    """
-
-    def load() -> PartitionData:
-        if not Path(path).is_dir():
-            return load_partition(path, own_partition_idx, device)
-        return load_peer_partition(detect(path), own_partition_idx, device)
-
-    return _agreed(load, path)
-
-
-def _agreed(load: Callable[[], PartitionData], path: str | os.PathLike) -> PartitionData:
-    """What is loaded, if all ranks could load theirs of the same graph."""
     group = current_group()
     data, error = None, None
     try:
-        data = load()
+        data = load_partition(partition_json_file, own_partition_idx, device, verify=verify)
         _check_part(data, group)
     except Exception as caught:  # any, too little memory as well: the others would wait
         error = caught
     group.agree(error, "partition")
     if data is None:
-        raise PartitionError(f"{path}: not loaded")
+        raise PartitionError(f"{partition_json_file}: not loaded")
     _check_same_graph(data, group)
     return data
 

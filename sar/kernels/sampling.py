@@ -23,7 +23,8 @@ _IDS_AT_ONCE = 1 << 13  # so that the table grows by those that are new, not by 
 _LOW = np.uint64(0xFFFFFFFF)
 _11, _32, _ONE = np.uint64(11), np.uint64(32), np.uint64(1)
 # Without counting who refers to an array, as in all kernels: once for each row it costs half.
-_compiled: Any = numba.njit(nogil=True, cache=True, _nrt=False)
+_OPTIONS: Any = {"nogil": True, "cache": True, "_nrt": False}
+_compiled: Any = numba.njit(**_OPTIONS)
 
 
 @numba.njit(inline="always")

@@ -147,7 +147,7 @@ def load_partition(
     graph = read_graph(book.files[part_id]["part_graph"])
     _verify_graph(book, graph)
     edges = build_shards(book, part_id, graph)
-    node_features.synthesize(TYPE_KEY, lambda: part_node_types(book, part_id))
+    node_features.synthesize(TYPE_KEY, lambda: _node_types(book, part_id))
     target = torch.device(device)
     moved = {etype: shard.to(target) for etype, shard in edges.items()}
     return PartitionData(book, part_id, moved, node_features, edge_features, target)
@@ -161,7 +161,7 @@ def read_node_features(book: PartitionBook, part_id: int) -> FeatureStore:
     return FeatureStore(_read_features(book, part_id, "node_feats"))
 
 
-def part_node_types(book: PartitionBook, part_id: int) -> Tensor:
+def _node_types(book: PartitionBook, part_id: int) -> Tensor:
     counts = torch.tensor([book.part_nodes(ntype, part_id) for ntype in book.ntypes])
     return torch.arange(len(book.ntypes), dtype=torch.int32).repeat_interleave(counts)
 
