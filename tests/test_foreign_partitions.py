@@ -30,6 +30,7 @@ from sar.__main__ import main
 from sar.cli.plan import _graph
 from sar.comm import Group
 from sar.errors import PartitionError
+from sar.partition import stored
 from sar.partition.arrays import ETYPE_HOMO, STORED_DTYPES, GraphArrays
 from sar.partition.load import PartitionData, load_partition
 from sar.partition.mapped import MappedTensor
@@ -45,6 +46,12 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "glt by dst": lambda *args: write_glt(*args, side="dst"),
 }
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tables and edges are read in several."""
+    monkeypatch.setattr(stored, "_BLOCK", 16)
 
 
 def both(
@@ -308,9 +315,20 @@ def test_training_by_the_command_line(tmp_path: Path) -> None:
     for source in (known, str(folder)):
         told = tmp_path / "told.json"
         words = ["--nproc", "2", "--epochs", "3", "--hidden", "8", "--json", str(told)]
-        assert main(["train", source, *words, "--dropout", "0.5", "--no-progress"]) == 0
+        words += [
+            "--dropout",
+            "0.5",
+            "--no-progress",
+            "--checkpoint",
+            str(tmp_path / f"run{len(losses)}"),
+        ]
+        assert main(["train", source, *words]) == 0
         losses.append([epoch["loss"] for epoch in json.loads(told.read_text())["epochs"]])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    out = ["--checkpoint", str(tmp_path / "run1"), "--out", str(tmp_path), "--gather"]
+    assert main(["evaluate", str(folder), *out]) == 0
+    with np.load(tmp_path / "predictions.npz") as found:
+        assert sorted(found["node_id"]) == list(range(57))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -589,6 +607,15 @@ def test_mutated_bytes(draws: st.DataObject) -> None:
         row = found.get("row") if is_saved and isinstance(found, dict) else None
         if isinstance(row, MappedTensor):
             row.read()
+
+
+def test_a_tensor_larger_than_what_was_saved(tmp_path: Path) -> None:
+    torch.save(torch.arange(6), tmp_path / "a.pt")
+    data = (tmp_path / "a.pt").read_bytes()
+    assert data.count(b"K\x06\x85") == 1  # the shape
+    (tmp_path / "a.pt").write_bytes(data.replace(b"K\x06\x85", b"K\x07\x85"))
+    with pytest.raises(PartitionError, match=r"a.pt: .*shape \(7,\) is larger than its storage"):
+        read_saved(str(tmp_path / "a.pt"))
 
 
 def test_saved_values_are_those_of_torch(tmp_path: Path) -> None:

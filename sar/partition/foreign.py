@@ -2,7 +2,7 @@
 
 They keep original ids, and a table of the part of each node. Here the nodes of a type are numbered
 part after part, inside a part by original id, and so are edges; ``orig_id`` and ``orig_eid`` keep
-the original ids. Loading needs 4 bytes per node of the graph, and up to 64 per inner edge.
+the original ids. Loading needs 4 bytes per node of the graph and about 80 per inner edge.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_foreign_book(path: str | os.PathLike) -> PartitionBook:
     """
     folder = open_folder(path)
     return PartitionBook(
-        os.path.basename(os.path.realpath(folder.path)),
+        os.path.basename(os.path.abspath(folder.path)),
         folder.num_parts,
         folder.ntypes,
         folder.etypes,
