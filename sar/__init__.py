@@ -41,6 +41,7 @@ from sar.graph import (
     construct_full_graph,
     construct_mfgs,
     load_dgl_partition_data,
+    load_partition_data,
 )
 from sar.nn import (
     DistributedBN1D,
@@ -88,6 +89,7 @@ __all__ = [
     "global_mean",
     "initialize_comms",
     "load_dgl_partition_data",
+    "load_partition_data",
     "logger",
     "logging_setup",
     "manual_seed",
