@@ -121,11 +121,8 @@ class _Mapping(PlainUnpickler):
         return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> _Storage:
-        _, dtype, key, _, count = pid
-        low, high = self._entries[f"{self._stem}data/{key}"]
-        if count * dtype.itemsize != high - low:
-            raise ValueError(f"entry {key!r} has {high - low} bytes, expected {count} {dtype}")
-        return _Storage(dtype, low, high)
+        _, dtype, key, *_ = pid
+        return _Storage(dtype, *self._entries[f"{self._stem}data/{key}"])
 
     def _tensor(self, storage: _Storage, offset: int, size: Any, stride: Any, *_: Any) -> Any:
         shape, steps = tuple(map(int, size)), tuple(map(int, stride))
