@@ -24,6 +24,7 @@ from torch import Tensor
 _FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
 _AHEAD = 8  # edges between the prefetch of a row and its use
 LINE = 64  # bytes of a cache line
+STREAMED = 16  # bytes that are streamed at once
 _EDGES_A_THREAD = 4096  # fewer are not worth one
 _ELEMENTS_A_THREAD = 1 << 17
 
@@ -69,6 +70,46 @@ def copy_bytes(
         return context.get_dummy_value()
 
     return signature, emit
+
+
+@_emitted
+def stream_bytes(
+    typing_context: Any, target: Any, to: Any, source: Any, begin: Any, count: Any
+) -> Any:
+    """As :func:`copy_bytes`, past the caches: what is written is not read from memory first.
+
+    ``count`` and the target's address are multiples of 16. Before another thread is told of it,
+    :func:`end_streams`.
+    """
+    signature = types.void(target, to, source, begin, count)
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, vector = ir.IntType(8).as_pointer(), ir.VectorType(ir.IntType(32), 4)
+        places, size = [], ir.Constant(args[4].type, STREAMED)
+        for at, offset in ((0, 1), (2, 3)):
+            data = context.make_array(signature.args[at])(context, builder, args[at]).data
+            places.append(builder.gep(builder.bitcast(data, byte), [args[offset]]))
+        hint = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        with cgutils.for_range(builder, builder.udiv(args[4], size)) as loop:
+            offset = builder.mul(loop.index, size)
+            ends = [builder.gep(place, [offset]) for place in places]
+            target, source = (builder.bitcast(end, vector.as_pointer()) for end in ends)
+            stored = builder.store(builder.load(source, align=1), target, align=STREAMED)
+            stored.set_metadata("nontemporal", hint)
+        return context.get_dummy_value()
+
+    return signature, emit
+
+
+@_emitted
+def end_streams(typing_context: Any) -> Any:
+    """Other threads see what was streamed before, once they see anything written later."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), emit
 
 
 @inlined

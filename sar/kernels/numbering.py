@@ -90,9 +90,13 @@ class Numbering:
         self.count = 0
         self._table.fill(_EMPTY)
 
-    def number(self, ids: Tensor) -> Tensor:
-        """int64 [m] numbers of int64 ids [m]; those that are new get the next ones."""
-        local = torch.empty(len(ids), dtype=torch.int64)
+    def number(self, ids: Tensor, local: Tensor | None = None) -> Tensor:
+        """int64 [m] numbers of int64 ids [m]; those that are new get the next ones.
+
+        Args:
+            local: gets the numbers; it may be ``ids``.
+        """
+        local = torch.empty(len(ids), dtype=torch.int64) if local is None else local
         given, out = ids.numpy(), local.numpy()
         for first in range(0, len(ids), _IDS_AT_ONCE):
             some = given[first : first + _IDS_AT_ONCE]

@@ -7,6 +7,7 @@ splitmix64 (Steele, Lea and Flood 2014): who computes it, and in which order, pl
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
@@ -14,13 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.jit import LINE, STEP, copy_bytes, mix, prefetch_byte
+from sar.kernels.jit import (
+    LINE,
+    STEP,
+    STREAMED,
+    copy_bytes,
+    end_streams,
+    mix,
+    prefetch_byte,
+    stream_bytes,
+)
 
 _AHEAD = 8  # rows between asking for one and using it
+_CACHED = 1 << 22  # bytes of rows; more leave the caches before they are read
 _LOW = np.uint64(0xFFFFFFFF)
 _11, _32 = np.uint64(11), np.uint64(32)
 # Without counting who refers to an array, as in all kernels: once for each row it costs half.
 _OPTIONS: Any = {"nogil": True, "cache": True, "_nrt": False}
+Make = Callable[..., Tensor]
 _compiled: Any = numba.njit(**_OPTIONS)
 
 
@@ -292,10 +304,13 @@ class Placed(NamedTuple):
     of: Tensor
 
 
-def place(buffer: Tensor, starts: Tensor, sizes: Tensor, order: Tensor) -> Placed:
+def place(
+    buffer: Tensor, starts: Tensor, sizes: Tensor, order: Tensor, make: Make = torch.empty
+) -> Placed:
     """Put together what :func:`draw` wrote for each owner's rows.
 
     Args:
+        make: gives the memory of the edges, as :func:`torch.empty` does.
         buffer: of all owners.
         starts: int64 [P], where each owner's begins; afterwards where its next begins.
         sizes: int64 [P], for how many rows.
@@ -304,19 +319,25 @@ def place(buffer: Tensor, starts: Tensor, sizes: Tensor, order: Tensor) -> Place
     offsets = torch.zeros(len(order) + 1, dtype=torch.int64)
     given = buffer.numpy(), starts.numpy(), sizes.numpy(), order.numpy(), offsets.numpy()
     _counted(*given)
-    edges = torch.empty(3, int(offsets[-1]), dtype=torch.int64)
+    edges = make((3, int(offsets[-1])), dtype=torch.int64)
     _place(*given, *edges.numpy())
     return Placed(offsets, *edges)
 
 
 @_compiled
-def _copy_rows(out: Any, to: Any, table: Any, rows: Any, nbytes: int) -> None:
+def _copy_rows(out: Any, to: Any, table: Any, rows: Any, nbytes: int, is_streamed: bool) -> None:
     for i in range(rows.shape[0]):
         if i + _AHEAD < rows.shape[0]:
             start = np.int64(rows[i + _AHEAD]) * nbytes
             for byte in range(start, start + nbytes, LINE):
                 prefetch_byte(table, byte)
-        copy_bytes(out, np.int64(to[i]) * nbytes, table, np.int64(rows[i]) * nbytes, nbytes)
+        places = np.int64(to[i]) * nbytes, np.int64(rows[i]) * nbytes
+        if is_streamed:
+            stream_bytes(out, places[0], table, places[1], nbytes)
+        else:
+            copy_bytes(out, places[0], table, places[1], nbytes)
+    if is_streamed:
+        end_streams()
 
 
 def copy_rows(out: Tensor, to: Tensor, table: Tensor, rows: Tensor) -> None:
@@ -327,7 +348,8 @@ def copy_rows(out: Tensor, to: Tensor, table: Tensor, rows: Tensor) -> None:
     """
     if len(rows) and out[0].numel():
         nbytes = out[0].numel() * out.element_size()
-        _copy_rows(_bytes(out), to.numpy(), _bytes(table), rows.numpy(), nbytes)
+        is_streamed = out.nbytes > _CACHED and not (nbytes | out.data_ptr()) % STREAMED
+        _copy_rows(_bytes(out), to.numpy(), _bytes(table), rows.numpy(), nbytes, is_streamed)
 
 
 def _bytes(rows: Tensor) -> np.ndarray:

@@ -14,13 +14,12 @@ from sar.kernels.sampling import copy_rows, split
 from sar.partition.book import EType
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
-from sar.sampling.leases import Grown, Leases
+from sar.sampling.leases import IDLE, Grown, Leases
 from sar.sampling.structure import Ids, edge_ids, node_ids
 from sar.sampling.swap import Swap
 
 Kind = str | EType
 Kept = tuple[Tensor, dict[str, Tensor]]
-_IDLE = 16  # buffers of batches that are kept for those to come
 _ALIGNMENT = 8  # bytes: where a field's rows begin in a message
 
 
@@ -47,7 +46,7 @@ class FeatureTables:
         self, data: PartitionData, swap: Swap, fields: Mapping[Kind, Sequence[str]] | None = None
     ) -> None:
         self._swap, self._tables, error = swap, dict[Kind, _Table](), None
-        self._leases, self._sent, self._came = Leases(_IDLE), Grown(), Grown()
+        self._leases, self._sent, self._came = Leases(IDLE), Grown(), Grown()
         try:
             self._tables = _tables(data, fields)
         except Exception as caught:  # any, too little memory as well: the others would wait

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+IDLE = 16  # buffers of batches that are kept for those to come
 _LEAST = 1 << 16  # bytes; less is left to the allocator
 _ROOM = 1.125  # times what is asked for, as batches differ
 
@@ -29,11 +31,10 @@ class Leases:
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised contiguous tensor on the CPU. One thread takes; any gives back."""
-        nbytes = int(np.prod(shape)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < _LEAST:
             return torch.empty(shape, dtype=dtype)
         leased = self._fitting(nbytes)[:nbytes]
-
         base: Any = leased.base
         weakref.finalize(leased, self._idle.append, base).atexit = False
         return torch.from_numpy(leased).view(dtype).view(shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 from sar.kernels.numbering import Numbering
 from sar.kernels.sampling import draw, hashed, place, split
 from sar.partition.book import EType
-from sar.sampling.leases import Grown
+from sar.sampling.leases import IDLE, Grown, Leases
 from sar.sampling.structure import id_dtype
 from sar.sampling.swap import Swap
 from sar.sampling.topology import Topology
@@ -104,11 +104,17 @@ class _Growing:
         self.frontier = {ntype: (0, count) for ntype, count in counts.items()}
         self.num_nodes = {ntype: [count] for ntype, count in counts.items()}
 
-    def number(self, ntype: str, ids: Tensor, tree: Tensor | None) -> Tensor:
-        """The local numbers of nodes; of a closed sample -1 for those that are not in it."""
+    def number(
+        self, ntype: str, ids: Tensor, tree: Tensor | None, local: Tensor | None = None
+    ) -> Tensor:
+        """The local numbers of nodes; of a closed sample -1 for those that are not in it.
+
+        Args:
+            local: int64, may get the numbers; it may be ``ids``.
+        """
         known = ids if tree is None else ids + tree * self._totals[ntype]
         numbers = self.numbers[ntype]
-        return numbers.find(known) if self.is_closed else numbers.number(known)
+        return numbers.find(known) if self.is_closed else numbers.number(known, local)
 
     def is_left_out(self, etype: EType, src: Tensor, dst: Tensor) -> Tensor | None:
         """bool [e] of edges between some ids; ``None`` where none is."""
@@ -207,6 +213,7 @@ class NeighborSampler:
         self.book, self.edges, self.keys = topology.book, topology.edges, topology.keys
         self.near, self._numberings = topology.ends[0], _Numberings()
         self.dtype, self.sent, self.came = id_dtype(self.book), Grown(), Grown()
+        self._leases = Leases(IDLE * len(draws.fanouts))
         self._totals = {ntype: ids.total for ntype, ids in topology.ids.items()}
 
     def sample(self, batches: Sequence[Seeds]) -> list[Sample]:
@@ -247,7 +254,9 @@ class NeighborSampler:
         if trees is not None and tree is not None:
             of = tree[order.long()]
             rows = torch.stack([rows.long(), trees.salt[of], trees.time[of]], dim=1)
-        return _Question(batch, etypes, self.topology.is_out, first, ids, tree, order, rows, sizes)
+        return _Question(
+            batch, etypes, self.topology.is_out, first, ids, tree, order, rows, sizes, self._leases
+        )
 
     def base(self, step: int, hop: int, etype: EType) -> int:
         """What keys the draws of one batch, hop and relation."""
@@ -263,6 +272,7 @@ class _Question:
         ids, tree: int64 [m], of the frontier's nodes; trees if there are some.
         order, sizes: as :func:`sar.kernels.sampling.split` gives them.
         rows: by owner, as :func:`sar.kernels.sampling.draw` takes them.
+        leases: give the memory of edges.
     """
 
     batch: _Growing
@@ -274,14 +284,16 @@ class _Question:
     order: Tensor
     rows: Tensor
     sizes: list[int]
+    leases: Leases
 
     def take(self, buffer: Tensor, starts: Tensor) -> None:
         """Add what was drawn to the batch, in the order of the frontier."""
         for etype in self.etypes:
-            offsets, ids, eids, of = place(buffer, starts, torch.tensor(self.sizes), self.order)
+            sizes = torch.tensor(self.sizes)
+            offsets, ids, eids, of = place(buffer, starts, sizes, self.order, self.leases.take)
             ids, eids, of = self._without_some(etype, ids, eids, of)
             tree = None if self.tree is None else self.tree[of]
-            far = self.batch.number(etype[2 if self.is_out else 0], ids, tree)
+            far = self.batch.number(etype[2 if self.is_out else 0], ids, tree, ids)
             near = of + self.first if self.first else of
             if self.batch.is_closed:
                 far, near, eids = (one[far >= 0] for one in (far, near, eids))
