@@ -210,7 +210,7 @@ def test_a_rank_loads_its_own_part(parts: tuple[int, int], words: str, partition
     def case(group: Any) -> list[str]:
         found = []
         for call in calls:
-            with pytest.raises(PartitionError, match="own_partition_idx") as caught:
+            with pytest.raises(PartitionError, match="part_id") as caught:
                 call(parts[group.rank])
             found.append(str(caught.value))
         return found

@@ -23,7 +23,10 @@ DEFAULT_PARTS = 2
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """INPUT and how it is cut where it is not cut yet."""
     parser.add_argument(
-        "input", metavar="INPUT", help="PARTS.json, or any INPUT of `sar partition` (cut first)"
+        "input",
+        metavar="INPUT",
+        help="PARTS.json, a folder of partitions that PyG or GraphLearn wrote, or any INPUT of "
+        "`sar partition` (cut first)",
     )
     parser.add_argument(
         "--method", choices=METHODS, default="metis", help="of the cut where INPUT is not cut yet"
@@ -37,11 +40,11 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve_parts(args: argparse.Namespace, num_ranks: int | None) -> tuple[str, int]:
-    """The partitions' JSON, cut now if it must be, and the number of parts.
+    """The partitions' JSON or folder, cut now if it must be, and the number of parts.
 
     Raises ``ValueError`` when there are not as many parts as ranks.
     """
-    if not args.input.endswith(".json"):
+    if not args.input.endswith(".json") and not os.path.isdir(args.input):
         parts = num_ranks or DEFAULT_PARTS
         return str(cut_into_cache(args.input, parts, args.method, args.cut_seed)), parts
     parts = read_book(args.input).num_parts
@@ -54,7 +57,7 @@ def resolve_parts(args: argparse.Namespace, num_ranks: int | None) -> tuple[str,
 
 
 def parts_of_rank(args: argparse.Namespace, group: Group) -> str:
-    """The partitions' JSON on a rank; the first rank of each host cuts INPUT. Collective."""
+    """The partitions' JSON or folder; the first rank of each host cuts INPUT. Collective."""
     path, error = "", None
     for first in (True, False):
         if first == (os.environ.get("LOCAL_RANK", "0") == "0"):

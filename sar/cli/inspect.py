@@ -12,7 +12,11 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
         help="show what partitions hold",
         description="Show nodes, edges, halo, cut, balance and features of a partitioned graph.",
     )
-    parser.add_argument("parts", metavar="PARTS.json", help="the JSON file of the partitions")
+    parser.add_argument(
+        "parts",
+        metavar="PARTS.json",
+        help="the JSON file of the partitions, or a folder that PyG or GraphLearn wrote",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--verify", action="store_true", help="compare all files with the digests in the JSON"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import re
 from dataclasses import asdict
 from typing import Any
@@ -110,7 +111,7 @@ def _settings(size: int, activations: list[str]) -> list[Setting]:
 
 
 def _graph(args: argparse.Namespace) -> GraphStatistics:
-    if args.graph.endswith(".json"):
+    if args.graph.endswith(".json") or os.path.isdir(args.graph):
         graph = from_parts(args.graph)
         expected = graph.size if args.hosts is None else args.hosts * args.ranks_per_host
         if expected != graph.size:

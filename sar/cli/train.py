@@ -239,7 +239,7 @@ def load_rank(
 ) -> tuple[PartitionData, sar.ShardedGraph, NodeData]:
     """This rank's partition, its view of the graph, and its data; collective."""
     path = parts_of_rank(args, group)
-    partition = sar.load_dgl_partition_data(path, group.rank, device, verify=args.verify)
+    partition = sar.load_partition_data(path, group.rank, device, verify=args.verify)
     data = load_node_data(
         partition,
         options,

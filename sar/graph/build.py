@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,7 +17,6 @@ from sar.graph.sharded import ShardedGraph
 from sar.graph.store import EType, GraphStore, edge_frame, node_frames
 from sar.ops import AnyRelation, build_relation
 from sar.partition.load import PartitionData, load_partition
-from sar.partition.peers import detect, load_peer_partition
 
 _READER_VERSION = 1
 _DIGEST_BYTES = 32
@@ -32,11 +29,23 @@ def load_dgl_partition_data(
     *,
     verify: bool = False,
 ) -> PartitionData:
-    """Load this rank's part of a graph that DGL's ``partition_graph`` cut; collective.
+    """:func:`load_partition_data` under the original's name; collective."""
+    return load_partition_data(partition_json_file, own_partition_idx, device, verify=verify)
+
+
+def load_partition_data(
+    path: str | os.PathLike,
+    part_id: int,
+    device: torch.device | str = "cpu",
+    *,
+    verify: bool = False,
+) -> PartitionData:
+    """Load this rank's part of a partitioned graph; collective.
 
     Args:
-        partition_json_file: the JSON of the partitioning.
-        own_partition_idx: the part to load, the rank.
+        path: the JSON of ``sar partition`` or of DGL's ``partition_graph``, or the folder that
+            PyG's ``Partitioner`` or GraphLearn-for-PyTorch wrote.
+        part_id: the part to load, the rank.
         device: where edges go; features stay in their files until they are read.
         verify: compare the features with the digests in the JSON now, not when they are first read.
 
@@ -45,40 +54,10 @@ def load_dgl_partition_data(
             another graph, when there are not as many parts as ranks, or when a rank loads
             another part than its own.
     """
-    load = partial(load_partition, partition_json_file, own_partition_idx, device, verify=verify)
-    return _agreed(load, partition_json_file)
-
-
-def load_partition_data(
-    path: str | os.PathLike, own_partition_idx: int, device: torch.device | str = "cpu"
-) -> PartitionData:
-    """Load this rank's part of a graph that DGL, PyG or GraphLearn-for-PyTorch cut; collective.
-
-    Args:
-        path: the JSON of DGL's layout, or the folder that PyG's ``Partitioner`` or GraphLearn's
-            partitioners wrote; of these nothing is executed, and features are read now.
-        own_partition_idx: the part to load, the rank.
-        device: where edges go.
-
-    Raises:
-        PartitionError: on every rank, as :func:`load_dgl_partition_data`, and for a folder of
-            neither kind.
-    """
-
-    def load() -> PartitionData:
-        if not Path(path).is_dir():
-            return load_partition(path, own_partition_idx, device)
-        return load_peer_partition(detect(path), own_partition_idx, device)
-
-    return _agreed(load, path)
-
-
-def _agreed(load: Callable[[], PartitionData], path: str | os.PathLike) -> PartitionData:
-    """What is loaded, if all ranks could load theirs of the same graph."""
     group = current_group()
     data, error = None, None
     try:
-        data = load()
+        data = load_partition(path, part_id, device, verify=verify)
         _check_part(data, group)
     except Exception as caught:  # any, too little memory as well: the others would wait
         error = caught
@@ -93,13 +72,11 @@ def _check_part(data: PartitionData, group: Group) -> None:
     """Halos are addressed by rank, so that rank r must hold part r."""
     if data.book.num_parts != group.size:
         raise PartitionError(
-            f"partition_json_file: got a graph of {data.book.num_parts} parts, "
+            f"partitions: got a graph of {data.book.num_parts} parts, "
             f"expected {group.size}, one per rank"
         )
     if data.part_id != group.rank:
-        raise PartitionError(
-            f"own_partition_idx: got {data.part_id}, expected {group.rank}, the rank"
-        )
+        raise PartitionError(f"part_id: got {data.part_id}, expected {group.rank}, the rank")
 
 
 def _check_same_graph(data: PartitionData, group: Group) -> None:
@@ -108,7 +85,7 @@ def _check_same_graph(data: PartitionData, group: Group) -> None:
     different = (digests != digests[0]).any(dim=1).nonzero().view(-1).tolist()
     if different:
         raise PartitionError(
-            f"partition_json_file: ranks {different} loaded another graph than rank 0, or features "
+            f"partitions: ranks {different} loaded another graph than rank 0, or features "
             "of other names, dtypes or widths"
         )
 
@@ -188,7 +165,7 @@ def agree_data(partition_data: PartitionData, group: Group, policy: Policy | Non
     error: Exception | None = None
     if not isinstance(partition_data, PartitionData):
         kind = type(partition_data).__name__
-        error = TypeError(f"partition_data: got {kind}, expected load_dgl_partition_data's result")
+        error = TypeError(f"partition_data: got {kind}, expected load_partition_data's result")
     elif policy is not None and not isinstance(policy, Policy):
         error = TypeError(f"policy: got {type(policy).__name__}, expected a sar.Policy or None")
     else:

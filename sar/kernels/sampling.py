@@ -1,4 +1,4 @@
-"""Drawing neighbors by keyed random numbers, and numbering the nodes that were drawn.
+"""Drawing neighbors by keyed random numbers, and fetching rows of those that were drawn.
 
 A draw is a function of a base (which batch, hop and relation) and of the node's key, through
 splitmix64 (Steele, Lea and Flood 2014): who computes it, and in which order, plays no part.
@@ -26,14 +26,11 @@ from sar.kernels.jit import (
     stream_bytes,
 )
 
-_EMPTY = -1  # in a table of ids
 _AHEAD = 8  # rows between asking for one and using it
-_IDS_AHEAD = 16
-_IDS_AT_ONCE = 1 << 13  # so that the table grows by those that are new, not by all
 _CACHED = 1 << 22  # bytes of rows; more leave the caches before they are read
 _ALL = np.empty(0, np.int32)
 _LOW = np.uint64(0xFFFFFFFF)
-_11, _32, _ONE = np.uint64(11), np.uint64(32), np.uint64(1)
+_11, _32 = np.uint64(11), np.uint64(32)
 # Without counting who refers to an array, as in all kernels: once for each row it costs half.
 _OPTIONS: Any = {"nogil": True, "cache": True, "_nrt": False}
 Make = Callable[..., Tensor]
@@ -320,118 +317,6 @@ def place(
     edges = make((3, int(offsets[-1])), dtype=torch.int64)
     _place(*given, *edges.numpy())
     return Placed(offsets, *edges)
-
-
-@numba.njit(inline="always")
-def _home(shift: Any, wanted: Any) -> Any:
-    """Where to look first: the highest bits of a product (Knuth 1998, section 6.4); the middle ones
-    are looked for four times as long."""
-    return (np.uint64(wanted) * STEP) >> shift
-
-
-@numba.njit(inline="always")
-def _ask_ahead(table: Any, shift: Any, ids: Any, i: int) -> None:
-    if i + _IDS_AHEAD < ids.shape[0]:
-        slot = _home(shift, ids[i + _IDS_AHEAD])
-        prefetch_byte(table, np.int64(slot) * 2 * table.itemsize)
-
-
-@_compiled
-def _number(table: Any, shift: Any, nodes: Any, count: int, ids: Any, local: Any) -> int:
-    mask = np.uint64(table.shape[0] - 1)
-    for i in range(ids.shape[0]):
-        _ask_ahead(table, shift, ids, i)
-        slot = _home(shift, ids[i])
-        while table[slot, 0] != _EMPTY and table[slot, 0] != ids[i]:
-            slot = (slot + _ONE) & mask
-        # Without a branch: whether an id is new cannot be foreseen. nodes has room for one more.
-        is_new = table[slot, 0] == _EMPTY
-        number = count if is_new else np.int64(table[slot, 1])
-        table[slot, 0] = ids[i]
-        table[slot, 1] = number
-        nodes[count] = ids[i]
-        count += is_new
-        local[i] = number
-    return count
-
-
-@_compiled
-def _find(table: Any, shift: Any, ids: Any, local: Any) -> None:
-    mask = np.uint64(table.shape[0] - 1)
-    for i in range(ids.shape[0]):
-        _ask_ahead(table, shift, ids, i)
-        slot = _home(shift, ids[i])
-        while table[slot, 0] != _EMPTY and table[slot, 0] != ids[i]:
-            slot = (slot + _ONE) & mask
-        local[i] = table[slot, 1] if table[slot, 0] == ids[i] else _EMPTY
-
-
-class Numbering:
-    """Numbers nodes in the order in which they first come: an open hash table.
-
-    Args:
-        is_wide: whether ids may need 64 bits.
-
-    Attributes:
-        count: how many have come.
-    """
-
-    def __init__(self, is_wide: bool = True) -> None:
-        self.count, self.is_wide = 0, is_wide
-        self._dtype = np.int64 if is_wide else np.int32
-        self._nodes = np.empty(64, np.int64)
-        self._table = np.full((256, 2), _EMPTY, self._dtype)
-
-    @property
-    def _shift(self) -> np.uint64:
-        """That leaves as many bits of a product as number the table's slots."""
-        return np.uint64(65 - len(self._table).bit_length())
-
-    def clear(self) -> None:
-        """Forget all, but not how much room they took."""
-        self.count = 0
-        self._table.fill(_EMPTY)
-
-    def number(self, ids: Tensor, local: Tensor | None = None) -> Tensor:
-        """int64 [m] numbers of int64 ids [m]; those that are new get the next ones.
-
-        Args:
-            local: gets the numbers; it may be ``ids``.
-        """
-        local = torch.empty(len(ids), dtype=torch.int64) if local is None else local
-        given, out = ids.numpy(), local.numpy()
-        for first in range(0, len(ids), _IDS_AT_ONCE):
-            some = given[first : first + _IDS_AT_ONCE]
-            self._make_room(len(some))
-            numbers = out[first : first + _IDS_AT_ONCE]
-            self.count = _number(
-                self._table, self._shift, self._nodes, self.count, some, numbers
-            )
-        return local
-
-    def find(self, ids: Tensor) -> Tensor:
-        """int64 [m] numbers of int64 ids [m]; -1 for those that have not come."""
-        local = torch.empty(len(ids), dtype=torch.int64)
-        _find(self._table, self._shift, ids.numpy(), local.numpy())
-        return local
-
-    def nodes(self, first: int = 0) -> Tensor:
-        """int64 ids of the numbers from ``first`` on; a view until more are numbered."""
-        return torch.from_numpy(self._nodes[first : self.count])
-
-    def _make_room(self, more: int) -> None:
-        """For as many new ids, in a table of which a third stays empty."""
-        if self.count + more >= len(self._nodes):
-            grown = np.empty(2 * (self.count + more), np.int64)
-            grown[: self.count] = self._nodes[: self.count]
-            self._nodes = grown
-        size = len(self._table)
-        while 2 * size < 3 * (self.count + more):
-            size *= 2
-        if size > len(self._table):
-            self._table = np.full((size, 2), _EMPTY, self._dtype)
-            known = self._nodes[: self.count].copy()
-            _number(self._table, self._shift, self._nodes, 0, known, np.empty_like(known))
 
 
 @_compiled

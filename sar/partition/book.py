@@ -33,7 +33,8 @@ class PartitionBook:
     of half-open ranges of shuffled global ids. ``ntypes`` and ``canonical_etypes`` are ordered by
     type id. ``files[part]`` maps ``part_graph``, ``node_feats`` and ``edge_feats`` to absolute
     paths. ``halo_hops`` is None when the JSON does not say. ``seals`` are the digests of the files,
-    None where the JSON holds none.
+    None where the JSON holds none. A folder of another library is its own ``json_path`` and has no
+    ``files``.
     """
 
     graph_name: str
@@ -47,6 +48,11 @@ class PartitionBook:
     part_method: str = ""
     files: list[dict[str, str]] = field(default_factory=list)
     seals: Seals | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another library than DGL, or this one, wrote the partitions."""
+        return os.path.isdir(self.json_path)
 
     @property
     def graph_digest(self) -> str | None:
@@ -234,12 +240,15 @@ class PartitionBook:
 
 
 def read_book(json_path: str | os.PathLike) -> PartitionBook:
-    """Reads and validates a partition's JSON.
+    """Reads and validates a partition's JSON, or a folder that PyG or GraphLearn wrote.
 
     Ranges must tile the id space in (part, type) order without gap or overlap and agree with the
     JSON's counts; file paths must stay below the JSON's folder. Raises PartitionError, which
-    names the file, what came and what was expected. The partition files are not opened.
+    names the file, what came and what was expected. Of a JSON's partition files none is opened.
     """
-    from sar.partition.book_json import parse_book  # it imports this module
+    from sar.partition.book_json import parse_book  # they import this module
+    from sar.partition.foreign import read_foreign_book
 
+    if os.path.isdir(json_path):
+        return read_foreign_book(json_path)
     return parse_book(os.fspath(json_path))

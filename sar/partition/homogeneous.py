@@ -27,13 +27,13 @@ def to_homogeneous(partition_data: PartitionData) -> PartitionData:
     are kept that all types have in one dtype and width; they are read when asked for.
 
     Raises:
-        TypeError: not what :func:`sar.load_dgl_partition_data` returns.
+        TypeError: not what :func:`sar.load_partition_data` returns.
         PartitionError: a part has 2^31 nodes or edges or more.
     """
     data = partition_data
     if not isinstance(data, PartitionData):
         raise TypeError(
-            f"partition_data: got {type(data).__name__}, expected load_dgl_partition_data's result"
+            f"partition_data: got {type(data).__name__}, expected load_partition_data's result"
         )
     book = _joint_book(data.book)
     _check_int32(book)

@@ -21,6 +21,7 @@ from sar.partition.book import (
 from sar.partition.dgl_format import GraphFile, read_graph, read_tensor_dict
 from sar.partition.digest import file_digest
 from sar.partition.features import FeatureStore
+from sar.partition.foreign import load_foreign_part, read_foreign_node_features
 from sar.partition.keys import Keys
 from sar.partition.mapped import MappedTensor
 from sar.partition.shards import ShardEdges, build_shards
@@ -121,7 +122,8 @@ def load_partition(
     """Loads part ``part_id`` of a partitioned graph; local, without communication.
 
     Edges go to ``device``; features stay in their files until they are read. While it runs, it
-    needs less than 2.5 times the 12 bytes per inner edge that stay.
+    needs less than 2.5 times the 12 bytes per inner edge that stay. In place of a JSON it takes a
+    folder that PyG or GraphLearn wrote (see docs/formats.md), for which it needs more.
 
     Where the JSON holds digests (see docs/formats.md), the structure is compared with them here,
     and each feature when all of it has been read for the first time, or here with ``verify``.
@@ -136,21 +138,29 @@ def load_partition(
         raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
     if verify and book.seals is None:
         raise PartitionError(f"{book.json_path}: holds no digests to verify files with")
+    if book.is_foreign:
+        edges, node_features, edge_features = load_foreign_part(book, part_id)
+    else:
+        edges, node_features, edge_features = _load_own(book, part_id, verify)
+    node_features.synthesize(TYPE_KEY, lambda: _node_types(book, part_id))
+    target = torch.device(device)
+    moved = {etype: shard.to(target) for etype, shard in edges.items()}
+    return PartitionData(book, part_id, moved, node_features, edge_features, target)
+
+
+def _load_own(
+    book: PartitionBook, part_id: int, verify: bool
+) -> tuple[dict[EType, ShardEdges], FeatureStore, FeatureStore]:
     # Features first: their headers are cheap to check, the graph is not.
     node_arrays = _read_features(book, part_id, "node_feats")
     edge_arrays = _read_features(book, part_id, "edge_feats")
-    node_features, edge_features = FeatureStore(node_arrays), FeatureStore(edge_arrays)
     if verify:
         for mapped in (node_arrays, edge_arrays):
             for tensor in mapped.values():
                 tensor.verify()
     graph = read_graph(book.files[part_id]["part_graph"])
     _verify_graph(book, graph)
-    edges = build_shards(book, part_id, graph)
-    node_features.synthesize(TYPE_KEY, lambda: part_node_types(book, part_id))
-    target = torch.device(device)
-    moved = {etype: shard.to(target) for etype, shard in edges.items()}
-    return PartitionData(book, part_id, moved, node_features, edge_features, target)
+    return build_shards(book, part_id, graph), FeatureStore(node_arrays), FeatureStore(edge_arrays)
 
 
 def read_node_features(book: PartitionBook, part_id: int) -> FeatureStore:
@@ -158,10 +168,12 @@ def read_node_features(book: PartitionBook, part_id: int) -> FeatureStore:
 
     Raises PartitionError as :func:`load_partition`.
     """
+    if book.is_foreign:
+        return read_foreign_node_features(book, part_id)
     return FeatureStore(_read_features(book, part_id, "node_feats"))
 
 
-def part_node_types(book: PartitionBook, part_id: int) -> Tensor:
+def _node_types(book: PartitionBook, part_id: int) -> Tensor:
     counts = torch.tensor([book.part_nodes(ntype, part_id) for ntype in book.ntypes])
     return torch.arange(len(book.ntypes), dtype=torch.int32).repeat_interleave(counts)
 

@@ -124,6 +124,19 @@ class MappedTensor:
         raw = np.take(self._bytes(0, len(self)), idx, axis=0)
         return raw.view(_numpy_dtype(self.dtype)).ravel().astype(np.int64, copy=False)
 
+    def pick(self, idx: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+        """Fresh tensor of the rows at ``idx`` (int64, checked by the caller), block by block."""
+        out = torch.empty((len(idx), *self.shape[1:]), dtype=dtype or self.dtype)
+        if out.numel() == 0:
+            return out
+        flat, all_rows = out.view(len(idx), -1), self._bytes(0, len(self))
+        step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
+        for at in range(0, len(idx), step):
+            rows = torch.from_numpy(all_rows[idx[at : at + step]]).view(self.dtype)
+            flat[at : at + step].copy_(rows)
+        self._release(0, len(self))
+        return out
+
     def ints(self, start: int, stop: int) -> np.ndarray:
         """Rows ``[start, stop)`` of a 1-D integer tensor, as an int64 copy."""
         raw = self._bytes(start, stop).copy()
@@ -181,7 +194,7 @@ class MappedFile:
             status = os.fstat(self._stream.fileno())
             self.size, self._written = status.st_size, status.st_mtime_ns
             if self.size == 0:
-                raise PartitionError(f"{self.path}: empty file, expected a DGL file")
+                raise PartitionError(f"{self.path}: empty file")
             # Read-only and private: not charged as memory.
             self.map = mmap.mmap(
                 self._stream.fileno(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ

@@ -53,6 +53,35 @@ def read_npz(path: str | os.PathLike) -> GraphArrays:
         raise ValueError(f"{os.fspath(path)}: not a graph this program reads: {error}") from error
 
 
+def read_node_data(
+    path: str | os.PathLike, num_nodes: Mapping[str, int]
+) -> dict[str, dict[str, Tensor]]:
+    """Columns of nodes alone, by type: `name`, or `name/ntype` where there are several types.
+
+    Raises ValueError with file and key for what is damaged or has not a row for each node.
+    """
+    found: dict[str, dict[str, Tensor]] = {ntype: {} for ntype in num_nodes}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            content = {key: _array(archive, key) for key in archive.files}
+        for key, value in content.items():
+            name, _, ntype = key.partition("/")
+            if not ntype and len(num_nodes) == 1:
+                (ntype,) = num_nodes
+            if ntype not in num_nodes:
+                raise ValueError(f"key {key!r}, expected names and types as in {list(num_nodes)}")
+            columns = _node_data({name: value}, num_nodes[ntype], f"/{ntype}")
+            if name not in columns or len(columns[name]) != num_nodes[ntype]:
+                raise ValueError(
+                    f"key {key!r} is {value.dtype} {value.shape}, expected {num_nodes[ntype]} rows "
+                    "of numbers"
+                )
+            found[ntype] |= columns
+    except _DAMAGE as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from error
+    return found
+
+
 def _array(archive: np.lib.npyio.NpzFile, key: str) -> np.ndarray:
     try:
         found = archive[key]

@@ -1,90 +1,147 @@
-"""Folders that PyG's ``torch_geometric.distributed.Partitioner`` writes (2.5 to 2.8)."""
+"""Partitions that PyG's ``torch_geometric.distributed.Partitioner`` wrote."""
 
 from __future__ import annotations
 
 import json
-from functools import cache
-from pathlib import Path
+import os
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from sar.errors import PartitionError
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
 from sar.partition.book import EType
-from sar.partition.peers import Fields, Layout
-from sar.partition.tensor_pickle import read_torch
+from sar.partition.mapped import MappedTensor
+from sar.partition.picked import pick
+from sar.partition.saved import read_saved
+from sar.partition.stored import (
+    Columns,
+    StoredEdges,
+    blocks,
+    check_parts,
+    entry,
+    integers,
+    rows_of,
+    types_of,
+)
 
-_NAMES = {"x": "feat", "y": "label", "edge_attr": "feat"}
+# What the same is called in DGL's partitions.
+_NAMES = {"x": "feat", "edge_attr": "feat", "edge_time": "time"}
 
 
-class PygLayout(Layout):
-    """One such folder."""
+class PygFolder:
+    """A folder with ``META.json``; see :class:`sar.partition.stored.Folder`.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        try:
-            meta = json.loads((root / "META.json").read_text(encoding="utf-8"))
-            self.num_parts, self._is_hetero = int(meta["num_parts"]), bool(meta["is_hetero"])
-            self.ntypes = list(meta["node_types"] or ()) if self._is_hetero else [NTYPE_HOMO]
-            self.etypes = [ETYPE_HOMO]
-            if self._is_hetero:
-                self.etypes = [(a, b, c) for a, b, c in meta["edge_types"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PartitionError(f"{root / 'META.json'}: cannot be read: {error!r}") from error
-        self._part = cache(self._read_part)
+    Edges lie with their destinations. The ids of edges count all types one after another.
+    """
 
-    def _read_part(self, part: int, name: str) -> Any:
-        path = self.root / f"part_{part}" / name
-        return read_torch(path) if path.is_file() or name == "graph.pt" else {}
+    META = "META.json"
+    kind = "pyg"
+    by_destination = True
 
-    def node_parts(self, ntype: str) -> Tensor:
-        name = f"node_map/{ntype}.pt" if self._is_hetero else "node_map.pt"
-        return _vector(read_torch(self.root / name), self.root / name)
+    def __init__(self, path: str) -> None:
+        self.path, meta_path = path, os.path.join(path, self.META)
+        meta = _read_meta(meta_path)
+        self.num_parts = entry(meta, "num_parts", meta_path)
+        check_parts(meta_path, self.num_parts, "part_")
+        self._is_hetero = bool(entry(meta, "is_hetero", meta_path))
+        ntypes, self._stored_etypes = types_of(meta, self._is_hetero, meta_path)
+        self.ntypes, self.etypes = sorted(ntypes), sorted(self._stored_etypes)
+        self._latest: tuple[int, Any] | None = None
 
-    def edges(self, part: int, etype: EType) -> tuple[Tensor, Tensor, Tensor]:
-        path = self.root / f"part_{part}" / "graph.pt"
-        graph = self._read_part(part, "graph.pt")
+    def owners(self, ntype: str) -> MappedTensor:
+        """int64 [N]."""
+        path = self._map("node_map", ntype)
+        return integers(read_saved(path), path)
+
+    def _map(self, name: str, kind: str) -> str:
+        inside = os.path.join(name, kind) if self._is_hetero else name
+        return os.path.join(self.path, f"{inside}.pt")
+
+    def edges(self, etype: EType, part: int) -> StoredEdges:
+        """int64 each."""
+        if self._latest is None or self._latest[0] != part:
+            self._latest = part, self._read(part, "graph.pt")
+        path = self._path(part, "graph.pt")
+        own = self._latest[1]
         if self._is_hetero:
-            graph = graph.get(etype) or {name: torch.empty(0).long() for name in _COLUMNS}
-        columns = [_vector(graph.get(name), path) for name in _COLUMNS]
-        if len({len(one) for one in columns}) != 1:
-            raise PartitionError(f"{path}: {_COLUMNS} differ in length")
-        return columns[0], columns[1], columns[2] - self._first_edge(etype)
+            own = entry(own, etype, path)
+        src = integers(entry(own, "row", path), f"{path}: row")
+        dst, eid = (
+            integers(entry(own, name, path), f"{path}: {name}", len(src))
+            for name in ("col", "edge_id")
+        )
+        return StoredEdges(src, dst, eid, self._first_edge(etype))
 
     def _first_edge(self, etype: EType) -> int:
-        """Edges of several types have ids behind one another here, and not where their rows are."""
-        before = self.etypes[: self.etypes.index(etype)]
-        return sum(len(read_torch(self.root / f"edge_map/{'__'.join(one)}.pt")) for one in before)
+        before = self._stored_etypes[: self._stored_etypes.index(etype)]
+        paths = [self._map("edge_map", "__".join(one)) for one in before]
+        return sum(len(integers(read_saved(path), path)) for path in paths)
 
-    def node_fields(self, part: int, ntype: str) -> Fields | None:
-        stored = self._part(part, "node_feats.pt")
-        stored = stored.get(ntype) if self._is_hetero else stored
-        return _fields(stored, "id" if self._is_hetero else "global_id")
+    def node_features(self, ntype: str, part: int, ids: np.ndarray) -> Columns:
+        """``x`` as ``feat``, and ``time``."""
+        path, own = self._path(part, "node_feats.pt"), self._read(part, "node_feats.pt")
+        if self._is_hetero:
+            own = entry(own, ntype, path)
+        name = "id" if self._is_hetero else "global_id"
+        stored = integers(entry(own, name, path), f"{path}: {name}", len(ids)).ints(0, len(ids))
+        order = np.argsort(stored)
+        if not np.array_equal(stored[order], ids):
+            raise PartitionError(f"{path}: {name}s are not those that node_map gives part {part}")
+        found = _features(own, path, order)
+        if "time" in own:  # of all nodes, in each part
+            total = len(self.owners(ntype))
+            found["time"] = pick(integers(own["time"], f"{path}: time", total), ids)
+        return found
 
-    def edge_fields(self, part: int, etype: EType) -> Fields | None:
-        stored = self._part(part, "edge_feats.pt")
-        return _fields(stored.get(etype) if self._is_hetero else stored, "global_id")
+    def edge_features(
+        self, etype: EType, part: int, eids: np.ndarray, places: np.ndarray
+    ) -> Columns:
+        """``edge_attr`` as ``feat``, and ``edge_time`` as ``time``."""
+        path, own = self._path(part, "edge_feats.pt"), self._read(part, "edge_feats.pt")
+        if self._is_hetero:
+            own = own.get(etype, {})
+        found = _features(own, path, places)
+        if found:
+            where = f"{path}: global_id"
+            self._check_order(
+                etype, part, integers(entry(own, "global_id", path), where, len(eids))
+            )
+        if "edge_time" in own:
+            times = rows_of(own["edge_time"], f"{path}: edge_time", len(eids))
+            found["time"] = pick(times, places)
+        return found
+
+    def _check_order(self, etype: EType, part: int, ids: MappedTensor) -> None:
+        """Rows of features follow the edges."""
+        stored = self.edges(etype, part)
+        for low, high in blocks(len(ids)):
+            if not np.array_equal(ids.ints(low, high) + stored.first, stored.eid.ints(low, high)):
+                raise PartitionError(f"{ids.file.path}: is of other edges than graph.pt beside it")
+
+    def _path(self, part: int, name: str) -> str:
+        return os.path.join(self.path, f"part_{part}", name)
+
+    def _read(self, part: int, name: str) -> Any:
+        path = self._path(part, name)
+        content = read_saved(path)
+        if not isinstance(content, dict):
+            raise PartitionError(f"{path}: holds {type(content).__name__}, expected a dictionary")
+        return content
 
 
-_COLUMNS = ("row", "col", "edge_id")
+def _features(own: Any, path: str, order: np.ndarray) -> Columns:
+    if not isinstance(own, dict) or not isinstance(own.get("feats", {}), dict):
+        raise PartitionError(f"{path}: expected features by name")
+    return {
+        _NAMES.get(name, name): pick(rows_of(rows, f"{path}: {name}", len(order)), order)
+        for name, rows in own.get("feats", {}).items()
+        if rows is not None
+    }
 
 
-def _fields(stored: Any, ids: str) -> Fields | None:
-    """Names are those that the library's commands and loaders know: ``x`` is ``feat``."""
-    if not stored or "feats" not in stored:
-        return None
-    rows = {_NAMES.get(name, name): one for name, one in stored["feats"].items() if one is not None}
-    key = ids if stored.get(ids) is not None else "global_id"
-    names = stored[key].long()
-    for name in ("time", "edge_time"):
-        if (time := stored.get(name)) is not None:  # of all nodes, in graphs of several types
-            rows["time"] = time if len(time) == len(names) else time[names]
-    return names, rows
-
-
-def _vector(value: Any, path: Path) -> Tensor:
-    if not isinstance(value, Tensor) or value.dim() != 1 or value.is_floating_point():
-        raise PartitionError(f"{path}: got {type(value).__name__}, expected a vector of integers")
-    return value.long()
+def _read_meta(path: str) -> Any:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise PartitionError(f"{path}: not the JSON of PyG's Partitioner: {error}") from error

@@ -70,7 +70,7 @@ def build_shards(book: PartitionBook, part: int, graph: GraphFile) -> dict[EType
     Raises PartitionError for ids, flags, types or part ids that contradict the JSON, for edges
     that are missing or doubled, and for a type with 2^31 or more nodes or edges in a part.
     """
-    _check_int32(book, part)
+    check_int32(book, part)
     _check_columns(graph, book)
     graph.check_pointers(CHUNK_EDGES)
     builder = _ShardBuilder(book, part, graph, _read_nodes(book, part, graph))
@@ -78,7 +78,8 @@ def build_shards(book: PartitionBook, part: int, graph: GraphFile) -> dict[EType
     return builder.fill()
 
 
-def _check_int32(book: PartitionBook, part: int) -> None:
+def check_int32(book: PartitionBook, part: int) -> None:
+    """Raises PartitionError for more nodes or edges of a type in a part than int32 counts."""
     if len(book.ntypes) > MAX_NTYPES:
         raise PartitionError(
             f"{book.json_path}: has {len(book.ntypes)} node types, expected at most {MAX_NTYPES}"

@@ -36,6 +36,18 @@ class NotPlainError(pickle.UnpicklingError):
     """A pickle that holds more than numbers and containers of them."""
 
 
+class PlainUnpickler(pickle.Unpickler):
+    """Reads plain data; raises :class:`NotPlainError` at the name of anything else."""
+
+    def __init__(self, file: Any, *, name: str = "a pickle", **options: Any) -> None:
+        super().__init__(file, **options)
+        self._name = os.fspath(getattr(file, "name", name))
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a pickle names."""
+        return super().find_class(*_plain(module, name, self._name))
+
+
 @contextlib.contextmanager
 def plain_pickles() -> Iterator[None]:
     """Inside, nobody in this process unpickles anything but plain data.
@@ -45,14 +57,10 @@ def plain_pickles() -> Iterator[None]:
     """
     refused: list[NotPlainError] = []
 
-    class Plain(pickle.Unpickler):
-        def __init__(self, file: Any, **options: Any) -> None:
-            super().__init__(file, **options)
-            self._name = os.fspath(getattr(file, "name", "a pickle"))
-
+    class Plain(PlainUnpickler):
         def find_class(self, module: str, name: str) -> Any:
             try:
-                return super().find_class(*_plain(module, name, self._name))
+                return super().find_class(module, name)
             except NotPlainError as error:
                 refused.append(error)
                 raise

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.config import parse_bytes
-from sar.kernels.sampling import Numbering
+from sar.kernels.numbering import Numbering
 from sar.partition.book import PartitionBook
 from sar.sampling.features import FeatureTables, Kind
 from sar.sampling.options import LoaderOptions

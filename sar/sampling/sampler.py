@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.kernels.sampling import Numbering, draw, hashed, place, split
+from sar.kernels.numbering import Numbering
+from sar.kernels.sampling import draw, hashed, place, split
 from sar.partition.book import EType
 from sar.sampling.leases import IDLE, Grown, Leases
 from sar.sampling.structure import id_dtype

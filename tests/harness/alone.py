@@ -23,6 +23,9 @@ class AloneGroup(Group):
     def beside(self) -> AloneGroup:
         return AloneGroup(self.rank, self.size)
 
+    def part(self, members: Sequence[int]) -> AloneGroup:
+        return AloneGroup(list(members).index(self.rank), len(members))
+
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         if op == "sum":
             tensor.mul_(self.size)

@@ -1,0 +1,642 @@
+"""Partitions of PyG and GraphLearn, against the same cut of the same graph in DGL's layout."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dgl.nn
+import numpy as np
+import pytest
+import torch
+from foreign_files import edge_rows, write_glt, write_pyg
+from harness import run_threads
+from harness.graphs import hetero, mixed, to_dgl
+from harness.parts import Cutter, global_order, joined, load_all, node_parts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import sar
+from sar.__main__ import main
+from sar.cli.plan import _graph
+from sar.comm import Group
+from sar.errors import PartitionError
+from sar.partition import stored
+from sar.partition.arrays import ETYPE_HOMO, STORED_DTYPES, GraphArrays
+from sar.partition.load import PartitionData, load_partition
+from sar.partition.mapped import MappedTensor
+from sar.partition.saved import read_pickles, read_saved
+from sar.partition.summary import summarize
+from sar.partition.write import write_partitions
+from sar.sampling import NeighborLoader
+
+GRAPHS = {"one type": mixed, "several": hetero}
+WRITERS: dict[str, Callable[..., Path]] = {
+    "pyg": write_pyg,
+    "glt by src": write_glt,
+    "glt by dst": lambda *args: write_glt(*args, side="dst"),
+}
+CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tables and edges are read in several."""
+    monkeypatch.setattr(stored, "_BLOCK", 16)
+
+
+def both(
+    graph: GraphArrays, size: int, method: str, writer: str, folder: Path, partitioned: Cutter
+) -> tuple[str, str]:
+    """The same cut in DGL's layout and in another."""
+    known, parts = partitioned(graph, size, method), node_parts(graph, size, method)
+    return known, str(WRITERS[writer](graph, parts, size, folder / "foreign"))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_same_parts(
+    name: str, cut: tuple[int, str], writer: str, tmp_path: Path, partitioned: Cutter
+) -> None:
+    graph = GRAPHS[name]()
+    known, foreign = both(graph, *cut, writer, tmp_path, partitioned)
+    size = cut[0]
+    expected, found = load_all(known, size), load_all(foreign, size)
+    assert found[0].book.ntypes == expected[0].book.ntypes
+    for ntype, columns in graph.node_data.items():
+        for one, other in zip(expected, found, strict=True):
+            ids = other.node_features[f"{ntype}/orig_id"]
+            assert torch.equal(ids, one.node_features[f"{ntype}/orig_id"])
+            assert torch.equal(other.node_features[f"{ntype}/feat"], columns["feat"][ids])
+        ranges = [one[0].book.node_ranges[ntype] for one in (expected, found)]
+        assert np.array_equal(*ranges)
+    for etype, ends in graph.edges.items():
+        ranges = [one[0].book.edge_ranges[etype] for one in (expected, found)]
+        assert np.array_equal(*ranges)
+        check_edges(graph, etype, ends, found, global_order(foreign, size, etype), writer)
+    for one in found:
+        one.book.locate(torch.arange(graph.total_nodes))
+
+
+def check_edges(
+    graph: GraphArrays,
+    etype: tuple[str, str, str],
+    ends: tuple[Tensor, Tensor],
+    parts: list[PartitionData],
+    order: tuple[Tensor, Tensor, Tensor],
+    writer: str,
+) -> None:
+    """All edges once, with both ends and with rows of features, by ascending original id."""
+    *found, eids = order
+    total = torch.zeros(len(eids), dtype=torch.bool).scatter(0, eids, True)
+    assert total.all() and len(total) == len(ends[0])
+    for ids, expected, ntype in zip(found, ends, etype[::2]):
+        nodes = torch.cat([part_ids(one) for one in parts])
+        assert torch.equal(nodes[ids] - graph.node_offsets()[ntype], expected[eids])
+    columns, name = graph.edge_data[etype], ":".join(etype)
+    rows = torch.cat([one.edge_features[f"{name}/feat"] for one in parts])
+    assert torch.equal(rows, edge_rows(columns)[eids])
+    if writer != "pyg":
+        weights = torch.cat([one.edge_features[f"{name}/weight"] for one in parts])
+        assert torch.equal(weights, columns["weight"][eids])
+
+
+def part_ids(data: PartitionData) -> Tensor:
+    """Original ids of all nodes of a part, types one after another in both."""
+    starts, found = 0, []
+    for ntype in data.book.ntypes:
+        found.append(data.node_features[f"{ntype}/orig_id"] + starts)
+        starts += data.book.num_nodes(ntype)
+    return torch.cat(found)
+
+
+# ---------------------------------------------------------------- what is built on them
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("fanout", [-1, 3])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_batches_are_those_of_the_same_cut(
+    name: str, fanout: int, writer: str, tmp_path: Path, partitioned: Cutter
+) -> None:
+    graph = GRAPHS[name]()
+    paths = both(graph, 3, "random", writer, tmp_path, partitioned)
+    ntype = "_N" if graph.is_homogeneous else "item"
+
+    def case(group: Group) -> None:
+        loaders = [
+            NeighborLoader(load_partition(path, group.rank), [fanout] * 2, ntype, batch_size=5,
+                           as_="pyg", seed=2)
+            for path in paths
+        ]  # fmt: skip
+        for one, other in zip(*loaders, strict=True):
+            stores = zip(one.stores, other.stores, strict=True)
+            for known, found in stores:
+                for key in ("n_id", "x", "edge_index", "e_id", "batch_size", "input_id"):
+                    assert (key in known) == (key in found)
+                    same = torch.equal if torch.is_tensor(known.get(key)) else lambda a, b: a == b
+                    assert same(known.get(key), found.get(key)), key
+            for etype in graph.edges:
+                store = other if graph.is_homogeneous else other[etype]
+                rows = edge_rows(graph.edge_data[etype])
+                assert torch.equal(store.edge_attr, rows[store.e_id])
+
+    run_threads(3, case)
+
+
+class Net(nn.Module):
+    def __init__(self, graph: GraphArrays) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(
+            {etype[1]: dgl.nn.SAGEConv(6, 4, "mean").double() for etype in graph.edges}
+        )
+
+    def forward(self, graph: Any, feats: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Any] = dict.fromkeys(feats, 0)
+        for src, relation, dst in graph.canonical_etypes:
+            one = graph if len(feats) == 1 else graph[src, relation, dst]
+            pair = feats[src] if len(feats) == 1 else (feats[src], feats[dst])
+            found[dst] = found[dst] + self.layers[relation](one, pair)
+        return found
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_full_batch_model(name: str, writer: str, tmp_path: Path) -> None:
+    """Its outputs and gradients are those of DGL on the whole graph."""
+    graph = GRAPHS[name]()
+    folder = WRITERS[writer](graph, node_parts(graph, 3, "random"), 3, tmp_path / "parts")
+    torch.manual_seed(0)
+    model = Net(graph)
+    feats = {n: columns["feat"].double() for n, columns in graph.node_data.items()}
+    whole = model(to_dgl(graph), feats)
+    expected = {n: out.detach() for n, out in whole.items() if torch.is_tensor(out)}
+    sum(out.square().sum() for out in whole.values() if torch.is_tensor(out)).backward()
+
+    def case(group: Group) -> tuple:
+        data = sar.load_partition_data(folder, group.rank)
+        own = Net(graph)
+        own.load_state_dict(model.state_dict())
+        feats = {n: data.node_features[f"{n}/feat"].double() for n in data.book.ntypes}
+        out = own(sar.construct_full_graph(data), feats)
+        sum(rows.square().sum() for rows in out.values() if torch.is_tensor(rows)).backward()
+        sar.gather_grads(own)
+        ids = {n: data.node_features[f"{n}/orig_id"] for n in expected}
+        return {n: (out[n].detach(), ids[n]) for n in expected}, [p.grad for p in own.parameters()]
+
+    results = run_threads(3, case)
+    for ntype, rows in expected.items():
+        found = joined(*zip(*(outs[ntype] for outs, _ in results)), len(rows))
+        torch.testing.assert_close(found, rows, rtol=1e-12, atol=1e-12)
+    for _, grads in results:
+        for grad, parameter in zip(grads, model.parameters(), strict=True):
+            torch.testing.assert_close(grad, parameter.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("time", ["nodes", "edges"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_times(name: str, time: str, tmp_path: Path) -> None:
+    """PyG keeps those of all nodes in each part, but those of edges with the part's edges."""
+    graph = GRAPHS[name]()
+    folder = write_pyg(graph, node_parts(graph, 2, "random"), 2, tmp_path / "parts", time)
+
+    def case(group: Group) -> None:
+        data = load_partition(folder, group.rank)
+        for ntype in graph.num_nodes if time == "nodes" else ():
+            ids = data.node_features[f"{ntype}/orig_id"]
+            assert torch.equal(data.node_features[f"{ntype}/time"], ids * 3 % 17)
+        for etype in graph.edges if time == "edges" else ():
+            ids = data.edge_features[f"{':'.join(etype)}/orig_eid"]
+            assert torch.equal(data.edge_features[f"{':'.join(etype)}/time"], ids * 5 % 13)
+        ntype, own = data.book.ntypes[0], data.num_nodes(data.book.ntypes[0])
+        loader = NeighborLoader(
+            data, [-1], (ntype, torch.ones(own, dtype=torch.bool)), torch.full((own,), 6),
+            batch_size=4, as_="pyg", time_attr="time",
+        )  # fmt: skip
+        for batch in loader:
+            for store in batch.edge_stores if time == "edges" else ():
+                assert (store.time <= 6).all()
+
+    run_threads(2, case)
+
+
+def test_features_stay_in_files(tmp_path: Path) -> None:
+    """PyG saves the rows of a part as a view of those of all parts."""
+    graph = mixed()
+    parts = node_parts(graph, 3, "random")
+    data = load_partition(write_pyg(graph, parts, 3, tmp_path / "parts"), 1)
+    for store, name in ((data.node_features, "_N"), (data.edge_features, "_N:_E:_N")):
+        assert not isinstance(store._items[f"{name}/feat"], Tensor)
+    ids = data.node_features["_N/orig_id"]
+    assert torch.equal(ids, torch.from_numpy(np.flatnonzero(parts == 1)))
+    found = data.node_features.rows("_N/feat", 3, 7)
+    assert torch.equal(found, graph.node_data["_N"]["feat"][ids[3:7]])
+    as_double = data.edge_features.get_as("_N:_E:_N/feat", torch.float64)
+    eids = data.edge_features["_N:_E:_N/orig_eid"]
+    assert torch.equal(as_double, edge_rows(graph.edge_data[ETYPE_HOMO]).double()[eids])
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_any_graph_and_cut(draws: st.DataObject) -> None:
+    """Against brute force: each part has the edges that end in its nodes, at both ends right."""
+    nodes, size = draws.draw(st.integers(2, 12)), draws.draw(st.integers(1, 4))
+    node = st.integers(0, nodes - 1)
+    ends = draws.draw(st.lists(st.tuples(node, node), min_size=1, max_size=40))
+    parts = np.array([draws.draw(st.integers(0, size - 1)) for _ in range(nodes)])
+    edges = torch.tensor(ends).T
+    columns = {"weight": torch.rand(len(ends)), "type": torch.arange(len(ends)) % 3}
+    graph = GraphArrays(
+        "any", {"_N": nodes}, {ETYPE_HOMO: (edges[0], edges[1])},
+        {"_N": {"feat": torch.rand(nodes, 2)}}, {ETYPE_HOMO: columns},
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        for writer, write in WRITERS.items():
+            folder = write(graph, parts, size, Path(name, writer))
+            *found, eids = global_order(str(folder), size, ETYPE_HOMO)
+            ids = torch.cat(
+                [load_partition(folder, p).node_features["_N/orig_id"] for p in range(size)]
+            )
+            assert sorted(eids.tolist()) == list(range(len(ends)))
+            assert torch.equal(ids[torch.stack(found)], edges[:, eids])
+            assert (np.diff(parts[edges[1, eids].numpy()]) >= 0).all()
+
+
+# ---------------------------------------------------------------- labels, and the command line
+
+
+def test_labels_by_original_id(tmp_path: Path) -> None:
+    """From a tensor of all nodes, or from a file beside the partitions."""
+    graph = mixed()
+    folder = write_pyg(graph, node_parts(graph, 2, "random"), 2, tmp_path / "parts")
+    labels, mask = (graph.node_data["_N"][name] for name in ("label", "train_mask"))
+    data = load_partition(folder, 0)
+    data.node_features["_N/label"] = labels[data.node_features["_N/orig_id"]]
+    np.savez(folder / "node_data.npz", label=labels.numpy(), train_mask=mask.numpy())
+    again = load_partition(folder, 0)
+    assert torch.equal(data.node_features["_N/label"], again.node_features["_N/label"])
+    assert again.node_features["_N/train_mask"].dtype == torch.bool
+    np.savez(folder / "node_data.npz", label=labels.numpy()[:-1])
+    with pytest.raises(PartitionError, match=r"node_data.npz: key 'label' is int64 .*57 rows"):
+        load_partition(folder, 0)
+
+
+def test_labels_of_several_types(tmp_path: Path) -> None:
+    graph = hetero()
+    folder = write_glt(graph, node_parts(graph, 2, "random"), 2, tmp_path / "parts")
+    labels = graph.node_data["item"]["label"]
+    np.savez(folder / "node_data.npz", **{"label/item": labels.numpy()})
+    features = load_partition(folder, 1).node_features
+    assert torch.equal(features["item/label"], labels[features["item/orig_id"]])
+    np.savez(folder / "node_data.npz", label=labels.numpy())
+    with pytest.raises(PartitionError, match="node_data.npz: key 'label', expected names and"):
+        load_partition(folder, 1)
+
+
+def test_training_by_the_command_line(tmp_path: Path) -> None:
+    """The loss of each epoch is that of the same graph in DGL's layout."""
+    graph, columns = mixed(), mixed().node_data["_N"]
+    parts = node_parts(graph, 2, "random")
+    folder = write_pyg(graph, parts, 2, tmp_path / "foreign")
+    names = ("label", "train_mask")
+    np.savez(folder / "node_data.npz", **{name: columns[name].numpy() for name in names})
+    known = write_partitions(graph, parts, tmp_path / "known", num_parts=2)
+    losses = []
+    for source in (known, str(folder)):
+        told = tmp_path / "told.json"
+        words = ["--nproc", "2", "--epochs", "3", "--hidden", "8", "--json", str(told)]
+        words += [
+            "--dropout",
+            "0.5",
+            "--no-progress",
+            "--checkpoint",
+            str(tmp_path / f"run{len(losses)}"),
+        ]
+        assert main(["train", source, *words]) == 0
+        losses.append([epoch["loss"] for epoch in json.loads(told.read_text())["epochs"]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    out = ["--checkpoint", str(tmp_path / "run1"), "--out", str(tmp_path), "--gather"]
+    assert main(["evaluate", str(folder), *out]) == 0
+    with np.load(tmp_path / "predictions.npz") as found:
+        assert sorted(found["node_id"]) == list(range(57))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_inspection(
+    name: str, writer: str, tmp_path: Path, partitioned: Cutter, capsys: pytest.CaptureFixture
+) -> None:
+    known, folder = both(GRAPHS[name](), 3, "random", writer, tmp_path, partitioned)
+    assert main(["inspect", folder, "--json"]) == 0
+    shown, expected = json.loads(capsys.readouterr().out), summarize(known)
+    for key in ("num_nodes", "num_edges", "cut_edges", "halo_nodes", "parts", "nodes", "edges"):
+        assert shown[key] == expected[key]
+    if name == "one type":
+        ranks = [_graph(Namespace(graph=path, hosts=None)).ranks for path in (known, folder)]
+        assert str(ranks[0]) == str(ranks[1])
+
+
+# ---------------------------------------------------------------- files that come from somewhere
+
+
+class Trap:
+    def __reduce__(self) -> tuple:
+        return os.system, ("touch trapped",)
+
+
+HOMOGENEOUS_FILES = {
+    "pyg": ["node_map.pt", "part_0/graph.pt", "part_0/node_feats.pt", "part_0/edge_feats.pt"],
+    "glt": [
+        "META", "node_pb.pt", "part0/graph/rows.pt", "part1/graph/eids.pt",
+        "part1/graph/weights.pt", "part0/node_feat/feats.pkl", "part0/edge_feat/ids.pkl",
+    ],
+}  # fmt: skip
+FILES = [(kind, name) for kind, names in HOMOGENEOUS_FILES.items() for name in names]
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Any) -> Path:
+    """Partitions of a homogeneous graph in two parts, and the current folder beside them."""
+    monkeypatch.chdir(tmp_path)
+    graph, write = mixed(), {"pyg": write_pyg, "glt": write_glt}[request.param]
+    return write(graph, node_parts(graph, 2, "random"), 2, tmp_path / "parts")
+
+
+def refused(folder: Path, match: str, part: int = 0) -> None:
+    with pytest.raises(PartitionError, match=match):
+        load_partition(folder, part)
+
+
+@pytest.mark.parametrize(("folder", "name"), FILES, indirect=["folder"])
+@pytest.mark.parametrize("how", ["bare", "inside", "missing", "cut", "empty"])
+def test_a_bad_file(folder: Path, name: str, how: str) -> None:
+    """It is named, and what it says is not done."""
+    path = folder / name
+    dump = pickle.dump if path.suffix in ("", ".pkl") else torch.save
+    if how in ("bare", "inside"):
+        with path.open("wb") as file:
+            dump(Trap() if how == "bare" else {"row": [torch.zeros(3), Trap()]}, file)
+        match = f"{name}: names .*system, expected"
+    elif how == "missing":
+        path.unlink()
+        match = "no such file|No such file|a folder without|has no rows|more rows than"
+    else:
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) * 2 // 3] if how == "cut" else b"")
+        match = f"{name}|a folder without|has no rows for ids|expected a dictionary"
+    refused(folder, match)
+    assert not Path("trapped").exists()
+
+
+def test_the_trap_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(Trap(), "trap.pt")
+    torch.load("trap.pt", weights_only=False)
+    assert Path("trapped").exists()
+
+
+def change(path: Path, edit: Callable[[Any], Any]) -> None:
+    """Rewrite a file of these tests."""
+    torch.save(edit(torch.load(path, weights_only=False)), path)
+
+
+def put(name: str, row: int, value: int) -> Callable[[dict], dict]:
+    def edit(content: dict) -> dict:
+        content[name][row] = value
+        return content
+
+    return edit
+
+
+def at(row: int, value: int) -> Callable[[Tensor], Tensor]:
+    return lambda ids: torch.cat([ids[:row], torch.tensor([value]), ids[row + 1 :]])
+
+
+def feats(rows: Tensor) -> Callable[[dict], dict]:
+    return lambda content: {**content, "feats": {"x": rows}}
+
+
+PYG_WRONG = {
+    "part": ("node_map.pt", at(3, 2), "node_map.pt: parts: ids run from 0 to 2, expected 0 to 1"),
+    "negative part": ("node_map.pt", at(3, -1), "parts: ids run from -1 to 1"),
+    "other map": ("node_map.pt", lambda ids: ids[:50], r"col|graph.pt: ids run from .* to 49"),
+    "swapped": ("node_map.pt", lambda ids: 1 - ids, "global_id: has|edges of type .* end in nodes"),
+    "float map": ("node_map.pt", lambda ids: ids.float(), "expected integers in one column"),
+    "source": ("part_0/graph.pt", put("row", 5, 57), "ids run from .* to 57, expected 0 to 56"),
+    "destination": ("part_0/graph.pt", put("col", 5, -2), "ids run from -2"),
+    "edge": ("part_0/graph.pt", put("edge_id", 5, 10**6), "edges: ids run from .* to 1000000"),
+    "twice": (
+        "part_0/graph.pt",
+        lambda one: put("edge_id", 5, int(one["edge_id"][4]))(one),
+        r"edge \d+ of type .* is there twice",
+    ),
+    "no edges": ("part_0/graph.pt", lambda one: {"row": one["row"]}, "expected a dictionary with"),
+    "short": (
+        "part_0/graph.pt",
+        lambda one: {**one, "col": one["col"][:-1]},
+        r"graph.pt: col: has \d+ rows, expected",
+    ),
+    "list": ("part_0/graph.pt", lambda _: [1, 2], "holds list, expected a dictionary"),
+    "rows": (
+        "part_0/node_feats.pt",
+        feats(torch.zeros(3, 2)),
+        r"node_feats.pt: x: got .*, expected",
+    ),
+    "scalar": ("part_0/node_feats.pt", feats(torch.tensor(1.0)), "node_feats.pt: x: got"),
+    "words": ("part_0/node_feats.pt", feats("no rows"), "node_feats.pt: x: got 'no rows'"),
+    "complex": (
+        "part_0/node_feats.pt",
+        lambda one: {**one, "feats": {"x": one["feats"]["x"].to(torch.complex64)}},
+        "names torch.ComplexFloatStorage",
+    ),
+    "strided": (
+        "part_0/node_feats.pt",
+        lambda one: {**one, "feats": {"x": one["feats"]["x"].T.contiguous().T}},
+        "and strides",
+    ),
+    "id": ("part_0/node_feats.pt", put("global_id", 2, 5000), "global_ids are not those that node"),
+    "time": (
+        "part_0/node_feats.pt",
+        lambda one: {**one, "time": torch.arange(5)},
+        "time: has 5 rows, expected 57",
+    ),
+    "edge order": (
+        "part_0/edge_feats.pt",
+        lambda one: {**one, "global_id": one["global_id"].flip(0)},
+        "edge_feats.pt: is of other edges than graph.pt",
+    ),
+    "edge rows": (
+        "part_0/edge_feats.pt",
+        lambda one: {**one, "feats": {"edge_attr": one["feats"]["edge_attr"][:-1]}},
+        "edge_attr: got",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PYG_WRONG)
+@pytest.mark.parametrize("folder", ["pyg"], indirect=True)
+def test_files_of_pyg_that_contradict(folder: Path, case: str) -> None:
+    name, edit, match = PYG_WRONG[case]
+    change(folder / name, edit)
+    refused(folder, match)
+
+
+GLT_WRONG = {
+    "part": ("node_pb.pt", at(3, 7), "node_pb.pt: parts: ids run from 0 to 7, expected 0 to 1"),
+    "source": ("part1/graph/rows.pt", at(5, 57), "rows.pt: ids run from .* to 57"),
+    "destination": ("part1/graph/cols.pt", at(5, 57), "cols.pt: ids run from .* to 57"),
+    "edge": ("part1/graph/eids.pt", at(5, -1), "eids.pt: edges: ids run from -1"),
+    "short": ("part1/graph/eids.pt", lambda ids: ids[1:], r"eids.pt: has \d+ rows, expected"),
+    "weights": ("part1/graph/weights.pt", lambda one: one[1:], r"weights.pt: got .*, expected"),
+    "dtypes": ("part1/graph/weights.pt", lambda one: one.double(), "weights of other parts have"),
+}
+
+
+@pytest.mark.parametrize("case", GLT_WRONG)
+@pytest.mark.parametrize("folder", ["glt"], indirect=True)
+def test_files_of_graphlearn_that_contradict(folder: Path, case: str) -> None:
+    name, edit, match = GLT_WRONG[case]
+    change(folder / name, edit)
+    with pytest.raises(PartitionError, match=match):
+        for part in (0, 1):  # an edge is looked at by the part that it ends in
+            load_partition(folder, part)
+
+
+@pytest.mark.parametrize("folder", ["glt"], indirect=True)
+def test_features_of_graphlearn_that_contradict(folder: Path) -> None:
+    place = folder / "part0/node_feat"
+    ids, rows = ((place / f"{name}.pkl").read_bytes() for name in ("ids", "feats"))
+    (place / "ids.pkl").write_bytes(ids * 2)
+    refused(folder, r"feats.pkl: got None, expected 7 rows")
+    (place / "feats.pkl").write_bytes(rows * 2)
+    refused(folder, "ids.pkl: an id is there twice; a folder must be partitioned into once")
+    (place / "ids.pkl").write_bytes(ids)
+    refused(folder, "feats.pkl: holds more rows than .*ids.pkl has ids")
+    with (place / "ids.pkl").open("ab") as file:
+        pickle.dump("words", file)
+    refused(folder, "ids.pkl: holds str, expected columns of ids")
+    shutil.rmtree(place)
+    refused(folder, "part1/node_feat/feats.pkl: has no rows for ids")
+    shutil.rmtree(folder / "part1/node_feat")
+    assert "_N/feat" not in load_partition(folder, 0).node_features
+    shutil.rmtree(folder / "part1/graph")
+    refused(folder, "part1 has no folder 'graph'; .* graph_caching=True must be partitioned again")
+
+
+META_WRONG = {
+    "parts": ({"num_parts": 3}, "(part_2|part2): no such folder, but .* of 3 parts"),
+    "no parts": ({"num_parts": 0}, "num_parts is 0, expected a positive integer"),
+    "words": ({"num_parts": "2"}, "num_parts is '2', expected a positive integer"),
+    "no types": ({"is_hetero": True, "data_cls": "hetero"}, "expected one or more"),
+    "path": (
+        {"is_hetero": True, "data_cls": "hetero", "node_types": ["../a"], "edge_types": []},
+        r"type '../a', expected a name without '/' and ':'",
+    ),
+    "ends": (
+        {"is_hetero": True, "data_cls": "hetero", "node_types": ["a"],
+         "edge_types": [["a", "r", "b"]]},
+        "joins other types than",
+    ),
+    "pair": (
+        {"is_hetero": True, "data_cls": "hetero", "node_types": ["a"], "edge_types": [["a", "b"]]},
+        "expected source, relation, destination",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", META_WRONG)
+@pytest.mark.parametrize("folder", ["pyg", "glt"], indirect=True)
+def test_a_description_that_contradicts(folder: Path, case: str) -> None:
+    changes, match = META_WRONG[case]
+    if (folder / "META").exists():
+        meta = pickle.loads((folder / "META").read_bytes())
+        (folder / "META").write_bytes(pickle.dumps({**meta, **changes}))
+    else:
+        meta = json.loads((folder / "META.json").read_text())
+        (folder / "META.json").write_text(json.dumps({**meta, **changes}))
+    refused(folder, match)
+
+
+@pytest.mark.parametrize("folder", ["pyg", "glt"], indirect=True)
+def test_wrong_arguments(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="part_id: got 2, expected 0 to 1"):
+        load_partition(folder, 2)
+    refused(tmp_path, "a folder without META.json, as PyG's .*, and without META")
+    (tmp_path / "products.json").write_text("{}")
+    refused(tmp_path, "partitions of DGL are named by their JSON: .*products.json")
+    with pytest.raises(PartitionError, match="holds no digests to verify files with"):
+        load_partition(folder, 0, verify=True)
+
+    def case(group: Group) -> None:
+        with pytest.raises(PartitionError, match="got a graph of 2 parts, expected 3"):
+            sar.load_partition_data(folder, group.rank % 2)
+
+    run_threads(3, case)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_mutated_bytes(draws: st.DataObject) -> None:
+    """A file reads, or is refused by name; nothing is read beyond it."""
+    content = {"row": torch.arange(6), "feats": {"x": torch.rand(3, 2)}, ("a", "b", "c"): (1, "z")}
+    stream, positions = io.BytesIO(), st.integers(0, 1 << 16)
+    is_saved = draws.draw(st.booleans())
+    torch.save(content, stream) if is_saved else pickle.dump(content["row"], stream)
+    data = bytearray(stream.getvalue())
+    for _ in range(draws.draw(st.integers(1, 3))):
+        data[draws.draw(positions) % len(data)] = draws.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as name:
+        path = os.path.join(name, "file")
+        cut = draws.draw(positions) % len(data) if draws.draw(st.booleans()) else len(data)
+        Path(path).write_bytes(data[: max(1, cut)])
+        try:
+            found = read_saved(path) if is_saved else list(read_pickles(path))
+        except PartitionError as error:
+            assert path in str(error)
+            return
+        row = found.get("row") if is_saved and isinstance(found, dict) else None
+        if isinstance(row, MappedTensor):
+            row.read()
+
+
+def test_a_tensor_larger_than_what_was_saved(tmp_path: Path) -> None:
+    torch.save(torch.arange(6), tmp_path / "a.pt")
+    data = (tmp_path / "a.pt").read_bytes()
+    assert data.count(b"K\x06\x85") == 1  # the shape
+    (tmp_path / "a.pt").write_bytes(data.replace(b"K\x06\x85", b"K\x07\x85"))
+    with pytest.raises(PartitionError, match=r"a.pt: .*shape \(7,\) is larger than its storage"):
+        read_saved(str(tmp_path / "a.pt"))
+
+
+def test_saved_values_are_those_of_torch(tmp_path: Path) -> None:
+    """All dtypes that partitions hold, views, scalars, and tensors without rows."""
+    base = torch.arange(24.0).view(6, 4)
+    content: dict = {str(dtype): base.to(dtype) for dtype in STORED_DTYPES}
+    content |= {"view": base[2:5], "column": base.view(-1)[3:9], "scalar": torch.tensor(3)}
+    content |= {"none": torch.empty(0, 4), "flat": torch.empty(5, 0), "nested": {"x": [base, None]}}
+    torch.save(content, tmp_path / "a.pt")
+    found = read_saved(str(tmp_path / "a.pt"))
+    for name, value in content.items():
+        if isinstance(value, Tensor):
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name].read().view(value.shape), value)
+            if value.dim():
+                order = np.arange(len(value))[::-2]
+                assert torch.equal(found[name].pick(order), value[order.copy()])
+    assert torch.equal(found["nested"]["x"][0].read(), base)
+    with (tmp_path / "a.pkl").open("wb") as file:
+        for value in (base, base[2:5], {"x": base.T}):
+            pickle.dump(value, file)
+    one, two, three = read_pickles(str(tmp_path / "a.pkl"))
+    assert torch.equal(one, base) and torch.equal(two, base[2:5])
+    assert torch.equal(three["x"], base.T)
