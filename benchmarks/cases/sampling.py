@@ -19,6 +19,8 @@ NODES, EDGES, BLOCKS, INSIDE = 100_000, 1_190_000, 10, 0.88
 CUT = ("metis", 2)
 TASKS = "benchmarks.tasks.sampling"
 TURNS = 3
+DISTDGL, ONE = "DistDGL", "dgl.dataloading, 1 process"
+Turns = dict[str, list[dict[str, float]]]
 
 
 def _graph() -> Any:
@@ -68,11 +70,11 @@ def missing() -> str | None:
     return None
 
 
-def _turns(clusters: dict[str, Cluster], turns: int, **given: Any) -> dict[str, dict[str, float]]:
-    """Medians over turns: batches a second of a rank, milliseconds of processors a batch."""
+def _turns(clusters: dict[str, Cluster], turns: int, **given: Any) -> Turns:
+    """Of each turn: batches a second of a rank, milliseconds of processors a batch, nodes."""
     for one in clusters.values():
         one.call("epoch", **given)
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in clusters}
+    found: Turns = {name: [] for name in clusters}
     for _ in range(turns):
         for name, one in clusters.items():
             ranks = one.call("epoch", **given)
@@ -80,18 +82,21 @@ def _turns(clusters: dict[str, Cluster], turns: int, **given: Any) -> dict[str, 
             wall = max(rank["wall"] for rank in ranks)
             cpu = sum(rank["cpu"] for rank in ranks)
             nodes = sum(rank["nodes"] for rank in ranks) / len(ranks)
-            found[name].append((batches / len(ranks) / wall, 1e3 * cpu / batches, nodes))
-    return {
-        name: dict(zip(("rate", "cpu", "nodes"), map(median, zip(*seen)), strict=True))
-        for name, seen in found.items()
-    }
+            rate = batches / len(ranks) / wall
+            found[name].append({"rate": rate, "cpu": 1e3 * cpu / batches, "nodes": nodes})
+    return found
 
 
-def _table(title: str, measured: dict[str, dict[str, float]], peer: str) -> Table:
+def _over(turns: Turns, name: str, key: str, peer: str = DISTDGL) -> float:
+    """The ratio of two contenders, turn by turn: a machine that gets slower slows both."""
+    return median(a[key] / b[key] for a, b in zip(turns[name], turns[peer], strict=True))
+
+
+def _table(title: str, turns: Turns) -> Table:
     rows = [
-        [name, one["rate"], one["cpu"], one["nodes"], one["rate"] / measured[peer]["rate"],
-         one["cpu"] / measured[peer]["cpu"]]
-        for name, one in measured.items()
+        [name, *(median(turn[key] for turn in own) for key in ("rate", "cpu", "nodes")),
+         _over(turns, name, "rate"), _over(turns, name, "cpu")]
+        for name, own in turns.items()
     ]  # fmt: skip
     columns = ["", "batches/s a rank", "CPU ms a batch", "nodes", "rate x", "CPU x"]
     return Table(title, columns, rows)
@@ -118,21 +123,19 @@ def sampling(options: Options) -> Report:
         ours(environment=APART) as sockets,
     ):
         clusters = {
-            "DistDGL": theirs, "dgl.dataloading, 1 process": one, "sar": plain,
+            DISTDGL: theirs, ONE: one, "sar": plain,
             "sar, bulk=1, prefetch=0": single, "sar, sockets": sockets,
         }  # fmt: skip
-        measured = _turns(clusters, TURNS)
-    rates = {name: one["rate"] / measured["DistDGL"]["rate"] for name, one in measured.items()}
-    cpus = {name: one["cpu"] / measured["DistDGL"]["cpu"] for name, one in measured.items()}
-    alone = measured["sar"]["rate"] / measured["dgl.dataloading, 1 process"]["rate"]
+        turns = _turns(clusters, TURNS)
     figures = [
-        Figure("batches/s over DistDGL's", rates["sar"], at_least=2.7),
-        Figure("processor time over DistDGL's", cpus["sar"], at_most=0.35),
-        Figure("the same over sockets: batches/s", rates["sar, sockets"], at_least=1.75),
-        Figure("the same over sockets: processor time", cpus["sar, sockets"], at_most=0.46),
-        Figure("batches/s over one dgl.dataloading process", alone, at_least=1.25),
+        Figure("batches/s over DistDGL's", _over(turns, "sar", "rate"), at_least=2.7),
+        Figure("processor time over DistDGL's", _over(turns, "sar", "cpu"), at_most=0.35),
+        Figure("sockets: batches/s", _over(turns, "sar, sockets", "rate"), at_least=1.75),
+        Figure("sockets: processor time", _over(turns, "sar, sockets", "cpu"), at_most=0.46),
+        Figure("batches/s over one DGL process'", _over(turns, "sar", "rate", ONE), at_least=1.25),
+        Figure("processor time over that", _over(turns, "sar", "cpu", ONE), at_most=0.7),
     ]
-    return Report(figures, [_table("2 hops", measured, "DistDGL")])
+    return Report(figures, [_table("2 hops", turns)])
 
 
 @benchmark("sampling-training", "mini-batches")
@@ -146,22 +149,18 @@ def training(options: Options) -> Report:
         Cluster(f"{TASKS}:DistDgl", 2, hosts=OwnMemory(), **given) as theirs,  # type: ignore[arg-type]
         Cluster(f"{TASKS}:Ours", 2, **given) as ours,
     ):
-        clusters = {"DistDGL": theirs, "sar": ours}
+        clusters = {DISTDGL: theirs, "sar": ours}
         sampled = _turns(clusters, TURNS)
         for cluster in clusters.values():
             cluster.call("begin", layers=3)
-        trained = _turns(clusters, 3, trains=True)
+        trained = _turns(clusters, TURNS, trains=True)
     figures = [
-        Figure("3 hops: batches/s over DistDGL's", _over(sampled, "rate"), at_least=3.3),
-        Figure("3 hops: processor time over DistDGL's", _over(sampled, "cpu"), at_most=0.29),
-        Figure("an epoch: processor time over DistDGL's", _over(trained, "cpu"), at_most=0.91),
+        Figure("3 hops: batches/s over DistDGL's", _over(sampled, "sar", "rate"), at_least=3.3),
+        Figure("3 hops: processor time", _over(sampled, "sar", "cpu"), at_most=0.29),
+        Figure("training: batches/s over DistDGL's", _over(trained, "sar", "rate"), at_least=1.1),
+        Figure("training: processor time", _over(trained, "sar", "cpu"), at_most=0.91),
     ]
-    tables = [_table("Sampling", sampled, "DistDGL"), _table("Training", trained, "DistDGL")]
-    return Report(figures, tables)
-
-
-def _over(measured: dict[str, dict[str, float]], name: str) -> float:
-    return measured["sar"][name] / measured["DistDGL"][name]
+    return Report(figures, [_table("Sampling", sampled), _table("Training", trained)])
 
 
 @benchmark("sampling-cache", "mini-batches")

@@ -13,6 +13,7 @@ from sar.errors import MissingDependencyError
 from sar.partition.arrays import ORIG_EID, ORIG_ID
 from sar.partition.book import EType
 from sar.partition.require import require_dgl
+from sar.sampling.blocks import make_block
 from sar.sampling.link_inputs import Links
 from sar.sampling.options import LoaderOptions
 from sar.sampling.sampler import Edges, Sample
@@ -113,10 +114,7 @@ def dgl_blocks(drawn: Drawn) -> tuple[Any, ...]:
     rows = _EdgeRows(batch)
     for hop, edges in enumerate(batch.edges):
         after = {n: count + batch.num_nodes[n][hop + 1] for n, count in counts.items()}
-        ends = _ends(edges, drawn.types)
-        for etype, starts in drawn.sample.starts[hop].items():
-            ends[etype] = ("csc", (starts, edges[etype].src, _NONE.eid))
-        block = dgl.create_block(ends, after, counts)
+        block = make_block(_ends(edges, drawn.types), drawn.sample.starts[hop], after, counts)
         for ntype, ids in batch.node_ids.items():
             block.srcnodes[ntype].data[dgl.NID] = ids[: after[ntype]]
             block.dstnodes[ntype].data[dgl.NID] = ids[: counts[ntype]]
