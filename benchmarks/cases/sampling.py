@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks import graphs, hosts
-from benchmarks.cluster import APART, LAUNCH, Cluster
+from benchmarks.cluster import APART, LAUNCH, Cluster, free_port
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 NODES, EDGES, BLOCKS, INSIDE = 100_000, 1_190_000, 10, 0.88
@@ -116,7 +116,7 @@ def sampling(options: Options) -> Report:
     ours = partial(Cluster, f"{TASKS}:Ours", 2, parts=parts, fanouts=fan)
     peer = partial(Cluster, f"{TASKS}:DistDgl", 2, environment=LAUNCH, hosts=OwnMemory())
     with (
-        peer(parts=parts, fanouts=fan) as theirs,
+        peer(parts=parts, fanouts=fan, servers=free_port()) as theirs,
         Cluster(f"{TASKS}:OneDgl", environment=LAUNCH, file=str(ready.file), fanouts=fan) as one,
         ours(environment=LAUNCH) as plain,
         ours(environment=LAUNCH, bulk=1, prefetch=0) as single,
@@ -146,7 +146,7 @@ def training(options: Options) -> Report:
     parts, fan = str(_prepared(options).parts[CUT]), [15, 10, 5]
     given: dict[str, Any] = {"parts": parts, "fanouts": fan, "environment": LAUNCH}
     with (
-        Cluster(f"{TASKS}:DistDgl", 2, hosts=OwnMemory(), **given) as theirs,  # type: ignore[arg-type]
+        Cluster(f"{TASKS}:DistDgl", 2, hosts=OwnMemory(), servers=free_port(), **given) as theirs,  # type: ignore[arg-type]
         Cluster(f"{TASKS}:Ours", 2, **given) as ours,
     ):
         clusters = {DISTDGL: theirs, "sar": ours}

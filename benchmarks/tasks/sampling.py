@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 BATCH, HIDDEN = 1024, 256
-_PORTS = 30150  # of DistDGL's servers
 _CLASSES = 47
 
 
@@ -115,11 +115,14 @@ class Ours(_Contender):
 class DistDgl(_Contender):
     """A client of DistDGL and the server beside it, on an address of this host's own."""
 
-    def __init__(self, rank: int, size: int, port: int, parts: str, fanouts: list[int]) -> None:
+    def __init__(
+        self, rank: int, size: int, port: int, servers: int, parts: str, fanouts: list[int]
+    ) -> None:
         super().__init__()
+        _end_with_parent()
         folder = tempfile.mkdtemp()
         addresses = Path(folder) / "addresses"
-        addresses.write_text("".join(f"127.0.0.{p + 1} {_PORTS}\n" for p in range(size)))
+        addresses.write_text("".join(f"127.0.0.{p + 1} {servers}\n" for p in range(size)))
         os.environ |= {
             "DGL_DIST_MODE": "distributed", "DGL_NUM_SAMPLER": "0", "DGL_NUM_CLIENT": str(size),
             "DGL_NUM_SERVER": "1", "DGL_CONF_PATH": parts, "DGL_IP_CONFIG": str(addresses),
@@ -127,10 +130,9 @@ class DistDgl(_Contender):
         }  # fmt: skip
         own = {"DGL_ROLE": "server", "DGL_SERVER_ID": str(rank)}
         words = [sys.executable, "-m", __name__, str(rank)]
-        quiet = subprocess.DEVNULL
-        server = subprocess.Popen(words, env=os.environ | own, stdout=quiet, stderr=quiet)
+        server = subprocess.Popen(words, env=os.environ | own, stdout=subprocess.DEVNULL)
         self.helpers.append(server.pid)
-        time.sleep(3)
+        threading.Thread(target=_end_with, args=(server,), daemon=True).start()
         os.environ["DGL_ROLE"] = "client"
         dgl, distributed = _dist_dgl(rank)
         distributed.initialize(str(addresses))
@@ -148,6 +150,17 @@ class DistDgl(_Contender):
     def batches(self) -> Iterator[tuple[list[Any], Tensor, Tensor]]:
         for inputs, seeds, blocks in self.loader:
             yield blocks, self.graph.ndata["feat"][inputs], self.graph.ndata["label"][seeds]
+
+
+def _end_with_parent() -> None:
+    """Be killed when the process that started this one has ended: DistDGL would wait on."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _end_with(server: subprocess.Popen) -> None:
+    """End this process with its server: it would wait for the server for ever."""
+    print(f"DistDGL's server ended with status {server.wait()}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _dist_dgl(rank: int) -> Any:
@@ -222,7 +235,7 @@ class _Waited:
 
 def main(rank: int) -> None:
     """Be DistDGL's server of a rank, and end with it."""
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    _end_with_parent()
     _, distributed = _dist_dgl(rank)
     distributed.initialize(os.environ["DGL_IP_CONFIG"])
 
