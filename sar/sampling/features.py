@@ -107,7 +107,7 @@ class FeatureTables:
             for kind, mine in zip(kinds, theirs.split(counts), strict=True):
                 for table in self._tables[kind].fields.values():
                     view, at = _view(reply, at, table, len(mine))
-                    copy_rows(view, _counting(mine), table, mine)
+                    copy_rows(view, None, table, mine)
         reply = swap.send_much(reply, give, take, self._came.take(sum(take)))
         return self._joined(kinds, parts, reply, kept)
 
@@ -132,7 +132,7 @@ class FeatureTables:
                 for name, table in self._tables[kind].fields.items():
                     if p != rank:
                         table, at = _view(reply, at, table, sizes[p])
-                    copy_rows(found[kind][name], to, table, own if p == rank else _counting(to))
+                    copy_rows(found[kind][name], to, table, own if p == rank else None)
         for kind, (order, rows, sizes) in zip(kinds, parts, strict=True):
             if kind in kept:
                 to, own = order.split(sizes)[-1], rows.split(sizes)[-1]
@@ -147,10 +147,6 @@ class FeatureTables:
             for kind, n in tables
             for table in self._tables[kind].fields.values()
         )
-
-
-def _counting(like: Tensor) -> Tensor:
-    return torch.arange(len(like), dtype=torch.int32)
 
 
 def _view(message: Tensor, at: int, table: Tensor, count: int) -> tuple[Tensor, int]:

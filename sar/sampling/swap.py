@@ -62,20 +62,23 @@ class Swap:
         told[:, 0], told[:, 1] = status, self.step
         told[:, 2 : 2 + mine.shape[1]] = mine
         came = group.all_to_all(told, ones, ones)
-        states, steps = came[:, 0], came[:, 1]
-        if (states == _FAILED).any():
+        heads = came[:, :2].tolist()
+        if any(head != [_FINE, self.step] for head in heads):
             self.is_over = True
-            group.agree(error, "sampling")
-        if (states == _STOPS).any():
-            self.is_over = True
-            raise Stopped((states == _STOPS).nonzero().view(-1).tolist(), self.step)
-        if (steps != self.step).any():
-            self.is_over = True
-            raise SarError(
-                f"ranks are at steps {steps.tolist()} of their loaders; expected every rank to go "
-                "through its loader at the same time and as far"
-            )
+            self._raise(heads, error)
         return came[:, 2 : 2 + mine.shape[1]]
+
+    def _raise(self, heads: list[list[int]], error: Exception | None) -> None:
+        """What the ranks' status words and steps say."""
+        states = [state for state, _ in heads]
+        if _FAILED in states:
+            self.group.agree(error, "sampling")
+        if _STOPS in states:
+            raise Stopped([p for p, state in enumerate(states) if state == _STOPS], self.step)
+        raise SarError(
+            f"ranks are at steps {[step for _, step in heads]} of their loaders; expected every "
+            "rank to go through its loader at the same time and as far"
+        )
 
     def finish(self) -> None:
         """Return when all ranks have come to their end."""
