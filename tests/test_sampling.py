@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sar.comm import Group
-from sar.errors import SarError
+from sar.errors import CommError, SarError
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.load import PartitionData, load_partition
 from sar.sampling import Draws, FeatureTables, NeighborLoader, NeighborSampler, Seeds
@@ -629,3 +631,30 @@ def test_ranks_in_processes(partitioned: Cutter, either: WorkerPool) -> None:
     want = run_threads(3, case_beside, path)
     got = either.run(3, case_beside, path)
     assert got == want and all(same for one in got for _, _, same in one)
+
+
+def case_dies_in_the_loop(group: Group, path: str) -> str:
+    """Rank 1 makes an error of its own beside a loader that makes batches ahead."""
+    data = load_partition(path, group.rank)
+    options = {"batch_size": 1, "as_": "tensors", "prefetch": 1, "bulk": 1, "group": group}
+    try:
+        with NeighborLoader(data, [3, 2], **options) as loader:
+            for step, _ in enumerate(loader):
+                if group.rank == 1 and step == 1:
+                    time.sleep(2)  # until the others have all the batches they want
+                    raise KeyError("no such column")
+                group.all_reduce(torch.ones(1))
+    except KeyError:
+        os._exit(1)
+    except CommError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_an_error_in_a_loop_over_batches_is_not_waited_for(
+    partitioned: Cutter, either: WorkerPool
+) -> None:
+    began = time.monotonic()
+    told = either.run(3, case_dies_in_the_loop, partitioned(mixed(), 3), timeout=60.0, may_die={1})
+    assert time.monotonic() - began < 40
+    assert all("rank 1" in one for one in (told[0], told[2]))

@@ -21,7 +21,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from sar.comm import serve_store
+from sar.comm import serve_store, tell_failure
 from sar.errors import CommError, SarError
 
 LAUNCHER_PID = "SAR_LAUNCHER_PID"
@@ -29,8 +29,7 @@ REPORT = "SAR_REPORT_DESCRIPTOR"  # where a rank writes its error
 FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
 LOOPBACK = "127.0.0.1", 0  # any port
 _PAUSE = 0.05
-_TERM_SECONDS = 2.0  # from the polite signal to the other: no rank of ours handles it
-_READ_SECONDS = 4.0  # for ranks of other launches to read in the store what happened
+_TERM_SECONDS = 2.0  # from the polite signal to the other
 _REPORT_BYTES = 1 << 16  # what a pipe holds
 _MOST_CHARACTERS = 4000  # of a message, so that two of them never fill it
 # What a rank runs before the imports that take seconds: the kernel ends it when the launcher dies,
@@ -129,20 +128,29 @@ def run_ranks(
             late = _watch(ranks, timeout, asked)
         finally:
             _end(ranks)
-            if others and any(rank.status for rank in ranks):
-                time.sleep(_READ_SECONDS)
+    failure = _failure(ranks, late, asked, timeout)
+    if failure is None:
+        return
+    if others:
+        tell_failure(store, str(failure), range(size, size + others))
+    raise failure
+
+
+def _failure(
+    ranks: Sequence[Rank], late: Sequence[Rank], asked: Sequence[signal.Signals], timeout: float
+) -> BaseException | None:
+    """Why the ranks had to be ended."""
     if signal.SIGINT in asked:
-        raise KeyboardInterrupt
+        return KeyboardInterrupt(f"the launcher of {len(ranks)} ranks was interrupted")
     if asked:
-        raise SarError(f"stopped by {asked[0].name}; all ranks were ended")
-    failed = [rank for rank in ranks if rank.status]
+        return SarError(f"stopped by {asked[0].name}; all ranks were ended")
     if late:
-        raise SarError(
+        return SarError(
             f"rank {late[0].number}: did not end within {timeout:g} seconds after other ranks had "
             "ended without an error; is it stopped?"
         )
-    if failed:
-        raise SarError(first_cause(failed))
+    failed = [rank for rank in ranks if rank.status]
+    return SarError(first_cause(failed)) if failed else None
 
 
 def report_failure(error: BaseException) -> None:
@@ -199,9 +207,7 @@ def _start(words: Sequence[str], number: int, common: dict[str, str]) -> Rank:
     return Rank(number, process, ours)
 
 
-def _watch(
-    ranks: Sequence[Rank], timeout: float, asked: Sequence[signal.Signals]
-) -> list[Rank]:
+def _watch(ranks: Sequence[Rank], timeout: float, asked: Sequence[signal.Signals]) -> list[Rank]:
     """Return when all have ended, or one has failed, or this process is asked to end.
 
     Returns those that do not end when others have.
@@ -220,12 +226,13 @@ def _watch(
 
 
 def _end(ranks: Sequence[Rank]) -> None:
-    """End those that run: politely, then by force, which also ends what is stopped."""
+    """End those that run: politely, then by force."""
     for number, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _TERM_SECONDS)):
         running = [rank for rank in ranks if not rank.poll()]
         for rank in running:
             rank.by_us = True
             rank.send(number)
+            rank.send(signal.SIGCONT)  # what is stopped handles no other signal
         end = time.monotonic() + seconds
         while not all([rank.poll() for rank in running]) and time.monotonic() < end:
             time.sleep(_PAUSE)

@@ -3,7 +3,7 @@
 from sar.comm.group import Counters, Group, LocalGroup, current_group, set_process_group, use_group
 from sar.comm.halo import HaloPlan, Round, build_halo_plan, exchange_counts, join_plans
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
-from sar.comm.meeting import serve_store
+from sar.comm.meeting import serve_store, tell_failure
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
 from sar.comm.rotation import WINDOW, GradientReturn, Stream, fetch
@@ -52,6 +52,7 @@ __all__ = [
     "set_process_group",
     "shutdown",
     "serve_store",
+    "tell_failure",
     "use_group",
     "world_size",
 ]

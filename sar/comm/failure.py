@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,6 +38,7 @@ class FailureBoard:
 
     Attributes:
         is_lost: the store does not answer any more.
+        explained: what :meth:`explain` has said last.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class FailureBoard:
     ) -> None:
         self.rank, self.size, self.store, self.presence = rank, size, store, presence
         self._keeper, self.is_lost = keeper, False
+        self.explained: str | None = None
 
     def leave(self, error: BaseException) -> None:
         """Say that this rank leaves, and why, unless that only follows from another's error."""
@@ -70,8 +71,13 @@ class FailureBoard:
 
     def wait_for_others(self) -> None:
         """Give the others time to read; for the rank whose end is the store's."""
-        left = [_LEFT.format(rank) for rank in range(self.size)]
-        self._ask(lambda store: store.wait(left, timedelta(seconds=_LEAVE_SECONDS)))
+        self.wait_for(range(self.size), _LEAVE_SECONDS)
+
+    def wait_for(self, ranks: Iterable[int], seconds: float) -> None:
+        """Return when they have left after an error, or after seconds."""
+        end = time.monotonic() + seconds
+        while not set(ranks).isdisjoint(self.missing(_LEFT)) and time.monotonic() < end:
+            time.sleep(_PAUSE)
 
     def some_left(self) -> bool:
         """Whether a rank has left after an error."""
@@ -93,6 +99,10 @@ class FailureBoard:
 
     def explain(self, error: str) -> str:
         """Who failed first, when a collective of this rank failed with ``error``; takes seconds."""
+        self.explained = self._explain(error)
+        return self.explained
+
+    def _explain(self, error: str) -> str:
         end = time.monotonic() + _WORD_SECONDS
         while True:
             first = self.first_error() or self.ended()

@@ -27,6 +27,8 @@ _ARRIVED, _JOINS = "sar/arrived/{}", "sar/joins/{}"  # by rank
 _ALL_ARRIVED, _NUM_ARRIVED = "sar/all_arrived", "sar/num_arrived"
 _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
+_LEAVE_SECONDS = 2.0  # for ranks of other launches to read what happened
+_COME_SECONDS = 10.0  # and to come
 _WATCHED = 32  # ranks that a rank looks at while not all have come
 _stuck: list[threading.Thread] = []  # what did not end in time
 
@@ -51,6 +53,25 @@ def serve_store(address: str, port: int, size: int, timeout: timedelta) -> dist.
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
+
+
+def tell_failure(store: dist.Store, text: str, readers: range) -> None:
+    """Leave word of a failure in a launcher's store, and keep it for ranks of other launches.
+
+    A thread keeps it until they have left, a short time at most, or a longer one where some have
+    not come yet; no process ends while it runs.
+    """
+    board = FailureBoard(-1, 1 + max(readers), _for_board(store))
+    board.leave_word(text)
+    have_come = set(readers).isdisjoint(board.missing(_ARRIVED))
+    seconds = _LEAVE_SECONDS if have_come else _COME_SECONDS
+    threading.Thread(target=board.wait_for, args=(readers, seconds)).start()
+
+
+def _for_board(store: dist.Store) -> dist.PrefixStore:
+    """Where ranks leave a word, of this try of the launcher's."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"sar/attempt_{attempt}", store)
 
 
 def agent_keeps_store() -> bool:
@@ -175,11 +196,10 @@ class Meeting:
     def _find_store(self) -> dist.Store:
         """The store for torch. The board has a connection of its own: one that waits is busy."""
         store = self._served() if self._keeps_store else None
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = store or self._connected(self._keeps_store)
         self.port = store.port  # where it was 0
-        self._board.store = dist.PrefixStore(f"sar/attempt_{attempt}", self._connected())
-        return dist.PrefixStore(f"sar/attempt_{attempt}", store)
+        self._board.store = _for_board(self._connected())
+        return _for_board(store)
 
     def _connected(self, is_master: bool = False) -> dist.TCPStore:
         return dist.TCPStore(

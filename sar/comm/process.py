@@ -196,7 +196,13 @@ class ProcessGroup(Group):
         return _Watched(work, self._call)
 
     def _call(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a collective; a transport failure becomes a :class:`CommError` with its cause."""
+        """Run a collective; a transport failure becomes a :class:`CommError` with its cause.
+
+        None is begun after one: who is gone for one of this process' groups is gone for all, and
+        each would wait as long again.
+        """
+        if self.board.explained is not None:
+            raise CommError(self.board.explained)
         try:
             return collective(*args, **kwargs)
         except CommError:  # says already what happened

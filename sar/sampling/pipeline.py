@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Self
 
+from sar.errors import CommError
 from sar.sampling.swap import Swap
 
 Produce = Callable[[], Iterator[Any]]
@@ -25,6 +26,9 @@ def told(produce: Produce, swap: Swap) -> Iterator[Any]:
     try:
         yield from produce()
         swap.finish()
+    except CommError:  # the others meet it, or have ended
+        swap.is_over = True
+        raise
     except Exception as error:
         if not swap.is_over:  # this rank's own
             swap.fail(error)
@@ -83,8 +87,9 @@ class Epochs(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # else the others are told by this rank's end
+            self.close()
 
 
 class Ahead:
@@ -122,13 +127,12 @@ class Ahead:
         return False
 
     def __iter__(self) -> Iterator[Any]:
-        try:
-            while (item := self._queue.get()) is not _END:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            self.close()
+        """The batches. Who goes no further calls :meth:`close` when all ranks do: an error in a
+        loop over this on one rank must not wait for the others, which wait for that rank."""
+        while (item := self._queue.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
 
     def close(self) -> None:
         """Stop, when all ranks have come to the thread's next step; harmless the second time."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -59,10 +60,18 @@ class _Served:
     """The loaders of this server's trainers, by trainer, and where their epochs are asked for.
 
     There are as many on each server, some of them for nobody.
+
+    Args:
+        end: is told of a rank that has died.
     """
 
-    def __init__(self, loaders: dict[int, _ServedLoader], channel: Channel) -> None:
-        self.loaders, self._channel = loaders, channel
+    def __init__(
+        self,
+        loaders: dict[int, _ServedLoader],
+        channel: Channel,
+        end: Callable[[CommError], None],
+    ) -> None:
+        self.loaders, self._channel, self._end = loaders, channel, end
         self._thread: threading.Thread | None = None
 
     def begin(self, epoch: int, first: int, trainers: list[int]) -> None:
@@ -95,8 +104,8 @@ class _Served:
                 channel.reply({t: as_message(found[t]) for t in trainers})
             for one in iterators.values():
                 next(one, None)
-        except CommError:  # the main thread meets it as well
-            return
+        except CommError as error:
+            self._end(error)
         except Exception as error:  # noqa: BLE001 - the trainers raise it
             if not channel.swap.is_over:
                 with suppress(Exception):
@@ -113,6 +122,7 @@ class Server:
         self._group = world.part(range(num_servers))
         self._channel = Channel(world.beside(), num_servers)
         self._served: list[_Served] = []
+        self._outcome: SimpleQueue[CommError | None] = SimpleQueue()
         self._made: dict[int, _ServedLoader] = {}
         self._handlers = {
             NODES: self._nodes, EDGES: self._edges, MAKE: self._make, BEGIN: self._begin,
@@ -120,24 +130,41 @@ class Server:
         }  # fmt: skip
 
     def run(self) -> None:
-        """Answer until the trainers have left; raises ``CommError`` when one has died."""
-        with self._channel.roles():
-            self._run()
+        """Answer until the trainers have left; raises ``CommError`` when a rank has died.
 
-    def _run(self) -> None:
-        command = TICK
-        while command != BYE:
-            try:
-                command, requests = self._channel.asked()
-                if command != TICK:
-                    self._channel.reply(self._answer(command, requests))
-                if command == MAKE:
-                    channel = Channel(self._world.beside(), self._num_servers)
-                    self._served.append(_Served(self._made, channel))
-            except CommError:
-                raise
-            except Exception:  # noqa: BLE001 - every rank has raised it: the trainers' to handle
-                command = TICK
+        Threads answer: each may be the first to miss that rank, and none can be woken while it
+        waits for it.
+        """
+        threading.Thread(target=self._listen, name="sar-serving", daemon=True).start()
+        error = self._outcome.get()
+        if error is not None:
+            with self._channel.roles():
+                raise error
+
+    def _listen(self) -> None:
+        """Answer what is asked for beside batches."""
+        try:
+            while self._answer_one() != BYE:
+                pass
+        except CommError as error:
+            self._outcome.put(error)
+        else:
+            self._outcome.put(None)
+
+    def _answer_one(self) -> int:
+        """Answer once; which command it was."""
+        try:
+            command, requests = self._channel.asked()
+            if command != TICK:
+                self._channel.reply(self._answer(command, requests))
+            if command == MAKE:
+                channel = Channel(self._world.beside(), self._num_servers)
+                self._served.append(_Served(self._made, channel, self._outcome.put))
+        except CommError:
+            raise
+        except Exception:  # noqa: BLE001 - every rank has raised it: the trainers' to handle
+            return TICK
+        return command
 
     def _answer(self, command: int, requests: list[Any]) -> dict[int, Any]:
         try:
