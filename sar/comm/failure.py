@@ -39,6 +39,7 @@ class FailureBoard:
     Attributes:
         is_lost: the store does not answer any more.
         explained: what :meth:`explain` has said last.
+        note: on the ranks, for explanations.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class FailureBoard:
         self.rank, self.size, self.store, self.presence = rank, size, store, presence
         self._keeper, self.is_lost = keeper, False
         self.explained: str | None = None
+        self.note = ""
 
     def leave(self, error: BaseException) -> None:
         """Say that this rank leaves, and why, unless that only follows from another's error."""
@@ -99,7 +101,9 @@ class FailureBoard:
 
     def explain(self, error: str) -> str:
         """Who failed first, when a collective of this rank failed with ``error``; takes seconds."""
-        self.explained = self._explain(error)
+        text = self._explain(error)
+        is_new = self.note and self.note not in text  # others' words may have it
+        self.explained = f"{text} ({self.note})" if is_new else text
         return self.explained
 
     def _explain(self, error: str) -> str:

@@ -83,6 +83,11 @@ class Group(ABC):
         Its ranks count from 0. It ends with this one, or with its ``close``.
         """
 
+    def annotate(self, note: str) -> None:
+        """Have failures of the transport say more of the ranks, in all groups that come of this
+        one's first."""
+        return None
+
     def close(self) -> None:
         """End what this group holds open; nothing for most."""
         return None

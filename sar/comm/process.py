@@ -88,6 +88,9 @@ class ProcessGroup(Group):
         self._beside.append(made)
         return made
 
+    def annotate(self, note: str) -> None:
+        self.board.note = note
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise CommError(

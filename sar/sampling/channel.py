@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.errors import CommError, SarError
+from sar.errors import SarError
 from sar.sampling.messages import packed, unpacked
 from sar.sampling.swap import Swap
 
@@ -29,6 +27,8 @@ class Channel:
         self.swap, self.num_servers = Swap(group, 2), num_servers
         self.num_trainers = group.size - num_servers
         self._size, self._number = group.size, group.rank - num_servers
+        last = num_servers - 1
+        group.annotate(f"ranks 0 to {last} are servers, {last + 1} to {group.size - 1} trainers")
 
     def ask(self, command: int, value: Any = None) -> Any:
         """Of a trainer: what its server answers.
@@ -74,17 +74,6 @@ class Channel:
             [torch.empty(0, dtype=torch.uint8), *(messages[p] for p in sorted(messages))]
         )
         self.swap.send(joined, give, [0] * self._size)
-
-    @contextmanager
-    def roles(self) -> Iterator[None]:
-        """Inside, errors of the transport say which ranks are servers."""
-        try:
-            yield
-        except CommError as error:
-            last, size = self.num_servers - 1, self._size
-            raise CommError(
-                f"{error} (ranks 0 to {last} are servers, {last + 1} to {size - 1} trainers)"
-            ) from error
 
     def trainers_of(self, server: int) -> list[int]:
         """The numbers of the trainers that a server answers."""

@@ -127,12 +127,15 @@ class Ahead:
         return False
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches. Who goes no further calls :meth:`close` when all ranks do: an error in a
-        loop over this on one rank must not wait for the others, which wait for that rank."""
-        while (item := self._queue.get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        """The batches. The thread is told when this is dropped, and not waited for: after an error
+        in a loop on one rank the others wait for that rank."""
+        try:
+            while (item := self._queue.get()) is not _END:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self._stops.set()
 
     def close(self) -> None:
         """Stop, when all ranks have come to the thread's next step; harmless the second time."""

@@ -57,7 +57,7 @@ class Servers:
                 return
 
     def _ask(self, command: int, value: Any = None) -> Any:
-        with self._lock, self._channel.roles():
+        with self._lock:
             return None if self._is_over.is_set() else self._channel.ask(command, value)
 
     def nodes(self, ntype: str | None = None, mask: str | None = None) -> Tensor:
@@ -133,7 +133,7 @@ class Servers:
         sent["original_ids"] = about["original_ids"]
         request = request | {"seeds": seeds.cpu().contiguous(), "options": sent}
         types = Types(about["ntypes"], [tuple(one) for one in about["etypes"]])
-        with self._lock, self._channel.roles():
+        with self._lock:
             made = self._channel.ask(MAKE, request)
             channel = Channel(self._world.beside(), self._num_servers)
         return RemoteLoader(self, channel, made, options, types)
@@ -218,8 +218,7 @@ class RemoteLoader(Epochs):
 
     def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
         for _ in range(first, self._steps):
-            with self._channel.roles():
-                message = self._channel.ask(NEXT)
+            message = self._channel.ask(NEXT)
             batch = self._make(from_message(message, self._types))
             yield batch if self._transform is None else self._transform(batch)
 

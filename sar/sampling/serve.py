@@ -138,8 +138,7 @@ class Server:
         threading.Thread(target=self._listen, name="sar-serving", daemon=True).start()
         error = self._outcome.get()
         if error is not None:
-            with self._channel.roles():
-                raise error
+            raise error
 
     def _listen(self) -> None:
         """Answer what is asked for beside batches."""
