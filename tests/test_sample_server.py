@@ -34,6 +34,12 @@ TRAINER = textwrap.dedent("""
         model = torch.nn.Linear(8, 3)
         sar.sync_params(model)
         seeds = servers.nodes(mask="train_mask")
+        for cycle in range(5):  # loaders that end are forgotten on all ranks
+            options = {"batch_size": 8, "as_": "tensors", "prefetch": cycle % 3}
+            with servers.NeighborLoader([4, 4], seeds, **options) as loader:
+                for step, batch in enumerate(loader):
+                    if step == cycle:
+                        break
         with servers.NeighborLoader([4, 4], seeds, batch_size=8, as_="tensors") as loader:
             for epoch in range(2):
                 for step, batch in enumerate(loader):

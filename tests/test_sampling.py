@@ -658,3 +658,24 @@ def test_an_error_in_a_loop_over_batches_is_not_waited_for(
     told = either.run(3, case_dies_in_the_loop, partitioned(mixed(), 3), timeout=60.0, may_die={1})
     assert time.monotonic() - began < 40
     assert all("rank 1" in one for one in (told[0], told[2]))
+
+
+def case_starts_and_stops(group: Group, path: str, cycles: int) -> list[tuple[int, int, int]]:
+    """What this process holds after a few loaders, and after all of them."""
+    data, held = load_partition(path, group.rank), []
+    for cycle in range(cycles):
+        options = {"batch_size": 4, "as_": "tensors", "prefetch": cycle % 3, "group": group}
+        with NeighborLoader(data, [3, 2], **options) as loader:
+            for step, _ in enumerate(loader):
+                if step == cycle % 5:
+                    break
+        if cycle in (9, cycles - 1):
+            group.all_reduce(torch.zeros(1))
+            threads = [one.name for one in threading.enumerate()].count("sar-sampling")
+            held.append((threads, len(os.listdir("/proc/self/fd")), len(os.listdir("/dev/shm"))))
+    return held
+
+
+def test_many_loaders_leave_nothing(partitioned: Cutter, either: WorkerPool) -> None:
+    for few, all_of_them in either.run(2, case_starts_and_stops, partitioned(mixed(), 2), 30):
+        assert few == all_of_them and few[0] == 0

@@ -142,6 +142,9 @@ def test_masks_epochs_left_half_way_and_two_loaders(partitioned: Cutter) -> None
         ids = torch.cat([b.node_ids["_N"][: b.batch_size] for b in other])
         for one, two in zip(first, other):
             assert len(one.input_id) <= 3 and len(two.input_id) <= 9
+        for _ in other:
+            break
+        other.close()
         first.close()
         first.close()
         return [torch.cat([b.node_ids["_N"][: b.batch_size] for b in whole]), ids, seeds]

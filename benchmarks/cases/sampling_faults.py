@@ -119,7 +119,10 @@ def _inject(parts: str, folder: Path, draw: random.Random) -> tuple[list[object]
             time.sleep(0.05)
         seconds, ended = time.monotonic() - begin, _all_ended(job, others, stays)
         said = re.compile("a transform that raises" if fault == RAISE else rf"rank {victim}\b")
-        named = all(map(said.search, job.texts(victim)))
+        texts = job.texts(victim)
+        named = all(map(said.search, texts))
+        if not (ended and named):
+            print(f"rank {victim}, the others said:", *(text[-1500:] for text in texts), sep="\n")
         return [way, phase, fault, ended, named], seconds
     finally:
         for pid in [*job.ranks.values(), *(one.pid for one in job.started)]:

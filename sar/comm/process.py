@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -33,7 +34,7 @@ class ProcessGroup(Group):
     Args:
         board: where a failing rank leaves its error for the others.
         keeps_store: the board's store ends with this process.
-        is_beside: the board is another group's, which closes it.
+        first: the group that this one ends with; it closes the board and torch's groups.
         members: torch's ranks of the group; all by default.
     """
 
@@ -44,13 +45,15 @@ class ProcessGroup(Group):
         timeout: timedelta,
         board: FailureBoard,
         keeps_store: bool = False,
-        is_beside: bool = False,
+        first: ProcessGroup | None = None,
         members: Sequence[int] | None = None,
     ) -> None:
         self._members = list(range(dist.get_world_size()) if members is None else members)
         rank = self._members.index(dist.get_rank())
         super().__init__(rank, len(self._members), backend, device)
-        self.board, self._keeps_store, self._is_beside = board, keeps_store, is_beside
+        self.board, self._keeps_store, self._first = board, keeps_store, first
+        # torch's groups that are used no more, by their ranks; see torch_group
+        self._spare: dict[tuple[int, ...], list[Any]] = {} if first is None else first._spare
         self._timeout, self._is_closed = timeout, False
         self._small: Any = self.torch_group()
         self._rows: Any = self.torch_group()
@@ -68,7 +71,14 @@ class ProcessGroup(Group):
         self._beside: list[ProcessGroup] = []
 
     def torch_group(self) -> Any:
-        """A new group of torch's with these ranks, for ``DistributedDataParallel``; collective."""
+        """A group of torch's with these ranks, for ``DistributedDataParallel``; collective.
+
+        One that a closed group has used, if there is one: torch names a group of some ranks by how
+        many there are, and finds what an ended one of that name has left in the store.
+        """
+        spare = self._spare.get(tuple(self._members))
+        if spare:
+            return spare.pop(0)
         if len(self._members) == dist.get_world_size():
             return dist.new_group(timeout=self._timeout)
         return dist.new_group(
@@ -84,8 +94,8 @@ class ProcessGroup(Group):
     def _made(self, members: Sequence[int]) -> ProcessGroup:
         self._check_open()
         options = self.backend, self.device, self._timeout, self.board
-        made = self._call(ProcessGroup, *options, is_beside=True, members=members)
-        self._beside.append(made)
+        made = self._call(ProcessGroup, *options, first=self._first or self, members=members)
+        self._beside = [one for one in self._beside if not one._is_closed] + [made]
         return made
 
     def annotate(self, note: str) -> None:
@@ -227,15 +237,21 @@ class ProcessGroup(Group):
             self._lane.clear()
         if self._host is not None:
             self._host.close()
-        if self.board.presence is not None and not self._is_beside:
-            self.board.presence.close()
         groups = [self._small, self._rows, self._back, self._sums]
         self._small = self._rows = self._back = self._sums = None
-        while groups:
-            group = groups.pop()
-            if group is not None:
+        used = self._spare.setdefault(tuple(self._members), [])
+        used += [group for group in groups if group is not None]
+        if self._first is None:
+            self._end()
+
+    def _end(self) -> None:
+        """End what all groups that came of this one have used."""
+        if self.board.presence is not None:
+            self.board.presence.close()
+        for groups in self._spare.values():
+            while groups:
                 with suppress(ValueError):  # the user has destroyed them all with the default one
-                    dist.destroy_process_group(group)
+                    dist.destroy_process_group(groups.pop())
 
     def leave(self, error: BaseException) -> None:
         """Begin no more, as this process ends, and leave ``error`` for the other ranks to name.
@@ -249,7 +265,19 @@ class ProcessGroup(Group):
         if self._lane is not None:
             self._lane.settle(_SETTLE_SECONDS)
         if self._keeps_store:
+            self._hang_up()
             self.board.wait_for_others()
+
+    def _hang_up(self) -> None:
+        """Close the connections on which others wait for this rank, while its store answers."""
+        group, self._small = self._small, None
+
+        def end() -> None:
+            with suppress(ValueError, RuntimeError):  # the user has, or a collective is in flight
+                dist.destroy_process_group(group)
+
+        if self._is_gloo and group is not None:
+            threading.Thread(target=end, daemon=True).start()
 
     def _check_others(self) -> None:
         """Raise if another rank has left after an error."""

@@ -6,11 +6,12 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
 from sar.errors import CommError
-from sar.sampling.swap import Swap
+from sar.sampling.swap import Stopped, Swap
 
 Produce = Callable[[], Iterator[Any]]
 _END = object()
@@ -26,6 +27,7 @@ def told(produce: Produce, swap: Swap) -> Iterator[Any]:
     try:
         yield from produce()
         swap.finish()
+        swap.is_over = True
     except CommError:  # the others meet it, or have ended
         swap.is_over = True
         raise
@@ -50,7 +52,7 @@ class Epochs(ABC):
         self._swap, self._prefetch, self._depth = swap, prefetch, depth
         self._epoch, self._running = 0, None
 
-    _running: Ahead | None
+    _running: Ahead | InTurn | None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -68,9 +70,10 @@ class Epochs(ABC):
         self.leave()
         self._epoch = epoch + 1
         produce = partial(self._epoch_of, epoch, first)
-        if not self._prefetch:
-            return told(produce, self._swap)
-        self._running = Ahead(produce, self._swap, self._depth)
+        if self._prefetch:
+            self._running = Ahead(produce, self._swap, self._depth)
+        else:
+            self._running = InTurn(produce, self._swap)
         return iter(self._running)
 
     def leave(self) -> None:
@@ -90,6 +93,27 @@ class Epochs(ABC):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # else the others are told by this rank's end
             self.close()
+
+
+class InTurn:
+    """Runs an iterator where its batches are taken.
+
+    Args:
+        produce: makes the iterator.
+    """
+
+    def __init__(self, produce: Produce, swap: Swap) -> None:
+        self._produce, self._swap = produce, swap
+        swap.is_over = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return told(self._produce, self._swap)
+
+    def close(self) -> None:
+        """Stop where all ranks do; harmless the second time."""
+        if not self._swap.is_over:
+            with suppress(Stopped):
+                self._swap.stop()
 
 
 class Ahead:

@@ -92,6 +92,7 @@ class _Served:
         self.join()
         for one in self.loaders.values():
             one.close()
+        self.loaders = {}
         self._channel.swap.group.close()
 
     def _answer(self, iterators: Mapping[int, Iterator[Any]], trainers: list[int]) -> None:

@@ -37,7 +37,7 @@ class Swap:
 
     Attributes:
         step: of this rank; the others have to be at the same.
-        is_over: whether an error was raised on all ranks, or one rank has stopped.
+        is_over: whether all ranks have come to their end, or to an error, or one has stopped.
     """
 
     def __init__(self, group: Group, width: int) -> None:
