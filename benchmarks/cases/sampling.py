@@ -197,6 +197,10 @@ def wire(options: Options) -> Report:
             "share of the smaller that prefetch hides", median(map(_hidden, turns)), at_least=0.8
         ),
         Figure(
+            "share of sampling's waiting that it hides",
+            median(_apart(one) / (one[SAMPLING] - one[WORK]) for one in turns),
+        ),
+        Figure(
             "sampling over torch's all_to_all_single",
             median(one[PLAIN] / one[SAMPLING] for one in turns),
             at_least=1.3,
@@ -208,22 +212,28 @@ def wire(options: Options) -> Report:
 
 
 PLAIN, SAMPLING, MODEL = "sampling, torch's exchange", "sampling", "training"
+WORK = "sampling, its processor time"
 BOTH, AHEAD = "both, no prefetch", "both, prefetch"
 
 
 def _wire_turn(plain: Cluster, single: Cluster, ahead: Cluster) -> dict[str, float]:
     """Seconds a batch of each."""
 
-    def epoch(ranks: Cluster, trains: bool) -> float:
-        return max(one["wall"] / one["batches"] for one in ranks.call("epoch", trains=trains))
+    def epoch(ranks: Cluster, trains: bool, key: str = "wall") -> float:
+        return max(one[key] / one["batches"] for one in ranks.call("epoch", trains=trains))
 
     return {
         PLAIN: epoch(plain, False), SAMPLING: epoch(single, False),
+        WORK: epoch(single, False, "cpu"),
         MODEL: max(single.call("training", steps=10)),
         BOTH: epoch(single, True), AHEAD: epoch(ahead, True),
     }  # fmt: skip
 
 
+def _apart(seconds: dict[str, float]) -> float:
+    """What the two take more apart than together."""
+    return seconds[SAMPLING] + seconds[MODEL] - seconds[AHEAD]
+
+
 def _hidden(seconds: dict[str, float]) -> float:
-    apart = seconds[SAMPLING] + seconds[MODEL]
-    return (apart - seconds[AHEAD]) / min(seconds[SAMPLING], seconds[MODEL])
+    return _apart(seconds) / min(seconds[SAMPLING], seconds[MODEL])
