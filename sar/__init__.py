@@ -1,5 +1,6 @@
 """Exact full-batch training of graph neural networks over many hosts."""
 
+import importlib
 import sys
 from typing import Any
 
@@ -109,7 +110,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    """``plan`` and ``train``, which are imported when they are asked for; ``RelGraphConv``,
+    ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    if name in ("plan", "train"):
+        return importlib.import_module(f"{__name__}.{name}")
     return lazy_name(name)
 
 

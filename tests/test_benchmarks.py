@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import __main__ as command
 from benchmarks import measure, registry
-from benchmarks.cases import exact, typed
+from benchmarks.cases import exact, learns, typed
 from benchmarks.cluster import Cluster, WorkerError
 from benchmarks.registry import Benchmark, Figure, Options, Report
 
@@ -169,3 +170,43 @@ def test_relations_share_rows_at_a_tiny_size(
 @pytest.mark.parametrize("name", ["aifb", "hgb"])
 def test_graphs_of_several_types_are_skipped_without_their_folder(name: str) -> None:
     assert f"{name}" in str(getattr(typed, name)(Options()).skipped)
+
+
+def test_learning_is_skipped_without_its_folder(tmp_path: Path) -> None:
+    assert "coauthor_cs.npz, cora.npz, wn18rr.npz" in str(learns.learns(Options()).skipped)
+    assert learns.learns(Options(data=tmp_path)).skipped
+
+
+def test_held_out_edges_are_not_trained_on(tmp_path: Path) -> None:
+    """Nor the other way round; what is labeled 0 is no edge at all."""
+    keys = np.unique(np.random.default_rng(0).integers(0, 1600, 400))
+    src, dst = (part[keys // 40 < keys % 40] for part in (keys // 40, keys % 40))
+    both = {"src": np.concatenate([src, dst]), "dst": np.concatenate([dst, src])}
+    np.savez(tmp_path / "cora.npz", num_nodes=40, feat=np.eye(40, dtype=np.float32), **both)
+    content = learns.CONTENTS["cora"](tmp_path / "cora.npz")
+    parts = [content[name][:, :2].tolist() for name in ("valid_pairs", "test_pairs")]
+    labels = [content[name][:, 3].tolist() for name in ("valid_pairs", "test_pairs")]
+    pairs = [(*sorted(pair), label) for one in zip(parts, labels) for pair, label in zip(*one)]
+    edges, none = ({(a, b) for a, b, label in pairs if label == want} for want in (1, 0))
+    train = {(min(pair), max(pair)) for pair in zip(*(content[e].tolist() for e in ("src", "dst")))}
+    whole = set(zip(src.tolist(), dst.tolist()))
+    assert edges and not edges & train and edges | train == whole
+    assert none and not none & whole
+
+
+@pytest.mark.system
+def test_learning_is_measured_at_a_tiny_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    triples = np.stack([rng.integers(0, n, 200) for n in (40, 3, 40)], 1)
+    parts = {"train": triples[:150], "valid": triples[150:170], "test": triples[170:]}
+    np.savez(tmp_path / "wn18rr.npz", num_entities=40, num_relations=3, **parts)
+    monkeypatch.setattr(learns, "RANKS", 2)
+    monkeypatch.setitem(learns.SEEDS, "wn18rr", range(1))
+    monkeypatch.setitem(learns.STEPS, "wn18rr", {"epochs": 5, "batch": 64})
+    report = learns._links(Options(cache=tmp_path), "wn18rr", tmp_path / "wn18rr.npz")
+    assert all(math.isfinite(one.value) for one in report.figures)
+    assert [row[0] for row in report.tables[0].rows] == [
+        "DGL, seed 0", "1 rank, seed 0", "2 ranks, seed 0",
+    ]  # fmt: skip

@@ -98,6 +98,23 @@ def test_a_cache_spares_rows_on_the_wire(partitioned: Cutter) -> None:
         assert many - few >= had * 6 * 4
 
 
+def test_ids_are_original_where_fields_name_them(partitioned: Cutter) -> None:
+    """Else those of the partitioning, by which rows of a learned table are not to be looked up."""
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        own = data.node_features["_N/orig_id"]
+        start = int(data.book.node_ranges["_N"][group.rank][0])
+        numbers = torch.arange(start, start + len(own))
+        for fields, ids in ((None, own), (["feat", "orig_id"], own), (["feat"], numbers)):
+            chosen = None if fields is None else {"_N": fields}
+            loader = NeighborLoader(data, [2], batch_size=99, as_="pyg", fields=chosen)
+            (batch,) = loader
+            assert torch.equal(batch.n_id[: batch.batch_size], ids)
+
+    run_threads(2, case, partitioned(mixed(), 2, "random"))
+
+
 @pytest.mark.parametrize("is_original", [False, True])
 def test_seeds_are_dealt_out(is_original: bool, partitioned: Cutter) -> None:
     """Each comes once, wherever it lies and whoever gave it; ranks have as many, or one more."""

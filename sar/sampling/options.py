@@ -47,6 +47,7 @@ class LoaderOptions:
             ``Data`` or ``HeteroData`` as PyG's do; ``"tensors"`` a
             :class:`sar.sampling.SampledBatch`.
         fields: names of features per node type and relation, ``{"_N": ["feat"]}``; all by default.
+            Ids are original ones where ``orig_id``, of edges ``orig_eid``, is among them.
         filter: called with the :class:`sar.sampling.Sample` that was drawn, before features are
             fetched; what it returns is taken instead.
         transform: called with each batch; what it returns is given instead.
