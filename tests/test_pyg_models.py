@@ -1,4 +1,4 @@
-"""Models of PyG, unmodified, on mini-batches in PyG's form, against the whole graph in one process."""
+"""Models of PyG, unmodified, on mini-batches, against the whole graph in one process."""
 
 from __future__ import annotations
 
