@@ -29,11 +29,13 @@ def edge_rows(columns: dict[str, Tensor]) -> Tensor:
 def pyg_data(graph: GraphArrays, time: str | None = None) -> Data | HeteroData:
     """``time``: ``"nodes"``, ``"edges"``, or none."""
     data = Data() if graph.is_homogeneous else HeteroData()
-    for ntype, columns in graph.node_data.items():
+    for ntype, count in graph.num_nodes.items():
         store = data if graph.is_homogeneous else data[ntype]
-        store.x, store.num_nodes = columns["feat"], graph.num_nodes[ntype]
+        store.num_nodes = count
+        if "feat" in graph.node_data[ntype]:
+            store.x = graph.node_data[ntype]["feat"]
         if time == "nodes":
-            store.time = torch.arange(graph.num_nodes[ntype]) * 3 % 17
+            store.time = torch.arange(count) * 3 % 17
     for etype, columns in graph.edge_data.items():
         store = data if graph.is_homogeneous else data[etype]
         store.edge_index = torch.stack(graph.edges[etype])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -20,7 +21,8 @@ import torch
 from foreign_files import edge_rows, write_glt, write_pyg
 from harness import run_threads
 from harness.graphs import hetero, mixed, to_dgl
-from harness.parts import Cutter, global_order, joined, load_all, node_parts
+from harness.parts import Cutter, edge_order, joined, load_all, node_parts
+from harness.pool import WorkerPool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -83,7 +85,7 @@ def test_the_same_parts(
     for etype, ends in graph.edges.items():
         ranges = [one[0].book.edge_ranges[etype] for one in (expected, found)]
         assert np.array_equal(*ranges)
-        check_edges(graph, etype, ends, found, global_order(foreign, size, etype), writer)
+        check_edges(graph, etype, ends, found, edge_order(found, etype), writer)
     for one in found:
         one.book.locate(torch.arange(graph.total_nodes))
 
@@ -263,10 +265,9 @@ def test_any_graph_and_cut(draws: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         for writer, write in WRITERS.items():
             folder = write(graph, parts, size, Path(name, writer))
-            *found, eids = global_order(str(folder), size, ETYPE_HOMO)
-            ids = torch.cat(
-                [load_partition(folder, p).node_features["_N/orig_id"] for p in range(size)]
-            )
+            loaded = load_all(str(folder), size)
+            *found, eids = edge_order(loaded, ETYPE_HOMO)
+            ids = torch.cat([one.node_features["_N/orig_id"] for one in loaded])
             assert sorted(eids.tolist()) == list(range(len(ends)))
             assert torch.equal(ids[torch.stack(found)], edges[:, eids])
             assert (np.diff(parts[edges[1, eids].numpy()]) >= 0).all()
@@ -303,8 +304,23 @@ def test_labels_of_several_types(tmp_path: Path) -> None:
         load_partition(folder, 1)
 
 
-def test_training_by_the_command_line(tmp_path: Path) -> None:
-    """The loss of each epoch is that of the same graph in DGL's layout."""
+def case_command(group: Group, command: str, options: dict[str, Any]) -> None:
+    """What a rank of the command line does."""
+    module = importlib.import_module(f"sar.cli.{command}")
+    module.work(Namespace(**options), group, torch.device("cpu"))
+
+
+def test_training_by_the_command_line(
+    tmp_path: Path, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of each epoch is that of the same graph in DGL's layout.
+
+    One of the commands starts its ranks; the others run theirs on processes that are there."""
+
+    def on_workers(command: str, args: Namespace, nproc: int) -> None:
+        options = {name: value for name, value in vars(args).items() if not callable(value)}
+        processes.run(nproc, case_command, command, options)
+
     graph, columns = mixed(), mixed().node_data["_N"]
     parts = node_parts(graph, 2, "random")
     folder = write_pyg(graph, parts, 2, tmp_path / "foreign")
@@ -312,20 +328,17 @@ def test_training_by_the_command_line(tmp_path: Path) -> None:
     np.savez(folder / "node_data.npz", **{name: columns[name].numpy() for name in names})
     known = write_partitions(graph, parts, tmp_path / "known", num_parts=2)
     losses = []
-    for source in (known, str(folder)):
+    for source in (str(folder), known):
         told = tmp_path / "told.json"
         words = ["--nproc", "2", "--epochs", "3", "--hidden", "8", "--json", str(told)]
-        words += [
-            "--dropout",
-            "0.5",
-            "--no-progress",
-            "--checkpoint",
-            str(tmp_path / f"run{len(losses)}"),
-        ]
+        words += ["--dropout", "0.5", "--no-progress"]
+        words += ["--checkpoint", str(tmp_path / f"run{len(losses)}")]
         assert main(["train", source, *words]) == 0
+        for command in ("train", "evaluate"):
+            monkeypatch.setattr(f"sar.cli.{command}.launch", on_workers)
         losses.append([epoch["loss"] for epoch in json.loads(told.read_text())["epochs"]])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    out = ["--checkpoint", str(tmp_path / "run1"), "--out", str(tmp_path), "--gather"]
+    out = ["--checkpoint", str(tmp_path / "run0"), "--out", str(tmp_path), "--gather"]
     assert main(["evaluate", str(folder), *out]) == 0
     with np.load(tmp_path / "predictions.npz") as found:
         assert sorted(found["node_id"]) == list(range(57))

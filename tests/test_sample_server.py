@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.nursery import Child, Nursery
 from test_launch import ROOT, environment
 
 from sar.__main__ import main
@@ -23,6 +23,7 @@ from sar.partition.write import write_partitions
 
 LIMIT = 15  # seconds of the ranks' timeout where one of them fails
 SLACK = 10
+START = 60  # seconds until all have met, on a busy machine
 
 TRAINER = textwrap.dedent("""
     import os, signal, sys, torch, sar
@@ -55,97 +56,112 @@ TRAINER = textwrap.dedent("""
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    arrays = community_graph(200, 1600, 3, classes=3, features=8)
+    arrays = community_graph(60, 400, 3, classes=3, features=8)
     folder = tmp_path_factory.mktemp("graph")
-    return write_partitions(arrays, np.arange(200) % 2, folder / "parts")
+    return write_partitions(arrays, np.arange(60) % 2, folder / "parts")
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    made = Nursery(tmp_path_factory.mktemp("processes"), ROOT, environment())
+    yield made
+    made.close()
 
 
 @contextmanager
-def servers(parts: str, *more: str, limit: float = LIMIT) -> Iterator[tuple[subprocess.Popen, str]]:
-    """The command, running, and the address that it tells."""
-    words = [sys.executable, "-m", "sar", "sample-server", parts, "--timeout", str(limit), *more]
-    process = subprocess.Popen(
-        words, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+def servers(nursery: Nursery, parts: str, limit: float = LIMIT) -> Iterator[tuple[Child, str]]:
+    """The command for two trainers, running, and the address that it tells."""
+    words = ["-m", "sar", "sample-server", parts, "--timeout", str(limit), "--trainers", "2"]
+    process = nursery.start(words, environment())
     try:
-        line = process.stdout.readline() if process.stdout else ""
-        yield process, line.strip().rpartition(" at ")[2]
+        yield process, process.line(START).strip().rpartition(" at ")[2]
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.kill()
 
 
+@contextmanager
 def trainers(
-    folder: Path, address: str, victim: int, number: int, limit: float = LIMIT
-) -> list[subprocess.Popen]:
+    nursery: Nursery, folder: Path, address: str, victim: int, number: int, limit: float = LIMIT
+) -> Iterator[list[Child]]:
     """Two, each of which knows its place from the environment alone."""
     script = folder / "trainer.py"
     script.write_text(TRAINER)
-    words = [sys.executable, str(script), address, str(victim), str(number), str(limit)]
-    return [
-        subprocess.Popen(
-            words,
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment() | {"RANK": str(rank), "WORLD_SIZE": "2"},
-        )  # fmt: skip
-        for rank in range(2)
-    ]
+    words = [str(script), address, str(victim), str(number), str(limit)]
+    places = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    running = [nursery.start(words, environment() | place) for place in places]
+    try:
+        yield running
+    finally:
+        for one in running:
+            one.kill()
 
 
 @pytest.mark.parametrize("through_memory", ["1", "0"])
 def test_two_servers_and_two_trainers(
-    through_memory: str, parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    through_memory: str,
+    nursery: Nursery,
+    parts: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All end with status 0; the trainers have the same gradients."""
     monkeypatch.setenv("SAR_HOST_MEMORY", through_memory)
-    with servers(parts, "--trainers", "2", limit=60) as (process, address):
-        running = trainers(tmp_path, address, -1, 0, limit=60)
-        outputs = [one.communicate(timeout=90) for one in running]
-        assert [one.returncode for one in running] == [0, 0], outputs
-        sums = {re.findall(r"sum ([0-9.]+)", out)[0] for out, _ in outputs}
-        assert len(sums) == 1
-        assert process.wait(timeout=30) == 0
+    with servers(nursery, parts, START) as (process, address):
+        with trainers(nursery, tmp_path, address, -1, 0, START) as running:
+            codes = [one.wait(90) for one in running]
+            assert codes == [0, 0], [one.text("err") for one in running]
+            sums = {re.findall(r"sum ([0-9.]+)", one.text("out"))[0] for one in running}
+            assert len(sums) == 1
+            assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_trainer_that_dies_or_stops_is_named(number: int, parts: str, tmp_path: Path) -> None:
-    with servers(parts, "--trainers", "2") as (process, address):
-        running = trainers(tmp_path, address, 1, number)
-        try:
+def test_a_trainer_that_dies_or_stops_is_named(
+    number: int, nursery: Nursery, parts: str, tmp_path: Path
+) -> None:
+    with servers(nursery, parts) as (process, address):
+        with trainers(nursery, tmp_path, address, 1, number) as running:
+            hit(running[1], number)
             began = time.monotonic()
-            _, told = running[0].communicate(timeout=90)
-            assert running[0].returncode
-            _, heard = process.communicate(timeout=LIMIT + SLACK)
-            assert time.monotonic() - began < LIMIT + SLACK + 30
-        finally:
-            running[1].kill()
-            running[1].communicate()
-        assert process.returncode == 2
-        for text in (told, heard):
+            assert running[0].wait(90)
+            assert process.wait(LIMIT + SLACK) == 2
+            assert time.monotonic() - began < LIMIT + SLACK + 10
+        told = running[0].text("err")
+        for text in (told, process.text("err")):
             assert "rank 3" in text
         assert "ranks 0 to 1 are servers, 2 to 3 trainers" in told
 
 
-def test_a_server_that_dies_is_named(parts: str, tmp_path: Path) -> None:
-    with servers(parts, "--trainers", "2") as (process, address):
-        running = trainers(tmp_path, address, 0, signal.SIGSTOP)  # so that the epoch does not end
-        time.sleep(8)
-        found = subprocess.run(
-            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-        )
-        os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
-        _, told = running[1].communicate(timeout=LIMIT + SLACK + 30)
-        running[0].kill()
-        running[0].communicate()
-        _, heard = process.communicate(timeout=LIMIT + SLACK)
-        assert running[1].returncode and process.returncode == 2
-        assert "rank 0: killed by SIGKILL" in heard
+def test_a_server_that_dies_is_named(nursery: Nursery, parts: str, tmp_path: Path) -> None:
+    with servers(nursery, parts) as (process, address):
+        # One trainer stops, so that the epoch does not end.
+        with trainers(nursery, tmp_path, address, 0, signal.SIGSTOP) as running:
+            hit(running[0], signal.SIGSTOP)
+            found = subprocess.run(
+                ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+            )
+            os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+            assert running[1].wait(LIMIT + SLACK + 30)
+            told = running[1].text("err")
+            running[0].kill()
+            assert process.wait(LIMIT + SLACK) == 2
+        assert "rank 0: killed by SIGKILL" in process.text("err")
         assert "rank 0" in told
+
+
+def hit(victim: Child, number: int) -> None:
+    """Return when a trainer's signal has reached it."""
+    end = time.monotonic() + START
+    while time.monotonic() < end:
+        if victim.returncode is not None:
+            assert victim.returncode == -number, victim.text("err")
+            return
+        if number == signal.SIGSTOP:
+            state = Path(f"/proc/{victim.pid}/stat").read_text().rpartition(") ")[2]
+            if state.startswith("T"):
+                return
+        time.sleep(0.02)
+    pytest.fail(f"no signal reached the trainer in {START} s: {victim.text('err')}")
 
 
 BAD = [

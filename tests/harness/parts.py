@@ -76,8 +76,13 @@ def joined(rows: Iterable[Tensor], orig_ids: Iterable[Tensor], total: int) -> Te
 
 def global_order(json_path: str, num_parts: int, etype: tuple[str, str, str]) -> tuple:
     """(original src, original dst, original edge ids) of all edges by ascending global edge id."""
+    return edge_order(load_all(json_path, num_parts), etype)
+
+
+def edge_order(parts: list[PartitionData], etype: tuple[str, str, str]) -> tuple:
+    """The same of all parts, which are loaded already."""
     srcs, dsts, eids = [], [], []
-    for data in load_all(json_path, num_parts):
+    for data in parts:
         shard, order = data.edges[etype], torch.argsort(data.edges[etype].eid.long())
         owner = torch.bucketize(
             torch.arange(len(shard.src)), torch.tensor(shard.offsets[1:]), right=True
