@@ -74,7 +74,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     with use_group(servers):
         path = parts_of_rank(args, servers)
         data = sar.load_dgl_partition_data(path, group.rank, device, verify=args.verify)
-    serve(data, group, num_servers)
+    serve(data, group, num_servers, args.timeout)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from sar.comm.process import ProcessGroup
 from sar.comm.rotation import WINDOW, GradientReturn, Stream, fetch
 from sar.comm.seeds import SeedStream, manual_seed
 from sar.comm.setup import (
+    DEFAULT_TIMEOUT,
     backend,
     comm_device,
     initialize_comms,
@@ -21,6 +22,7 @@ from sar.comm.setup import (
 from sar.comm.threads import ThreadGroup
 
 __all__ = [
+    "DEFAULT_TIMEOUT",
     "WINDOW",
     "Counters",
     "GradientReturn",
@@ -50,8 +52,8 @@ __all__ = [
     "nfs_ip_init",
     "rank",
     "set_process_group",
-    "shutdown",
     "serve_store",
+    "shutdown",
     "tell_failure",
     "use_group",
     "world_size",

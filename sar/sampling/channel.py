@@ -16,6 +16,11 @@ END, TICK, NEXT, NODES, EDGES, MAKE, BEGIN, CLOSE, BYE = range(9)
 _NAMES = ("end", "tick", "next batch", "nodes", "edges", "loader", "epoch", "close", "leave")
 
 
+def least(group: Group, seconds: float) -> float:
+    """The shortest timeout of all ranks; collective."""
+    return float(group.all_reduce(torch.tensor(seconds, dtype=torch.float64), "min"))
+
+
 class Channel:
     """Servers are the first ranks of a group, trainers the others; all calls are collective.
 

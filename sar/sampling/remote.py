@@ -14,13 +14,13 @@ from sar.comm import Group, join_others, set_process_group
 from sar.errors import CommError, NotSupportedError
 from sar.partition.book import EType
 from sar.sampling.batch import Types, maker
-from sar.sampling.channel import BEGIN, BYE, CLOSE, EDGES, MAKE, NEXT, NODES, TICK, Channel
+from sar.sampling.channel import BEGIN, BYE, CLOSE, EDGES, MAKE, NEXT, NODES, TICK, Channel, least
 from sar.sampling.negatives import negative_sampling
 from sar.sampling.options import LoaderOptions, NumNeighbors, loader_options
 from sar.sampling.pipeline import Epochs
 from sar.sampling.wire import from_message
 
-_TICKS = 4  # in the time after which a rank is missed
+_TICKS = 4  # in the time after which a server misses a rank
 _OWN = ("transform", "filter")  # options of trainers
 
 
@@ -30,7 +30,7 @@ class Servers:
     Args:
         world: its first ranks are servers, which run :func:`sar.sampling.serve.serve`, the others
             trainers.
-        timeout: seconds after which a collective fails, the smallest of all ranks.
+        timeout: seconds in which this rank's collectives fail; servers have their own.
 
     Attributes:
         group: of the trainers.
@@ -45,7 +45,7 @@ class Servers:
         self.group = world.part(range(num_servers, world.size))
         self._channel = Channel(world.beside(), num_servers)
         self._lock, self._is_over = threading.Lock(), threading.Event()
-        self._pause = timeout / _TICKS
+        self._pause = least(world, timeout) / _TICKS
         threading.Thread(target=self._tick, name="sar-ticking", daemon=True).start()
 
     def _tick(self) -> None:
@@ -171,7 +171,8 @@ def connect(
     Args:
         address: ``"host:port"`` where the servers meet the trainers.
         servers: how many there are.
-        timeout: seconds, as for ``sar.initialize_comms``.
+        timeout: seconds, as for ``sar.initialize_comms``: those of this process. Who stops is
+            missed after them, and by the servers after theirs.
 
     Raises ``ValueError`` for an address that is none, and what ``sar.initialize_comms`` does.
     """

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm import Group
+from sar.comm import DEFAULT_TIMEOUT, Group
 from sar.errors import CommError
 from sar.partition.arrays import ORIG_ID
 from sar.partition.load import PartitionData
 from sar.sampling.batch import Drawn
-from sar.sampling.channel import BEGIN, BYE, CLOSE, EDGES, MAKE, NEXT, NODES, TICK, Channel
+from sar.sampling.channel import BEGIN, BYE, CLOSE, EDGES, MAKE, NEXT, NODES, TICK, Channel, least
 from sar.sampling.link_inputs import LinkInputs, LinkOptions
 from sar.sampling.loader import Loader
 from sar.sampling.negatives import negative_sampling
@@ -118,10 +118,13 @@ class _Served:
 class Server:
     """One of the ranks that sample; see :func:`serve`."""
 
-    def __init__(self, data: PartitionData, world: Group, num_servers: int) -> None:
+    def __init__(
+        self, data: PartitionData, world: Group, num_servers: int, timeout: float
+    ) -> None:
         self._data, self._world, self._num_servers = data, world, num_servers
         self._group = world.part(range(num_servers))
         self._channel = Channel(world.beside(), num_servers)
+        least(world, timeout)
         self._served: list[_Served] = []
         self._outcome: SimpleQueue[CommError | None] = SimpleQueue()
         self._made: dict[int, _ServedLoader] = {}
@@ -233,16 +236,19 @@ class Server:
         return {}
 
 
-def serve(data: PartitionData, world: Group, num_servers: int) -> None:
+def serve(
+    data: PartitionData, world: Group, num_servers: int, timeout: float = DEFAULT_TIMEOUT
+) -> None:
     """Make batches for the trainers among the ranks of ``world`` until they leave; collective.
 
     Args:
         data: this server's part; server s has part s.
         world: servers are its first ranks, trainers the others.
+        timeout: seconds in which collectives of this rank fail.
 
     Raises ``CommError`` when another rank has died.
     """
-    Server(data, world, num_servers).run()
+    Server(data, world, num_servers, timeout).run()
 
 
 def _as_drawn(drawn: Drawn) -> Drawn:
