@@ -129,7 +129,7 @@ def test_a_trainer_that_dies_or_stops_is_named(
         told = running[0].text("err")
         for text in (told, process.text("err")):
             assert "rank 3" in text
-        assert "ranks 0 to 1 are servers, 2 to 3 trainers" in told
+        assert "servers are ranks 0 to 1, trainers ranks 2 to 3" in told
 
 
 def test_a_server_that_dies_is_named(nursery: Nursery, parts: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -208,6 +209,21 @@ def test_ranks_that_do_not_come_are_named() -> None:
     out, _ = rank.communicate(timeout=60)
     assert "ranks 1, 2 did not come" in out and "waiting for the others" in out
     assert rank.returncode == 1
+
+
+@pytest.mark.system
+def test_ranks_that_count_differently_say_so() -> None:
+    """At once, not when the last one is missed."""
+    code, port = MEETING.format(before="", after="", limit=60), free_port()
+    both = [alone(code, rank, size, port) for rank, size in ((0, 2), (1, 3))]
+    try:
+        for rank, (out, _) in enumerate([one.communicate(timeout=SLACK) for one in both]):
+            assert f"rank {rank} of" in out and re.search(
+                r"rank \d was started as one of \d ranks, others of \d", out
+            )
+    finally:
+        for one in both:
+            end(one)
 
 
 @pytest.mark.system

@@ -132,7 +132,7 @@ def run_ranks(
     if failure is None:
         return
     if others:
-        tell_failure(store, str(failure), range(size, size + others))
+        tell_failure(store, str(failure), range(size, size + others), will_come=not asked)
     raise failure
 
 

@@ -24,6 +24,7 @@ from sar.comm.process import ProcessGroup
 from sar.errors import CommError
 
 _ARRIVED, _JOINS = "sar/arrived/{}", "sar/joins/{}"  # by rank
+_SIZE = "sar/size"
 _ALL_ARRIVED, _NUM_ARRIVED = "sar/all_arrived", "sar/num_arrived"
 _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
@@ -55,16 +56,18 @@ def serve_store(address: str, port: int, size: int, timeout: timedelta) -> dist.
     )
 
 
-def tell_failure(store: dist.Store, text: str, readers: range) -> None:
+def tell_failure(store: dist.Store, text: str, readers: range, will_come: bool = True) -> None:
     """Leave word of a failure in a launcher's store, and keep it for ranks of other launches.
 
     A thread keeps it until they have left, a short time at most, or a longer one where some have
-    not come yet; no process ends while it runs.
+    not come yet and will; no process ends while it runs.
     """
     board = FailureBoard(-1, 1 + max(readers), _for_board(store))
     board.leave_word(text)
-    have_come = set(readers).isdisjoint(board.missing(_ARRIVED))
-    seconds = _LEAVE_SECONDS if have_come else _COME_SECONDS
+    missing = set(readers) & set(board.missing(_ARRIVED))
+    if missing == set(readers) and not will_come:
+        return
+    seconds = _COME_SECONDS if missing and will_come else _LEAVE_SECONDS
     threading.Thread(target=board.wait_for, args=(readers, seconds)).start()
 
 
@@ -226,7 +229,15 @@ class Meeting:
         return None
 
     def _wait_for_all(self, store: dist.Store) -> None:
-        """Arrive, and wait until all have; raises ``CommError`` when one that was there is gone."""
+        """Arrive, and wait until all have.
+
+        Raises ``CommError`` when one that was there is gone, or they do not agree on how many.
+        """
+        told = store.compare_set(_SIZE, "", str(self.size)).decode()
+        if told != str(self.size):
+            text = f"rank {self.rank} was started as one of {self.size} ranks, others of {told}"
+            self._board.leave_word(text)
+            raise CommError(text)
         presence = self._board.presence
         name = [0] * NAME_LENGTH if presence is None else presence.name()
         store.set(_ARRIVED.format(self.rank), json.dumps(name))

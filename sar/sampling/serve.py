@@ -124,7 +124,7 @@ class Server:
         self._data, self._world, self._num_servers = data, world, num_servers
         self._group = world.part(range(num_servers))
         self._channel = Channel(world.beside(), num_servers)
-        least(world, timeout)
+        least(world, timeout)  # trainers ask, to say in time that they are there
         self._served: list[_Served] = []
         self._outcome: SimpleQueue[CommError | None] = SimpleQueue()
         self._made: dict[int, _ServedLoader] = {}
