@@ -34,7 +34,7 @@ class Prepared:
 
 def rmat(options: Options, cuts: Iterable[Cut], scale: int = 17) -> Prepared:
     """R-MAT graph of 2^scale nodes, about 28 directed edges each, 128 features, 16 classes."""
-    from sar.partition.generate import rmat_graph
+    from sar.partition.sources.generate import rmat_graph
 
     make = partial(rmat_graph, scale=scale, samples=2_000_000 * 2**scale // 2**17)
     return prepare(options, f"rmat-{scale}", make, cuts)
@@ -42,7 +42,7 @@ def rmat(options: Options, cuts: Iterable[Cut], scale: int = 17) -> Prepared:
 
 def community(options: Options, cuts: Iterable[Cut], nodes: int, edges: int) -> Prepared:
     """Community graph with skewed degrees, 100 features, 16 classes."""
-    from sar.partition.generate import community_graph
+    from sar.partition.sources.generate import community_graph
 
     make = partial(community_graph, nodes=nodes, edges=edges)
     return prepare(options, f"community-{nodes}-{edges}", make, cuts)

@@ -80,7 +80,7 @@ def train(parts: Path, args: argparse.Namespace) -> dict:
 
 def community(args: argparse.Namespace):
     """The same seeded graph that `sar partition synthetic` cuts."""
-    from sar.partition.generate import community_graph
+    from sar.partition.sources.generate import community_graph
 
     return community_graph(args.nodes, args.edges, SEED)
 

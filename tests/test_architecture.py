@@ -239,7 +239,7 @@ def small_parts(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A JSON of 60 nodes in two parts; writing it needs dgl."""
     import torch
 
-    from sar.partition.generate import community_graph
+    from sar.partition.sources.generate import community_graph
     from sar.partition.write import write_partitions
 
     where = tmp_path_factory.mktemp("parts") / "small"
@@ -263,7 +263,7 @@ def test_core_runs_without_dgl_and_names_calls_that_need_it(
         return x.grad.shape[0] + len(blocks)
     print(ThreadGroup.run(2, case))
     from sar.train import ModelOptions, build_model
-    from sar.partition.generate import community_graph
+    from sar.partition.sources.generate import community_graph
     from sar.partition.write import write_partitions
     for call in (
         lambda: sar.RelGraphConv,

@@ -23,8 +23,8 @@ from sar.__main__ import main
 from sar.errors import PartitionError
 from sar.partition import digest, mapped, shards
 from sar.partition.book import read_book
-from sar.partition.generate import community_graph
 from sar.partition.load import load_partition
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with parts/products.json: 200 nodes in one part."""
     import torch
 
-    from sar.partition.generate import community_graph
+    from sar.partition.sources.generate import community_graph
     from sar.partition.write import write_partitions
 
     where = tmp_path_factory.mktemp("docs")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sar.partition.generate import bibliography_graph, community_graph
+from sar.partition.sources.generate import bibliography_graph, community_graph
 from sar.partition.write import write_partitions
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,10 +21,10 @@ import torch
 
 from sar.__main__ import main
 from sar.errors import SarError
-from sar.partition import apart
-from sar.partition.generate import community_graph
 from sar.partition.load import load_partition
-from sar.partition.sources import open_source
+from sar.partition.sources import apart
+from sar.partition.sources.generate import community_graph
+from sar.partition.sources.open import open_source
 from sar.partition.unpickle import NotPlainError, plain_pickles
 from sar.partition.write import write_partitions
 
@@ -141,7 +141,7 @@ def test_a_reader_that_dies_is_an_error(
     site.mkdir()
     (site / "sitecustomize.py").write_text(
         "import os, sys\n"
-        f"if 'sar.partition.apart' in sys.orig_argv: {how}\n"
+        f"if 'sar.partition.sources.apart' in sys.orig_argv: {how}\n"
     )  # fmt: skip
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.getcwd()}")
     assert main(["partition", str(saved), "--parts", "2", "--out", str(saved.parent / "out")]) == 2
@@ -160,7 +160,7 @@ def test_a_graph_that_contradicts_itself_is_named(saved: Path) -> None:
 
 def test_a_damaged_count_does_not_take_all_memory() -> None:
     """DGL's reader asks for as much as the file says."""
-    code = "from sar.partition import apart; apart._limit(1000); bytearray(6 << 30)"
+    code = "from sar.partition.sources import apart; apart._limit(1000); bytearray(6 << 30)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.strip().endswith("MemoryError")
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.generate import bibliography_graph, community_graph, rmat_graph
+from sar.partition.sources.generate import bibliography_graph, community_graph, rmat_graph
 
 
 def pairs(graph: GraphArrays) -> set[tuple[int, int]]:

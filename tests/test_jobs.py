@@ -21,7 +21,7 @@ from test_examples import ENVIRONMENT, ROOT, run_two_ranks
 from torch import Tensor
 
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.generate import bibliography_graph, community_graph
+from sar.partition.sources.generate import bibliography_graph, community_graph
 from sar.partition.write import write_partitions
 
 JOBS = Path(__file__).parent / "jobs"

@@ -25,7 +25,7 @@ from sar.cli.ranks import Rank, first_cause
 from sar.comm import Group
 from sar.errors import SarError
 from sar.partition.arrays import NTYPE_HOMO
-from sar.partition.generate import community_graph
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 ROOT = Path(__file__).resolve().parent.parent

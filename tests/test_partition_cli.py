@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sar.__main__ import COMMANDS, main
-from sar.partition.sources import open_source
+from sar.partition.sources.open import open_source
 
 pytest.importorskip("dgl")
 

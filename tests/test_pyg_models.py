@@ -21,8 +21,8 @@ from torch_geometric.utils import trim_to_layer
 import sar
 from sar.comm import Group
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.generate import bibliography_graph
 from sar.partition.load import load_partition
+from sar.partition.sources.generate import bibliography_graph
 from sar.sampling import NeighborLoader
 
 SIZES = [1, 2]

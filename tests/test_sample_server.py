@@ -18,7 +18,7 @@ from harness.nursery import Child, Nursery
 from test_launch import ROOT, environment
 
 from sar.__main__ import main
-from sar.partition.generate import community_graph
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 LIMIT = 15  # seconds of the ranks' timeout where one of them fails

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sar.errors import MissingDependencyError, SarError
-from sar.partition import datasets
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
-from sar.partition.sources import open_source
+from sar.partition.sources import datasets
+from sar.partition.sources.open import open_source
 
 
 def save(path: Path, **content) -> str:

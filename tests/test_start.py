@@ -22,7 +22,7 @@ from benchmarks.hosts import Hosts, missing
 from sar.__main__ import build_parser, main
 from sar.cli.ranks import run_ranks
 from sar.errors import SarError
-from sar.partition.generate import community_graph
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 LIMIT = 10  # seconds of the ranks' timeout; on a loaded machine they need some to meet

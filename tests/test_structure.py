@@ -20,7 +20,7 @@ from sar.graph.edge_graph import global_ends
 from sar.kernels.csc import compress
 from sar.ops import relation
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.generate import rmat_graph
+from sar.partition.sources.generate import rmat_graph
 
 NODES, DEGREE = 400, 40
 

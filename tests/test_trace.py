@@ -14,7 +14,7 @@ from torch import nn
 
 import sar
 from sar.comm import Group
-from sar.partition.generate import community_graph
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 RANKS = 3

@@ -18,8 +18,8 @@ import sar
 from sar.comm import Group, ThreadGroup
 from sar.errors import SarError
 from sar.partition.arrays import NTYPE_HOMO, GraphArrays
-from sar.partition.generate import community_graph
 from sar.partition.load import PartitionData
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 from sar.train import (
     DataOptions,

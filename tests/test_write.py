@@ -19,7 +19,7 @@ from sar.partition import metis as metis_module
 from sar.partition import write as write_module
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.cut import assign, simple_edges
-from sar.partition.generate import community_graph
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 dgl = pytest.importorskip("dgl")

@@ -36,7 +36,7 @@ from benchmarks.tasks.jobs import (
     send,
 )
 from sar.files import PARTIAL, remove_left_over
-from sar.partition.generate import community_graph
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 KILLS, STOPS, CUTS, FLIPS, MUTATIONS = 200, 50, 60, 1000, 2000

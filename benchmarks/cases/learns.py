@@ -61,7 +61,7 @@ def learns(options: Options) -> Report:
 
 def _classes(options: Options, file: Path) -> Report:
     """Accuracy of the command line's model, full batch and sampled."""
-    from sar.partition.npz import read_npz
+    from sar.partition.sources.npz import read_npz
 
     cut = ("metis", RANKS)
     parts = graphs.partitions(options, f"learns-{NODES}", lambda: read_npz(file), [cut])[cut]
@@ -146,7 +146,7 @@ def _graph(name: str, content: dict[str, Any]) -> GraphArrays:
 
 def _cora(file: Path) -> dict[str, Any]:
     """Undirected edges in a random order: 85 % train, 5 % validate, 10 % test."""
-    from sar.partition.npz import read_npz
+    from sar.partition.sources.npz import read_npz
 
     graph, rng = read_npz(file), torch.Generator().manual_seed(0)
     ((src, dst),), (data,) = graph.edges.values(), graph.node_data.values()
@@ -179,7 +179,7 @@ def _labeled(ends: Tensor, none: Tensor, types: Tensor) -> Tensor:
 
 def _wn18rr(file: Path) -> dict[str, Any]:
     """The given triples, each also the other way round as one of another relation."""
-    from sar.partition.npz import read_npz
+    from sar.partition.sources.npz import read_npz
 
     graph, rng = read_npz(file), torch.Generator().manual_seed(0)
     ((src, dst),), (data,) = graph.edges.values(), graph.edge_data.values()

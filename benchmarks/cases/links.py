@@ -21,7 +21,7 @@ def links(options: Options) -> Report:
     Rows of 128, full batch, 4 negatives for either end of every triple, 30 steps of Adam. The one
     process ranks the same weights with a dense product and no part of sar.
     """
-    from sar.partition.npz import read_npz
+    from sar.partition.sources.npz import read_npz
 
     file = options.data and options.data / "fb15k237.npz"
     if not file or not file.is_file():

@@ -66,7 +66,7 @@ def prepare_citation(options: Options, file: Path, normalize: bool = True) -> gr
 
 def _read(file: Path, normalize: bool) -> GraphArrays:
     """The graph with self loops."""
-    from sar.partition.npz import read_npz
+    from sar.partition.sources.npz import read_npz
 
     graph = read_npz(file)
     ((etype, (src, dst)),) = graph.edges.items()

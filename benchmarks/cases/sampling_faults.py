@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.cluster import ROOT, free_port
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from benchmarks.tasks.jobs import LIMIT, SLACK, children, is_alive, send, variable
-from sar.partition.generate import community_graph
+from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 INJECTIONS = 200

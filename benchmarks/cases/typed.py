@@ -59,7 +59,7 @@ def relations(options: Options) -> Report:
     and the fewest rows (auto).
     """
     from sar.comm import ThreadGroup
-    from sar.partition.generate import bibliography_graph
+    from sar.partition.sources.generate import bibliography_graph
 
     make = partial(bibliography_graph, papers=PAPERS)
     cuts = [(method, RANKS) for method in ("metis", "random")]

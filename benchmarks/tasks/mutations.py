@@ -18,8 +18,8 @@ import torch
 
 from sar.comm import LocalGroup
 from sar.errors import PartitionError
-from sar.partition.generate import bibliography_graph, community_graph
 from sar.partition.load import load_partition
+from sar.partition.sources.generate import bibliography_graph, community_graph
 from sar.partition.write import write_partitions
 from sar.train.checkpoint import FILE_NAME, check_fields, load_checkpoint
 

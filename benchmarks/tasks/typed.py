@@ -15,7 +15,7 @@ EType = tuple[str, str, str]
 
 def read(file: str | Path) -> Any:
     """The graph of an npz file; a graph of one node type with each relation's inverse added."""
-    from sar.partition.npz import read_npz
+    from sar.partition.sources.npz import read_npz
 
     graph = read_npz(file)
     if len(graph.num_nodes) == 1:

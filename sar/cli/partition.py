@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sar.partition.apart import open_apart
 from sar.partition.arrays import GraphArrays
 from sar.partition.cut import METHODS, assign
-from sar.partition.sources import ACCEPTED
+from sar.partition.sources.apart import open_apart
+from sar.partition.sources.open import ACCEPTED
 from sar.partition.write import check_output, write_partitions
 
 WARNING = "sar partition: warning: "

@@ -19,7 +19,6 @@ from sar.partition.arrays import ORIG_EID, ORIG_ID, STORED_DTYPES
 from sar.partition.book import EType, PartitionBook
 from sar.partition.features import FeatureStore
 from sar.partition.glt_format import GltFolder
-from sar.partition.npz import read_node_data
 from sar.partition.pyg_format import PygFolder
 from sar.partition.renumber import (
     edge_counts,
@@ -30,6 +29,7 @@ from sar.partition.renumber import (
     ranges,
 )
 from sar.partition.shards import ShardEdges, check_int32
+from sar.partition.sources.npz import read_node_data
 from sar.partition.stored import Columns, Folder
 
 NODE_DATA = "node_data.npz"

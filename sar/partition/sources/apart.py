@@ -22,7 +22,7 @@ from sar.errors import SarError
 from sar.files import scratch_folder
 from sar.partition.arrays import GraphArrays
 from sar.partition.require import require_dgl
-from sar.partition.sources import is_foreign, open_source
+from sar.partition.sources.open import is_foreign, open_source
 
 _SPARE_BYTES, _COPIES = 4 << 30, 8
 _SPARE_SECONDS, _BYTES_PER_SECOND = 120, 10_000_000
@@ -38,7 +38,7 @@ def open_apart(text: str) -> GraphArrays:
     if not is_foreign(text):
         return open_source(text)
     with scratch_folder() as folder:
-        command = [sys.executable, "-m", "sar.partition.apart", text, str(folder)]
+        command = [sys.executable, "-m", "sar.partition.sources.apart", text, str(folder)]
         # Compiled code writes much when it aborts; loaders of data sets tell of their downloads.
         pipe = subprocess.PIPE if os.path.isfile(text) else None
         done = subprocess.run(command, check=False, stderr=pipe, text=True, errors="replace")

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 
 from sar.partition.arrays import GraphArrays
-from sar.partition.datasets import (
+from sar.partition.sources.datasets import (
     dgl_dataset_names,
     load_dgl_dataset,
     load_ogb_dataset,
     read_dgl_file,
 )
-from sar.partition.generate import bibliography_graph, community_graph, rmat_graph
-from sar.partition.npz import read_npz
+from sar.partition.sources.generate import bibliography_graph, community_graph, rmat_graph
+from sar.partition.sources.npz import read_npz
 
 GENERATORS: dict[str, Callable[..., GraphArrays]] = {
     "synthetic": community_graph,

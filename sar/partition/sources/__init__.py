@@ -1,0 +1,1 @@
+"""Graphs from where they lie: each input becomes a `GraphArrays`."""
