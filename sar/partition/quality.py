@@ -1,0 +1,306 @@
+"""How good a cut is: sizes of the parts and rows between them, from a graph and an assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.cover import count_fewest
+
+Counts = NDArray[np.int64]
+BLOCK = 1 << 20  # edges or nodes that are looked at together
+_WORD = 64  # parts whose bits one word holds, where there are many
+_kernel: Any = numba.njit(nogil=True, cache=True, _nrt=False)
+
+
+@dataclass(frozen=True, eq=False)
+class CutQuality:
+    """Sizes of P parts; all arrays are int64.
+
+    Attributes:
+        graph_name, num_etypes: of the graph.
+        nodes: [P] inner nodes. typed_nodes: the same of each node type.
+        edges: [P] edges that end in the part. cut_edges: [P] those that start in another one.
+        halo: [P] different nodes of other parts in which the part's edges start.
+        boundary: [P] inner nodes that some other part needs.
+        training: [P] nodes of ``train_mask``; ``None`` where no node type has one.
+        rows: [P, P] halo rows that part p receives from part q, at [p, q]; zero where p is q.
+        fewest: [P, P] rows that travel for a sum over each edge type where partial sums may; added
+            up over edge types. ``None`` where it was not asked for.
+    """
+
+    graph_name: str
+    num_etypes: int
+    nodes: Counts
+    typed_nodes: dict[str, Counts]
+    edges: Counts
+    cut_edges: Counts
+    halo: Counts
+    boundary: Counts
+    training: Counts | None
+    rows: Counts
+    fewest: Counts | None = None
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def cut_share(self) -> float:
+        """Cut edges over edges; 0 for a graph without edges."""
+        return int(self.cut_edges.sum()) / max(1, int(self.edges.sum()))
+
+    @property
+    def node_balance(self) -> float:
+        return balance(self.nodes)
+
+    @property
+    def edge_balance(self) -> float:
+        return balance(self.edges)
+
+    @property
+    def halo_balance(self) -> float:
+        return balance(self.halo)
+
+    @property
+    def boundary_balance(self) -> float:
+        return balance(self.boundary)
+
+    @property
+    def train_balance(self) -> float | None:
+        return None if self.training is None else balance(self.training)
+
+    def to_dict(self) -> dict:
+        """JSON-able values under the keys that :func:`sar.partition.summary.summarize` has."""
+        columns = {
+            "num_nodes": self.nodes, "num_edges": self.edges, "cut_edges": self.cut_edges,
+            "halo_nodes": self.halo, "boundary_nodes": self.boundary, "train_nodes": self.training,
+        }  # fmt: skip
+        sums = {key: None if one is None else int(one.sum()) for key, one in columns.items()}
+        rows = {"halo": self.rows.tolist()}
+        if self.fewest is not None:
+            rows["fewest"] = self.fewest.tolist()
+        return {
+            "graph_name": self.graph_name,
+            "num_parts": self.num_parts,
+            **sums,
+            "nodes": {
+                ntype: {"total": int(one.sum()), "per_part": one.tolist()}
+                for ntype, one in self.typed_nodes.items()
+            },
+            "parts": [
+                {key: None if one is None else int(one[part]) for key, one in columns.items()}
+                for part in range(self.num_parts)
+            ],
+            "rows": rows,
+            "node_balance": self.node_balance,
+            "edge_balance": self.edge_balance,
+            "halo_balance": self.halo_balance,
+            "boundary_balance": self.boundary_balance,
+            "train_balance": self.train_balance,
+        }
+
+
+def balance(counts: ArrayLike) -> float:
+    """Largest over mean; 1.0 for parts that are all empty."""
+    sizes = np.asarray(counts)
+    total = int(sizes.sum())
+    return int(sizes.max()) * len(sizes) / total if total else 1.0
+
+
+def measure(
+    graph: GraphArrays, parts: np.ndarray, num_parts: int, *, cover: bool = False
+) -> CutQuality:
+    """Count what ``parts`` makes of ``graph``.
+
+    Edges are read once, in blocks. Memory is about 1 + P / 8 bytes per node: the part of each node
+    (two bytes for more than 256 parts), and a bit for each part that needs it.
+
+    Args:
+        parts: integers [N], the part of every node, types in the order of ``graph.num_nodes``.
+        cover: count the fewest rows of sums as well; takes about 100 bytes per cut edge, and longer
+            than all the rest.
+
+    Raises ValueError for parts of a wrong length or out of range, and for edges of unknown nodes.
+    """
+    owner = _narrow(parts, graph.total_nodes, num_parts)
+    words = -(-num_parts // _WORD)
+    needed = np.zeros(len(owner) * words, dtype=_word_type(num_parts))
+    edges, cut = np.zeros((2, num_parts), dtype=np.int64)
+    for etype, low, src, dst in _blocks(graph):
+        ends = [_own(graph, owner, etype[0]), _own(graph, owner, etype[2])]
+        first = graph.node_offsets()[etype[0]] * words
+        wrong = _mark(src, dst, *ends, needed[first:], words, edges, cut)
+        if wrong >= 0:
+            raise ValueError(
+                f"edges[{etype!r}]: edge {low + wrong} runs from {src[wrong]} to {dst[wrong]}, "
+                f"expected ids below {len(ends[0])} and {len(ends[1])}"
+            )
+    rows = np.zeros((num_parts, num_parts), dtype=np.int64)
+    boundary = np.zeros(num_parts, dtype=np.int64)
+    _count_rows(owner, needed, words, rows, boundary)
+    typed = {ntype: _histogram(_own(graph, owner, ntype), num_parts) for ntype in graph.num_nodes}
+    return CutQuality(
+        graph_name=graph.name,
+        num_etypes=len(graph.edges),
+        nodes=np.sum([*typed.values()], axis=0),
+        typed_nodes=typed,
+        edges=edges,
+        cut_edges=cut,
+        halo=rows.sum(1),
+        boundary=boundary,
+        training=_training(graph, owner, num_parts),
+        rows=rows,
+        fewest=_fewest(graph, owner, num_parts) if cover else None,
+    )
+
+
+def count_true(mask: Tensor) -> int:
+    """Rows with anything in them of a mask [N, ...] that may lie in a file."""
+    return sum(len(rows) for rows in _true_rows(mask))
+
+
+def _narrow(parts: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
+    """The parts in as few bytes as hold them, checked."""
+    if num_parts < 1:
+        raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
+    if parts.shape != (num_nodes,) or parts.dtype.kind not in "iu":
+        raise ValueError(
+            f"parts are {parts.dtype} of shape {parts.shape}, expected integers, one for each of "
+            f"{num_nodes} nodes"
+        )
+    owner = np.empty(num_nodes, dtype=np.min_scalar_type(num_parts - 1))
+    for low in range(0, num_nodes, BLOCK):
+        block = parts[low : low + BLOCK]
+        wrong = np.flatnonzero((block < 0) | (block >= num_parts))
+        if len(wrong):
+            node = low + int(wrong[0])
+            raise ValueError(f"parts[{node}] is {parts[node]}, expected 0 to {num_parts - 1}")
+        owner[low : low + BLOCK] = block
+    return owner
+
+
+def _word_type(num_parts: int) -> np.dtype:
+    bits = next(size for size in (8, 16, 32, _WORD) if num_parts <= size or size == _WORD)
+    return np.dtype(f"uint{bits}")
+
+
+def _own(graph: GraphArrays, owner: np.ndarray, ntype: str) -> np.ndarray:
+    """The parts of one type's nodes."""
+    first = graph.node_offsets()[ntype]
+    return owner[first : first + graph.num_nodes[ntype]]
+
+
+def _blocks(graph: GraphArrays) -> Iterator[tuple[CanonicalEtype, int, np.ndarray, np.ndarray]]:
+    """(edge type, its first edge of the block, ends of the block's edges), of all edge types."""
+    for etype, ends in graph.edges.items():
+        for low in range(0, len(ends[0]), BLOCK):
+            src, dst = (np.ascontiguousarray(one[low : low + BLOCK].numpy()) for one in ends)
+            yield etype, low, src, dst
+
+
+@_kernel
+def _mark(src, dst, src_owner, dst_owner, needed, words, edges, cut):  # type: ignore[no-untyped-def]
+    """Count edges, and set the bits of the parts that need a source.
+
+    Args:
+        src, dst: int64 [E] ids inside their types. src_owner, dst_owner: parts of the types' nodes.
+        needed: [N * words] bit p of a node's words: part p needs it.
+        edges, cut: int64 [P], added to.
+
+    Returns the first edge whose ends are no nodes, or -1.
+    """
+    for edge in range(len(src)):
+        start, end = src[edge], dst[edge]
+        if start < 0 or start >= len(src_owner) or end < 0 or end >= len(dst_owner):
+            return edge
+        part = np.int64(dst_owner[end])
+        edges[part] += 1
+        if src_owner[start] != part:
+            cut[part] += 1
+            needed[start * words + (part >> 6)] |= np.uint64(1) << np.uint64(part & 63)
+    return -1
+
+
+@_kernel
+def _count_rows(owner, needed, words, rows, boundary):  # type: ignore[no-untyped-def]
+    """Add each node's bits to ``rows`` [P, P], and nodes with bits to ``boundary`` [P]."""
+    for node in range(len(owner)):
+        own, any_bit = owner[node], False
+        for word in range(words):
+            bits = np.uint64(needed[node * words + word])
+            part = word * 64
+            any_bit |= bits != 0
+            while bits != 0:
+                rows[part, own] += np.int64(bits & np.uint64(1))
+                bits >>= np.uint64(1)
+                part += 1
+        boundary[own] += np.int64(any_bit)
+
+
+def _histogram(owner: np.ndarray, num_parts: int) -> Counts:
+    """[P] how often each part is met; blocks, as numpy widens what it counts."""
+    counts = np.zeros(num_parts, dtype=np.int64)
+    for low in range(0, len(owner), BLOCK):
+        counts += np.bincount(owner[low : low + BLOCK], minlength=num_parts)
+    return counts
+
+
+def _true_rows(mask: Tensor) -> Iterator[np.ndarray]:
+    """Numbers of the rows of a mask [N, ...] that have anything in them, block by block."""
+    for low in range(0, len(mask), BLOCK):
+        block = mask[low : low + BLOCK].numpy()
+        yield low + np.flatnonzero(block.reshape(len(block), -1).any(1))
+
+
+def _training(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts | None:
+    masks = {t: data["train_mask"] for t, data in graph.node_data.items() if "train_mask" in data}
+    if not masks:
+        return None
+    counts = np.zeros(num_parts, dtype=np.int64)
+    for ntype, mask in masks.items():
+        own = _own(graph, owner, ntype)
+        for rows in _true_rows(mask):
+            counts += np.bincount(own[rows], minlength=num_parts)
+    return counts
+
+
+def _fewest(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts:
+    """See :class:`CutQuality`; one edge type after another, its cut edges in memory."""
+    found = np.zeros((num_parts, num_parts), dtype=np.int64)
+    for etype in graph.edges:
+        one = GraphArrays(graph.name, graph.num_nodes, {etype: graph.edges[etype]})
+        sources, ends = _own(graph, owner, etype[0]), _own(graph, owner, etype[2])
+        cut = []
+        for _, _, src, dst in _blocks(one):
+            remote = sources[src] != ends[dst]
+            cut.append((src[remote], dst[remote]))
+        if not cut:
+            continue
+        src, dst = (np.concatenate(side) for side in zip(*cut, strict=True))
+        order = np.lexsort((sources[src], ends[dst]))
+        src, dst = src[order], dst[order]
+        bounds = np.searchsorted(ends[dst], np.arange(num_parts + 1))
+        for part, (low, high) in enumerate(pairwise(bounds)):
+            found[part] += _fewest_of(src[low:high], dst[low:high], sources, num_parts, part)
+    return found
+
+
+def _fewest_of(
+    src: np.ndarray, dst: np.ndarray, sources: np.ndarray, num_parts: int, part: int
+) -> Counts:
+    """[P] of cut edges that end in ``part``, grouped by their sources' parts."""
+    offsets = np.searchsorted(sources[src], np.arange(num_parts + 1))
+    local, sizes = np.empty(len(src), dtype=np.int64), []
+    for low, high in pairwise(offsets):
+        rows, local[low:high] = np.unique(src[low:high], return_inverse=True)
+        sizes.append(len(rows))
+    return count_fewest(local, dst, offsets.tolist(), sizes, part)
