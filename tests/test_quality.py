@@ -1,0 +1,181 @@
+"""The quality of a cut, against sets of nodes and edges in plain Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sar.partition import quality as module
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.quality import CutQuality, balance, measure
+from sar.partition.summary import summarize
+from sar.partition.write import write_partitions
+
+HOMO = ({NTYPE_HOMO: 23}, [ETYPE_HOMO])
+HETERO = ({"a": 11, "b": 17, "none": 0}, [("a", "r", "b"), ("b", "s", "a"), ("b", "t", "b")])
+
+
+def random_graph(kind: tuple, num_edges: int, seed: int, masks: bool = True) -> GraphArrays:
+    """A graph with loops and multi-edges, and masks on one of its node types."""
+    rng = np.random.default_rng(seed)
+    counts, etypes = kind
+    edges = {
+        etype: tuple(
+            torch.from_numpy(rng.integers(0, counts[ntype], num_edges))
+            for ntype in (etype[0], etype[2])
+        )
+        for etype in etypes
+    }
+    last = etypes[-1][0]
+    data = {last: {"train_mask": torch.from_numpy(rng.random(counts[last]) < 0.5)}}
+    return GraphArrays("g", dict(counts), edges, data if masks else {}).validate()
+
+
+def random_parts(graph: GraphArrays, num_parts: int, seed: int, empty: bool = False) -> np.ndarray:
+    """The part of every node; only of even numbers where there shall be empty ones."""
+    parts = np.random.default_rng(seed).integers(0, num_parts, graph.total_nodes)
+    return parts // 2 * 2 if empty else parts
+
+
+def check(found: CutQuality, graph: GraphArrays, parts: np.ndarray, num_parts: int) -> None:
+    """Everything but ``fewest``, from sets."""
+    offsets, home = graph.node_offsets(), parts.tolist()
+    edges, cut = [0] * num_parts, [0] * num_parts
+    needed = set()
+    for (src_type, _, dst_type), (src, dst) in graph.edges.items():
+        for start, end in zip(src.tolist(), dst.tolist()):
+            node, part = start + offsets[src_type], home[end + offsets[dst_type]]
+            edges[part] += 1
+            if home[node] != part:
+                cut[part] += 1
+                needed.add((part, node))
+    rows = np.zeros((num_parts, num_parts), dtype=np.int64)
+    for part, node in needed:
+        rows[part, home[node]] += 1
+    boundary = [0] * num_parts
+    for node in {node for _, node in needed}:
+        boundary[home[node]] += 1
+    training = [0] * num_parts
+    for ntype, data in graph.node_data.items():
+        for node in data["train_mask"].nonzero()[:, 0].tolist():
+            training[home[node + offsets[ntype]]] += 1
+    assert found.nodes.tolist() == [home.count(part) for part in range(num_parts)]
+    for ntype, count in graph.num_nodes.items():
+        own = home[offsets[ntype] : offsets[ntype] + count]
+        assert found.typed_nodes[ntype].tolist() == [own.count(part) for part in range(num_parts)]
+    assert (found.edges.tolist(), found.cut_edges.tolist()) == (edges, cut)
+    assert found.rows.tolist() == rows.tolist()
+    assert found.halo.tolist() == rows.sum(1).tolist()
+    assert found.boundary.tolist() == boundary
+    assert found.training is not None and found.training.tolist() == training
+    for one in (found.nodes, found.edges, found.halo, found.boundary, found.training, found.rows):
+        assert one.dtype == np.int64
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from([HOMO, HETERO]),
+    num_parts=st.sampled_from([1, 2, 3, 8, 70]),
+    num_edges=st.sampled_from([0, 1, 40, 150]),
+    seed=st.integers(0, 1000),
+    empty=st.booleans(),
+)
+def test_counts(kind: tuple, num_parts: int, num_edges: int, seed: int, empty: bool) -> None:
+    graph = random_graph(kind, num_edges, seed)
+    parts = random_parts(graph, num_parts, seed, empty)
+    found = measure(graph, parts, num_parts)
+    check(found, graph, parts, num_parts)
+    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+
+
+@pytest.mark.parametrize("num_parts", [12, 30, 300])
+def test_other_sizes_of_words(num_parts: int) -> None:
+    graph = random_graph(HETERO, 200, 1)
+    parts = random_parts(graph, num_parts, 1)
+    check(measure(graph, parts, num_parts), graph, parts, num_parts)
+
+
+def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(HETERO, 150, 2)
+    parts = random_parts(graph, 3, 2)
+    whole = measure(graph, parts, 3, cover=True)
+    monkeypatch.setattr(module, "BLOCK", 7)
+    blocks = measure(graph, parts.astype(np.int16), 3, cover=True)
+    check(blocks, graph, parts, 3)
+    assert whole.to_dict() == blocks.to_dict()
+
+
+@pytest.mark.parametrize("kind", [HOMO, HETERO], ids=["one type", "types"])
+def test_the_files_tell_the_same(kind: tuple, tmp_path: Path) -> None:
+    """What was measured right after the cut is what is counted in written partitions."""
+    pytest.importorskip("dgl")
+    graph = random_graph((dict(kind[0]), kind[1]), 150, 3)
+    parts = random_parts(graph, 4, 3)
+    found = measure(graph, parts, 4, cover=True).to_dict()
+    path = write_partitions(graph, torch.from_numpy(parts), tmp_path / "p", num_parts=4)
+    shown = summarize(path)
+    assert shown["rows"].pop("ended") is not None
+    assert {key: shown[key] for key in found} == found
+    assert shown["sum_rows"]["fewest"] == sum(map(sum, found["rows"]["fewest"]))
+
+
+def test_masks_of_several_columns_and_none() -> None:
+    graph = random_graph(HOMO, 40, 4)
+    parts = random_parts(graph, 2, 4)
+    columns = torch.zeros(23, 3, dtype=torch.uint8)
+    columns[5, 1] = columns[5, 2] = columns[7, 0] = 1
+    graph.node_data[NTYPE_HOMO]["train_mask"] = columns
+    found = measure(graph, parts, 2)
+    assert found.training is not None and found.training.sum() == 2
+    without = measure(random_graph(HOMO, 40, 4, masks=False), parts, 2)
+    assert without.training is without.train_balance is None
+    described = without.to_dict()
+    assert described["train_nodes"] is described["parts"][0]["train_nodes"] is None
+
+
+def test_balances() -> None:
+    edges = (torch.tensor([0, 1, 2]), torch.tensor([3, 3, 3]))
+    graph = GraphArrays("g", {NTYPE_HOMO: 4}, {ETYPE_HOMO: edges})
+    found = measure(graph, np.array([0, 0, 0, 1]), 2, cover=True)
+    assert found.num_parts == 2 and found.cut_share == 1.0
+    assert (found.node_balance, found.edge_balance) == (1.5, 2.0)
+    assert (found.halo_balance, found.boundary_balance) == (2.0, 2.0)
+    assert found.rows.tolist() == [[0, 0], [3, 0]]
+    assert found.fewest is not None and found.fewest.tolist() == [[0, 0], [1, 0]]
+    assert balance([0, 0]) == 1.0
+
+
+def test_no_nodes() -> None:
+    graph = GraphArrays("g", {NTYPE_HOMO: 0}, {})
+    found = measure(graph, np.zeros(0, dtype=np.int64), 2, cover=True)
+    assert found.cut_share == 0.0 and found.node_balance == 1.0
+
+
+@pytest.mark.parametrize(
+    "parts, num_parts, words",
+    [
+        (np.zeros(22, dtype=np.int64), 2, r"shape \(22,\)"),
+        (np.zeros(23), 2, "float64"),
+        (np.r_[np.zeros(22, dtype=np.int64), 2], 2, r"parts\[22\] is 2, expected 0 to 1"),
+        (np.r_[-1, np.zeros(22, dtype=np.int64)], 2, r"parts\[0\] is -1"),
+        (np.zeros(23, dtype=np.int64), 0, "num_parts is 0"),
+    ],
+)
+def test_wrong_parts(parts: np.ndarray, num_parts: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        measure(random_graph(HOMO, 10, 0), parts, num_parts)
+
+
+@pytest.mark.parametrize("wrong", [-1, 23])
+@pytest.mark.parametrize("side", [0, 1])
+def test_edges_of_unknown_nodes(wrong: int, side: int) -> None:
+    graph = random_graph(HOMO, 10, 0)
+    graph.edges[ETYPE_HOMO][side][6] = wrong
+    with pytest.raises(ValueError, match=f"edge 6 runs .*{wrong}.* below 23"):
+        measure(graph, np.zeros(23, dtype=np.int64), 1)
