@@ -1,12 +1,20 @@
 """Predicting memory, traffic and time of a training run before machines are rented."""
 
 from sar.plan.known import KNOWN, Dataset
-from sar.plan.predict import Hardware, Prediction, Setting, predict
+from sar.plan.predict import Bytes, Hardware, Prediction, Setting, predict, predict_bytes
 from sar.plan.probe import Costs, Work, measure_costs
-from sar.plan.statistics import GraphStatistics, RankStatistics, estimate, from_parts
+from sar.plan.statistics import (
+    GraphStatistics,
+    RankStatistics,
+    estimate,
+    from_parts,
+    from_quality,
+    from_summary,
+)
 
 __all__ = [
     "KNOWN",
+    "Bytes",
     "Costs",
     "Dataset",
     "GraphStatistics",
@@ -17,6 +25,9 @@ __all__ = [
     "Work",
     "estimate",
     "from_parts",
+    "from_quality",
+    "from_summary",
     "measure_costs",
     "predict",
+    "predict_bytes",
 ]

@@ -62,25 +62,47 @@ class Prediction:
     fits: bool | None
 
 
+@dataclass(frozen=True)
+class Bytes:
+    """An epoch of training, one number for each rank.
+
+    Attributes:
+        peaks: resident bytes at the peak. sent, received: rows; from the third epoch on, as
+            constant sums are kept. gradients: of parameters, sent and received by each rank.
+    """
+
+    peaks: list[float]
+    sent: list[int]
+    received: list[int]
+    gradients: float
+
+
+def predict_bytes(graph: GraphStatistics, costs: Costs, rounds: int) -> Bytes:
+    """Memory and traffic of an epoch of the probed model on ``graph``."""
+    peaks, sent, received = [], [], []
+    by_kind = _row_bytes(graph, costs)
+    for rank, part in enumerate(graph.ranks):
+        kinds = [(getattr(part, kind), sizes) for kind, sizes in by_kind.items()]
+        in_flight = max(
+            rows.in_flight(rank, rounds) * max(sizes, default=0) for rows, sizes in kinds
+        )
+        tensors = costs.fixed_bytes + part.nodes * costs.node_bytes + part.edges * costs.edge_bytes
+        peaks.append(costs.process_bytes + tensors + in_flight)
+        sent.append(sum(int(rows.sent.sum()) * sum(sizes) for rows, sizes in kinds))
+        received.append(sum(int(rows.received.sum()) * sum(sizes) for rows, sizes in kinds))
+    return Bytes(peaks, sent, received, _gradients(graph.size, costs))
+
+
 def predict(
     graph: GraphStatistics, costs: Costs, setting: Setting, hardware: Hardware
 ) -> Prediction:
     """What an epoch of the probed model will take on ``graph``."""
-    peaks, computes, wires, total = [], [], [], 0
-    by_kind = _row_bytes(graph, costs)
-    begun = _collectives(graph, costs, setting, by_kind)
-    for rank, part in enumerate(graph.ranks):
-        kinds = [(getattr(part, kind), sizes) for kind, sizes in by_kind.items()]
-        in_flight = max(
-            rows.in_flight(rank, setting.rounds) * max(sizes, default=0) for rows, sizes in kinds
-        )
-        tensors = costs.fixed_bytes + part.nodes * costs.node_bytes + part.edges * costs.edge_bytes
-        peaks.append(costs.process_bytes + tensors + in_flight)
-        sent = sum(int(rows.sent.sum()) * sum(sizes) for rows, sizes in kinds)
-        received = sum(int(rows.received.sum()) * sum(sizes) for rows, sizes in kinds)
-        wires.append(max(sent, received) + _gradients(graph.size, costs))
+    found = predict_bytes(graph, costs, setting.rounds)
+    peaks, computes, wires = found.peaks, [], []
+    begun = _collectives(graph, costs, setting, _row_bytes(graph, costs))
+    for part, sent, received in zip(graph.ranks, found.sent, found.received, strict=True):
+        wires.append(max(sent, received) + found.gradients)
         handled = (sent + received) / 2
-        total += sent
         work = part.nodes * costs.node_seconds + part.edges * costs.edge_seconds
         computes.append(costs.fixed_seconds + work + handled * costs.byte_seconds + begun)
     turns = max(1.0, hardware.ranks_per_host / hardware.cores)
@@ -91,7 +113,7 @@ def predict(
         fits = max(peaks) * hardware.ranks_per_host <= hardware.memory
     serial = _SERIAL if setting.rounds > 1 else _SERIAL_ONE_SHOT
     seconds = max(compute, wire) + serial * min(compute, wire)
-    return Prediction(setting, max(peaks), total, compute, wire, seconds, fits)
+    return Prediction(setting, max(peaks), sum(found.sent), compute, wire, seconds, fits)
 
 
 def _row_bytes(graph: GraphStatistics, costs: Costs) -> dict[str, list[int]]:

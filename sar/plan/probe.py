@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -34,6 +36,7 @@ from sar.train.models import build_model
 from sar.train.options import ModelOptions
 
 _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
+_FEW_NODES = 4096  # enough for bytes
 _DENSE = 32  # degree of the graph that tells what an edge costs
 _EPOCHS = 3
 _STAR, _ENDS = 64, 6  # nodes of the graph that tells what travels, and ends of edges of a part
@@ -92,12 +95,15 @@ class Costs:
     parameters: int
 
 
-def measure_costs(work: Work, threads: int = 1) -> Costs:
-    """Run the probe in a process of its own; seconds are those of this machine."""
+def measure_costs(work: Work, threads: int = 1, *, seconds: bool = True) -> Costs:
+    """Run the probe in a process of its own; seconds are those of this machine.
+
+    Without ``seconds`` all coefficients of time are NaN, and a few seconds are enough.
+    """
     own = {"OMP_NUM_THREADS": str(threads), "KINETO_LOG_LEVEL": "5"}
     done = subprocess.run(
         [sys.executable, "-m", "sar.plan.probe"],
-        input=json.dumps({"work": asdict(work), "threads": threads}),
+        input=json.dumps({"work": asdict(work), "threads": threads, "seconds": seconds}),
         capture_output=True, text=True, check=False,
         env={**allocator_environment(), **os.environ, **own},
     )  # fmt: skip
@@ -164,7 +170,7 @@ def _star_edges(nodes: int) -> tuple[Tensor, Tensor]:
     return torch.cat([src, (more + 1) % 2]), torch.cat([(src + 1) % 2, more])
 
 
-def _written(work: Work, nodes: int, edges: tuple[Tensor, Tensor], parts: int, folder: str) -> str:
+def _written(work: Work, folder: str, nodes: int, edges: tuple[Tensor, Tensor], parts: int) -> str:
     """Partitions of a graph; even and odd nodes where there are two."""
     from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
     from sar.partition.write import write_partitions
@@ -181,29 +187,41 @@ def _written(work: Work, nodes: int, edges: tuple[Tensor, Tensor], parts: int, f
 
 def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
     """See :func:`measure_costs`; in this process, on graphs of ``nodes`` and twice as many."""
+    costs = probe_bytes(work, threads, nodes)
+    with tempfile.TemporaryDirectory(prefix="sar-plan-") as folder:
+        graph = partial(_written, work, folder)
+        tiny = _random_edges(64, 2, ANY)
+        rounds = _round_seconds(work, graph(64, tiny, _MANY))
+        wanted = [(_DEGREE, INSIDE), (_DENSE, INSIDE), (_DEGREE, ACROSS)]
+        graphs = [graph(64, _random_edges(64, 2, INSIDE), 2)]
+        graphs += [graph(2 * nodes, _random_edges(2 * nodes, *one), 2) for one in wanted]
+        fixed, per_node, per_edge, per_byte = _seconds(work, graphs, nodes)
+    return replace(
+        costs, fixed_seconds=fixed, node_seconds=per_node, edge_seconds=per_edge,
+        byte_seconds=per_byte, round_seconds=rounds, message_seconds=sockets.message_seconds(),
+    )  # fmt: skip
+
+
+def probe_bytes(work: Work, threads: int, nodes: int = _FEW_NODES) -> Costs:
+    """The same without seconds, which are NaN."""
     from sar.train.memory import resident_mb
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(prefix="sar-plan-") as folder:
 
-        def graph(nodes: int, degree: int, ends: str = ANY) -> str:
-            parts, edges = 1 if ends == ANY else 2, _random_edges(nodes, degree, ends)
-            return _written(work, nodes, edges, parts, folder)
+        def graph(nodes: int, degree: int) -> str:
+            return _written(work, folder, nodes, _random_edges(nodes, degree, ANY), 1)
 
         _Run(work, graph(64, 2), current_group()).step()  # compiles, imports
         process = resident_mb() * 2**20
         sizes = [(nodes, _DEGREE), (2 * nodes, _DEGREE), (nodes, 2 * _DEGREE)]
         fixed, per_node, per_edge = _linear([_peak_bytes(work, graph(*s)) for s in sizes], nodes)
-        star = _written(work, _STAR, _star_edges(_STAR), 2, folder)
+        star = _written(work, folder, _STAR, _star_edges(_STAR), 2)
         parameters, log, others = _exchanges(work, star)
         _, as_rows, _ = _exchanges(work, star, exchange="pull")
-        rounds = _round_seconds(work, _written(work, 64, _random_edges(64, 2, ANY), _MANY, folder))
-        small = graph(64, 2, INSIDE)
-        alone = [graph(2 * nodes, degree, INSIDE) for degree in (_DEGREE, _DENSE)]
-        seconds = _seconds(work, [small, *alone, graph(2 * nodes, _DEGREE, ACROSS)], nodes)
     return Costs(
-        fixed, per_node, per_edge, *seconds[:3], *_by_kind(log, as_rows), seconds[3],
-        rounds, sockets.message_seconds(), others, process, parameters,
+        fixed, per_node, per_edge, *[math.nan] * 3, *_by_kind(log, as_rows), *[math.nan] * 3,
+        others, process, parameters,
     )  # fmt: skip
 
 
@@ -344,4 +362,5 @@ def _spent(step: Callable[[], None], group: Group) -> float:
 if __name__ == "__main__":
     request = json.load(sys.stdin)
     wanted = request["work"] | {"model": ModelOptions(**request["work"]["model"])}
-    sys.stdout.write(f"\n{json.dumps(asdict(probe(Work(**wanted), request['threads'])))}\n")
+    make = probe if request["seconds"] else probe_bytes
+    sys.stdout.write(f"\n{json.dumps(asdict(make(Work(**wanted), request['threads'])))}\n")

@@ -6,13 +6,12 @@ import os
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from sar.errors import NotSupportedError
 from sar.ops.linear import LEAST_SAVED
 from sar.partition.book import read_book
-from sar.partition.cover import cover_size, pulled_sources
-from sar.partition.load import PartitionData, load_partition
+from sar.partition.quality import CutQuality
+from sar.partition.summary import summarize
 
 
 @dataclass(frozen=True)
@@ -90,20 +89,57 @@ def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphSta
     Raises ``PartitionError`` for bad files, ``NotSupportedError`` for several node or edge types.
     """
     book = read_book(json_path)
-    if len(book.ntypes) != 1 or len(book.canonical_etypes) != 1:
+    _expect_one_type(str(json_path), len(book.ntypes), len(book.canonical_etypes))
+    return from_summary(summarize(json_path), features)
+
+
+def from_summary(summary: dict, features: str = "feat") -> GraphStatistics:
+    """What :func:`sar.partition.summary.summarize` counted.
+
+    Raises ``NotSupportedError`` for several node or edge types.
+    """
+    _expect_one_type(summary["graph_name"], len(summary["nodes"]), len(summary["edges"]))
+    (ntype,) = summary["nodes"]
+    feature = summary["node_features"].get(f"{ntype}/{features}")
+    width = int(np.prod(feature["shape"])) if feature else 0
+    pulled, summed, ended = (
+        np.array(summary["rows"][name]) for name in ("halo", "fewest", "ended")
+    )
+    sizes = [(part["num_nodes"], part["num_edges"]) for part in summary["parts"]]
+    return _graph(summary["graph_name"], width, sizes, pulled, summed, ended)
+
+
+def from_quality(quality: CutQuality, width: int) -> GraphStatistics:
+    """What was counted of a graph and an assignment; ``width`` columns of input.
+
+    Rows of partial sums are those of ``quality.fewest``, or as many as source rows where these were
+    not counted; rows in which edges end are not known and taken to be as many, too. So nothing is
+    predicted too low but backward passes of attention over edges that mostly share their ends.
+
+    Raises ``NotSupportedError`` for several node or edge types.
+    """
+    _expect_one_type(quality.graph_name, len(quality.typed_nodes), quality.num_etypes)
+    summed = quality.rows if quality.fewest is None else quality.fewest
+    sizes = [*zip(quality.nodes.tolist(), quality.edges.tolist(), strict=True)]
+    return _graph(quality.graph_name, width, sizes, quality.rows, summed, quality.rows)
+
+
+def _expect_one_type(name: str, num_ntypes: int, num_etypes: int) -> None:
+    if num_ntypes != 1 or num_etypes != 1:
         raise NotSupportedError(
-            f"{json_path}: got {len(book.ntypes)} node and {len(book.canonical_etypes)} edge "
-            "types, expected one of each"
+            f"{name}: got {num_ntypes} node and {num_etypes} edge types, expected one of each"
         )
-    pulled, summed, ended = np.zeros((3, book.num_parts, book.num_parts), dtype=np.int64)
-    sizes, width = [], 0
-    for part in range(book.num_parts):
-        data = load_partition(json_path, part)
-        pulled[part], summed[part], ended[:, part] = _rows(data)
-        sizes.append((data.num_nodes(book.ntypes[0]), data.num_edges(book.canonical_etypes[0])))
-        name = f"{book.ntypes[0]}/{features}"
-        if name in data.node_features:
-            width = int(np.prod(data.node_features.info(name)[1][1:]))
+
+
+def _graph(
+    name: str,
+    width: int,
+    sizes: list[tuple[int, int]],
+    pulled: np.ndarray,
+    summed: np.ndarray,
+    ended: np.ndarray,
+) -> GraphStatistics:
+    """Of counted rows [P, P], at [p, q] what p receives from q; (nodes, edges) of each part."""
     if summed.sum() > (1 - LEAST_SAVED) * pulled.sum():
         summed = pulled
     ranks = [
@@ -112,24 +148,7 @@ def from_parts(json_path: str | os.PathLike, features: str = "feat") -> GraphSta
         )
         for part, size in enumerate(sizes)
     ]
-    return GraphStatistics(book.graph_name, width, 0, ranks, estimated=False)
-
-
-def _rows(data: PartitionData) -> np.ndarray:
-    """int64 [3, P] by owner of remote sources: of these, the fewest rows for sums of them, and
-    destinations."""
-    (shard,) = data.edges.values()
-    found = np.zeros((3, data.book.num_parts), dtype=np.int64)
-    pulled, summed, ended = found
-    for part in range(data.book.num_parts):
-        if part != data.part_id:
-            span = slice(shard.offsets[part], shard.offsets[part + 1])
-            sources, src = torch.unique(shard.src[span], return_inverse=True)
-            src, dst = src.int().numpy(), shard.dst[span].numpy()
-            pulled[part] = len(sources)
-            summed[part] = cover_size(src, dst, pulled_sources(src, dst, len(sources)))
-            ended[part] = len(np.unique(dst))
-    return found
+    return GraphStatistics(name, width, 0, ranks, estimated=False)
 
 
 def estimate(
