@@ -2,15 +2,22 @@
 
 import argparse
 import json
+from collections.abc import Iterable
+from pathlib import Path
 
+from sar.cli.cut_picture import check_picture, draw
+from sar.cli.cut_report import predict_training, prediction_lines
 from sar.partition.summary import summarize
+from sar.plan import from_summary
+from sar.train.options import MODELS, ModelOptions
 
 
 def add_parser(subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "inspect",
         help="show what partitions hold",
-        description="Show nodes, edges, halo, cut, balance and features of a partitioned graph.",
+        description="Show nodes, edges, halo, cut, balance and features of a partitioned graph; "
+        "with --model, --layers or --hidden also what training such a model would take.",
     )
     parser.add_argument(
         "parts",
@@ -21,18 +28,55 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--verify", action="store_true", help="compare all files with the digests in the JSON"
     )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw sizes of parts and rows between them, .png or .svg",
+    )
+    model = parser.add_argument_group(
+        "model", "any of these predicts memory and traffic of each rank; takes some seconds"
+    )
+    model.add_argument("--model", choices=MODELS, help="default: sage")
+    model.add_argument("--layers", type=int, help="default 3")
+    model.add_argument("--hidden", type=int, help="width, default 256")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    summary = summarize(args.parts, verify=args.verify)
+    model = _model(args)
+    if args.plot is not None:
+        check_picture(args.plot, "--plot")
+    summary = summarize(args.parts, verify=args.verify, watch=_progress)
+    predicted = None if model is None else predict_training(from_summary(summary), model)
+    if args.plot is not None:
+        draw(summary, args.plot)
     if args.json:
-        print(json.dumps(summary, indent=2))
-    else:
-        print("\n".join(render(summary)))
-        if args.verify:
-            print("\nall files are as they were written")
+        more = {} if predicted is None else {"predicted": predicted.to_dict()}
+        print(json.dumps(summary | more, indent=2))
+        return 0
+    print("\n".join(render(summary)))
+    if predicted is not None:
+        print("\n" + "\n".join(prediction_lines(predicted, 12)))
+    if args.plot is not None:
+        print(f"\ndrawn in {args.plot}")
+    if args.verify:
+        print("\nall files are as they were written")
     return 0
+
+
+def _model(args: argparse.Namespace) -> ModelOptions | None:
+    """What to predict, or nothing where no option asks for it."""
+    given = {name: getattr(args, name) for name in ("model", "layers", "hidden")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return ModelOptions(**given) if given else None
+
+
+def _progress(parts: Iterable[int]) -> Iterable[int]:
+    """A progress bar where standard error is a terminal; it goes when all is read."""
+    from tqdm import tqdm
+
+    return tqdm(parts, desc="reading", unit="part", leave=False, disable=None)
 
 
 def render(summary: dict) -> list[str]:
@@ -44,18 +88,21 @@ def render(summary: dict) -> list[str]:
         f"({summary['part_method']}, {summary['halo_hops']} hop of halo)",
         f"nodes       {summary['num_nodes']:,}",
         f"edges       {edges:,}, of which cut {cut:,}{share}",
-        f"halo nodes  {summary['halo_nodes']:,}",
+        f"halo nodes  {summary['halo_nodes']:,}{_busiest(summary['rows']['halo'])}",
+        f"boundary    {summary['boundary_nodes']:,} nodes that other partitions need",
         f"sums        {summary['sum_rows']['pulled']:,} halo rows by relation, "
         f"{summary['sum_rows']['fewest']:,} with partial sums "
         f"({100 * summary['sum_rows']['saved']:.1f} % fewer)",
         f"attention   {summary['sum_rows']['pulled']:,} rows in which cut edges start, "
         f"{summary['end_rows']:,} in which they end",
-        f"balance     nodes {summary['node_balance']:.3f}, edges {summary['edge_balance']:.3f} "
-        "(largest / mean)",
+        f"balance     {_balances(summary)} (largest / mean)",
         "",
     ]
-    columns = ("num_nodes", "num_edges", "cut_edges", "halo_nodes")
-    rows = [["part", "nodes", "edges", "cut edges", "halo nodes"]]
+    columns = {"num_nodes": "nodes", "num_edges": "edges", "cut_edges": "cut edges"}
+    columns |= {"halo_nodes": "halo nodes", "boundary_nodes": "boundary"}
+    if summary["train_nodes"] is not None:
+        columns["train_nodes"] = "training"
+    rows = [["part", *columns.values()]]
     for number, part in enumerate(summary["parts"]):
         rows.append([str(number), *(f"{part[column]:,}" for column in columns)])
     lines += aligned(rows)
@@ -63,6 +110,20 @@ def render(summary: dict) -> list[str]:
         lines += ["", *aligned(_types("node type", summary["nodes"]))]
         lines += ["", *aligned(_types("edge type", summary["edges"]))]
     return lines + _features(summary)
+
+
+def _balances(summary: dict) -> str:
+    names = {"node": "nodes", "edge": "edges", "halo": "halo", "boundary": "boundary"}
+    if summary["train_balance"] is not None:
+        names["train"] = "training"
+    return ", ".join(f"{title} {summary[f'{key}_balance']:.3f}" for key, title in names.items())
+
+
+def _busiest(rows: list[list[int]]) -> str:
+    """The pair of parts between which most rows travel, one way."""
+    pairs = [(count, source, to) for to, row in enumerate(rows) for source, count in enumerate(row)]
+    count, source, to = max(pairs, key=lambda pair: pair[0])
+    return f", most from part {source} to part {to}: {count:,}" if count else ""
 
 
 def _types(title: str, counts: dict) -> list[list[str]]:

@@ -18,7 +18,8 @@ from sar.partition.cover import count_fewest
 Counts = NDArray[np.int64]
 BLOCK = 1 << 20  # edges or nodes that are looked at together
 _WORD = 64  # parts whose bits one word holds, where there are many
-_kernel: Any = numba.njit(nogil=True, cache=True, _nrt=False)
+_OPTIONS: Any = {"nogil": True, "cache": True, "_nrt": False}
+_kernel: Any = numba.njit(**_OPTIONS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -219,8 +219,10 @@ def probe_bytes(work: Work, threads: int, nodes: int = _FEW_NODES) -> Costs:
         star = _written(work, folder, _STAR, _star_edges(_STAR), 2)
         parameters, log, others = _exchanges(work, star)
         _, as_rows, _ = _exchanges(work, star, exchange="pull")
+    pulled, summed, turned = _by_kind(log, as_rows)
+    none = math.nan
     return Costs(
-        fixed, per_node, per_edge, *[math.nan] * 3, *_by_kind(log, as_rows), *[math.nan] * 3,
+        fixed, per_node, per_edge, none, none, none, pulled, summed, turned, none, none, none,
         others, process, parameters,
     )  # fmt: skip
 

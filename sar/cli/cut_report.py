@@ -1,0 +1,138 @@
+"""What a cut is worth, in lines of text: sizes of the parts, the price of balance, a prediction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sar.partition.arrays import GraphArrays
+from sar.partition.quality import CutQuality, balance
+from sar.plan import GraphStatistics, Work, from_quality, measure_costs, predict_bytes
+from sar.train.options import ModelOptions
+
+_INDENT = 9  # columns of a label
+CLASSES = 16  # of the predicted model where nobody says
+
+
+def report_lines(quality: CutQuality, before: CutQuality | None = None) -> list[str]:
+    """The graph, the cut, and the spread of each kind of size over parts.
+
+    Args:
+        before: of the cut that was made without regard to balance, where this one was refined
+            from it: a line tells what balance costs.
+    """
+    edges, cut = int(quality.edges.sum()), int(quality.cut_edges.sum())
+    share = f" ({100 * quality.cut_share:.1f} %)" if edges else ""
+    kinds = f"{len(quality.typed_nodes)} node and {quality.num_etypes} edge types"
+    lines = [
+        f"graph    {quality.graph_name}: {int(quality.nodes.sum()):,} nodes, {edges:,} edges, "
+        f"{kinds}",
+        f"cut      {cut:,} edges{share} run between {quality.num_parts} partitions",
+        f"nodes    {spread(quality.nodes)}",
+        f"edges    {spread(quality.edges)}",
+        f"halo     {spread(quality.halo)}",
+        f"boundary {spread(quality.boundary)}",
+    ]
+    if quality.training is not None:
+        lines.append(f"training {spread(quality.training)}")
+    if before is not None:
+        lines.append(f"balance  {_price(quality, before)}")
+    empty = int((quality.nodes == 0).sum())
+    if empty:
+        lines.append(f"empty    {empty:,} of {quality.num_parts:,} partitions have no node")
+    return lines
+
+
+def spread(counts: np.ndarray) -> str:
+    """Smallest, largest and balance of [P] counts."""
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low:,} to {high:,} a partition, largest / mean {balance(counts):.3f}"
+
+
+def _price(quality: CutQuality, before: CutQuality) -> str:
+    """Halo rows that balance costs, and what it changes."""
+    rows, old = int(quality.halo.sum()), int(before.halo.sum())
+    share = f" ({100 * (rows - old) / old:+.1f} %)" if old else ""
+    verb = "costs" if rows >= old else "saves"
+    kinds = ("node_balance", "edge_balance", "halo_balance")
+    changes = ", ".join(
+        f"{name.removesuffix('_balance')}{'s' if 'halo' not in name else ''} "
+        f"{getattr(before, name):.2f} to {getattr(quality, name):.2f}"
+        for name in kinds
+    )
+    return f"{verb} {abs(rows - old):,} halo rows{share}; largest / mean: {changes}"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Bytes of an epoch of full-batch training in strict rounds, of each rank.
+
+    Attributes:
+        features, classes: columns of the input and of the output.
+        memory_bytes: resident memory at the peak. sent_bytes: rows, from the third epoch on, and
+            gradients.
+    """
+
+    model: ModelOptions
+    features: int
+    classes: int
+    memory_bytes: list[float]
+    sent_bytes: list[float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able values."""
+        return asdict(replace(self, memory_bytes=[*map(round, self.memory_bytes)])) | {
+            "sent_bytes": [*map(round, self.sent_bytes)]
+        }
+
+
+def predict_training(graph: GraphStatistics, model: ModelOptions) -> Predicted:
+    """Memory and traffic of training ``model``, which is measured on small graphs in some seconds.
+
+    Raises ``ValueError`` for a graph whose features' width is unknown, ``SarError`` if it fails.
+    """
+    if not graph.features:
+        raise ValueError(f"{graph.name}: has no 'feat' to tell the width of a model's input")
+    classes = graph.classes or CLASSES
+    costs = measure_costs(Work(model, graph.features, classes), seconds=False)
+    found = predict_bytes(graph, costs, max(1, graph.size - 1))
+    sent = [rows + found.gradients for rows in found.sent]
+    return Predicted(model, graph.features, classes, found.peaks, sent)
+
+
+def predict_cut(
+    graph: GraphArrays, quality: CutQuality, model: ModelOptions | None = None
+) -> Predicted | None:
+    """The same right after a cut, by default of GraphSAGE with 3 layers of width 256.
+
+    ``None`` where the built-in models do not train on the graph: several types, or no features.
+    """
+    if not graph.is_homogeneous:
+        return None
+    (data,) = [graph.node_data.get(ntype, {}) for ntype in graph.num_nodes]
+    if "feat" not in data or not graph.total_nodes:
+        return None
+    width = int(np.prod(data["feat"].shape[1:]))
+    return predict_training(from_quality(quality, width), model or ModelOptions())
+
+
+def prediction_lines(found: Predicted, indent: int = _INDENT) -> list[str]:
+    """Two lines: memory and traffic, and what they are of."""
+    model = found.model
+    what = (
+        f"{model.layers}-layer {model.model}, hidden {model.hidden}, {found.features} features, "
+        f"{found.classes} classes"
+    )
+    memory = _scaled(found.memory_bytes, 2**30, "GiB")
+    sent = _scaled(found.sent_bytes, 1e6, "MB")
+    return [
+        f"{'memory':<{indent}}{memory} a rank (predicted: {what})",
+        f"{'traffic':<{indent}}{sent} sent by a rank in an epoch",
+    ]
+
+
+def _scaled(values: list[float], unit: float, name: str) -> str:
+    low, high = min(values) / unit, max(values) / unit
+    return f"{low:,.2f} to {high:,.2f} {name}"
