@@ -11,11 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sar.cli.cut_report import predict_cut, prediction_lines, report_lines
 from sar.partition import quality as module
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.quality import CutQuality, balance, measure
 from sar.partition.summary import summarize
 from sar.partition.write import write_partitions
+from sar.plan import Costs
+from sar.train.options import ModelOptions
 
 HOMO = ({NTYPE_HOMO: 23}, [ETYPE_HOMO])
 HETERO = ({"a": 11, "b": 17, "none": 0}, [("a", "r", "b"), ("b", "s", "a"), ("b", "t", "b")])
@@ -179,3 +182,65 @@ def test_edges_of_unknown_nodes(wrong: int, side: int) -> None:
     graph.edges[ETYPE_HOMO][side][6] = wrong
     with pytest.raises(ValueError, match=f"edge 6 runs .*{wrong}.* below 23"):
         measure(graph, np.zeros(23, dtype=np.int64), 1)
+
+
+def test_lines() -> None:
+    graph = random_graph(HOMO, 150, 5)
+    parts = random_parts(graph, 4, 5, empty=True)
+    found = measure(graph, parts, 4)
+    lines = report_lines(found)
+    assert lines[0] == "graph    g: 23 nodes, 150 edges, 1 node and 1 edge types"
+    cut = int(found.cut_edges.sum())
+    assert lines[1] == f"cut      {cut} edges ({100 * cut / 150:.1f} %) run between 4 partitions"
+    labels = ["graph", "cut", "nodes", "edges", "halo", "boundary", "training", "empty"]
+    assert [line[:9].strip() for line in lines] == labels
+    assert lines[-1] == "empty    2 of 4 partitions have no node"
+    halo = f"0 to {found.halo.max()} a partition, largest / mean {found.halo_balance:.3f}"
+    assert lines[4] == f"halo     {halo}"
+    assert len(report_lines(measure(random_graph(HOMO, 0, 5, masks=False), parts * 0, 1))) == 6
+
+
+def test_the_price_of_balance() -> None:
+    graph = random_graph(HOMO, 60, 6)
+    even, uneven = np.arange(23) % 2, np.zeros(23, dtype=np.int64)
+    uneven[:2] = 1
+    before, after = (measure(graph, parts, 2) for parts in (uneven, even))
+    (line,) = [line for line in report_lines(after, before) if line.startswith("balance")]
+    old, new = int(before.halo.sum()), int(after.halo.sum())
+    assert new > old > 0
+    assert f"costs {new - old} halo rows ({100 * (new - old) / old:+.1f} %)" in line
+    assert f"nodes {before.node_balance:.2f} to {after.node_balance:.2f}" in line
+    assert any("saves" in line for line in report_lines(before, after))
+    alone = measure(graph, uneven * 0, 2)
+    assert f"costs {new} halo rows;" in report_lines(after, alone)[-1]
+
+
+def test_prediction_after_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By source rows, and by the rows of partial sums where these were counted."""
+    costs = Costs(1e6, 1e3, 10.0, *[0.0] * 3, [8], [4], [], *[0.0] * 3, 3, 1e8, 100)
+    asked = []
+    monkeypatch.setattr(
+        "sar.cli.cut_report.measure_costs", lambda work, seconds: asked.append(work) or costs
+    )
+    graph = random_graph(HOMO, 150, 7)
+    parts = random_parts(graph, 3, 7)
+    quality = measure(graph, parts, 3)
+    assert predict_cut(graph, quality) is None  # no features
+    graph.node_data[NTYPE_HOMO]["feat"] = torch.zeros(23, 6)
+    found = predict_cut(graph, quality)
+    assert found is not None and asked[0].features == found.features == 6
+    gradients = 2 * 2 / 3 * 100 * 4
+    sent = quality.rows.sum(0)
+    assert found.sent_bytes == pytest.approx([12 * rows + gradients for rows in sent.tolist()])
+    assert found.memory_bytes[0] > 1.01e8 + 1e3 * quality.nodes[0] + 10 * quality.edges[0]
+    memory, traffic = prediction_lines(found)
+    assert "(predicted: 3-layer sage, hidden 256, 6 features, 16 classes)" in memory
+    assert memory.startswith("memory   0.09 to 0.09 GiB a rank") and traffic.startswith("traffic  ")
+    assert json.loads(json.dumps(found.to_dict()))["sent_bytes"] == [*map(round, found.sent_bytes)]
+    covered = measure(graph, parts, 3, cover=True)
+    assert covered.fewest is not None and covered.fewest.sum() < 0.95 * covered.halo.sum()
+    fewer = predict_cut(graph, covered, ModelOptions(hidden=8))
+    assert fewer is not None and sum(fewer.sent_bytes) < sum(found.sent_bytes)
+    assert asked[-1].model.hidden == 8
+    several = random_graph(HETERO, 40, 7)
+    assert predict_cut(several, measure(several, random_parts(several, 2, 7), 2)) is None

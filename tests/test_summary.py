@@ -1,5 +1,6 @@
 """The summary of a partitioned graph, against numbers counted on the whole graph with DGL."""
 
+import builtins
 import contextlib
 import io
 import json
@@ -7,6 +8,8 @@ import json
 import pytest
 import torch
 
+from sar.__main__ import main
+from sar.cli.inspect import _busiest
 from sar.errors import PartitionError
 from sar.partition.summary import summarize
 
@@ -63,6 +66,23 @@ def test_homogeneous(tmp_path):
     assert sums["pulled"] == found["halo_nodes"] >= sums["fewest"] > 0
     assert sums["saved"] == 1 - sums["fewest"] / sums["pulled"]
     assert found["end_rows"] == num_ends(path, 3) != sums["pulled"]
+    rows = found["rows"]["halo"]
+    assert [sum(row) for row in rows] == [one["halo_nodes"] for one in found["parts"]]
+    assert sum(map(sum, found["rows"]["ended"])) == found["end_rows"]
+    assert sum(map(sum, found["rows"]["fewest"])) == sums["fewest"]
+    needed = [owners(path, part) for part in range(3)]
+    for part in range(3):
+        others = [owner == part for other, (owner, _) in enumerate(needed) if other != part]
+        nids = [nids for other, (_, nids) in enumerate(needed) if other != part]
+        found_nids = torch.cat([ids[mask] for ids, mask in zip(nids, others)]).unique()
+        assert found["parts"][part]["boundary_nodes"] == len(found_nids)
+        owner, nids = needed[part]
+        for peer in range(3):
+            expected = 0 if peer == part else len(nids[owner == peer].unique())
+            assert rows[part][peer] == expected
+    train = [one["train_nodes"] for one in found["parts"]]
+    assert sum(train) == found["train_nodes"] == int(graph.ndata["train_mask"].sum())
+    assert found["train_balance"] == pytest.approx(max(train) * 3 / sum(train))
     sizes = [one["num_nodes"] for one in found["parts"]]
     assert sum(sizes) == 200 and found["nodes"]["_N"] == {"total": 200, "per_part": sizes}
     assert found["node_balance"] == pytest.approx(max(sizes) * 3 / 200)
@@ -113,7 +133,9 @@ def test_one_part_has_no_cut(tmp_path):
     path = cut(dgl.rand_graph(20, 60), tmp_path, 1)
     found = summarize(path)
     assert (found["cut_edges"], found["halo_nodes"]) == (0, 0)
-    assert found["node_balance"] == found["edge_balance"] == 1.0
+    assert found["node_balance"] == found["edge_balance"] == found["halo_balance"] == 1.0
+    assert found["train_nodes"] is found["train_balance"] is None
+    assert found["rows"] == {"halo": [[0]], "fewest": [[0]], "ended": [[0]]}
 
 
 def test_a_missing_part_is_an_error(tmp_path):
@@ -121,3 +143,118 @@ def test_a_missing_part_is_an_error(tmp_path):
     (tmp_path / "part1/graph.dgl").unlink()
     with pytest.raises(PartitionError, match="part1/graph.dgl"):
         summarize(path)
+
+
+# ------------------------------------------------------------------------------- `sar inspect`
+
+
+@pytest.fixture
+def parts(tmp_path):
+    torch.manual_seed(0)
+    graph = dgl.rand_graph(60, 300)
+    graph.ndata["feat"] = torch.randn(60, 7)
+    graph.ndata["train_mask"] = torch.rand(60) < 0.5
+    return str(cut(graph, tmp_path / "parts", 3))
+
+
+def test_inspect_shows_boundary_and_training(parts, capsys):
+    assert main(["inspect", parts]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""  # no bar where standard error is no terminal
+    lines, found = out.splitlines(), summarize(parts)
+    assert f"boundary    {found['boundary_nodes']} nodes that other partitions need" in lines
+    head = next(line.split() for line in lines if line.startswith("part "))
+    assert head[-2:] == ["boundary", "training"]
+    last = next(line.split() for line in lines if line.startswith("2 "))
+    assert last[-2:] == [str(found["parts"][2][f"{key}_nodes"]) for key in ("boundary", "train")]
+    (balance,) = [line for line in lines if line.startswith("balance")]
+    assert f"training {found['train_balance']:.3f}" in balance
+    assert _busiest([[0, 3], [5, 0]]) == ", most from part 0 to part 1: 5"
+    assert _busiest([[0]]) == ""
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize("suffix", ["png", "SVG"])
+def test_inspect_draws(size, suffix, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = cut(dgl.rand_graph(400, 2000), tmp_path / "parts", size)
+    picture = tmp_path / f"new/cut.{suffix}"
+    for _ in range(2):
+        assert main(["inspect", str(path), "--plot", str(picture), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.split("\n}\n")[0] + "}")["num_parts"] == size
+    start = picture.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
+    assert [file.name for file in picture.parent.iterdir()] == [picture.name]
+
+
+def fails(capsys, *arguments):
+    assert main(["inspect", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    return err
+
+
+def test_wrong_plots(parts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sar.cli.inspect.summarize", lambda *_, **__: pytest.fail("too late"))
+    for name in ("cut.gif", "cut"):
+        assert "ends in .png or .svg" in fails(capsys, parts, "--plot", str(tmp_path / name))
+    (tmp_path / "folder.png").mkdir()
+    assert "is a folder" in fails(capsys, parts, "--plot", str(tmp_path / "folder.png"))
+    assert "cannot write" in fails(capsys, parts, "--plot", "/proc/cut.png")
+
+
+def test_a_plot_without_matplotlib(parts, tmp_path, capsys, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.split(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    err = fails(capsys, parts, "--plot", str(tmp_path / "cut.png"))
+    assert "pip install matplotlib" in err
+
+
+def test_inspect_predicts(parts, capsys):
+    """What is predicted from the counts is what the planner predicts from the files."""
+    assert main(["inspect", parts, "--hidden", "16", "--layers", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["predicted"]
+    assert found["model"]["hidden"] == 16 and found["model"]["layers"] == 2
+    assert (found["features"], found["classes"]) == (7, 16)
+    assert len(found["memory_bytes"]) == len(found["sent_bytes"]) == 3
+    assert min(found["memory_bytes"]) > 1e8 and min(found["sent_bytes"]) > 0
+
+
+def test_inspect_predicts_in_lines(parts, capsys, monkeypatch):
+    from sar.plan import Costs
+
+    costs = Costs(1e6, 1e3, 10.0, *[0.0] * 3, [8], [4], [], *[0.0] * 3, 3, 1e8, 100)
+    monkeypatch.setattr("sar.cli.cut_report.measure_costs", lambda work, seconds: costs)
+    assert main(["inspect", parts, "--model", "gcn"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("memory      0.09 to 0.09 GiB a rank (predicted: 3-layer gcn, ")
+    assert lines[-1].startswith("traffic     0.00 to 0.00 MB sent by a rank")
+
+
+def test_wrong_predictions(tmp_path, capsys):
+    path = str(cut(dgl.rand_graph(20, 60), tmp_path / "plain", 2))
+    assert "no 'feat'" in fails(capsys, path, "--hidden", "8")
+    assert "layers: got 0" in fails(capsys, path, "--layers", "0")
+    several = dgl.heterograph(
+        {("a", "r", "b"): ([0, 1], [1, 2]), ("b", "s", "a"): ([0, 1], [1, 2])}
+    )
+    path = str(cut(several, tmp_path / "several", 1))
+    assert "2 node and 2 edge types" in fails(capsys, path, "--hidden", "8")
+
+
+def test_a_bar_on_a_terminal(parts, capsys, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    import sys
+
+    assert main(["inspect", parts]) == 0
+    assert "reading" in sys.stderr.getvalue() and "part" in sys.stderr.getvalue()
