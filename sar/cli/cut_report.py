@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,13 @@ def _price(quality: CutQuality, before: CutQuality) -> str:
     rows, old = int(quality.halo.sum()), int(before.halo.sum())
     share = f" ({100 * (rows - old) / old:+.1f} %)" if old else ""
     verb = "costs" if rows >= old else "saves"
-    kinds = ("node_balance", "edge_balance", "halo_balance")
     changes = ", ".join(
-        f"{name.removesuffix('_balance')}{'s' if 'halo' not in name else ''} "
-        f"{getattr(before, name):.2f} to {getattr(quality, name):.2f}"
-        for name in kinds
+        f"{title} {was:.2f} to {now:.2f}"
+        for title, was, now in (
+            ("nodes", before.node_balance, quality.node_balance),
+            ("edges", before.edge_balance, quality.edge_balance),
+            ("halo", before.halo_balance, quality.halo_balance),
+        )
     )
     return f"{verb} {abs(rows - old):,} halo rows{share}; largest / mean: {changes}"
 
@@ -83,9 +85,10 @@ class Predicted:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able values."""
-        return asdict(replace(self, memory_bytes=[*map(round, self.memory_bytes)])) | {
-            "sent_bytes": [*map(round, self.sent_bytes)]
+        rounded = {
+            name: [*map(round, getattr(self, name))] for name in ("memory_bytes", "sent_bytes")
         }
+        return asdict(self) | rounded
 
 
 def predict_training(graph: GraphStatistics, model: ModelOptions) -> Predicted:
