@@ -143,8 +143,7 @@ def _feature_files(
             for column, rows in columns.items():
                 dtype, shape = _stored_kind(rows)
                 arrays.append(Array(f"{kind}/{column}", dtype, (stop - start, *shape)))
-        # DGL's own files have them in this order, as long as they are few.
-        found.append(FeatureFile(files, f"part{part}/{name}", arrays[::-1]))
+        found.append(FeatureFile(files, f"part{part}/{name}", arrays))
     return found
 
 

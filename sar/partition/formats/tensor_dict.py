@@ -77,7 +77,7 @@ class FeatureFile:
         self._running: dict[str, _Running] = {}
         header = struct.pack("<QQQ", TENSORS_MAGIC, len(arrays), len(arrays))
         at = 0
-        for array in arrays:
+        for array in reversed(arrays):  # as DGL's own files have them, as long as they are few
             header += named_header(array)
             files.write(name, at, header)
             at += len(header)
@@ -105,6 +105,6 @@ class FeatureFile:
                 list(one.array.shape),
                 one.digest.hexdigest(),
             )
-            for name, one in self._running.items()
+            for name, one in reversed(self._running.items())
         }
         return FileSeal(self._size, arrays=arrays)
