@@ -73,7 +73,7 @@ def write_partitions(
             if format == "dgl":
                 write_dgl(graph, parts, num_parts, files, name, method, progress)
             else:
-                write_pyg(graph, parts, num_parts, files, progress)
+                write_pyg(graph, parts, num_parts, files, scratch, progress)
         _move_into_place(work, out, scratch / "old")
     return str(out / f"{name}.json" if format == "dgl" else out)
 

@@ -53,7 +53,8 @@ def write_dgl(
     """
     layout = lay_out(graph, parts, num_parts, progress)
     for part in range(num_parts):
-        files.make_folder(f"part{part}")
+        with files.placed(f"part{part}") as folder:
+            folder.mkdir()
     seals = _write_nodes(graph, layout, files, progress)
     seals |= _write_edges(graph, layout, files, progress)
     content = _description(graph, layout, name, method)

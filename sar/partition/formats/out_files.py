@@ -43,9 +43,13 @@ class OutFiles:
             with naming(self._shown / name):
                 os.close(number)
 
-    def make_folder(self, name: str) -> None:
+    @contextmanager
+    def placed(self, name: str) -> Iterator[Path]:
+        """Where somebody else writes a file; its folder is there, and errors name it."""
         with naming(self._shown / name):
-            (self._folder / name).mkdir(exist_ok=True)
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield path
 
     def write(self, name: str, at: int, data: Any) -> None:
         """All bytes of a contiguous buffer, from a position on."""
