@@ -8,6 +8,9 @@ The layout has no place for labels, masks and other columns of nodes: they are w
 into ``node_data.npz``, by the ids of the graph (``label``, or ``label/author`` where there are
 several types). PyG does not read that file; :mod:`sar.partition.foreign` does.
 
+PyG's own reader fails for a part that owns no node, or whose edges of a type with features are
+none, whoever wrote it; this library's reads it.
+
 ``torch.save`` takes whole tensors, so one part at a time is in memory: about 50 bytes for each of
 its edges, and its features. What is as large as all edges lies in a scratch folder.
 """
