@@ -57,7 +57,10 @@ def _head(num_nodes: int, num_edges: int) -> bytes:
     start = HEADER_BYTES + 16
     head = struct.pack("<4Q", FILE_MAGIC, 2, 2, 1).ljust(HEADER_BYTES, b"\0")
     head += struct.pack("<QQQ", start, 0, HETERO_MAGIC) + _metagraph()
-    head += struct.pack("<QQqq", 1, UNIT_MAGIC, _NEW_CODE | _COO, _NEW_CODE | _ALL_FORMATS) + _metagraph()
+    head += (
+        struct.pack("<QQqq", 1, UNIT_MAGIC, _NEW_CODE | _COO, _NEW_CODE | _ALL_FORMATS)
+        + _metagraph()
+    )
     return head + struct.pack("<Qqq", COO_MAGIC, num_nodes, num_nodes) + _between(num_edges)
 
 
@@ -235,7 +238,7 @@ class _Running:
 
     def digest(self, data: bytes | np.ndarray) -> None:
         """The next bytes, which are there already."""
-        view = memoryview(data)
+        view = memoryview(data)  # type: ignore[arg-type]
         if view.nbytes:
             self._found.update(view)
         self._at += view.nbytes

@@ -63,7 +63,9 @@ def lay_out(
 ) -> Layout:
     """Of a valid graph and int [N] parts of its nodes, types one after another."""
     starts, dtype = graph.node_offsets(), smallest(num_parts)
-    part_of = {t: parts[starts[t] : starts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()}
+    part_of = {
+        t: parts[starts[t] : starts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()
+    }
     counts = [np.bincount(own, minlength=num_parts) for own in part_of.values()]
     node_ranges = dict(zip(part_of, _ranges(counts, num_parts), strict=True))
     wide = np.int32 if graph.total_nodes < 2**31 else np.int64
@@ -76,9 +78,9 @@ def lay_out(
     return Layout(num_parts, part_of, new_ids, node_ranges, edge_ranges)
 
 
-def smallest(num_parts: int) -> type:
+def smallest(num_parts: int) -> np.dtype:
     """The unsigned dtype of parts."""
-    return next(t for t in (np.uint8, np.uint16, np.uint32) if num_parts - 1 <= np.iinfo(t).max)
+    return np.min_scalar_type(num_parts - 1)
 
 
 def _count_edges(

@@ -218,7 +218,7 @@ class _Writer:
     def _edges(
         self, part: int, number: int, etype: CanonicalEtype, first: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of a type in a part, by destination: ends and ids, ``first`` the type's first; features."""
+        """Of a type in a part, by destination: ends and ids, from ``first`` on; and features."""
         src, dst, ids = self._take(part, number)
         order = np.lexsort((*self._times(etype, src, ids), dst))
         src, dst, ids = (one[order] for one in (src, dst, ids))
