@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,13 @@ class OutFiles:
 
     def __exit__(self, *_: object) -> None:
         """Close all; an error that only closing tells of is not lost."""
-        while self._numbers:
-            name, number = self._numbers.popitem()
-            with naming(self._shown / name):
-                os.close(number)
+        with ExitStack() as closing:
+            for name, number in self._numbers.items():
+                closing.callback(self._close, name, number)
+
+    def _close(self, name: str, number: int) -> None:
+        with naming(self._shown / name):
+            os.close(number)
 
     @contextmanager
     def placed(self, name: str) -> Iterator[Path]:
