@@ -505,9 +505,10 @@ MAPPED = """
                 rows[low : low + (1 << 16)] = np.arange(low, low + (1 << 16)) * 7919 % nodes
         del rows
     src, dst, feat = (npy.tensor(folder / name) for name in shapes)
-    graph = GraphArrays("g", {"_N": nodes}, {("_N", "_E", "_N"): (src, dst)}, {"_N": {"feat": feat}})
+    etype = ("_N", "_E", "_N")
+    graph = GraphArrays("g", {"_N": nodes}, {etype: (src, dst)}, {"_N": {"feat": feat}})
     parts = (np.arange(nodes) % 3).astype(np.int8)
-    small = GraphArrays("s", {"_N": 9}, {("_N", "_E", "_N"): (src[:9] % 9, dst[:9] % 9)})
+    small = GraphArrays("s", {"_N": 9}, {etype: (src[:9] % 9, dst[:9] % 9)})
     write_partitions(small, parts[:9], folder / "small")  # compiles
     def kilobytes(word):
         lines = Path("/proc/self/status").read_text().splitlines()

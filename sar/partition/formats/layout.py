@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
-from sar.partition.formats.loops import count_parts, group_edges, group_nodes, number_nodes
+from sar.partition.formats.loops import (
+    count_each,
+    count_parts,
+    group_edges,
+    group_nodes,
+    number_nodes,
+)
 
 BLOCK = 1 << 20  # nodes or edges that are looked at together
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
@@ -66,7 +72,7 @@ def lay_out(
     part_of = {
         t: parts[starts[t] : starts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()
     }
-    counts = [np.bincount(own, minlength=num_parts) for own in part_of.values()]
+    counts = [count(own, num_parts) for own in part_of.values()]
     node_ranges = dict(zip(part_of, _ranges(counts, num_parts), strict=True))
     wide = np.int32 if graph.total_nodes < 2**31 else np.int64
     new_ids = {}
@@ -81,6 +87,13 @@ def lay_out(
 def smallest(num_parts: int) -> np.dtype:
     """The unsigned dtype of parts."""
     return np.min_scalar_type(num_parts - 1)
+
+
+def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
+    """int64 [P]: how often each part comes; numpy's ``bincount`` copies them to int64."""
+    found = np.zeros(num_parts, np.int64)
+    count_each(parts, found)
+    return found
 
 
 def _count_edges(
@@ -105,15 +118,15 @@ def _ranges(counts: list[np.ndarray], num_parts: int) -> Iterator[np.ndarray]:
 
 
 def blocks(
-    count: int, what: str = "", progress: Progress | None = None, size: int | None = None
+    total: int, what: str = "", progress: Progress | None = None, size: int | None = None
 ) -> Iterator[tuple[int, int]]:
     """``(low, high)`` of runs of rows; ``progress`` is told of each that has been dealt with."""
     step = size or BLOCK
-    for low in range(0, count, step):
-        high = min(low + step, count)
+    for low in range(0, total, step):
+        high = min(low + step, total)
         yield low, high
         if progress is not None:
-            progress(what, high, count)
+            progress(what, high, total)
 
 
 @dataclass
@@ -148,7 +161,7 @@ def node_groups(layout: Layout, ntype: str, progress: Progress | None = None) ->
     parts = layout.part_of[ntype]
     order = np.empty(min(BLOCK, len(parts)), np.int32)
     for low, high in blocks(len(parts), f"writing {ntype} nodes", progress):
-        bounds = _bounds(np.bincount(parts[low:high], minlength=layout.num_parts))
+        bounds = _bounds(count(parts[low:high], layout.num_parts))
         group_nodes(parts[low:high], bounds[:-1].copy(), order)
         yield Group(low, high, bounds.tolist(), order, _NONE, _NONE)
 

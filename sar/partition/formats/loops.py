@@ -26,6 +26,13 @@ def number_nodes(parts: Any, following: Any, new_ids: Any) -> None:
 
 
 @compiled
+def count_each(parts: Any, counts: Any) -> None:
+    """Add to int64 [P] ``counts`` how often each part comes."""
+    for i in range(len(parts)):
+        counts[parts[i]] += 1
+
+
+@compiled
 def count_parts(ids: Any, part_of: Any, counts: Any) -> None:
     """Add to int64 [P] ``counts`` the parts of nodes, one for each time that one comes."""
     for i in range(len(ids)):

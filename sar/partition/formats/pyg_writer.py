@@ -119,8 +119,12 @@ class _Writer:
         }
 
     def _save(self, name: str, content: Any) -> None:
-        with self._files.placed(name) as path:
-            torch.save(content, path)
+        with self._files.placed(name) as path, open(path, "wb") as file:
+            try:
+                torch.save(content, file)
+            except RuntimeError as error:  # it closes its archive, which fails, too
+                reason = error.__context__
+                raise reason if isinstance(reason, OSError) else error from None
 
     def _table(self, name: str, kind: str) -> str:
         return f"{name}/{kind}.pt" if self._is_hetero else f"{name}.pt"
