@@ -20,6 +20,7 @@ from harness.graphs import hetero, mixed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sar
 from sar.__main__ import main
 from sar.errors import PartitionError
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
@@ -271,6 +272,8 @@ def test_pyg_reads_what_is_written(tmp_path: Path) -> None:
     from torch_geometric.distributed import LocalFeatureStore, LocalGraphStore
 
     graph = plain()
+    whole = write_partitions(graph, [0] * NODES, tmp_path / "whole", format="pyg")
+    assert sar.load_partition_data(whole, 0).num_edges("_E") == EDGES
     path = write_partitions(graph, np.arange(NODES) % 2, tmp_path / "out", format="pyg")
     for part in range(2):
         store = LocalGraphStore.from_partition(path, part)

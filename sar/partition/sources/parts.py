@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from sar.partition import npy
 from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
 from sar.partition.book import PartitionBook, read_book
 from sar.partition.features import FeatureStore
+from sar.partition.foreign import open_folder
 from sar.partition.load import (
     PartitionData,
     load_partition,
@@ -28,6 +29,7 @@ from sar.partition.load import (
     read_node_features,
 )
 from sar.partition.mapped import BLOCK_BYTES
+from sar.partition.renumber import own_ids
 
 _BLOCK = 1 << 20
 
@@ -52,11 +54,12 @@ def read_partitions(path: str | os.PathLike, scratch: Path) -> tuple[GraphArrays
     edges, edge_data = _edges(book, nodes, scratch)
     num_nodes = {ntype: book.num_nodes(ntype) for ntype in book.ntypes}
     graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data)
-    parts = [np.empty(num_nodes[ntype], np.int32) for ntype in book.ntypes]
-    for found, numbers in zip(parts, nodes.values(), strict=True):
+    parts, starts = np.empty(graph.total_nodes, np.int32), graph.node_offsets()
+    for ntype, numbers in nodes.items():
+        own = parts[starts[ntype] :]
         for part in range(book.num_parts):
-            found[numbers.of_part(part)] = part
-    return graph, np.concatenate(parts) if parts else np.empty(0, np.int32)
+            own[numbers.of_part(part)] = part
+    return graph, parts
 
 
 @dataclass
@@ -66,12 +69,10 @@ class _Numbers:
     Attributes:
         ids: int32 or int64 [N], in the order of the parts' rows.
         bounds: int64 [P + 1], where each part's rows begin there.
-        is_original: whether they are those of the column ``orig_id``.
     """
 
     ids: np.ndarray
     bounds: np.ndarray
-    is_original: bool
 
     def of_part(self, part: int) -> np.ndarray:
         return self.ids[self.bounds[part] : self.bounds[part + 1]]
@@ -86,23 +87,36 @@ def _node_ids(book: PartitionBook, ntype: str, scratch: Path) -> _Numbers:
     bounds, name = _bounds(book.node_ranges[ntype]), f"{ntype}/{ORIG_ID}"
     total = int(bounds[-1])
     ids = np.arange(total, dtype=np.int32 if total < 2**31 else np.int64)
-    stores = [read_node_features(book, part) for part in range(book.num_parts)]
-    if not _is_numbering(stores, name, total, scratch):
-        return _Numbers(ids, bounds, False)
-    for part, store in enumerate(stores):
-        for low, rows in _runs(store, name):
-            start = int(bounds[part]) + low
-            ids[start : start + len(rows)] = rows.numpy()
-    return _Numbers(ids, bounds, True)
+    if book.is_foreign:
+        folder = open_folder(book.json_path)
+        runs = ((part, 0, own_ids(folder, ntype, part)) for part in range(book.num_parts))
+    elif _is_numbering(book, read_node_features, name, total, scratch):
+        runs = (
+            (part, low, rows.numpy())
+            for part in range(book.num_parts)
+            for low, rows in _runs(read_node_features(book, part), name)
+        )
+    else:
+        return _Numbers(ids, bounds)
+    for part, low, own in runs:
+        start = int(bounds[part]) + low
+        ids[start : start + len(own)] = own
+    return _Numbers(ids, bounds)
 
 
-def _is_numbering(stores: list[FeatureStore], name: str, total: int, scratch: Path) -> bool:
+def _is_numbering(
+    book: PartitionBook,
+    read: Callable[[PartitionBook, int], FeatureStore],
+    name: str,
+    total: int,
+    scratch: Path,
+) -> bool:
     """Whether a column of all parts holds each id below ``total`` once."""
-    if not all(name in store and _is_column_of_ids(store, name) for store in stores):
-        return False
-    seen = npy.create(scratch / "seen.npy", np.bool_, (total,))
-    count = 0
-    for store in stores:
+    seen, count = npy.create(scratch / "seen.npy", np.bool_, (total,)), 0
+    for part in range(book.num_parts):
+        store = read(book, part)
+        if name not in store or not _is_column_of_ids(store, name):
+            return False
         for _, rows in _runs(store, name):
             ids = rows.numpy()
             if len(ids) and not 0 <= ids.min() <= ids.max() < total:
@@ -243,8 +257,8 @@ class _EdgesOfType:
         self._seen = npy.create(paths[2], np.bool_, (self._total,))
 
     def _has_numbers(self, stem: Path) -> bool:
-        stores = [read_edge_features(self._book, part) for part in range(self._book.num_parts)]
-        return _is_numbering(stores, self._prefix + ORIG_EID, self._total, stem.parent)
+        name = self._prefix + ORIG_EID
+        return _is_numbering(self._book, read_edge_features, name, self._total, stem.parent)
 
     def add(self, data: PartitionData, nodes: dict[str, _Numbers]) -> None:
         """The edges that end in a part."""
