@@ -173,6 +173,12 @@ def read_node_features(book: PartitionBook, part_id: int) -> FeatureStore:
     return FeatureStore(_read_features(book, part_id, "node_feats"))
 
 
+def read_edge_features(book: PartitionBook, part_id: int) -> FeatureStore:
+    """The features of a part's edges alone, in DGL's layout; of their file only the headers are
+    read. Raises PartitionError as :func:`load_partition`."""
+    return FeatureStore(_read_features(book, part_id, "edge_feats"))
+
+
 def _node_types(book: PartitionBook, part_id: int) -> Tensor:
     counts = torch.tensor([book.part_nodes(ntype, part_id) for ntype in book.ntypes])
     return torch.arange(len(book.ntypes), dtype=torch.int32).repeat_interleave(counts)

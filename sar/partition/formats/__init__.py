@@ -1,0 +1,1 @@
+"""Writers of partitions: where everything goes, and one module for each format."""

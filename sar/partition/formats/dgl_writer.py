@@ -1,0 +1,197 @@
+"""Writes a graph that has been cut, in the layout of DGL's `partition_graph`, without DGL.
+
+Nothing as large as the edges or the features is made in memory: inputs that are maps of files stay
+in them, and each column is read once, in the order of original ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.partition.arrays import ORIG_EID, CanonicalEtype, GraphArrays
+from sar.partition.digest import FileSeal, Seals, graph_digest, seal
+from sar.partition.formats.dgl_graph import PartGraph
+from sar.partition.formats.layout import (
+    Group,
+    Layout,
+    Progress,
+    edge_groups,
+    lay_out,
+    node_groups,
+)
+from sar.partition.formats.out_files import OutFiles
+from sar.partition.formats.tensor_dict import Array, FeatureFile
+from sar.partition.mapped import BLOCK_BYTES
+
+HALO_HOPS = 1
+GRAPH, NODE_FEATS, EDGE_FEATS = "graph.dgl", "node_feat.dgl", "edge_feat.dgl"
+
+
+def write_dgl(
+    graph: GraphArrays,
+    parts: np.ndarray,
+    num_parts: int,
+    files: OutFiles,
+    name: str,
+    method: str,
+    progress: Progress | None = None,
+) -> None:
+    """`NAME.json` and the folders of the parts.
+
+    Args:
+        graph: valid; parts: int [N] below ``num_parts``, types one after another.
+        name, method: what the JSON says.
+
+    Raises ``OSError`` that names a file.
+    """
+    layout = lay_out(graph, parts, num_parts, progress)
+    for part in range(num_parts):
+        with files.placed(f"part{part}") as folder:
+            folder.mkdir()
+    seals = _write_nodes(graph, layout, files, progress)
+    seals |= _write_edges(graph, layout, files, progress)
+    content = _description(graph, layout, name, method)
+    ordered = {path: seals[path] for path in _paths(num_parts)}
+    sealed = seal(content, Seals(graph_digest(graph), ordered))
+    files.write(f"{name}.json", 0, (json.dumps(sealed, indent=4) + "\n").encode())
+
+
+def _paths(num_parts: int) -> Iterator[str]:
+    for part in range(num_parts):
+        yield from (f"part{part}/{name}" for name in (GRAPH, NODE_FEATS, EDGE_FEATS))
+
+
+def _write_nodes(
+    graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress | None
+) -> dict[str, FileSeal]:
+    """The features of nodes; returns what each file has to be when it is read."""
+    tables = _feature_files(graph.node_data, layout, layout.node_ranges, files, NODE_FEATS)
+    for ntype, columns in graph.node_data.items():
+        for group in node_groups(layout, ntype, progress) if columns else ():
+            _append(tables, ntype, columns, group)
+    return {table.name: table.seal() for table in tables}
+
+
+def _write_edges(
+    graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress | None
+) -> dict[str, FileSeal]:
+    """The features of edges, and the graphs."""
+    data = {":".join(etype): _edge_columns(graph, etype) for etype in graph.edges}
+    ranges = {":".join(etype): own for etype, own in layout.edge_ranges.items()}
+    tables = _feature_files(data, layout, ranges, files, EDGE_FEATS)
+    graphs = [
+        PartGraph(files, f"part{part}/{GRAPH}", layout, part, graph.is_homogeneous)
+        for part in range(layout.num_parts)
+    ]
+    for etype in graph.edges:
+        _write_type(graph, layout, etype, (tables, graphs), progress)
+    seals = {table.name: table.seal() for table in tables}
+    for part, one in enumerate(graphs):
+        seals[one.name] = one.finish()
+        if progress is not None:
+            progress("writing graphs", part + 1, layout.num_parts)
+    return seals
+
+
+def _write_type(
+    graph: GraphArrays,
+    layout: Layout,
+    etype: CanonicalEtype,
+    outputs: tuple[list[FeatureFile], list[PartGraph]],
+    progress: Progress | None,
+) -> None:
+    """The edges of a type with their features."""
+    (tables, graphs), kind = outputs, ":".join(etype)
+    columns = _edge_columns(graph, etype)
+    stored = {name: rows for name, rows in columns.items() if rows is not None}
+    rows = (layout.edge_ranges[etype][:, 0] - layout.edge_spans[:, 0]).tolist()
+    for group in edge_groups(graph, layout, etype, progress):
+        for part, where in group.parts():
+            graphs[part].write_ends(rows[part], group.src[where], group.dst[where])
+            rows[part] += where.stop - where.start
+            if len(stored) < len(columns):
+                ids = group.order[where].astype(np.int64)
+                ids += group.low
+                tables[part].append(f"{kind}/{ORIG_EID}", ids)
+        _append(tables, kind, stored, group)
+
+
+def _edge_columns(graph: GraphArrays, etype: CanonicalEtype) -> dict[str, Tensor | None]:
+    """By name; None for original ids, which edges get that have none."""
+    return {ORIG_EID: None, **graph.edge_data.get(etype, {})}
+
+
+def _feature_files(
+    data: dict[str, Any],
+    layout: Layout,
+    ranges: dict[str, np.ndarray],
+    files: OutFiles,
+    name: str,
+) -> list[FeatureFile]:
+    """One for each part, with the rows that it owns of each column."""
+    found = []
+    for part in range(layout.num_parts):
+        arrays = []
+        for kind, columns in data.items():
+            start, stop = ranges[kind][part].tolist()
+            for column, rows in columns.items():
+                dtype, shape = _stored_kind(rows)
+                arrays.append(Array(f"{kind}/{column}", dtype, (stop - start, *shape)))
+        found.append(FeatureFile(files, f"part{part}/{name}", arrays))
+    return found
+
+
+def _stored_kind(rows: Tensor | None) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Of a column: its dtype in the files, and the shape of a row."""
+    if rows is None:
+        return torch.int64, ()
+    dtype = torch.uint8 if rows.dtype == torch.bool else rows.dtype
+    return dtype, tuple(rows.shape[1:])
+
+
+def _append(tables: list[FeatureFile], kind: str, columns: dict[str, Tensor], group: Group) -> None:
+    """The rows of a group, to each part its own."""
+    for name, rows in columns.items():
+        some = rows.detach()[group.low : group.high]
+        for part, where in group.parts():
+            for picked in pick_bytes(some, group.order[where]):
+                tables[part].append(f"{kind}/{name}", picked)
+
+
+def pick_bytes(rows: Tensor, order: np.ndarray) -> Iterator[np.ndarray]:
+    """The bytes of rows at int32 positions, in runs of a few MB."""
+    width = max(1, rows[:1].numel() * rows.element_size())
+    step = max(1, BLOCK_BYTES // width)
+    for at in range(0, len(order), step):
+        places = torch.from_numpy(order[at : at + step])
+        picked = rows.index_select(0, places.to(rows.device)).cpu().contiguous()
+        yield picked.view(-1).view(torch.uint8).numpy()
+
+
+def _description(graph: GraphArrays, layout: Layout, name: str, method: str) -> dict[str, Any]:
+    """The JSON without its digests."""
+    content: dict[str, Any] = {
+        "graph_name": name,
+        "num_nodes": graph.total_nodes,
+        "num_edges": graph.total_edges,
+        "part_method": method,
+        "num_parts": layout.num_parts,
+        "halo_hops": HALO_HOPS,
+        "node_map": {t: r.tolist() for t, r in layout.node_ranges.items()},
+        "edge_map": {":".join(t): r.tolist() for t, r in layout.edge_ranges.items()},
+        "ntypes": {t: i for i, t in enumerate(graph.num_nodes)},
+        "etypes": {":".join(t): i for i, t in enumerate(graph.edges)},
+    }
+    for part in range(layout.num_parts):
+        content[f"part-{part}"] = {
+            "node_feats": f"part{part}/{NODE_FEATS}",
+            "edge_feats": f"part{part}/{EDGE_FEATS}",
+            "part_graph": f"part{part}/{GRAPH}",
+        }
+    return content

@@ -1,0 +1,98 @@
+"""Partitions are read as a graph in original ids, and cut or written anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from foreign_files import write_glt
+from harness.graphs import mixed
+from written_graphs import EDGES, GRAPHS, NODES, cut, plain
+
+from sar.__main__ import main
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+from sar.partition.dgl_format import read_tensor_dict
+from sar.partition.formats import layout
+from sar.partition.sources import parts as parts_module
+from sar.partition.sources.parts import read_partitions
+from sar.partition.write import write_partitions
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there are several, and most have no edge of some part."""
+    monkeypatch.setattr(layout, "BLOCK", 7)
+    monkeypatch.setattr(parts_module, "_BLOCK", 16)
+
+
+@pytest.mark.parametrize("name", ["plain", "typed"])
+def test_from_one_format_to_the_other_and_back(name: str, tmp_path: Path) -> None:
+    graph = GRAPHS[name]()
+    parts = cut(graph, 3)
+    first = again = write_partitions(graph, parts, tmp_path / "a", num_parts=3)
+    for number, format in enumerate(("pyg", "dgl")):
+        (scratch := tmp_path / f"scratch{number}").mkdir()
+        found, own = read_partitions(again, scratch)
+        again = write_partitions(
+            found, own, tmp_path / f"b{number}", "g", num_parts=3, format=format
+        )
+    for part in range(3):
+        for file in ("graph.dgl", "node_feat.dgl", "edge_feat.dgl"):
+            one, two = (Path(at).parent / f"part{part}" / file for at in (first, again))
+            if file == "graph.dgl":
+                assert one.read_bytes() == two.read_bytes()
+            else:
+                arrays = [read_tensor_dict(at) for at in (one, two)]
+                assert set(arrays[0]) == set(arrays[1])
+                for key, rows in arrays[0].items():
+                    assert torch.equal(rows.read(), arrays[1][key].read())
+
+
+def test_graphlearns_partitions_are_cut_again(tmp_path: Path) -> None:
+    graph = mixed()
+    parts = np.arange(graph.total_nodes) % 3
+    found, own = read_partitions(write_glt(graph, parts, 3, tmp_path / "glt"), tmp_path)
+    assert np.array_equal(own, parts)
+    assert all(map(torch.equal, found.edges[ETYPE_HOMO], graph.edges[ETYPE_HOMO]))
+    expected = graph.edge_data[ETYPE_HOMO]["weight"]
+    assert torch.equal(found.edge_data[ETYPE_HOMO]["weight"], expected)
+    path = write_partitions(found, own % 2, tmp_path / "out")
+    assert main(["inspect", path]) == 0
+
+
+@pytest.mark.parametrize("damage", ["twice", "far", "float"])
+def test_ids_that_are_no_numbering_stay_a_column(damage: str, tmp_path: Path) -> None:
+    graph = plain()
+    ids = torch.arange(NODES)
+    ids[3] = {"twice": 4, "far": 1000}.get(damage, 3)
+    graph.node_data[NTYPE_HOMO]["orig_id"] = ids.double() if damage == "float" else ids
+    graph.edge_data[ETYPE_HOMO]["orig_eid"] = torch.arange(EDGES) + 5
+    path = write_partitions(graph, cut(graph, 3), tmp_path / "out")
+    found, own = read_partitions(path, tmp_path)
+    assert np.array_equal(own, np.sort(cut(graph, 3)))
+    order = np.argsort(cut(graph, 3), kind="stable")
+    assert torch.equal(
+        found.node_data[NTYPE_HOMO]["feat"], graph.node_data[NTYPE_HOMO]["feat"][order]
+    )
+    assert found.node_data[NTYPE_HOMO]["orig_id"].tolist() == ids[order].tolist()
+    eids = found.edge_data[ETYPE_HOMO]["orig_eid"] - 5
+    for got, expected in zip(found.edges[ETYPE_HOMO], graph.edges[ETYPE_HOMO], strict=True):
+        assert torch.equal(torch.from_numpy(order)[got], expected[eids])
+
+
+def test_dgls_own_partitions_are_cut_again(tmp_path: Path) -> None:
+    """Which keep no original ids."""
+    dgl = pytest.importorskip("dgl")
+    graph = plain()
+    whole = dgl.graph(graph.edges[ETYPE_HOMO], num_nodes=NODES)
+    whole.ndata["feat"] = graph.node_data[NTYPE_HOMO]["feat"]
+    dgl.distributed.partition_graph(whole, "g", 2, str(tmp_path / "dgl"), part_method="random")
+    (scratch := tmp_path / "scratch").mkdir()
+    found, own = read_partitions(tmp_path / "dgl" / "g.json", scratch)
+    assert found.total_edges == EDGES and np.array_equal(own, np.sort(own))
+    rows = {tuple(row): at for at, row in enumerate(found.node_data[NTYPE_HOMO]["feat"].tolist())}
+    places = torch.tensor([rows[tuple(row)] for row in whole.ndata["feat"].tolist()])
+    expected = sorted(zip(*(places[ids].tolist() for ids in graph.edges[ETYPE_HOMO]), strict=True))
+    assert sorted(zip(*(ids.tolist() for ids in found.edges[ETYPE_HOMO]), strict=True)) == expected
