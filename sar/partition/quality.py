@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.compiled import compiled
 from sar.partition.cover import count_fewest
 
 Counts = NDArray[np.int64]
 BLOCK = 1 << 20  # edges or nodes that are looked at together
 _WORD = 64  # parts whose bits one word holds, where there are many
-_OPTIONS: Any = {"nogil": True, "cache": True, "_nrt": False}
-_kernel: Any = numba.njit(**_OPTIONS)
+
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +206,7 @@ def _blocks(graph: GraphArrays) -> Iterator[tuple[CanonicalEtype, int, np.ndarra
             yield etype, low, src, dst
 
 
-@_kernel
+@compiled
 def _mark(src, dst, src_owner, dst_owner, needed, words, edges, cut):  # type: ignore[no-untyped-def]
     """Count edges, and set the bits of the parts that need a source.
 
@@ -231,7 +229,7 @@ def _mark(src, dst, src_owner, dst_owner, needed, words, edges, cut):  # type: i
     return -1
 
 
-@_kernel
+@compiled
 def _count_rows(owner, needed, words, rows, boundary):  # type: ignore[no-untyped-def]
     """Add each node's bits to ``rows`` [P, P], and nodes with bits to ``boundary`` [P]."""
     for node in range(len(owner)):

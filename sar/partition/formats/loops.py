@@ -10,7 +10,7 @@ from typing import Any
 import numba
 import numpy as np
 
-compiled: Any = numba.njit(nogil=True, cache=True)
+from sar.partition.compiled import compiled
 
 WORD = 64  # bits of an element of a bitmap
 _ONE, _SIX = np.uint64(1), np.uint64(6)

@@ -1,0 +1,14 @@
+"""How loops over nodes and edges are compiled: kept on disk, other threads run meanwhile.
+
+They own no memory (`_nrt`): counting who refers to an array costs more than what is done with one
+edge. Where they need room, the caller passes it. Ids are not checked: `GraphArrays.validate` did.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+
+_OPTIONS: Any = {"nogil": True, "cache": True, "_nrt": False}
+compiled: Any = numba.njit(**_OPTIONS)

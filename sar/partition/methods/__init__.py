@@ -1,0 +1,1 @@
+"""Methods of cutting: who owns which node."""

@@ -1,0 +1,298 @@
+"""Makes a cut better and balanced: nodes move, one after another, to where their neighbors are.
+
+A part is charged for what it bears of each kind (nodes of a type, edges, training nodes, halo
+rows). A node gains by a move the neighbors that it gets, and pays the difference of prices, which
+are proportional to how far a part is above the mean (a Lagrangian relaxation whose multipliers
+follow the loads). The last sweeps are strict: nothing moves into a part that has no room for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sar.partition.compiled import compiled
+from sar.partition.methods.graph import CutGraph
+
+_PRICED_SWEEPS, _STRICT_SWEEPS = 4, 3
+# Of an average node's neighbors, what a part takes for it at twice the mean. Higher prices, or
+# prices that rise, balance no better and move what need not move.
+_FACTOR = 0.25
+_CANDIDATES = 4  # parts for which a node's new halo rows are counted
+_WORD = 64
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far above the mean a part may be, as a factor.
+
+    Attributes:
+        nodes: of each node type. edges: in-edges. train: training nodes. halo: rows that a part
+            receives. ``None``: not balanced.
+    """
+
+    nodes: float = 1.03
+    edges: float | None = None
+    train: float | None = None
+    halo: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but nodes is balanced."""
+        return self.edges is None and self.train is None and self.halo is None
+
+
+class _Loads:
+    """What parts bear, a row a kind: node types, in-edges, training nodes, halo rows."""
+
+    def __init__(self, graph: CutGraph, parts: np.ndarray, num_parts: int, bounds: Bounds) -> None:
+        self._graph, self._parts = graph, parts
+        self.num_types = int(graph.types.max(initial=0)) + 1
+        self.values = np.zeros((self.num_types + 3, num_parts), np.float64)
+        train = np.zeros(0, bool) if graph.train is None else graph.train
+        self.train = train if bounds.train is not None else train[:0]
+        _count_loads(parts, graph.types, graph.in_edges, self.train, self.values)
+        words = -(-num_parts // _WORD) if bounds.halo is not None else 0
+        self.needs = np.zeros((graph.num_nodes if words else 0, words), np.uint64)
+        self.count_halo()
+        factors = [bounds.nodes] * self.num_types + [bounds.edges, bounds.train, bounds.halo]
+        self.means = np.maximum(self.values.mean(axis=1), 1e-9)
+        self.caps = np.array(
+            [np.inf if f is None else f * mean for f, mean in zip(factors, self.means)]
+        )
+        self.caps[-1] /= self.means[-1]  # of the mean of the moment
+        whole = np.ceil(self.values[: self.num_types].mean(axis=1))
+        self.caps[: self.num_types] = np.maximum(self.caps[: self.num_types], whole)
+        degree = len(graph.rows.values) / max(graph.num_nodes, 1)
+        units = [degree] * self.num_types + [1.0, degree, 1.0]
+        self.units = np.array([0.0 if f is None else u for f, u in zip(factors, units)])
+
+    def any_type_above(self) -> bool:
+        """Whether a part has more nodes of a type than it may."""
+        types = slice(self.num_types)
+        return bool((self.values[types] > self.caps[types, None]).any())
+
+    def count_halo(self) -> None:
+        """Halo rows of each part, exactly; in a sweep they are followed only in part."""
+        if len(self.needs):
+            rows = self._graph.rows
+            self.needs[:] = 0
+            self.values[-1] = 0
+            _count_needs(rows.indptr, rows.values, self._parts, self.needs, self.values[-1])
+
+
+def refine(graph: CutGraph, parts: np.ndarray, num_parts: int, bounds: Bounds) -> None:
+    """Change ``parts``, int16 [N], in place; the bounds of node types hold at the end.
+
+    Memory: 8 bytes a node for each 64 parts where halo rows are balanced.
+    """
+    loads = _Loads(graph, parts, num_parts, bounds)
+    factor = 0.0
+    if not bounds.is_plain or loads.any_type_above():
+        factor = _FACTOR
+        for _ in range(_PRICED_SWEEPS):
+            _run(graph, parts, loads, factor, strict=False)
+    for _ in range(_STRICT_SWEEPS):
+        _run(graph, parts, loads, factor, strict=True)
+    _fit(graph, parts, loads)
+
+
+def _run(
+    graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float, *, strict: bool
+) -> None:
+    """One sweep over all nodes."""
+    num_parts = loads.values.shape[1]
+    slopes = factor * loads.units / loads.means
+    _sweep(
+        graph.rows.indptr, graph.rows.values, parts, graph.types, graph.in_edges, loads.train,
+        loads.needs, loads.values, loads.means, slopes, loads.caps, strict,
+        np.zeros(num_parts, np.int32), np.zeros(num_parts, np.int32),
+        np.zeros(_CANDIDATES, np.float64), np.zeros(_CANDIDATES, np.int32),
+        np.zeros(_CANDIDATES, np.int32),
+    )  # fmt: skip
+    loads.count_halo()
+
+
+def _fit(graph: CutGraph, parts: np.ndarray, loads: _Loads) -> None:
+    """What is still above a bound of its node type goes to the emptiest parts, last ids first."""
+    for kind in range(loads.num_types):
+        sizes, cap = loads.values[kind], int(loads.caps[kind])
+        for part in np.flatnonzero(sizes > cap).tolist():
+            own = np.flatnonzero((parts == part) & (graph.types == kind))
+            for node in own[cap:].tolist():
+                to = int(sizes.argmin())
+                parts[node] = to
+                sizes[part] -= 1
+                sizes[to] += 1
+
+
+@compiled
+def _count_loads(parts, types, in_edges, train, loads):
+    edges, training = loads.shape[0] - 3, loads.shape[0] - 2
+    for u in range(len(parts)):
+        p = parts[u]
+        loads[types[u], p] += 1
+        loads[edges, p] += in_edges[u]
+        if len(train) and train[u]:
+            loads[training, p] += 1
+
+
+@compiled
+def _count_needs(indptr, values, parts, needs, halo):
+    for u in range(len(parts)):
+        own = parts[u]
+        for at in range(indptr[u], indptr[u + 1]):
+            p = parts[values[at]]
+            if p != own:
+                word, bit = p >> 6, np.uint64(1) << np.uint64(p & 63)
+                if not needs[u, word] & bit:
+                    needs[u, word] |= bit
+                    halo[p] += 1
+
+
+@compiled
+def _price(u, p, types, in_edges, train, loads, means, slopes):
+    """What part ``p`` takes for node ``u``, halo rows left out."""
+    edges, training, kind = loads.shape[0] - 3, loads.shape[0] - 2, types[u]
+    total = slopes[kind] * (loads[kind, p] - means[kind])
+    total += slopes[edges] * (loads[edges, p] - means[edges]) * in_edges[u]
+    if len(train) and train[u]:
+        total += slopes[training] * (loads[training, p] - means[training])
+    return total
+
+
+@compiled
+def _has_room(u, p, types, in_edges, train, loads, caps):
+    edges, training, kind = loads.shape[0] - 3, loads.shape[0] - 2, types[u]
+    if loads[kind, p] + 1 > caps[kind]:
+        return False
+    if loads[edges, p] + in_edges[u] > caps[edges]:
+        return False
+    return not (len(train) and train[u] and loads[training, p] + 1 > caps[training])
+
+
+@compiled
+def _is_above(u, p, types, in_edges, train, loads, caps):
+    """Whether a part that holds ``u`` is above a bound that ``u`` adds to."""
+    edges, training, kind = loads.shape[0] - 3, loads.shape[0] - 2, types[u]
+    if loads[kind, p] > caps[kind] or (in_edges[u] and loads[edges, p] > caps[edges]):
+        return True
+    return len(train) > 0 and train[u] and loads[training, p] > caps[training]
+
+
+@compiled
+def _fresh(indptr, values, u, p, parts, needs):
+    """Neighbors of ``u`` that part ``p`` would have to receive from now on."""
+    found = 0
+    word, bit = p >> 6, np.uint64(1) << np.uint64(p & 63)
+    for at in range(indptr[u], indptr[u + 1]):
+        v = values[at]
+        if parts[v] != p and not needs[v, word] & bit:
+            found += 1
+    return found
+
+
+@compiled
+def _move(u, to, types, in_edges, train, parts, loads):
+    edges, training, kind, own = loads.shape[0] - 3, loads.shape[0] - 2, types[u], parts[u]
+    loads[kind, own] -= 1
+    loads[kind, to] += 1
+    loads[edges, own] -= in_edges[u]
+    loads[edges, to] += in_edges[u]
+    if len(train) and train[u]:
+        loads[training, own] -= 1
+        loads[training, to] += 1
+    parts[u] = to
+
+
+@compiled
+def _move_needs(indptr, values, u, own, to, near_own, parts, needs, halo):
+    """After ``u`` moved: what parts receive, but for what its old part needs no more.
+
+    Returns the difference of all halo rows.
+    """
+    before = halo[to] + halo[own]
+    word, bit = to >> 6, np.uint64(1) << np.uint64(to & 63)
+    for at in range(indptr[u], indptr[u + 1]):
+        v = values[at]
+        if parts[v] != to and not needs[v, word] & bit:
+            needs[v, word] |= bit
+            halo[to] += 1
+    if needs[u, word] & bit:
+        needs[u, word] &= ~bit
+        halo[to] -= 1
+    if near_own:
+        needs[u, own >> 6] |= np.uint64(1) << np.uint64(own & 63)
+        halo[own] += 1
+    return halo[to] + halo[own] - before
+
+
+@compiled
+def _sweep(
+    indptr, values, parts, types, in_edges, train, needs, loads, means, slopes, caps, strict,
+    count, near, score, best, most_fresh,
+):  # fmt: skip
+    num_parts, last = len(count), len(means) - 1
+    halo, halo_total = loads[last], loads[last].sum()
+    for u in range(len(parts)):
+        own = parts[u]
+        found = 0
+        for at in range(indptr[u], indptr[u + 1]):
+            p = parts[values[at]]
+            if count[p] == 0:
+                near[found] = p
+                found += 1
+            count[p] += 1
+        to_score = count[own] - _price(u, own, types, in_edges, train, loads, means, slopes)
+        everywhere = _is_above(u, own, types, in_edges, train, loads, caps)
+        if found == 1 and count[own] and not everywhere:
+            count[own] = 0
+            continue
+        kept, degree, near_own = 0, indptr[u + 1] - indptr[u], count[own]
+        for i in range(num_parts if everywhere else found):
+            p = i if everywhere else near[i]
+            if p == own or (strict and not _has_room(u, p, types, in_edges, train, loads, caps)):
+                continue
+            value = count[p] - _price(u, p, types, in_edges, train, loads, means, slopes)
+            kept = _keep(value, p, degree - count[p], score, best, most_fresh, kept)
+        for i in range(found):
+            count[near[i]] = 0
+        halo_mean, to = halo_total / num_parts, own
+        if len(needs):
+            to_score -= slopes[last] * (halo[own] - halo_mean) * (degree - near_own)
+        if strict and everywhere:
+            to_score = -1e300
+        for i in range(kept):
+            p, value = best[i], score[i]
+            if len(needs):
+                price = slopes[last] * (halo[p] - halo_mean)
+                if value + max(0.0, -price) * most_fresh[i] <= to_score:
+                    continue
+                fresh = _fresh(indptr, values, u, p, parts, needs)
+                if strict and fresh > 0 and halo[p] + fresh > caps[last] * halo_mean:
+                    continue
+                value -= price * fresh
+            if value > to_score:
+                to, to_score = p, value
+        if to != own:
+            _move(u, to, types, in_edges, train, parts, loads)
+            if len(needs):
+                halo_total += _move_needs(indptr, values, u, own, to, near_own, parts, needs, halo)
+
+
+@compiled
+def _keep(value, p, most, score, best, most_fresh, kept):
+    """The few best in falling order; how many there are."""
+    at = kept
+    if kept == len(score):
+        at -= 1
+        if value <= score[at]:
+            return kept
+    else:
+        kept += 1
+    while at > 0 and score[at - 1] < value:
+        score[at], best[at], most_fresh[at] = score[at - 1], best[at - 1], most_fresh[at - 1]
+        at -= 1
+    score[at], best[at], most_fresh[at] = value, p, most
+    return kept
