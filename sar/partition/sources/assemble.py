@@ -12,6 +12,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
+from sar.partition.sources.blocks import Block, Key, WidenError
 from sar.partition.sources.columns import (
     ColumnFile,
     cast,
@@ -21,7 +22,7 @@ from sar.partition.sources.columns import (
     together,
 )
 from sar.partition.sources.idmap import Dense, IdMap, Numbering
-from sar.partition.sources.tables import Block, Key, Table, WidenError
+from sar.partition.sources.tables import Table
 
 # Ids above both are sparse: a graph of mostly missing nodes, if it fits at all.
 _DENSE_NODES, _DENSE_PER_EDGE = 1 << 24, 100

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sar.files import naming
 from sar.partition import npy
-from sar.partition.sources.tables import Block, Column, Key, array, rows_at_once
+from sar.partition.sources.blocks import Block, Column, Key, rows_at_once
+from sar.partition.sources.tables import array
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 # Unsigned integers that DGL's files do not know become signed ones that hold them.
@@ -140,20 +141,22 @@ class ColumnFile:
 
     def __init__(self, path: Path, name: str, nothing: str = "float32") -> None:
         self.path, self.name, self.rows = path, name, 0
-        self._dtype, self._shape = np.dtype(nothing), None
+        self._dtype = np.dtype(nothing)
+        self._shape: tuple[int, ...] | None = None
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "wb")
             self._file.write(bytes(_HEADER))
 
     def add(self, values: np.ndarray, block: Block) -> None:
-        """Append rows. Raises ValueError where they have another type or width than those before."""
+        """Append rows. Raises ValueError where they have another type or width than before."""
         if self._shape is None:
             self._dtype, self._shape = values.dtype, values.shape[1:]
-        if (values.dtype, values.shape[1:]) != (self._dtype, self._shape):
+        shape = self._shape
+        if (values.dtype, values.shape[1:]) != (self._dtype, shape):
             raise ValueError(
                 f"{block.at(0, self.name)}: rows are {values.dtype} {list(values.shape[1:])}, "
-                f"expected {self._dtype} {list(self._shape)} as before"
+                f"expected {self._dtype} {list(shape)} as before"
             )
         with naming(self.path):
             np.ascontiguousarray(values).tofile(self._file)
@@ -212,5 +215,6 @@ def map_or_copy(
             if not len(found):
                 file.add(found[:0], Block(path, 0, []))
         if single and mapped.size:
+            copy.unlink()
             return torch.from_numpy(mapped)
         return file.tensor()

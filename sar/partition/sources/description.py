@@ -17,9 +17,9 @@ edges:
     columns: {weight: w}
 ```
 
-`ids: external`, or nothing at all about a type among several, numbers ids of any kind in the order in which
-edges name them: type after type, row after row, the source before the destination. Such a type
-has no rows, so it cannot have columns.
+`ids: external`, or nothing at all about a type among several, numbers ids of any kind in the order
+in which edges name them: type after type, row after row, the source before the destination. Such a
+type has no rows, so it cannot have columns.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ import yaml
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, CanonicalEtype, GraphArrays
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
+from sar.partition.sources.blocks import Key
 from sar.partition.sources.columns import DTYPES
 from sar.partition.sources.open import closest
-from sar.partition.sources.tables import Key, Table, find_files, table_of
+from sar.partition.sources.tables import Table, find_files, table_of
 
 _EXTERNAL = "external"
 _COLUMN_KEYS = ("files", "column", "columns", "delimiter", "dtype")

@@ -63,7 +63,8 @@ def number_ints(
     The second result means nothing: words are read ahead for it, many at a time, where a search
     would wait for each.
     """
-    mask, touched = np.uint64(table.shape[0] - 1), np.int64(0)
+    mask = np.uint64(table.shape[0] - 1)
+    touched: Any = np.int64(0)
     hashes = np.empty(_AT_ONCE, np.uint64)
     words = np.empty(_AT_ONCE, np.uint64)
     for start in range(0, ids.shape[0], _AT_ONCE):
@@ -75,8 +76,8 @@ def number_ints(
             word = words[j] & _LOW
             touched ^= known[np.int64(word) - (word != 0)]
         for j in range(size):
-            wanted, slot = ids[start + j], hashes[j] >> shift
-            tag, number = hashes[j] & _LOW, np.int64(-1)
+            wanted, slot, tag = ids[start + j], hashes[j] >> shift, hashes[j] & _LOW
+            number: Any = np.int64(-1)
             while True:
                 word = table[slot]
                 if word == 0:
@@ -102,7 +103,8 @@ def number_texts(
     """As :func:`number_ints` of texts: number i is ``known[ends[i]:ends[i + 1]]``, and the wanted
     one i ``data[bounds[i]:bounds[i + 1]]``. ``known`` and ``ends`` have room with ``add``.
     """
-    mask, touched = np.uint64(table.shape[0] - 1), np.int64(0)
+    mask = np.uint64(table.shape[0] - 1)
+    touched: Any = np.int64(0)
     hashes = np.empty(_AT_ONCE, np.uint64)
     words = np.empty(_AT_ONCE, np.uint64)
     for start in range(0, out.shape[0], _AT_ONCE):
@@ -117,7 +119,8 @@ def number_texts(
             touched ^= np.int64(known[np.int64(words[j])])
         for j in range(size):
             low, high = bounds[start + j], bounds[start + j + 1]
-            slot, tag, number = hashes[j] >> shift, hashes[j] & _LOW, np.int64(-1)
+            slot, tag = hashes[j] >> shift, hashes[j] & _LOW
+            number: Any = np.int64(-1)
             while True:
                 word = table[slot]
                 if word == 0:

@@ -13,8 +13,8 @@ import pyarrow.parquet
 
 from sar.files import naming
 from sar.partition.sources import hashing
+from sar.partition.sources.blocks import Block, Column, Key
 from sar.partition.sources.columns import check_nulls, storable
-from sar.partition.sources.tables import Block, Column, Key
 
 _FULL = 0.75  # of a table, at most
 _MOST = (1 << 32) - 2  # nodes, in half a word
