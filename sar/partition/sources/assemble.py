@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from torch import Tensor
 
 from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
@@ -30,11 +30,15 @@ _DENSE_NODES, _DENSE_PER_EDGE = 1 << 24, 100
 
 @dataclass(frozen=True)
 class Values:
-    """One column of nodes or edges: columns of a table; without ``keys``, rows of `.npy` files."""
+    """One column of nodes or edges: columns of a table; without ``keys``, rows of `.npy` files.
+
+    shape: of a row, where it is of more dimensions than a table knows.
+    """
 
     table: Table
     keys: tuple[Key, ...] | None = None
     dtype: str | None = None
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,8 +199,8 @@ def _columns(
     groups: dict[Table, dict[str, Values]] = {}
     for number, (name, values) in enumerate(columns.items()):
         if values.keys is None:
-            paths, copy = values.table.paths, folder / f"array-{number}.npy"
-            found[name] = map_or_copy(paths, name, copy, values.dtype, allow_nan)
+            copy = folder / f"array-{number}.npy"
+            found[name] = map_or_copy(values.table, name, copy, values.dtype, allow_nan)
         else:
             groups.setdefault(values.table, {})[name] = values
     for number, (table, group) in enumerate(groups.items()):
@@ -207,7 +211,13 @@ def _columns(
             raise ValueError(
                 f"{path}: column {name!r} has {len(tensor)} rows, expected {rows} ({what})"
             )
-    return {name: found[name] for name in columns}
+    return {name: _shaped(found[name], columns[name].shape) for name in columns}
+
+
+def _shaped(column: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if not shape or math.prod(shape) != math.prod(column.shape[1:]):
+        return column
+    return column.view(len(column), *shape)
 
 
 def _read_group(
@@ -258,8 +268,3 @@ def _refuse_reserved(columns: Mapping[str, Values], what: str, name: str) -> Non
             f"{columns[name].table.paths[0]}: {what} cannot have a column {name!r}: that is the "
             "row of the input, and added"
         )
-
-
-def release_memory() -> None:
-    """Give back what pyarrow keeps for the next blocks."""
-    pa.default_memory_pool().release_unused()

@@ -14,7 +14,7 @@ from torch import Tensor
 from sar.files import naming
 from sar.partition import npy
 from sar.partition.sources.blocks import Block, Column, Key, rows_at_once
-from sar.partition.sources.tables import array
+from sar.partition.sources.tables import Table, array
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 # Unsigned integers that DGL's files do not know become signed ones that hold them.
@@ -192,17 +192,17 @@ def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(filled).to_bytes(2, "little") + filled
 
 
-def map_or_copy(
-    paths: Sequence[Path], name: str, copy: Path, dtype: str | None, allow_nan: bool
-) -> Tensor:
+def map_or_copy(table: Table, name: str, copy: Path, dtype: str | None, allow_nan: bool) -> Tensor:
     """The rows of `.npy` files: where they lie if it is one that can be used as it is.
 
     Raises ValueError naming file and row.
     """
     with ColumnFile(copy, name) as file:
-        single, mapped = len(paths) == 1, array(paths[0])
-        for path in paths:
+        single, mapped = len(table.paths) == 1, array(table.paths[0])
+        for number, path in enumerate(table.paths):
             found = array(path)
+            if table.rows and table.rows[number] != len(found):
+                raise ValueError(f"{path}: holds {len(found)} rows, expected {table.rows[number]}")
             step = rows_at_once(found.nbytes / max(len(found), 1))
             for low in range(0, len(found), step):
                 block = Block(path, low, [found[low : low + step]])
