@@ -179,6 +179,19 @@ def test_ids_in_the_order_of_edges(suffix: str, ids: np.ndarray, tmp_path: Path)
     ]  # fmt: skip
 
 
+def test_texts_that_look_like_integers(tmp_path: Path) -> None:
+    """In CSV: ids of one type are of one kind, which the other columns and tables tell."""
+    (tmp_path / "a.csv").write_text("src,dst\nx,1\ny,02\n")
+    (tmp_path / "b.csv").write_text("src,dst\n1,2\n02,1\n")
+    content = {
+        "nodes": {"p": {"ids": "external"}},
+        "edges": [{"type": ["p", name, "p"], "files": f"{name}.csv"} for name in ("a", "b")],
+    }
+    graph = read_description(describe(tmp_path, content), tmp_path / "s")
+    assert ends(graph, ("p", "a", "p")) == [[0, 2], [1, 3]]
+    assert ends(graph, ("p", "b", "p")) == [[1, 3], [4, 1]]
+
+
 def test_texts_in_bare_edges_are_external(tmp_path: Path) -> None:
     path = save(tmp_path / "e.csv", {"a": TEXTS[SRC], "b": TEXTS[DST]})
     graph = read_edges([path], tmp_path / "s", "x")
@@ -212,7 +225,7 @@ def test_columns_of_lists(tmp_path: Path) -> None:
     lists = {
         "free": pa.array(FEAT.tolist(), pa.list_(pa.float32())),
         "fixed": pa.FixedSizeListArray.from_arrays(pa.array(FEAT.ravel()), 3),
-        "day": pa.array(np.arange(NODES), pa.date32()),
+        "day": pa.array(np.arange(NODES, dtype=np.int32), pa.date32()),
         "when": pa.array(np.arange(NODES), pa.timestamp("ms")),
         "kind": pa.array([n % 3 for n in range(NODES)]).dictionary_encode(),
         "flag": pa.array([n % 3 == 0 for n in range(NODES)]),
@@ -601,7 +614,7 @@ def test_lists_of_several_lengths(tmp_path: Path) -> None:
         ({"edges": [{"files": "e.npy"}] * 2}, ValueError, "is there twice"),
         ({"edges": [{"files": "e.npy", "src": 0}]}, ValueError, "'src' and 'dst'"),
         ({"edges": [{"files": "e.npy", "src": 0, "dst": 2}]}, ValueError, "no column number 2"),
-        ({"edges": [{"files": "n.csv", "src": "a", "dst": "idd"}]}, ValueError,
+        ({"edges": [{"files": "n.csv", "src": "f", "dst": "idd"}]}, ValueError,
          "no column 'idd', did you mean 'id'.*it has 'id', 'f'"),
         ({"edges": [{"files": "e.npy", "type": ["a", "b"]}]}, ValueError, r"edges\[0\]\.type"),
         ({"edges": [{"files": "e.npy", "type": ["a", "b", "c"]}]}, ValueError, "among the nodes"),

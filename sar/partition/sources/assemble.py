@@ -21,11 +21,8 @@ from sar.partition.sources.columns import (
     standard,
     together,
 )
-from sar.partition.sources.idmap import Dense, IdMap, Numbering
+from sar.partition.sources.idmap import Dense, IdMap, Numbering, check_dense
 from sar.partition.sources.tables import Table
-
-# Ids above both are sparse: a graph of mostly missing nodes, if it fits at all.
-_DENSE_NODES, _DENSE_PER_EDGE = 1 << 24, 100
 
 
 @dataclass(frozen=True)
@@ -91,13 +88,9 @@ def assemble(
         num_nodes[ntype] = numbering.count
         if isinstance(numbering, IdMap):
             numbering.write(scratch / "ids" / f"{ntype}.parquet")
-        elif nodes[ntype].count is None and numbering.count > max(
-            _DENSE_NODES, _DENSE_PER_EDGE * total
-        ):
-            raise ValueError(
-                f"{name}: ids go up to {numbering.count - 1} in {total} edges; write a description "
-                f"that has 'ids: external' for {ntype!r} nodes"
-            )
+        elif nodes[ntype].count is None:
+            where = str(edges[0].table.paths[0])
+            check_dense(numbering.count, 2 * total, where, "describe them with 'ids: external'")
         folder, columns = scratch / f"nodes-{number}", nodes[ntype].columns
         node_data[ntype] = _columns(
             columns, numbering.count, f"{ntype!r} nodes", folder, allow_nan, ORIG_ID
@@ -157,7 +150,10 @@ class _EdgeCopier:
             )
             files = _open_files(self._beside, self._folder, stack)
             for block in one.table.blocks(
-                [one.src, one.dst, *keys], ids=[one.src, one.dst], floats=floats
+                [one.src, one.dst, *keys],
+                ids=[one.src, one.dst],
+                texts=self._texts(),
+                floats=floats,
             ):
                 rows = self._number(block)
                 src.add(rows[0], block)
@@ -165,6 +161,15 @@ class _EdgeCopier:
                 _add(files, self._beside, block, 2, self._allow_nan)
             ends = src.tensor(), dst.tensor()
             return ends, {name: file.tensor() for name, file in files.items()}
+
+    def _texts(self) -> list[Key]:
+        """Columns whose ids are texts even if this table's look like integers."""
+        one = self._edges
+        ends = {one.src: self._src, one.dst: self._dst}
+        maps = {key: ids for key, ids in ends.items() if isinstance(ids, IdMap)}
+        are_integers = one.table.integers(list(maps))
+        texts = {id(ids) for key, ids in maps.items() if ids.has_texts or not are_integers[key]}
+        return [key for key, ids in maps.items() if id(ids) in texts and not ids.has_integers]
 
     def _number(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
         one, src, dst = self._edges, self._src, self._dst

@@ -80,7 +80,7 @@ def read_edges(
     names = table.names()
     src, dst = _ends(names)
     keys = names if names is not None else list(range(table.width()))
-    kinds = table.kinds([key for key in keys if key not in (src, dst)])
+    kinds = table.numbers([key for key in keys if key not in (src, dst)])
     used = {str(key): Values(table, (key,)) for key, number in kinds.items() if number}
     if names is None:
         used = {f"column{key}": values for key, values in used.items()}
@@ -88,7 +88,7 @@ def read_edges(
     if texts:
         warnings.warn(f"{table.paths[0]}: columns {texts} hold no numbers: left out", stacklevel=2)
     edges = [Edges(ETYPE_HOMO, table, src, dst, used)]
-    return assemble(name, {NTYPE_HOMO: _bare(table, src)}, edges, Path(scratch), allow_nan)
+    return assemble(name, {NTYPE_HOMO: _bare(table, (src, dst))}, edges, Path(scratch), allow_nan)
 
 
 def _ends(names: Sequence[str] | None) -> tuple[Key, Key]:
@@ -99,9 +99,9 @@ def _ends(names: Sequence[str] | None) -> tuple[Key, Key]:
     return names[0], names[min(1, len(names) - 1)]
 
 
-def _bare(table: Table, src: Key) -> Nodes:
-    """Nodes of a graph without a word about them: texts are external ids."""
-    return Nodes(dense=table.kinds([src])[src])
+def _bare(table: Table, ends: Sequence[Key]) -> Nodes:
+    """Nodes of a graph without a word about them: if both columns are texts, external ids."""
+    return Nodes(dense=any(table.integers(ends).values()))
 
 
 def _load(path: Path) -> Any:
@@ -229,7 +229,7 @@ class _Reader:
     ) -> dict[str, Nodes]:
         named = [ntype for source, _, dst in etypes for ntype in (source, dst)]
         if value is None and set(named) == {NTYPE_HOMO} and len(edges) == 1:
-            return {NTYPE_HOMO: _bare(edges[0].table, edges[0].src)}
+            return {NTYPE_HOMO: _bare(edges[0].table, (edges[0].src, edges[0].dst))}
         given = self.mapping(value, "nodes")
         unknown = [ntype for ntype in named if given and ntype not in given]
         if unknown:

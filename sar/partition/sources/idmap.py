@@ -19,6 +19,8 @@ from sar.partition.sources.columns import check_nulls, storable
 _FULL = 0.75  # of a table, at most
 _MOST = (1 << 32) - 2  # nodes, in half a word
 _ROW_GROUP = 1 << 20
+# Ids above both are sparse: a graph of mostly missing nodes, if it fits at all.
+_DENSE_NODES, _DENSE_PER_END = 1 << 24, 50
 
 
 def external(block: Block, at: int, key: Key) -> np.ndarray | pa.LargeStringArray:
@@ -97,6 +99,13 @@ class Dense(Numbering):
         return ids
 
 
+def check_dense(count: int, ends: int, where: str, advice: str) -> None:
+    """Refuse a count that was told by the largest id alone, and is out of proportion to the edges'
+    number of ``ends``."""
+    if count > max(_DENSE_NODES, _DENSE_PER_END * ends):
+        raise ValueError(f"{where}: ids go up to {count - 1} in {ends // 2} edges; {advice}")
+
+
 class IdMap(Numbering):
     """External ids. They get numbers in the order in which they come first; :meth:`close` it, and
     others are errors.
@@ -112,6 +121,14 @@ class IdMap(Numbering):
     @property
     def count(self) -> int:
         return self._known.count if self._known else 0
+
+    @property
+    def has_texts(self) -> bool:
+        return isinstance(self._known, _Texts)
+
+    @property
+    def has_integers(self) -> bool:
+        return isinstance(self._known, _Ints)
 
     def close(self) -> None:
         """From now on ids that are not there are errors."""

@@ -23,6 +23,7 @@ from sar.partition.arrays import (
     CanonicalEtype,
     GraphArrays,
 )
+from sar.partition.sources.idmap import check_dense
 
 _NODE_NAMES = {"x": "feat", "y": "label"}
 _EDGE_NAMES = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time"}
@@ -108,6 +109,7 @@ def _pyg_classes() -> list:
     """What a pickled `Data` or `HeteroData` consists of; nothing without torch_geometric."""
     try:
         from torch_geometric.data import Data, HeteroData
+        from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
         from torch_geometric.data.storage import (
             BaseStorage,
             EdgeStorage,
@@ -116,7 +118,8 @@ def _pyg_classes() -> list:
         )
     except ImportError:
         return []
-    return [Data, HeteroData, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+    storages = [BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+    return [Data, HeteroData, DataEdgeAttr, DataTensorAttr, *storages]
 
 
 def _content(data: Any) -> dict:
@@ -201,7 +204,10 @@ def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
             return len(value)
     named = max((int(one.max()) + 1 for one in ids if len(one)), default=0)
     label = _tensor(store.get("y"))  # may be the whole graph's
-    return len(label) if label is not None and label.dim() and len(label) > named else named
+    if label is not None and label.dim() and len(label) > named:
+        return len(label)
+    check_dense(named, sum(map(len, ids)), f"edge_index of {where}", "give num_nodes")
+    return named
 
 
 def _split(

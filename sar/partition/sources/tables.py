@@ -11,7 +11,7 @@ import os
 import re
 import tokenize
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,31 +73,46 @@ class Table:
             return len(names)
         return 2 if self.kind == "npy" else self._csv(self.paths[0]).width
 
-    def kinds(self, keys: Sequence[Key]) -> dict[Key, bool]:
+    def numbers(self, keys: Sequence[Key]) -> dict[Key, bool]:
         """Whether each column holds numbers, as its first rows tell."""
-        if self.kind == "npy":
-            return dict.fromkeys(keys, True)
-        if self.kind == "csv":
-            types = self._csv_types(keys, (), ())
-            return {key: not _is_text(types.get(key, pa.null())) for key in keys}
-        path = self.paths[0]
-        with reading(path):
-            schema = pa.parquet.read_schema(path, memory_map=True)
+        return {key: not _is_text(kind) for key, kind in self._types(keys).items()}
+
+    def integers(self, keys: Sequence[Key]) -> dict[Key, bool]:
+        """Whether each column holds integers, or nothing."""
         return {
-            key: not _is_text(schema.field(position(key, schema.names, path)).type) for key in keys
+            key: pa.types.is_integer(kind) or pa.types.is_null(kind)
+            for key, kind in self._types(keys).items()
         }
 
+    def _types(self, keys: Sequence[Key]) -> dict[Key, pa.DataType]:
+        path = self.paths[0]
+        if self.kind == "npy":
+            return dict.fromkeys(keys, pa.from_numpy_dtype(array(path).dtype))
+        if self.kind == "csv":
+            types = self._csv_types(keys, (), {})
+            return {key: types.get(key, pa.null()) for key in keys}
+        with reading(path):
+            schema = pa.parquet.read_schema(path, memory_map=True)
+        return {key: schema.field(position(key, schema.names, path)).type for key in keys}
+
     def blocks(
-        self, keys: Sequence[Key], *, ids: Sequence[Key] = (), floats: Sequence[Key] = ()
+        self,
+        keys: Sequence[Key],
+        *,
+        ids: Sequence[Key] = (),
+        texts: Sequence[Key] = (),
+        floats: Sequence[Key] = (),
     ) -> Iterator[Block]:
         """The columns ``keys`` of all files, in blocks.
 
         ids: those that name nodes: of CSV text, where they are no integers.
+        texts: those of CSV that are text, even if they look like integers.
         floats: those of CSV that are read as floats, even if they begin with integers.
 
         Raises ValueError naming file, row and value; FileNotFoundError; `WidenError`.
         """
-        types = self._csv_types(keys, ids, floats) if self.kind == "csv" else {}
+        types = {**dict.fromkeys(floats, pa.float64()), **dict.fromkeys(texts, pa.string())}
+        types = self._csv_types(keys, ids, types) if self.kind == "csv" else {}
         widens = [key for key, kind in types.items() if kind == pa.int64() and key not in ids]
         for number, path in enumerate(self.paths):
             if self.kind == "csv":
@@ -117,10 +132,10 @@ class Table:
         return CsvFile(path, self.delimiter, self.header)
 
     def _csv_types(
-        self, keys: Sequence[Key], ids: Sequence[Key], floats: Sequence[Key]
+        self, keys: Sequence[Key], ids: Sequence[Key], given: Mapping[Key, pa.DataType]
     ) -> dict[Key, pa.DataType]:
         """Of columns, as the first file that holds something begins: the same for all files."""
-        types: dict[Key, pa.DataType] = {key: pa.float64() for key in floats}
+        types = dict(given)
         for key in keys:
             for path in self.paths if key not in types else ():
                 kind = self._csv(path).type_of(key)
