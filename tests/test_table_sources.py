@@ -199,6 +199,15 @@ def test_texts_in_bare_edges_are_external(tmp_path: Path) -> None:
     assert ends(graph) == [[number[TEXTS[n]] for n in one] for one in (SRC, DST)]
 
 
+def test_ids_in_npy(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", SPARSE)
+    np.save(tmp_path / "e.npy", np.stack([SPARSE[SRC], SPARSE[DST]], 1))
+    nodes = {"_N": {"ids": {"files": "ids.npy"}}}
+    content = {"nodes": nodes, "edges": [{"files": "e.npy"}]}
+    graph = read_description(describe(tmp_path, content), tmp_path / "s")
+    assert ends(graph) == [SRC.tolist(), DST.tolist()]
+
+
 def test_dense_ids_of_several_types(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", np.stack([SRC, DST + 5]))
     np.save(tmp_path / "w.npy", WEIGHT.astype(">f4"))
@@ -609,7 +618,7 @@ def test_lists_of_several_lengths(tmp_path: Path) -> None:
     [
         ({"edges": [{"files": "nothing-*.csv"}]}, FileNotFoundError, "nothing-.*no file matches"),
         ({"edge": []}, ValueError, "key 'edge' is unknown, did you mean 'edges'"),
-        ({"edges": [{"file": "e.npy"}]}, ValueError, r"edges\[0\]: key 'file' .* did you mean 'files'"),
+        ({"edges": [{"file": "e.npy"}]}, ValueError, r"edges\[0\]: key 'file' .* mean 'files'"),
         ({"edges": []}, ValueError, "edges: is .*expected a list"),
         ({"edges": [{"files": "e.npy"}] * 2}, ValueError, "is there twice"),
         ({"edges": [{"files": "e.npy", "src": 0}]}, ValueError, "'src' and 'dst'"),
@@ -619,15 +628,17 @@ def test_lists_of_several_lengths(tmp_path: Path) -> None:
         ({"edges": [{"files": "e.npy", "type": ["a", "b"]}]}, ValueError, r"edges\[0\]\.type"),
         ({"edges": [{"files": "e.npy", "type": ["a", "b", "c"]}]}, ValueError, "among the nodes"),
         ({"edges": [{"files": "e.dat"}]}, ValueError, "of no known kind"),
-        ({"edges": [{"files": "n.csv", "src": 0, "dst": 1}]}, ValueError, "names columns; name them"),
+        ({"edges": [{"files": "n.csv", "src": 0, "dst": 1}]}, ValueError, "names columns; name"),
         ({"nodes": {"_N": {"count": -1}}}, ValueError, r"nodes\._N\.count"),
         ({"nodes": {"_N": {"count": 1, "ids": "external"}}}, ValueError, "'count' and 'ids'"),
         ({"nodes": {"_N": {"columns": {"f": {"files": "e.npy"}}}}}, ValueError, "need 'count'"),
-        ({"nodes": {"_N": {"count": 9, "columns": {"f": {"files": "n.csv"}}}}}, ValueError, "a 'column'"),
+        ({"nodes": {"_N": {"count": 9, "columns": {"f": {"files": "n.csv"}}}}}, ValueError,
+         "a 'column'"),
         ({"nodes": {"_N": {"count": 9, "columns": {"f": {"files": "e.npy", "dtype": "flot32"}}}}},
          ValueError, "did you mean 'float32'"),
         ({"nodes": {"_N": {"count": NODES, "columns": {"orig_id": {"files": "i.npy"}}}}},
          ValueError, "cannot have a column 'orig_id'"),
+        ({"edges": [{"files": "i.npy"}]}, ValueError, "no column number 1"),
         ({"name": "a/b"}, ValueError, "name: is 'a/b'"),
     ],
 )  # fmt: skip

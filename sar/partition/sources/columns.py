@@ -26,8 +26,10 @@ _MAX_INT64 = np.iinfo(np.int64).max
 def numbers(block: Block, at: int, key: Key) -> np.ndarray:
     """A column of a block, [n], or [n, ...] where it holds lists of one length.
 
-    Times become integers of their unit. Raises ValueError naming file, row and column for nulls,
-    lists of several lengths, and what is no number.
+    Times become integers of their unit, decimal numbers float64.
+
+    Raises ValueError naming file, row and column for nulls, lists of several lengths, and what is
+    no number.
     """
     return storable(_plain(block, block.columns[at], key), block, key)
 
@@ -52,7 +54,9 @@ def _plain(block: Block, column: Column, key: Key) -> np.ndarray:
                 f"{block.at(row, key)}: holds {sizes[row]} numbers, expected {width} as before"
             )
         return _lists(block, column, key, width)
-    if pa.types.is_temporal(kind):
+    if pa.types.is_decimal(kind):
+        return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    if pa.types.is_temporal(kind) and kind.bit_width in (32, 64):
         return column.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy()
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         example = f" such as {column[0].as_py()!r}" if len(column) else ""

@@ -78,7 +78,7 @@ def read_edges(
     """
     table = table_of([Path(path) for path in paths])
     names = table.names()
-    src, dst = _ends(names)
+    src, dst = _ends(table)
     keys = names if names is not None else list(range(table.width()))
     kinds = table.numbers([key for key in keys if key not in (src, dst)])
     used = {str(key): Values(table, (key,)) for key, number in kinds.items() if number}
@@ -91,12 +91,16 @@ def read_edges(
     return assemble(name, {NTYPE_HOMO: _bare(table, (src, dst))}, edges, Path(scratch), allow_nan)
 
 
-def _ends(names: Sequence[str] | None) -> tuple[Key, Key]:
+def _ends(table: Table) -> tuple[Key, Key]:
+    """The columns of ids where nobody named them."""
+    names = table.names()
     if names is None:
         return 0, 1
     if "src" in names and "dst" in names:
         return "src", "dst"
-    return names[0], names[min(1, len(names) - 1)]
+    if len(names) < 2:
+        raise ValueError(f"{table.paths[0]}: has columns {names}, expected two of ids at least")
+    return names[0], names[1]
 
 
 def _bare(table: Table, ends: Sequence[Key]) -> Nodes:
@@ -171,7 +175,7 @@ class _Reader:
         if len(given) == 1:
             raise self.error(where, "has one of 'src' and 'dst', expected both or none")
         table = self.files(value, where, header=_header(given))
-        src, dst = given or _ends(table.names())
+        src, dst = given or _ends(table)
         columns = {}
         for name, one in self.mapping(value.get("columns"), f"{where}.columns").items():
             place = f"{where}.columns.{name}"

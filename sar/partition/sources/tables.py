@@ -233,21 +233,18 @@ def array(path: Path) -> np.ndarray:
 
 
 def _npy_blocks(path: Path, keys: Sequence[Key]) -> Iterator[Block]:
-    """Columns of a matrix by number: [E, k], or [k, E] where its rows are few and the others many.
-
-    A square one of two rows is [2, E].
-    """
-    matrix = array(path)
-    if matrix.ndim != 2:
-        raise ValueError(f"{path}: has shape {matrix.shape}, expected [E, 2] or [2, E]")
-    if matrix.shape[0] == 2:
-        matrix = matrix.T
-    elif matrix.shape[1] != 2:
-        raise ValueError(f"{path}: has shape {matrix.shape}, expected [E, 2] or [2, E]")
+    """Columns by number of a matrix [n, 2], or [2, n], which one with two rows is; or a vector."""
+    found = array(path)
+    if found.ndim == 2 and found.shape[0] == 2:
+        found = found.T
+    elif found.ndim == 1:
+        found = found[:, None]
+    if found.ndim != 2 or found.shape[1] > 2:
+        raise ValueError(f"{path}: has shape {found.shape}, expected [E, 2] or [2, E]")
     for key in keys:
-        position(key, ["0", "1"], path)
-    for low in range(0, len(matrix), BLOCK_ROWS):
-        part = matrix[low : low + BLOCK_ROWS]
+        position(key, ["0", "1"][: found.shape[1]], path)
+    for low in range(0, len(found), BLOCK_ROWS):
+        part = found[low : low + BLOCK_ROWS]
         yield Block(path, low, [np.ascontiguousarray(part[:, int(key)]) for key in keys])
 
 
