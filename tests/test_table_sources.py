@@ -192,6 +192,18 @@ def test_texts_that_look_like_integers(tmp_path: Path) -> None:
     assert ends(graph, ("p", "b", "p")) == [[1, 3], [4, 1]]
 
 
+def test_ids_that_are_said_to_be_texts(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("id\n7\n07\n")
+    (tmp_path / "e.csv").write_text("src,dst\n07,7\n7,7\n")
+    for ids in ("text", {"files": "n.csv", "column": "id", "dtype": "text"}):
+        content = {"nodes": {"_N": {"ids": ids}}, "edges": [{"files": "e.csv"}]}
+        graph = read_description(describe(tmp_path, content), tmp_path / "s")
+        assert ends(graph) == ([[0, 1], [1, 1]] if ids == "text" else [[1, 0], [0, 0]])
+    content["nodes"]["_N"]["ids"]["dtype"] = "int64"
+    with pytest.raises(ValueError, match=r"nodes\._N\.ids\.dtype: is 'int64', expected 'text'"):
+        read_description(describe(tmp_path, content), tmp_path / "s")
+
+
 def test_texts_in_bare_edges_are_external(tmp_path: Path) -> None:
     path = save(tmp_path / "e.csv", {"a": TEXTS[SRC], "b": TEXTS[DST]})
     graph = read_edges([path], tmp_path / "s", "x")

@@ -41,12 +41,16 @@ class Values:
 @dataclass(frozen=True)
 class Nodes:
     """One type of nodes: dense ids below ``count``; or the external ``ids`` of a table's column;
-    or neither: external ids in the order in which edges name them, or with ``dense`` numbers."""
+    or neither: external ids in the order in which edges name them, or with ``dense`` numbers.
+
+    texts: external ids are texts, even if those in CSV look like integers.
+    """
 
     count: int | None = None
     ids: Values | None = None
     columns: Mapping[str, Values] = field(default_factory=dict)
     dense: bool = False
+    texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,44 +79,63 @@ def assemble(
 
     Raises ValueError naming file, row and value; FileNotFoundError; OSError for a full disk.
     """
+    counts, ends, edge_data = _read_edges(nodes, edges, scratch, allow_nan)
+    node_data = {
+        ntype: _columns(
+            nodes[ntype].columns,
+            counts[ntype],
+            f"{ntype!r} nodes",
+            scratch / f"nodes-{number}",
+            allow_nan,
+            ORIG_ID,
+        )
+        for number, ntype in enumerate(sorted(nodes))
+    }
+    etypes = sorted(ends)
+    return (
+        GraphArrays(
+            name,
+            {ntype: counts[ntype] for ntype in sorted(nodes)},
+            {etype: ends[etype] for etype in etypes},
+            node_data,
+            {etype: edge_data[etype] for etype in etypes if edge_data[etype]},
+        )
+        .with_orig_ids()
+        .validate()
+    )
+
+
+_Ends = dict[CanonicalEtype, tuple[Tensor, Tensor]]
+_EdgeData = dict[CanonicalEtype, dict[str, Tensor]]
+
+
+def _read_edges(
+    nodes: Mapping[str, Nodes], edges: Sequence[Edges], scratch: Path, allow_nan: bool
+) -> tuple[dict[str, int], _Ends, _EdgeData]:
+    """How many nodes there are, and the edges; the memory of ids is free when it returns."""
     numberings = {ntype: _numbering(ntype, one) for ntype, one in nodes.items()}
-    ends: dict[CanonicalEtype, tuple[Tensor, Tensor]] = {}
-    edge_data: dict[CanonicalEtype, dict[str, Tensor]] = {}
+    ends: _Ends = {}
+    data: _EdgeData = {}
     for number, one in enumerate(edges):
         copier = _EdgeCopier(one, numberings, scratch / f"edges-{number}", allow_nan)
-        ends[one.etype], edge_data[one.etype] = copier.copy()
-    node_data: dict[str, dict[str, Tensor]] = {}
-    num_nodes: dict[str, int] = {}
-    for number, ntype in enumerate(sorted(nodes)):
-        numbering, total = numberings[ntype], sum(len(src) for src, _ in ends.values())
-        num_nodes[ntype] = numbering.count
+        ends[one.etype], data[one.etype] = copier.copy()
+    total = sum(len(src) for src, _ in ends.values())
+    for ntype, numbering in numberings.items():
         if isinstance(numbering, IdMap):
             numbering.write(scratch / "ids" / f"{ntype}.parquet")
         elif nodes[ntype].count is None:
             where = str(edges[0].table.paths[0])
             check_dense(numbering.count, 2 * total, where, "describe them with 'ids: external'")
-        folder, columns = scratch / f"nodes-{number}", nodes[ntype].columns
-        node_data[ntype] = _columns(
-            columns, numbering.count, f"{ntype!r} nodes", folder, allow_nan, ORIG_ID
-        )
-    etypes = sorted(ends)
-    graph = GraphArrays(
-        name,
-        num_nodes,
-        {etype: ends[etype] for etype in etypes},
-        node_data,
-        {etype: edge_data[etype] for etype in etypes if edge_data[etype]},
-    )
-    return graph.with_orig_ids().validate()
+    return {ntype: one.count for ntype, one in numberings.items()}, ends, data
 
 
 def _numbering(ntype: str, nodes: Nodes) -> Numbering:
     if nodes.count is not None or nodes.dense:
         return Dense(ntype, nodes.count)
-    numbering = IdMap(ntype)
+    numbering = IdMap(ntype, nodes.texts)
     if nodes.ids:
         (key,) = nodes.ids.keys or (0,)
-        for block in nodes.ids.table.blocks([key], ids=[key]):
+        for block in nodes.ids.table.blocks([key], ids=[key], texts=[key] if nodes.texts else []):
             numbering.add(block, key)
         numbering.close()
     return numbering

@@ -19,7 +19,8 @@ edges:
 
 `ids: external`, or nothing at all about a type among several, numbers ids of any kind in the order
 in which edges name them: type after type, row after row, the source before the destination. Such a
-type has no rows, so it cannot have columns.
+type has no rows, so it cannot have columns. Where ids in CSV are texts that may look like integers,
+say `ids: text`, or of a table `dtype: text`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from sar.partition.sources.columns import DTYPES
 from sar.partition.sources.open import closest
 from sar.partition.sources.tables import Table, find_files, table_of
 
-_EXTERNAL = "external"
+_EXTERNAL, _TEXT = "external", "text"
 _COLUMN_KEYS = ("files", "column", "columns", "delimiter", "dtype")
 
 
@@ -255,18 +256,24 @@ class _Reader:
             raise self.error(where, "has 'count' and 'ids', expected one of them")
         given = self.mapping(value.get("columns"), f"{where}.columns")
         columns = {n: self.values(one, f"{where}.columns.{n}") for n, one in given.items()}
-        if ids is None or ids == _EXTERNAL:
+        if ids in (None, _EXTERNAL, _TEXT):
             if columns and count is None:
                 raise self.error(where, "has columns, which need 'count' or a column of 'ids'")
-            return Nodes(count, None, columns)
-        if not isinstance(ids, dict):
+            return Nodes(count, None, columns, texts=ids == _TEXT)
+        return Nodes(None, self.ids(ids, f"{where}.ids"), columns, texts=ids.get("dtype") == _TEXT)
+
+    def ids(self, value: Any, where: str) -> Values:
+        """`{files, column, delimiter, dtype: text}`."""
+        if not isinstance(value, dict):
             raise self.error(
-                f"{where}.ids", f"is {_short(ids)}, expected a column or {_EXTERNAL!r}"
+                where, f"is {_short(value)}, expected a column, {_EXTERNAL!r} or {_TEXT!r}"
             )
-        column = self.values(ids, f"{where}.ids")
-        if column.dtype or (column.keys and len(column.keys) != 1):
-            raise self.error(f"{where}.ids", "expected one column, without dtype")
-        return Nodes(None, column, columns)
+        if value.get("dtype", _TEXT) != _TEXT:
+            raise self.error(f"{where}.dtype", f"is {value['dtype']!r}, expected {_TEXT!r}")
+        column = self.values({k: v for k, v in value.items() if k != "dtype"}, where)
+        if column.keys and len(column.keys) != 1:
+            raise self.error(where, "expected one column")
+        return column
 
 
 def _header(keys: Sequence[Key]) -> bool | None:

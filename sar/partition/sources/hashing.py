@@ -60,39 +60,43 @@ def number_ints(
     """``out[i]`` becomes the number of ``ids[i]``; -1 where it is unknown, unless ``add``.
 
     known: [>= count + len(ids) with ``add``] ids by number. Returns how many there are now.
-    The second result means nothing: words are read ahead for it, many at a time, where a search
-    would wait for each.
+
+    Many ids at a time are looked for where they belong, without a branch, so that the processor
+    does not wait for one word after another; those that are not there are searched for.
     """
     mask = np.uint64(table.shape[0] - 1)
-    touched: Any = np.int64(0)
     hashes = np.empty(_AT_ONCE, np.uint64)
     words = np.empty(_AT_ONCE, np.uint64)
+    others = np.empty(_AT_ONCE + 1, np.int64)
     for start in range(0, ids.shape[0], _AT_ONCE):
-        size = min(_AT_ONCE, ids.shape[0] - start)
+        size, left = min(_AT_ONCE, ids.shape[0] - start), 0
         for j in range(size):
             hashes[j] = _hash_int(ids[start + j])
             words[j] = table[hashes[j] >> shift]
         for j in range(size):
-            word = words[j] & _LOW
-            touched ^= known[np.int64(word) - (word != 0)]
-        for j in range(size):
+            number = np.int64(words[j] & _LOW) - 1
+            out[start + j] = number
+            others[left] = j
+            left += (words[j] == 0) | (known[max(number, 0)] != ids[start + j])
+        for other in range(left):
+            j = others[other]
             wanted, slot, tag = ids[start + j], hashes[j] >> shift, hashes[j] & _LOW
-            number: Any = np.int64(-1)
+            found: Any = np.int64(-1)
             while True:
                 word = table[slot]
                 if word == 0:
                     if add:
                         table[slot] = (tag << _HALF) | np.uint64(count + 1)
                         known[count] = wanted
-                        number = count
+                        found = count
                         count += 1
                     break
                 if word >> _HALF == tag and known[np.int64(word & _LOW) - 1] == wanted:
-                    number = np.int64(word & _LOW) - 1
+                    found = np.int64(word & _LOW) - 1
                     break
                 slot = (slot + _ONE) & mask
-            out[start + j] = number
-    return count, touched
+            out[start + j] = found
+    return count
 
 
 @_compiled
@@ -102,6 +106,8 @@ def number_texts(
 ) -> Any:  # fmt: skip
     """As :func:`number_ints` of texts: number i is ``known[ends[i]:ends[i + 1]]``, and the wanted
     one i ``data[bounds[i]:bounds[i + 1]]``. ``known`` and ``ends`` have room with ``add``.
+
+    The second result means nothing: for it, words and the beginnings of texts are read ahead.
     """
     mask = np.uint64(table.shape[0] - 1)
     touched: Any = np.int64(0)

@@ -113,9 +113,9 @@ class IdMap(Numbering):
     Memory: 11 to 22 bytes an id for the table, 8 for an integer, 8 and its length for a text.
     """
 
-    def __init__(self, ntype: str) -> None:
+    def __init__(self, ntype: str, texts: bool = False) -> None:
         self._ntype, self.closed = ntype, False
-        self._known: _Ints | _Texts | None = None
+        self._known: _Ints | _Texts | None = _Texts() if texts else None
         self._first: Block | None = None
 
     @property
@@ -181,7 +181,7 @@ class IdMap(Numbering):
             known = self._known or _Ints()
             kind = pa.int64() if isinstance(known, _Ints) else pa.large_string()
             schema = pa.schema([("id", kind), ("node", pa.int64())])
-            with pa.parquet.ParquetWriter(path, schema) as file:
+            with pa.parquet.ParquetWriter(path, schema, use_dictionary=False) as file:
                 for low, ids in known.parts():
                     node = pa.array(np.arange(low, low + len(ids)))
                     file.write_batch(pa.record_batch([ids, node], schema=schema))
@@ -192,9 +192,10 @@ class IdMap(Numbering):
             self._known, self._first = kind(), block
         if not isinstance(self._known, kind):
             names = {_Ints: "integers", _Texts: "texts"}
+            where = f" in {self._first.path}" if self._first else ""
             raise ValueError(
-                f"{block.at(0, key)}: holds {names[kind]}, but the ids of {self._ntype!r} nodes in "
-                f"{self._first.path if self._first else ''} are {names[type(self._known)]}"
+                f"{block.at(0, key)}: holds {names[kind]}, but the ids of {self._ntype!r} nodes"
+                f"{where} are {names[type(self._known)]}"
             )
         return self._known
 
@@ -247,7 +248,7 @@ class _Ints(_Table):
             self._make_room(len(ids))
             _grow(self._ids, self.count + len(ids) + 1)
         ids = np.ascontiguousarray(ids)
-        self.count, _ = hashing.number_ints(
+        self.count = hashing.number_ints(
             self._words, self._shift, self._ids, self.count, ids, out, add
         )
         return out
