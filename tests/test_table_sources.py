@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import resource
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,21 @@ def test_comments_above_edges(tmp_path: Path) -> None:
     (tmp_path / "e.tsv").write_text("# a graph\n0\t1\nx\t2\n")
     with pytest.raises(ValueError, match=r"e\.tsv: row 1, column 0: is 'x'"):
         read_edges([tmp_path / "e.tsv"], tmp_path / "s", "x")
+
+
+def test_what_holds_no_numbers_is_left_out(tmp_path: Path) -> None:
+    columns = {
+        "src": SRC, "dst": DST,
+        "both": pa.array([{"a": 1}] * EDGES),
+        "many": pa.array([["a"]] * EDGES),
+        "exact": pa.array([Decimal("1.25")] * EDGES),
+        "lists": pa.array([[1, 2]] * EDGES),
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "e.parquet")
+    with pytest.warns(UserWarning, match=r"\['both', 'many'\]"):
+        graph = read_edges([tmp_path / "e.parquet"], tmp_path / "s", "x")
+    data = graph.edge_data[ETYPE_HOMO]
+    assert data["exact"].tolist() == [1.25] * EDGES and data["lists"].tolist() == [[1, 2]] * EDGES
 
 
 def test_texts_beside_edges_are_named_once(tmp_path: Path) -> None:
@@ -671,6 +688,18 @@ def test_descriptions_that_are_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "g.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"g\.yaml"):
         read_description(tmp_path / "g.yaml", tmp_path / "s")
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """Is an error of the system that names the file that could not be written."""
+    np.save(tmp_path / "e.npy", np.zeros((2, 100_000), np.int64))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"src\.npy: could not be written"):
+            read_edges([tmp_path / "e.npy"], tmp_path / "s", "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def damaged(content: bytes, count: int) -> list[bytes]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,7 @@ def _is_single(slices: Any) -> bool:
 _DAMAGE = (
     pickle.UnpicklingError, RuntimeError, ValueError, KeyError, IndexError, TypeError, EOFError,
     AttributeError, OverflowError, MemoryError, AssertionError, ImportError, OSError,
-    zipfile.BadZipFile,
+    zipfile.BadZipFile, struct.error, zlib.error,
 )  # fmt: skip
 
 
@@ -90,6 +92,8 @@ def _load(path: Path) -> Any:
     try:
         # Files of before 2020 are no archives, and cannot be mapped.
         mapped = zipfile.is_zipfile(path)
+        if mapped:
+            _check_sums(path)
         with torch.serialization.safe_globals(classes):
             return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
     except _DAMAGE as error:
@@ -103,6 +107,14 @@ def _load(path: Path) -> Any:
             ) from error
         first = (text.splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path}: not a file of torch.save that is read: {first}") from error
+
+
+def _check_sums(path: Path) -> None:
+    """Of an archive's entries, which torch does not look at where it maps them."""
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"entry {damaged!r} is damaged")
 
 
 def _pyg_classes() -> list:

@@ -7,7 +7,6 @@ file, and a header is no row.
 from __future__ import annotations
 
 import glob
-import os
 import re
 import tokenize
 import zipfile
@@ -33,6 +32,7 @@ from sar.partition.sources.blocks import (
 from sar.partition.sources.csv_table import CsvFile
 
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".npy": "npy"}
+_SAMPLE_ROWS = 256
 ACCEPTED = ".parquet, .csv, .tsv, .csv.gz, .tsv.gz or .npy"
 # What numpy raises for the header of an .npy file besides.
 _HEADER_DAMAGE = (
@@ -75,7 +75,7 @@ class Table:
 
     def numbers(self, keys: Sequence[Key]) -> dict[Key, bool]:
         """Whether each column holds numbers, as its first rows tell."""
-        return {key: not _is_text(kind) for key, kind in self._types(keys).items()}
+        return {key: _holds_numbers(kind) for key, kind in self._types(keys).items()}
 
     def integers(self, keys: Sequence[Key]) -> dict[Key, bool]:
         """Whether each column holds integers, or nothing."""
@@ -151,10 +151,12 @@ def _parquet_rows(path: Path) -> int:
         return pa.parquet.read_metadata(path, memory_map=True).num_rows
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return not (pa.types.is_null(kind) or pa.types.is_primitive(kind) or pa.types.is_nested(kind))
+def _holds_numbers(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _holds_numbers(kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        return _holds_numbers(kind.value_type)
+    return pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
 
 
 def table_of(
@@ -191,12 +193,13 @@ def find_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for pattern in patterns:
         # A name that exists is no pattern, whatever characters it has.
-        path = folder / pattern
-        matches = [str(path)] if path.is_file() else glob.glob(str(path), recursive=True)
-        matches = [match for match in matches if os.path.isfile(match)]
+        names = [pattern]
+        if not (folder / pattern).is_file():
+            names = sorted(glob.glob(pattern, root_dir=folder, recursive=True), key=_natural)
+        matches = [folder / name for name in names if (folder / name).is_file()]
         if not matches:
-            raise FileNotFoundError(f"{path}: no file matches")
-        found += map(Path, sorted(matches, key=_natural))
+            raise FileNotFoundError(f"{folder / pattern}: no file matches")
+        found += matches
     if len(set(found)) != len(found):
         again = next(path for path in found if found.count(path) > 1)
         raise ValueError(f"{again}: is named twice in {list(patterns)}")
@@ -260,26 +263,15 @@ def _parquet_blocks(path: Path, keys: Sequence[Key]) -> Iterator[Block]:
 
 
 def _batches(path: Path, names: list[str]) -> Iterator[Block]:
-    row = 0
+    row, unique = 0, list(dict.fromkeys(names))
     with pa.parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-        size = rows_at_once(_row_bytes(file.metadata, names))
-        unique = list(dict.fromkeys(names))
+        # Rows of lists may be long. What the file tells of its columns is not asked for: where that
+        # is damaged, pyarrow ends the process.
+        first = next(file.iter_batches(_SAMPLE_ROWS, columns=unique, use_threads=False), None)
+        size = rows_at_once(first.nbytes / max(first.num_rows, 1)) if first else BLOCK_ROWS
         for batch in file.iter_batches(size, columns=unique, use_threads=False):
             yield Block(path, row, [batch.column(name) for name in names])
             row += batch.num_rows
-
-
-def _row_bytes(metadata: pa.parquet.FileMetaData, names: list[str]) -> float:
-    """Of the columns, as the file counts them."""
-    if not metadata.num_row_groups or not metadata.num_rows:
-        return 1
-    group, total = metadata.row_group(0), 0
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.path_in_schema.split(".")[0] in names or column.path_in_schema in names:
-            # Dictionaries make a column small on disk, not in memory.
-            total += max(column.total_uncompressed_size, 8 * column.num_values)
-    return total / max(group.num_rows, 1)
 
 
 def _guarded(path: Path, blocks: Iterator[Block]) -> Iterator[Block]:
