@@ -668,6 +668,8 @@ def test_lists_of_several_lengths(tmp_path: Path) -> None:
         ({"nodes": {"_N": {"count": NODES, "columns": {"orig_id": {"files": "i.npy"}}}}},
          ValueError, "cannot have a column 'orig_id'"),
         ({"edges": [{"files": "i.npy"}]}, ValueError, "no column number 1"),
+        ({"edges": [{"files": "e.npy", "columns": {"a/b": {"files": "w.npy"}}}]}, ValueError,
+         "cannot have a column 'a/b'"),
         ({"name": "a/b"}, ValueError, "name: is 'a/b'"),
     ],
 )  # fmt: skip
@@ -676,11 +678,40 @@ def test_bad_descriptions(
 ) -> None:
     np.save(tmp_path / "e.npy", np.stack([SRC, DST]))
     np.save(tmp_path / "i.npy", np.arange(NODES))
+    np.save(tmp_path / "w.npy", WEIGHT)
     (tmp_path / "e.dat").write_text("")
     save(tmp_path / "n.csv", {"id": np.arange(NODES), "f": FEAT[:, 0]})
     content = {"nodes": {"_N": {"count": NODES}}, "edges": [{"files": "e.npy"}]} | change
     with pytest.raises(error, match=message):
         read_description(describe(tmp_path, content), tmp_path / "s")
+
+
+def test_files_that_are_cut_short(tmp_path: Path) -> None:
+    for suffix in ("parquet", "csv.gz", "npy"):
+        path = tmp_path / f"e.{suffix}"
+        if suffix == "npy":
+            np.save(path, np.stack([SRC, DST]))
+        else:
+            save(path, {"src": SRC, "dst": DST})
+        path.write_bytes(path.read_bytes()[:-10])
+        with pytest.raises(ValueError, match=rf"e\.{suffix}: cannot be read"):
+            read_edges([path], tmp_path / "s", "x")
+
+
+def test_keys_that_are_there_twice(tmp_path: Path) -> None:
+    for name, text in (("g.yaml", "name: a\nname: b"), ("g.json", '{"name": 1, "name": 2}')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match="key 'name' is there twice"):
+            read_description(tmp_path / name, tmp_path / "s")
+    bomb = ["a0: &a0 [x, x]"] + [
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)
+    ]
+    (tmp_path / "g.yaml").write_text("\n".join([*bomb, "edges: *a29"]))
+    with pytest.raises(ValueError, match="key 'a0' is unknown"):
+        read_description(tmp_path / "g.yaml", tmp_path / "s")
+    (tmp_path / "g.yaml").write_text("name: &b [[x, x], [x, x]]\nedges: [*b]")
+    with pytest.raises(ValueError, match=r"edges\[0\]: is "):
+        read_description(tmp_path / "g.yaml", tmp_path / "s")
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "", "!!python/object/apply:os.getcwd []", "\x00"])

@@ -157,7 +157,7 @@ class _EdgeCopier:
 
     def copy(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
         what = f"{':'.join(self._edges.etype)!r} edges"
-        _refuse_reserved(self._edges.columns, what, ORIG_EID)
+        _check_names(self._edges.columns, what, ORIG_EID)
         ends, data = retried(self._copy_once)
         rest = _columns(self._others, len(ends[0]), what, self._folder, self._allow_nan, ORIG_EID)
         found = {**data, **rest}
@@ -222,7 +222,7 @@ def _columns(
     reserved: str,
 ) -> dict[str, Tensor]:
     """All columns by name, [rows, ...]; those of one table are read together."""
-    _refuse_reserved(columns, what, reserved)
+    _check_names(columns, what, reserved)
     found: dict[str, Tensor] = {}
     groups: dict[Table, dict[str, Values]] = {}
     for number, (name, values) in enumerate(columns.items()):
@@ -290,9 +290,13 @@ def _add(
         first += len(keys)
 
 
-def _refuse_reserved(columns: Mapping[str, Values], what: str, name: str) -> None:
-    if name in columns:
-        raise ValueError(
-            f"{columns[name].table.paths[0]}: {what} cannot have a column {name!r}: that is the "
-            "row of the input, and added"
-        )
+def _check_names(columns: Mapping[str, Values], what: str, reserved: str) -> None:
+    for name, values in columns.items():
+        if name == reserved:
+            why = "that is the row of the input, and added"
+        elif not name or "/" in name:
+            why = "expected a name without '/'"
+        else:
+            continue
+        path = values.table.paths[0]
+        raise ValueError(f"{path}: {what} cannot have a column {name!r}: {why}")

@@ -26,6 +26,7 @@ say `ids: text`, or of a table `dtype: text`.
 from __future__ import annotations
 
 import json
+import reprlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -112,10 +113,29 @@ def _bare(table: Table, ends: Sequence[Key]) -> Nodes:
 def _load(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        if path.suffix == ".json":
+            return json.loads(text, object_pairs_hook=_once)
+        return yaml.load(text, _Loader)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         lines = str(error).split("\n")
         raise ValueError(f"{path}: cannot be read: {' '.join(map(str.strip, lines))}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping, none of whose keys is there twice: of two, one would be lost without a word."""
+    keys = [key for key, _ in pairs]
+    for number, key in enumerate(keys):
+        if key in keys[:number]:
+            raise ValueError(f"key {key!r} is there twice")
+    return dict(pairs)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and each key once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        _once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+        return super().construct_mapping(node, deep)
 
 
 class _Reader:
@@ -288,5 +308,5 @@ def _is_text(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else text[:77] + "..."
+    """What is nested deep or long is cut: an alias can make a few lines endless."""
+    return reprlib.repr(value)
