@@ -34,7 +34,7 @@ setup(
     install_requires=requirements(),
     extras_require={
         "plot": ["matplotlib>=3.8"],
-        "data": ["ogb==1.3.6", "pyarrow>=15"],
+        "data": ["ogb==1.3.6"],
         "tbb": [TBB],
         "pyg": ["torch_geometric>=2.6"],
         "test": [

@@ -1,0 +1,176 @@
+"""Compiled hash tables from ids to the numbers 0, 1, ... in the order in which they come.
+
+A table is an array of 2^k words: 0 where nothing is, else the upper half is a part of the hash and
+the lower half the number plus 1. It is probed from the hash's highest bits on, one word after
+another. What has the same hash is told apart by the ids themselves, so nothing collides unseen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+_compiled: Any = numba.njit(nogil=True, cache=True)
+_inlined: Any = numba.njit(inline="always")
+_STEP, _MIX_1, _MIX_2 = (
+    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+_LOW, _HALF, _ONE = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(1)
+_PRIME = np.uint64(0x100000001B3)  # of FNV-1a
+_AT_ONCE = 512
+
+
+@_inlined
+def _mix(x: Any) -> Any:
+    """The finalizer of splitmix64: each bit of the result depends on each of ``x``."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+@_inlined
+def _hash_int(value: Any) -> Any:
+    return _mix(np.uint64(value) + _STEP)
+
+
+@_inlined
+def _hash_bytes(data: Any, low: int, high: int) -> Any:
+    found = _STEP
+    for at in range(low, high):
+        found = (found ^ np.uint64(data[at])) * _PRIME
+    return _mix(found)
+
+
+@_inlined
+def _same_bytes(data: Any, low: int, high: int, known: Any, begin: int, end: int) -> bool:
+    if high - low != end - begin:
+        return False
+    for at in range(high - low):
+        if data[low + at] != known[begin + at]:
+            return False
+    return True
+
+
+@_compiled
+def number_ints(
+    table: Any, shift: Any, known: Any, count: int, ids: Any, out: Any, add: bool
+) -> Any:
+    """``out[i]`` becomes the number of ``ids[i]``; -1 where it is unknown, unless ``add``.
+
+    known: [>= count + len(ids) with ``add``] ids by number. Returns how many there are now.
+
+    Many ids at a time are looked for where they belong, without a branch, so that the processor
+    does not wait for one word after another; those that are not there are searched for.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    hashes = np.empty(_AT_ONCE, np.uint64)
+    words = np.empty(_AT_ONCE, np.uint64)
+    others = np.empty(_AT_ONCE + 1, np.int64)
+    for start in range(0, ids.shape[0], _AT_ONCE):
+        size, left = min(_AT_ONCE, ids.shape[0] - start), 0
+        for j in range(size):
+            hashes[j] = _hash_int(ids[start + j])
+            words[j] = table[hashes[j] >> shift]
+        for j in range(size):
+            number = np.int64(words[j] & _LOW) - 1
+            out[start + j] = number
+            others[left] = j
+            left += (words[j] == 0) | (known[max(number, 0)] != ids[start + j])
+        for other in range(left):
+            j = others[other]
+            wanted, slot, tag = ids[start + j], hashes[j] >> shift, hashes[j] & _LOW
+            found: Any = np.int64(-1)
+            while True:
+                word = table[slot]
+                if word == 0:
+                    if add:
+                        table[slot] = (tag << _HALF) | np.uint64(count + 1)
+                        known[count] = wanted
+                        found = count
+                        count += 1
+                    break
+                if word >> _HALF == tag and known[np.int64(word & _LOW) - 1] == wanted:
+                    found = np.int64(word & _LOW) - 1
+                    break
+                slot = (slot + _ONE) & mask
+            out[start + j] = found
+    return count
+
+
+@_compiled
+def number_texts(
+    table: Any, shift: Any, known: Any, ends: Any, count: int, data: Any, bounds: Any, out: Any,
+    add: bool,
+) -> Any:  # fmt: skip
+    """As :func:`number_ints` of texts: number i is ``known[ends[i]:ends[i + 1]]``, and the wanted
+    one i ``data[bounds[i]:bounds[i + 1]]``. ``known`` and ``ends`` have room with ``add``.
+
+    The second result means nothing: for it, words and the beginnings of texts are read ahead.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    touched: Any = np.int64(0)
+    hashes = np.empty(_AT_ONCE, np.uint64)
+    words = np.empty(_AT_ONCE, np.uint64)
+    for start in range(0, out.shape[0], _AT_ONCE):
+        size = min(_AT_ONCE, out.shape[0] - start)
+        for j in range(size):
+            hashes[j] = _hash_bytes(data, bounds[start + j], bounds[start + j + 1])
+            words[j] = table[hashes[j] >> shift]
+        for j in range(size):
+            word = words[j] & _LOW
+            words[j] = ends[np.int64(word) - (word != 0)]
+        for j in range(size):
+            touched ^= np.int64(known[np.int64(words[j])])
+        for j in range(size):
+            low, high = bounds[start + j], bounds[start + j + 1]
+            slot, tag = hashes[j] >> shift, hashes[j] & _LOW
+            number: Any = np.int64(-1)
+            while True:
+                word = table[slot]
+                if word == 0:
+                    if add:
+                        table[slot] = (tag << _HALF) | np.uint64(count + 1)
+                        begin = ends[count]
+                        for at in range(high - low):
+                            known[begin + at] = data[low + at]
+                        ends[count + 1] = begin + high - low
+                        number = count
+                        count += 1
+                    break
+                found = np.int64(word & _LOW) - 1
+                if word >> _HALF == tag and _same_bytes(
+                    data, low, high, known, ends[found], ends[found + 1]
+                ):
+                    number = found
+                    break
+                slot = (slot + _ONE) & mask
+            out[start + j] = number
+    return count, touched
+
+
+@_compiled
+def fill_ints(table: Any, shift: Any, known: Any, count: int) -> None:
+    """Put the first ``count`` ids of ``known``, all different, into an empty table."""
+    mask = np.uint64(table.shape[0] - 1)
+    for number in range(count):
+        hashed = _hash_int(known[number])
+        _put(table, mask, hashed, shift, number)
+
+
+@_compiled
+def fill_texts(table: Any, shift: Any, known: Any, ends: Any, count: int) -> None:
+    """:func:`fill_ints` of texts."""
+    mask = np.uint64(table.shape[0] - 1)
+    for number in range(count):
+        hashed = _hash_bytes(known, ends[number], ends[number + 1])
+        _put(table, mask, hashed, shift, number)
+
+
+@_inlined
+def _put(table: Any, mask: Any, hashed: Any, shift: Any, number: int) -> None:
+    slot = hashed >> shift
+    while table[slot] != 0:
+        slot = (slot + _ONE) & mask
+    table[slot] = ((hashed & _LOW) << _HALF) | np.uint64(number + 1)

@@ -1,0 +1,276 @@
+"""Graphs of PyTorch Geometric: its `Data` and `HeteroData`, in memory or saved by `torch.save`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.partition.arrays import (
+    ETYPE_HOMO,
+    NTYPE_HOMO,
+    ORIG_EID,
+    ORIG_ID,
+    STORED_DTYPES,
+    CanonicalEtype,
+    GraphArrays,
+)
+from sar.partition.sources.idmap import check_dense
+
+_NODE_NAMES = {"x": "feat", "y": "label"}
+_EDGE_NAMES = {"edge_attr": "feat", "edge_weight": "weight", "edge_time": "time"}
+_STRUCTURE = ("edge_index", "num_nodes", "batch", "ptr")
+_COUNTED = ("x", "pos", "train_mask", "val_mask", "test_mask", "n_id")  # a row for each node
+_WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+_GLOBAL = "_global_store"
+
+
+def from_pyg(data: Any, name: str) -> GraphArrays:
+    """Arrays of a `Data` or `HeteroData`, or of what its `to_dict()` gives.
+
+    `x` becomes `feat`, `y` `label`, `edge_attr` `feat`, `edge_weight` `weight`, `edge_time` `time`;
+    masks are bool; other tensors with a row for each node, or for each edge, keep their names,
+    where both counts are the same those that begin with `edge_` are of edges. What is neither is
+    left out, with a warning. Nothing is copied that can stay.
+
+    Raises ValueError naming the key.
+    """
+    content = data if isinstance(data, Mapping) else _content(data)
+    graph = _hetero(content, name) if _is_hetero(content) else _homogeneous(content, name)
+    return graph.with_orig_ids().validate()
+
+
+def read_pyg_file(path: Path, name: str) -> GraphArrays:
+    """The graph in a file of `torch.save(data)` or `torch.save(data.to_dict())`, mapped.
+
+    Nothing in it is executed: tensors, containers and PyG's own classes are read, by
+    `torch.load(weights_only=True)`; anything else is refused. Raises ValueError naming the file.
+    """
+    content = _load(Path(path))
+    if isinstance(content, tuple) and content:  # PyG's data sets: (data, slices, class)
+        if len(content) > 1 and content[1] is not None and not _is_single(content[1]):
+            raise ValueError(f"{os.fspath(path)}: holds several graphs, expected one")
+        content = content[0]
+    if not isinstance(content, Mapping) and not hasattr(content, "to_dict"):
+        kind = type(content).__name__
+        raise ValueError(f"{os.fspath(path)}: holds {kind}, expected Data, HeteroData or a dict")
+    try:
+        return from_pyg(content, name)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from error
+
+
+def _is_single(slices: Any) -> bool:
+    """Whether the bounds of graphs in a data set's tensors are of one graph."""
+    if isinstance(slices, Mapping):
+        return all(_is_single(one) for one in slices.values())
+    return not hasattr(slices, "__len__") or len(slices) <= 2
+
+
+# What torch raises for damaged files.
+_DAMAGE = (
+    pickle.UnpicklingError, RuntimeError, ValueError, KeyError, IndexError, TypeError, EOFError,
+    AttributeError, OverflowError, MemoryError, AssertionError, ImportError, OSError,
+    zipfile.BadZipFile, struct.error, zlib.error,
+)  # fmt: skip
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    classes = _pyg_classes()
+    try:
+        # Files of before 2020 are no archives, and cannot be mapped.
+        mapped = zipfile.is_zipfile(path)
+        if mapped:
+            _check_sums(path)
+        with torch.serialization.safe_globals(classes):
+            return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+    except _DAMAGE as error:
+        text = str(error)
+        if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in text:
+            what = next((line.strip() for line in text.splitlines() if "GLOBAL" in line), "")
+            need = "" if classes else "; install torch_geometric, or"
+            raise ValueError(
+                f"{path}: names code that is not run: {what[:200]}{need} "
+                "save data.to_dict() instead of the object"
+            ) from error
+        first = (text.splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path}: not a file of torch.save that is read: {first}") from error
+
+
+def _check_sums(path: Path) -> None:
+    """Of an archive's entries, which torch does not look at where it maps them."""
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"entry {damaged!r} is damaged")
+
+
+def _pyg_classes() -> list:
+    """What a pickled `Data` or `HeteroData` consists of; nothing without torch_geometric."""
+    try:
+        from torch_geometric.data import Data, HeteroData
+        from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+        from torch_geometric.data.storage import (
+            BaseStorage,
+            EdgeStorage,
+            GlobalStorage,
+            NodeStorage,
+        )
+    except ImportError:
+        return []
+    storages = [BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+    return [Data, HeteroData, DataEdgeAttr, DataTensorAttr, *storages]
+
+
+def _content(data: Any) -> dict:
+    """As `to_dict()`, with the counts of nodes that the object knows and its dictionary may not."""
+    to_dict: Callable | None = getattr(data, "to_dict", None)
+    if to_dict is None:
+        raise TypeError(f"got {type(data).__name__}, expected Data, HeteroData or a dict")
+    content = dict(to_dict())
+    if not _is_hetero(content) and content.get("num_nodes") is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it counts what edges name, as we do
+            content["num_nodes"] = getattr(data, "num_nodes", None)
+    return content
+
+
+def _is_hetero(content: Mapping) -> bool:
+    if _GLOBAL in content:
+        return True
+    return "edge_index" not in content and any(isinstance(v, Mapping) for v in content.values())
+
+
+def _homogeneous(content: Mapping, name: str) -> GraphArrays:
+    src, dst = _ends(content, "the graph")
+    count = _count(content, [src, dst], "the graph")
+    nodes, edges, left = _split(content, count, len(src))
+    _warn(left, count, len(src))
+    return GraphArrays(
+        name,
+        {NTYPE_HOMO: count},
+        {ETYPE_HOMO: (src, dst)},
+        {NTYPE_HOMO: nodes},
+        {ETYPE_HOMO: edges} if edges else {},
+    )
+
+
+def _hetero(content: Mapping, name: str) -> GraphArrays:
+    stores = {k: v for k, v in content.items() if k != _GLOBAL and isinstance(v, Mapping)}
+    etypes: list[CanonicalEtype] = sorted(k for k in stores if isinstance(k, tuple))
+    for etype in etypes:
+        if len(etype) != 3 or not all(isinstance(part, str) for part in etype):
+            raise ValueError(f"edge type {etype!r}, expected (source, relation, destination)")
+    ends = {etype: _ends(stores[etype], repr(etype)) for etype in etypes}
+    ntypes = sorted({k for k in stores if isinstance(k, str)} | {t for e in etypes for t in e[::2]})
+    counts, node_data, edge_data = {}, {}, {}
+    for ntype in ntypes:
+        ids = [ends[e][side] for e in etypes for side in (0, 1) if e[2 * side] == ntype]
+        store = stores.get(ntype, {})
+        counts[ntype] = _count(store, ids, repr(ntype))
+        node_data[ntype], _, left = _split(store, counts[ntype], None)
+        _warn(left, counts[ntype], None, f" of {ntype!r}")
+    for etype in etypes:
+        size = len(ends[etype][0])
+        _, edge_data[etype], left = _split(stores[etype], None, size)
+        _warn(left, None, size, f" of {etype!r}")
+    kept = {etype: data for etype, data in edge_data.items() if data}
+    return GraphArrays(name, counts, ends, node_data, kept)
+
+
+def _ends(store: Mapping, where: str) -> tuple[Tensor, Tensor]:
+    index = store.get("edge_index")
+    if index is None:
+        hint = "; it has adj_t: save it without ToSparseTensor" if "adj_t" in store else ""
+        raise ValueError(f"{where} has no edge_index{hint}")
+    index = _tensor(index)
+    if index is None or index.dim() != 2 or len(index) != 2 or index.dtype.is_floating_point:
+        shape = None if index is None else (index.dtype, tuple(index.shape))
+        raise ValueError(f"edge_index of {where} is {shape}, expected integers [2, E]")
+    index = index.to(torch.int64)
+    return index[0], index[1]
+
+
+def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
+    """As PyG tells: said, or the rows of what nodes have, or as many as edges name."""
+    said = store.get("num_nodes")
+    if said is not None:
+        if isinstance(said, bool) or not isinstance(said, int) or said < 0:
+            raise ValueError(f"num_nodes of {where} is {said!r}, expected a count")
+        return said
+    for key in _COUNTED:
+        value = _tensor(store.get(key))
+        if value is not None and value.dim():
+            return len(value)
+    named = max((int(one.max()) + 1 for one in ids if len(one)), default=0)
+    label = _tensor(store.get("y"))  # may be the whole graph's
+    if label is not None and label.dim() and len(label) > named:
+        return len(label)
+    check_dense(named, sum(map(len, ids)), f"edge_index of {where}", "give num_nodes")
+    return named
+
+
+def _split(
+    store: Mapping, nodes: int | None, edges: int | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """Columns of nodes, of edges, and the names of what is neither."""
+    node_data: dict[str, Tensor] = {}
+    edge_data: dict[str, Tensor] = {}
+    left = []
+    for key, value in store.items():
+        if key in _STRUCTURE or value is None:
+            continue
+        tensor = _tensor(value)
+        rows = len(tensor) if tensor is not None and tensor.dim() else None
+        name = str(key)
+        of_edges = rows is not None and rows == edges
+        if tensor is None or rows is None or tensor.dtype not in STORED_DTYPES:
+            left.append(name)
+        elif rows == nodes and not (of_edges and name.startswith("edge_")):
+            _put(node_data, _NODE_NAMES.get(name, name), tensor, ORIG_ID)
+        elif of_edges:
+            _put(edge_data, _EDGE_NAMES.get(name, name), tensor, ORIG_EID)
+        else:
+            left.append(name)
+    return node_data, edge_data, left
+
+
+def _put(data: dict[str, Tensor], name: str, value: Tensor, reserved: str) -> None:
+    if name in data:
+        raise ValueError(f"two tensors are named {name!r} here")
+    if name == reserved:
+        raise ValueError(f"a tensor is named {name!r}, which is added: the row of the input")
+    if name.endswith(("_mask", "_masks")):
+        value = value.bool()
+    if name == "label":
+        value = value[:, 0] if value.dim() == 2 and value.shape[1] == 1 else value
+        value = value.long() if value.dim() == 1 and not value.dtype.is_floating_point else value
+    data[name] = value
+
+
+def _tensor(value: Any) -> Tensor | None:
+    """On the CPU, of a type that partitions hold if there is one; `None` for what is no tensor."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return None
+    value = value.detach().cpu()
+    return value.to(_WIDER.get(value.dtype, value.dtype))
+
+
+def _warn(left: list[str], nodes: int | None, edges: int | None, where: str = "") -> None:
+    if left:
+        counts = " or ".join(str(count) for count in (nodes, edges) if count is not None)
+        warnings.warn(f"{left}{where} are left out: no tensors of {counts} rows", stacklevel=4)

@@ -1,0 +1,294 @@
+"""Inputs in tables that are wrong or damaged: errors that say where, and never anything else."""
+
+from __future__ import annotations
+
+import re
+import resource
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from table_files import DST, FEAT, NODES, SPARSE, SRC, TEXTS, WEIGHT, chunks, describe, save
+
+from sar.errors import SarError
+from sar.partition.arrays import GraphArrays
+from sar.partition.sources.chunked import read_chunked
+from sar.partition.sources.description import read_description, read_edges
+from sar.partition.sources.pyg import read_pyg_file
+
+
+def one_type(folder: Path, **column: object) -> dict:
+    """A description of papers whose only column is as given."""
+    np.save(folder / "e.npy", np.stack([SRC, DST]))
+    nodes = {"_N": {"count": NODES, "columns": {"feat": column}}}
+    return {"nodes": nodes, "edges": [{"files": "e.npy"}]}
+
+
+def changed(value: np.ndarray, row: int, to: object) -> np.ndarray:
+    value = value.copy()
+    value[row] = to
+    return value
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "tsv.gz"])
+@pytest.mark.parametrize(
+    ("column", "row", "to", "message"),
+    [
+        (
+            "src",
+            60,
+            NODES,
+            f"row 20, column 'src': is {NODES}, expected 0 or more and below {NODES}",
+        ),
+        ("dst", 3, -1, "row 3, column 'dst': is -1, expected 0 or more"),
+        ("w", 50, np.nan, "row 10, column 'weight': is nan"),
+        ("w", 50, -np.inf, "row 10, column 'weight': is -inf"),
+    ],
+)
+def test_bad_values_are_named(
+    suffix: str, column: str, row: int, to: object, message: str, tmp_path: Path
+) -> None:
+    """Of the second of two files, from row 40 on."""
+    table = {"src": SRC, "dst": DST, "w": WEIGHT}
+    table[column] = changed(table[column], row, to)
+    for number, rows in enumerate((slice(0, 40), slice(40, None))):
+        save(tmp_path / f"e{number}.{suffix}", {name: one[rows] for name, one in table.items()})
+    content = {
+        "nodes": {"_N": {"count": NODES}},
+        "edges": [
+            {"files": f"e*.{suffix}", "src": "src", "dst": "dst", "columns": {"weight": "w"}}
+        ],
+    }
+    path = f"e{row // 40}.{suffix}"
+    with pytest.raises(ValueError, match=re.escape(path) + f": {message}"):
+        read_description(describe(tmp_path, content), tmp_path / "s")
+    if column == "w":
+        read_description(describe(tmp_path, content), tmp_path / "s", allow_nan=True)
+
+
+def test_ids_that_do_not_fit(tmp_path: Path) -> None:
+    def read(ids: np.ndarray, src: np.ndarray) -> None:
+        save(tmp_path / "n.parquet", {"id": ids})
+        save(tmp_path / "e.csv", {"src": src, "dst": src})
+        nodes = {"p": {"ids": {"files": "n.parquet", "column": "id"}}}
+        content = {"nodes": nodes, "edges": [{"type": ["p", "to", "p"], "files": "e.csv"}]}
+        read_description(describe(tmp_path, content), tmp_path / "s")
+
+    for ids, other in ((SPARSE, 17), (TEXTS, "other")):
+        read(ids, ids)
+        with pytest.raises(
+            ValueError, match=r"n\.parquet: row 9, column 'id': id .* twice.*node 4"
+        ):
+            read(changed(ids, 9, ids[4]), ids)
+        with pytest.raises(ValueError, match=rf"e\.csv: row 6, column 'src': is '?{other}"):
+            read(ids, changed(ids, 6, other))
+    with pytest.raises(
+        ValueError, match=r"e\.csv: row 0, column 'src': holds texts, but .* integers"
+    ):
+        read(SPARSE, TEXTS)
+
+
+def test_sparse_ids_without_a_word(tmp_path: Path) -> None:
+    path = save(tmp_path / "e.csv", {"src": abs(SPARSE), "dst": abs(SPARSE)})
+    with pytest.raises(ValueError, match="ids: external"):
+        read_edges([path], tmp_path / "s", "x")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_missing_values(suffix: str, tmp_path: Path) -> None:
+    """Also of ids; a text that is empty is missing, too."""
+    for column, message in (("src", "row 5, column 'src'"), ("w", "row 5, column 'w'")):
+        table = {"src": list(SRC), "dst": list(DST), "w": list(WEIGHT)}
+        table[column][5] = None
+        if suffix == "csv":
+            table[column][5] = ""
+        path = save(tmp_path / f"e.{suffix}", table)
+        with pytest.raises(ValueError, match=rf"{message}: the value is missing"):
+            read_edges([path], tmp_path / "s", "x")
+
+
+def test_rows_that_do_not_match(tmp_path: Path) -> None:
+    np.save(tmp_path / "feat.npy", FEAT[:-1])
+    content = one_type(tmp_path, files="feat.npy")
+    with pytest.raises(
+        ValueError, match=rf"feat\.npy: column 'feat' has 19 rows, expected {NODES}"
+    ):
+        read_description(describe(tmp_path, content), tmp_path / "s")
+    np.save(tmp_path / "feat.npy", changed(FEAT, 4, np.inf))
+    with pytest.raises(ValueError, match=r"feat\.npy: row 4, column 'feat': is inf"):
+        read_description(describe(tmp_path, content), tmp_path / "s")
+
+
+def test_files_of_other_types(tmp_path: Path) -> None:
+    np.save(tmp_path / "f1.npy", FEAT[:9])
+    np.save(tmp_path / "f2.npy", FEAT[9:].astype(np.float64))
+    content = one_type(tmp_path, files="f?.npy")
+    with pytest.raises(
+        ValueError, match=r"f2\.npy: row 0, .*float64 \[3\], expected float32 \[3\]"
+    ):
+        read_description(describe(tmp_path, content), tmp_path / "s")
+    content = one_type(tmp_path, files="f?.npy", dtype="float64")
+    read_description(describe(tmp_path, content), tmp_path / "s")
+    save(tmp_path / "1.parquet", {"f": np.arange(9, dtype=np.int32)})
+    save(tmp_path / "2.parquet", {"f": np.arange(NODES - 9)})
+    content = one_type(tmp_path, files="?.parquet", column="f")
+    with pytest.raises(ValueError, match=r"2\.parquet: row 0, .*int64 \[\], expected int32 \[\]"):
+        read_description(describe(tmp_path, content), tmp_path / "s")
+
+
+def test_lists_of_several_lengths(tmp_path: Path) -> None:
+    rows = FEAT.tolist()
+    rows[8] = rows[8][:2]
+    pq.write_table(pa.table({"f": rows}), tmp_path / "n.parquet")
+    content = one_type(tmp_path, files="n.parquet", column="f")
+    with pytest.raises(ValueError, match=r"row 8, column 'f': holds 2 numbers, expected 3"):
+        read_description(describe(tmp_path, content), tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"edges": [{"files": "nothing-*.csv"}]}, FileNotFoundError, "nothing-.*no file matches"),
+        ({"edge": []}, ValueError, "key 'edge' is unknown, did you mean 'edges'"),
+        ({"edges": [{"file": "e.npy"}]}, ValueError, r"edges\[0\]: key 'file' .* mean 'files'"),
+        ({"edges": []}, ValueError, "edges: is .*expected a list"),
+        ({"edges": [{"files": "e.npy"}] * 2}, ValueError, "is there twice"),
+        ({"edges": [{"files": "e.npy", "src": 0}]}, ValueError, "'src' and 'dst'"),
+        ({"edges": [{"files": "e.npy", "src": 0, "dst": 2}]}, ValueError, "no column number 2"),
+        ({"edges": [{"files": "n.csv", "src": "f", "dst": "idd"}]}, ValueError,
+         "no column 'idd', did you mean 'id'.*it has 'id', 'f'"),
+        ({"edges": [{"files": "e.npy", "type": ["a", "b"]}]}, ValueError, r"edges\[0\]\.type"),
+        ({"edges": [{"files": "e.npy", "type": ["a", "b", "c"]}]}, ValueError, "among the nodes"),
+        ({"edges": [{"files": "e.dat"}]}, ValueError, "of no known kind"),
+        ({"edges": [{"files": "n.csv", "src": 0, "dst": 1}]}, ValueError, "names columns; name"),
+        ({"nodes": {"_N": {"count": -1}}}, ValueError, r"nodes\._N\.count"),
+        ({"nodes": {"_N": {"count": 1, "ids": "external"}}}, ValueError, "'count' and 'ids'"),
+        ({"nodes": {"_N": {"columns": {"f": {"files": "e.npy"}}}}}, ValueError, "need 'count'"),
+        ({"nodes": {"_N": {"count": 9, "columns": {"f": {"files": "n.csv"}}}}}, ValueError,
+         "a 'column'"),
+        ({"nodes": {"_N": {"count": 9, "columns": {"f": {"files": "e.npy", "dtype": "flot32"}}}}},
+         ValueError, "did you mean 'float32'"),
+        ({"nodes": {"_N": {"count": NODES, "columns": {"orig_id": {"files": "i.npy"}}}}},
+         ValueError, "cannot have a column 'orig_id'"),
+        ({"edges": [{"files": "i.npy"}]}, ValueError, "no column number 1"),
+        ({"edges": [{"files": "e.npy", "columns": {"a/b": {"files": "w.npy"}}}]}, ValueError,
+         "cannot have a column 'a/b'"),
+        ({"name": "a/b"}, ValueError, "name: is 'a/b'"),
+    ],
+)  # fmt: skip
+def test_bad_descriptions(
+    change: dict, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "e.npy", np.stack([SRC, DST]))
+    np.save(tmp_path / "i.npy", np.arange(NODES))
+    np.save(tmp_path / "w.npy", WEIGHT)
+    (tmp_path / "e.dat").write_text("")
+    save(tmp_path / "n.csv", {"id": np.arange(NODES), "f": FEAT[:, 0]})
+    content = {"nodes": {"_N": {"count": NODES}}, "edges": [{"files": "e.npy"}]} | change
+    with pytest.raises(error, match=message):
+        read_description(describe(tmp_path, content), tmp_path / "s")
+
+
+def test_files_that_are_cut_short(tmp_path: Path) -> None:
+    for suffix in ("parquet", "csv.gz", "npy"):
+        path = tmp_path / f"e.{suffix}"
+        if suffix == "npy":
+            np.save(path, np.stack([SRC, DST]))
+        else:
+            save(path, {"src": SRC, "dst": DST})
+        path.write_bytes(path.read_bytes()[:-10])
+        with pytest.raises(ValueError, match=rf"e\.{suffix}: cannot be read"):
+            read_edges([path], tmp_path / "s", "x")
+
+
+def test_keys_that_are_there_twice(tmp_path: Path) -> None:
+    for name, text in (("g.yaml", "name: a\nname: b"), ("g.json", '{"name": 1, "name": 2}')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match="key 'name' is there twice"):
+            read_description(tmp_path / name, tmp_path / "s")
+    bomb = ["a0: &a0 [x, x]"] + [
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)
+    ]
+    (tmp_path / "g.yaml").write_text("\n".join([*bomb, "edges: *a29"]))
+    with pytest.raises(ValueError, match="key 'a0' is unknown"):
+        read_description(tmp_path / "g.yaml", tmp_path / "s")
+    (tmp_path / "g.yaml").write_text("name: &b [[x, x], [x, x]]\nedges: [*b]")
+    with pytest.raises(ValueError, match=r"edges\[0\]: is "):
+        read_description(tmp_path / "g.yaml", tmp_path / "s")
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "", "!!python/object/apply:os.getcwd []", "\x00"])
+def test_descriptions_that_are_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"g\.yaml"):
+        read_description(tmp_path / "g.yaml", tmp_path / "s")
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """Is an error of the system that names the file that could not be written."""
+    np.save(tmp_path / "e.npy", np.zeros((2, 100_000), np.int64))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"src\.npy: could not be written"):
+            read_edges([tmp_path / "e.npy"], tmp_path / "s", "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def damaged(content: bytes, count: int) -> list[bytes]:
+    """Cut short, and with bytes changed."""
+    rng = np.random.default_rng(len(content))
+    found = [content[: int(rng.integers(len(content)))] for _ in range(count)]
+    for _ in range(count):
+        changed = bytearray(content)
+        for at in rng.integers(0, len(content), int(rng.integers(1, 4))):
+            changed[at] ^= int(rng.integers(1, 256))
+        found.append(bytes(changed))
+    return found
+
+
+def read_anything(path: Path, read: Callable[[], GraphArrays]) -> bool:
+    """Whether it could not be read; then the error is one of ours, and names the file."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read()
+    except (ValueError, FileNotFoundError, SarError) as error:
+        assert path.name.split(".")[0] in str(error), error
+        return True
+    return False
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "csv.gz", "npy", "yaml", "json", "pt"])
+def test_damaged_files(suffix: str, tmp_path: Path) -> None:
+    edges = {"src": SRC, "dst": DST, "w": WEIGHT}
+    path = tmp_path / f"broken.{suffix}"
+    read = {
+        "yaml": lambda: read_description(path, tmp_path / "s"),
+        "json": lambda: read_chunked(path, tmp_path / "s"),
+        "pt": lambda: read_pyg_file(path, "x"),
+    }.get(suffix, lambda: read_edges([path], tmp_path / "s", "x"))
+    if suffix == "npy":
+        np.save(path, np.stack([SRC, DST]))
+    elif suffix == "yaml":
+        save(tmp_path / "e.csv", edges)
+        path.write_text("name: broken\nnodes: {_N: {count: 20}}\nedges: [{files: e.csv}]\n")
+    elif suffix == "json":
+        chunks(tmp_path).rename(path)
+    elif suffix == "pt":
+        torch.save({"edge_index": torch.from_numpy(np.stack([SRC, DST]))}, path)
+    else:
+        save(path, edges)
+    whole = path.read_bytes()
+    read()
+    refused = 0
+    for content in damaged(whole, 60):
+        path.write_bytes(content)
+        refused += read_anything(path, read)
+    assert refused > 30
