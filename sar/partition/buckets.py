@@ -48,9 +48,10 @@ def sort_rows(blocks: Blocks, num_rows: int, folder: Path, *, unique: bool = Tru
     for rows, _ in blocks():
         _count(rows, counts)
     first_rows = _bucket_bounds(counts)
-    sizes = np.add.reduceat(counts, first_rows[:-1], dtype=np.int64) if num_rows else []
+    bounds = zip(first_rows[:-1].tolist(), first_rows[1:].tolist())
+    sizes = np.array([counts[low:high].sum(dtype=np.int64) for low, high in bounds], np.int64)
     spread_path = folder / "spread.npy"
-    pairs = npy.create(spread_path, np.int32, (int(np.sum(sizes)), 2))
+    pairs = npy.create(spread_path, np.int32, (int(sizes.sum()), 2))
     _spread(blocks, first_rows, sizes, pairs)
     values_path = folder / "values.npy"
     values = npy.create(values_path, np.int32, (len(pairs),))

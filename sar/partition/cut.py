@@ -1,88 +1,102 @@
-"""Decides which partition owns each node: METIS, random, or blocks of consecutive ids."""
+"""Decides which part owns each node, by a method that is named or handed in."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
+from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
-from sar.partition.metis import metis
+from sar.partition.methods.base import BALANCES, CutOptions, Method
+from sar.partition.methods.coarsen import Coarsen
+from sar.partition.methods.metis import Metis
+from sar.partition.methods.simple import Contiguous, Random
 
-METHODS = ("metis", "random", "contiguous")
+DEFAULT_METHOD = Coarsen.name
+_NAMED: dict[str, type[Method]] = {
+    kind.name: kind for kind in (Coarsen, Metis, Random, Contiguous)
+}
+METHODS = tuple(_NAMED)
+
+
+def find_method(method: str | Method) -> Method:
+    """The method of that name, or the one that it is. Raises ValueError, TypeError."""
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        raise TypeError(f"method is {type(method).__name__}, expected a name or a Method")
+    if method not in _NAMED:
+        raise ValueError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
+    return _NAMED[method]()
+
+
+def check_balance(method: Method, balance: Iterable[str] | None) -> frozenset[str] | None:
+    """What is to be balanced. Raises ValueError for what is unknown or the method cannot do."""
+    if balance is None:
+        return None
+    wanted = frozenset(balance)
+    for one in sorted(wanted - {"nodes"}):
+        if one not in BALANCES:
+            raise ValueError(f"balance: got {one!r}, expected some of nodes, {', '.join(BALANCES)}")
+        if one not in method.balances:
+            can = ", ".join(sorted(method.balances)) or "nothing but nodes"
+            raise ValueError(f"balance: method {method.name!r} balances {can}, got {one!r}")
+    return wanted - {"nodes"}
 
 
 def assign(
     graph: GraphArrays,
     num_parts: int,
-    method: str = "metis",
+    method: str | Method = DEFAULT_METHOD,
     seed: int = 0,
     *,
-    balance_edges: bool | None = None,
+    balance: Iterable[str] | None = None,
+    scratch: str | os.PathLike | None = None,
 ) -> np.ndarray:
-    """Partition id of every node: int64 [N], types in the order of `graph.num_nodes`.
+    """Part of every node: int [N], types in the order of `graph.num_nodes`.
 
-    Each node type is balanced on its own. The same arguments give the same result. Partitions may
-    be empty when there are fewer nodes than partitions. `balance_edges` (METIS only) balances
-    in-edges too: cuts a few more edges, and no partition has several times the work of the others.
-    By default it is on for graphs of one node type; with several, METIS then loses hold of both.
+    Each node type is balanced on its own. The same arguments give the same result.
 
-    Raises ValueError for an unknown method or num_parts < 1, MissingDependencyError when METIS is
-    asked for and dgl is not installed, PartitionError when METIS gives up.
+    Args:
+        balance: of "edges", "halo" and "train", what parts share equally as well, if the method
+            can; by default as the method does by itself.
+        scratch: where files that are larger than memory lie meanwhile; the system's temporary
+            folder by default.
+
+    Raises ValueError for an unknown method, fewer than one part or fewer nodes than parts;
+    MissingDependencyError for what the method needs, PartitionError when it gives up.
     """
+    found = find_method(method)
+    wanted = check_balance(found, balance)
     if num_parts < 1:
         raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
-    if balance_edges is None:
-        balance_edges = method == "metis" and len(graph.num_nodes) == 1
-    if balance_edges and method != "metis":
-        raise ValueError(f"balance_edges works with method 'metis' only, got {method!r}")
+    if num_parts > max(graph.total_nodes, 1):
+        raise ValueError(
+            f"num_parts is {num_parts}, but graph {graph.name!r} has {graph.total_nodes} nodes: "
+            "expected at most one part a node"
+        )
     if num_parts == 1:
-        return np.zeros(graph.total_nodes, dtype=np.int64)
-    if method == "random":
-        return _per_type(graph, num_parts, np.random.default_rng(seed))
-    src, dst = simple_edges(graph)
-    # METIS has nothing to work with here, or complains of pieces without a node.
-    if method == "contiguous" or len(src) == 0 or 2 * num_parts > graph.total_nodes:
-        return _per_type(graph, num_parts, None)
-    return _metis(graph, src, dst, num_parts, seed, balance_edges)
+        return np.zeros(graph.total_nodes, dtype=np.int32)
+    with tempfile.TemporaryDirectory(prefix="cut-", dir=scratch) as folder:
+        parts = found.assign(graph, CutOptions(num_parts, Path(folder), seed, wanted))
+    return _checked(parts, graph.total_nodes, num_parts, found)
 
 
-def simple_edges(graph: GraphArrays) -> tuple[np.ndarray, np.ndarray]:
-    """All types' edges over one id space, symmetric, no loops or duplicates: two int64 arrays."""
-    offsets, nodes = graph.node_offsets(), graph.total_nodes
-    keys = [np.zeros(0, dtype=np.int64)]
-    for (src_type, _, dst_type), (src_ids, dst_ids) in graph.edges.items():
-        src, dst = src_ids.numpy() + offsets[src_type], dst_ids.numpy() + offsets[dst_type]
-        low, high = np.minimum(src, dst), np.maximum(src, dst)
-        keys.append(np.unique((low * nodes + high)[low != high]))
-    pairs = np.unique(np.concatenate(keys))
-    low, high = pairs // max(nodes, 1), pairs % max(nodes, 1)
-    return np.concatenate([low, high]), np.concatenate([high, low])
-
-
-def _per_type(graph: GraphArrays, num_parts: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Equal sizes per type, in order of id, or shuffled when there is a generator."""
-    parts = []
-    for number, count in enumerate(graph.num_nodes.values()):
-        part = np.arange(count, dtype=np.int64) * num_parts // max(count, 1)
-        if rng is not None:
-            # Rotate, so that the types' spare nodes do not all land in the same partitions.
-            part = (rng.permutation(part) + number) % num_parts
-        parts.append(part)
-    return np.concatenate(parts)
-
-
-def _metis(
-    graph: GraphArrays,
-    src: np.ndarray,
-    dst: np.ndarray,
-    num_parts: int,
-    seed: int,
-    balance_edges: bool,
-) -> np.ndarray:
-    """METIS takes no seed from DGL: another seed is another order of the nodes."""
-    nodes = graph.total_nodes
-    relabel = np.arange(nodes)
-    if seed:
-        relabel = np.random.default_rng(seed).permutation(nodes)
-    types = np.empty(nodes, dtype=np.int64)
-    types[relabel] = np.repeat(np.arange(len(graph.num_nodes)), list(graph.num_nodes.values()))
-    return metis(relabel[src], relabel[dst], types, num_parts, balance_edges)[relabel]
+def _checked(parts: np.ndarray, count: int, num_parts: int, method: Method) -> np.ndarray:
+    """What a method, perhaps the user's own, found."""
+    parts = np.asarray(parts)
+    if parts.shape != (count,) or parts.dtype.kind not in "iu":
+        raise PartitionError(
+            f"method {method.name!r} gave {parts.dtype} of shape {parts.shape}, expected integers "
+            f"of shape ({count},)"
+        )
+    if count and not 0 <= parts.min() <= parts.max() < num_parts:
+        raise PartitionError(
+            f"method {method.name!r} gave parts {parts.min()} to {parts.max()}, expected 0 to "
+            f"{num_parts - 1}"
+        )
+    return parts

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ def metis(
     # What DGL's metis_partition_assignment ends in. Its Python before that leaves its own blocks
     # behind on the thread. Recursive bisection, not k-way: it cuts fewer edges on nearly every
     # graph tried, and k-way depends even more on what memory held before.
-    with _alone, _cleared_memory() as call:
+    with _alone, _quiet(), _cleared_memory() as call:
         found = call(
             dgl.partition._CAPI_DGLMetisPartition_Hetero,
             graph._graph,
@@ -64,6 +65,20 @@ def _weights(dst: np.ndarray, types: np.ndarray, balance_edges: bool) -> np.ndar
         degrees = np.bincount(dst, minlength=len(types))
         members += [np.where(member, degrees, 0) for member in members]
     return np.stack(members, axis=1).astype(np.int64).reshape(-1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what compiled code writes to stderr: DGL's METIS reports every call there."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @contextmanager

@@ -1,0 +1,79 @@
+"""An assignment that somebody made before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from sar.partition import npy
+from sar.partition.arrays import GraphArrays
+from sar.partition.methods.base import CutOptions, Method
+
+
+class Given(Method):
+    """Parts from files, or from an array.
+
+    Args:
+        source: int [N], types one after another; or a path: a `.npy` of them, a text file of one
+            part a line, or a folder with a `.npy` or `.txt` for each node type, by its name, as
+            DGL's partitioning pipeline has them.
+    """
+
+    name = "given"
+
+    def __init__(self, source: np.ndarray | str | os.PathLike) -> None:
+        self._source = source
+
+    def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
+        """Raises ``ValueError`` that names file, row and value, ``FileNotFoundError``."""
+        if isinstance(self._source, np.ndarray):
+            return _checked(self._source, graph.total_nodes, options.num_parts, "assignment")
+        path = Path(self._source)
+        if path.is_dir():
+            columns = [
+                _read(_file_of(path, ntype), count, options.num_parts)
+                for ntype, count in graph.num_nodes.items()
+            ]
+            return np.concatenate(columns)
+        return _read(path, graph.total_nodes, options.num_parts)
+
+
+def _file_of(folder: Path, ntype: str) -> Path:
+    for suffix in (".npy", ".txt"):
+        path = folder / f"{ntype}{suffix}"
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"{folder}: holds no {ntype}.npy and no {ntype}.txt")
+
+
+def _read(path: Path, count: int, num_parts: int) -> np.ndarray:
+    if path.suffix == ".npy":
+        return _checked(npy.read(path), count, num_parts, str(path))
+    parts = np.empty(count, np.int32)
+    rows = 0
+    try:
+        with open(path, encoding="ascii") as file:
+            for rows, line in enumerate(file, 1):
+                if rows <= count:
+                    parts[rows - 1] = int(line)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: row {rows - 1}: {error}, expected a part a line") from error
+    if rows != count:
+        raise ValueError(f"{path}: has {rows} rows, expected {count}, one for each node")
+    return _checked(parts, count, num_parts, str(path))
+
+
+def _checked(parts: np.ndarray, count: int, num_parts: int, where: str) -> np.ndarray:
+    if parts.shape != (count,) or parts.dtype.kind not in "iu":
+        raise ValueError(
+            f"{where}: got {parts.dtype} of shape {parts.shape}, expected {count} integers, one "
+            "for each node"
+        )
+    wrong = np.flatnonzero((parts < 0) | (parts >= num_parts))
+    if len(wrong):
+        raise ValueError(
+            f"{where}: row {wrong[0]} is part {parts[wrong[0]]}, expected 0 to {num_parts - 1}"
+        )
+    return parts
