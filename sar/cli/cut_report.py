@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,10 +11,27 @@ import numpy as np
 from sar.partition.arrays import GraphArrays
 from sar.partition.quality import CutQuality, balance
 from sar.plan import GraphStatistics, Work, from_quality, measure_costs, predict_bytes
-from sar.train.options import ModelOptions
+from sar.train.options import MODELS, ModelOptions
 
 _INDENT = 9  # columns of a label
 CLASSES = 16  # of the predicted model where nobody says
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is predicted, of which model."""
+    model = parser.add_argument_group(
+        "model", "any of these predicts memory and traffic of each rank; takes some seconds"
+    )
+    model.add_argument("--model", choices=MODELS, help="default: sage")
+    model.add_argument("--layers", type=int, help="default 3")
+    model.add_argument("--hidden", type=int, help="width, default 256")
+
+
+def model_of(args: argparse.Namespace) -> ModelOptions | None:
+    """What to predict, or nothing where no option asks for it."""
+    given = {name: getattr(args, name) for name in ("model", "layers", "hidden")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return ModelOptions(**given) if given else None
 
 
 def report_lines(quality: CutQuality, before: CutQuality | None = None) -> list[str]:

@@ -15,7 +15,8 @@ from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
 from sar.partition.book import read_book
-from sar.partition.cut import METHODS
+from sar.partition.cut import DEFAULT_METHOD, METHODS
+from sar.partition.sources.inputs import reads_other_files
 
 DEFAULT_PARTS = 2
 
@@ -29,7 +30,10 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         "`sar partition` (cut first)",
     )
     parser.add_argument(
-        "--method", choices=METHODS, default="metis", help="of the cut where INPUT is not cut yet"
+        "--method",
+        choices=METHODS,
+        default=DEFAULT_METHOD,
+        help=f"of the cut where INPUT is not cut yet, default: {DEFAULT_METHOD}",
     )
     parser.add_argument(
         "--verify",
@@ -46,6 +50,11 @@ def resolve_parts(args: argparse.Namespace, num_ranks: int | None) -> tuple[str,
     """
     if not args.input.endswith(".json") and not os.path.isdir(args.input):
         parts = num_ranks or DEFAULT_PARTS
+        if reads_other_files(args.input):
+            raise ValueError(
+                f"{args.input}: got a graph of several files, expected partitions; cut it first: "
+                f"sar partition {args.input} --parts {parts} --out DIR"
+            )
         return str(cut_into_cache(args.input, parts, args.method, args.cut_seed)), parts
     parts = read_book(args.input).num_parts
     if num_ranks is not None and parts != num_ranks:

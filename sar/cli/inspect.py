@@ -6,10 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sar.cli.cut_picture import check_picture, draw
-from sar.cli.cut_report import predict_training, prediction_lines
+from sar.cli.cut_report import (
+    add_model_arguments,
+    model_of,
+    predict_training,
+    prediction_lines,
+)
 from sar.partition.summary import summarize
 from sar.plan import from_summary
-from sar.train.options import MODELS, ModelOptions
 
 
 def add_parser(subparsers) -> argparse.ArgumentParser:
@@ -34,17 +38,12 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
         metavar="FILE",
         help="draw sizes of parts and rows between them, .png or .svg",
     )
-    model = parser.add_argument_group(
-        "model", "any of these predicts memory and traffic of each rank; takes some seconds"
-    )
-    model.add_argument("--model", choices=MODELS, help="default: sage")
-    model.add_argument("--layers", type=int, help="default 3")
-    model.add_argument("--hidden", type=int, help="width, default 256")
+    add_model_arguments(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    model = _model(args)
+    model = model_of(args)
     if args.plot is not None:
         check_picture(args.plot, "--plot")
     summary = summarize(args.parts, verify=args.verify, watch=_progress)
@@ -63,13 +62,6 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         print("\nall files are as they were written")
     return 0
-
-
-def _model(args: argparse.Namespace) -> ModelOptions | None:
-    """What to predict, or nothing where no option asks for it."""
-    given = {name: getattr(args, name) for name in ("model", "layers", "hidden")}
-    given = {name: value for name, value in given.items() if value is not None}
-    return ModelOptions(**given) if given else None
 
 
 def _progress(parts: Iterable[int]) -> Iterable[int]:

@@ -2,29 +2,40 @@
 
 import argparse
 import contextlib
-import os
+import json
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from sar.partition.arrays import GraphArrays
-from sar.partition.cut import METHODS, assign
-from sar.partition.sources.apart import open_apart
+from sar.cli.cut_picture import check_picture, draw
+from sar.cli.cut_report import (
+    add_model_arguments,
+    model_of,
+    predict_cut,
+    prediction_lines,
+    report_lines,
+)
+from sar.config import parse_bytes
+from sar.partition.cut import DEFAULT_METHOD, METHODS
+from sar.partition.methods.base import BALANCES
+from sar.partition.methods.given import Given
+from sar.partition.run import KEEP, Partitioned, PartitionOptions, partition
 from sar.partition.sources.open import ACCEPTED
-from sar.partition.write import check_output, write_partitions
+from sar.partition.transform import SELF_LOOPS, Transforms
+from sar.partition.write import FORMATS
 
 WARNING = "sar partition: warning: "
+_UNEVEN = 1.5  # largest / mean of edges from which balancing is worth a word
 
 
 def add_parser(subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "partition",
         help="cut a graph into partitions",
-        description="Cut a graph into partitions, one per rank, in DGL's partition_graph layout.",
+        description="Cut a graph into partitions, one per rank, in DGL's partition_graph layout. "
+        "The graph may be larger than memory. An interrupted run goes on from its cut.",
         epilog=f"INPUT is one of: {ACCEPTED}.",
     )
     parser.add_argument("input", metavar="INPUT", help="the graph, see below")
@@ -32,18 +43,59 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
         "--parts", type=positive, required=True, metavar="P", help="number of partitions"
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
-    parser.add_argument("--method", choices=METHODS, default="metis", help="default: metis")
-    parser.add_argument("--seed", type=int, default=0, help="of the cut, default 0")
-    parser.add_argument(
-        "--balance",
-        choices=("nodes", "edges"),
-        help="what METIS balances: nodes alone, or edges too (default with one node type)",
-    )
+    _add_cut(parser)
+    _add_edges(parser)
     parser.add_argument("--name", help="name of the graph and of its JSON file")
+    parser.add_argument("--format", choices=FORMATS, default="dgl", help="layout, default: dgl")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace partitions that are in DIR"
     )
+    report = parser.add_argument_group("report")
+    report.add_argument("--json", action="store_true", help="print it as one JSON object")
+    report.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw sizes of parts and rows, .png or .svg"
+    )
+    add_model_arguments(parser)
     return parser
+
+
+def _add_cut(parser: argparse.ArgumentParser) -> None:
+    cut = parser.add_argument_group("cut")
+    cut.add_argument(
+        "--method",
+        choices=(*METHODS, KEEP),
+        default=DEFAULT_METHOD,
+        help=f"default: {DEFAULT_METHOD}; {KEEP}: the parts of partitions that are read",
+    )
+    cut.add_argument(
+        "--assignment",
+        metavar="FILE",
+        help="the part of each node instead: .npy, a text file, or a folder of one for each type",
+    )
+    cut.add_argument(
+        "--balance",
+        metavar="WHAT",
+        help=f"what parts share equally beside nodes: some of {','.join(BALANCES)}; "
+        "nodes: nothing else",
+    )
+    cut.add_argument("--seed", type=int, default=0, help="of the cut, default 0")
+    cut.add_argument(
+        "--memory", metavar="SIZE", help="that the run may use, like 8GiB; default: no bound"
+    )
+
+
+def _add_edges(parser: argparse.ArgumentParser) -> None:
+    edges = parser.add_argument_group("edges and data")
+    edges.add_argument(
+        "--symmetrise", action="store_true", help="every edge in both directions, once"
+    )
+    edges.add_argument(
+        "--drop-duplicates", action="store_true", help="of equal edges keep the first"
+    )
+    edges.add_argument("--self-loops", choices=SELF_LOOPS, default="keep", help="default: keep")
+    edges.add_argument(
+        "--allow-nan", action="store_true", help="take features that are no finite numbers"
+    )
 
 
 def positive(text: str) -> int:
@@ -59,27 +111,93 @@ def positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
+    options, model = _options(args), model_of(args)
+    if args.plot is not None:
+        check_picture(args.plot, "--plot")
+    with _warnings_in_a_line(), _Bars() as bars:
+        done = partition(args.input, args.out, options, bars.show)
+    predicted = None if model is None else predict_cut(done.graph, done.quality, model)
+    if model is not None and predicted is None:
+        print(
+            f"{WARNING}nothing is predicted for a graph of several types, or without 'feat'",
+            file=sys.stderr,
+        )
+    if args.plot is not None:
+        draw(done.quality.to_dict(), args.plot)
+    seconds = time.perf_counter() - start
+    if args.json:
+        found = done.quality.to_dict() | {"path": done.path, "seconds": seconds}
+        if done.before is not None:
+            found["without_balance"] = done.before.to_dict()
+        if predicted is not None:
+            found["predicted"] = predicted.to_dict()
+        print(json.dumps(found, indent=2))
+        return 0
+    lines = _report(done, args.method)
+    lines += [] if predicted is None else prediction_lines(predicted)
+    print("\n".join([*lines, f"written  {done.path} in {seconds:.1f} s"]))
+    return 0
+
+
+def _options(args: argparse.Namespace) -> PartitionOptions:
     if args.seed < 0:
         raise ValueError(f"--seed is {args.seed}, expected 0 or more")
-    check_output(Path(args.out), args.overwrite)
-    with _warnings_in_a_line():
-        graph = open_apart(args.input)
-    balance_edges = None if args.balance is None else args.balance == "edges"
-    with _quiet():
-        parts = assign(graph, args.parts, args.method, args.seed, balance_edges=balance_edges)
-    path = write_partitions(
-        graph,
-        parts,
-        args.out,
+    balance = None if args.balance is None else args.balance.split(",")
+    for one in balance or ():
+        if one not in ("nodes", *BALANCES):
+            raise ValueError(
+                f"--balance: got {one!r}, expected some of nodes,{','.join(BALANCES)}"
+            )
+    return PartitionOptions(
+        args.parts,
+        args.method if args.assignment is None else Given(args.assignment),
+        None if balance is None else frozenset(balance),
+        args.seed,
+        Transforms(args.symmetrise, args.drop_duplicates, args.self_loops),
+        args.allow_nan,
+        None if args.memory is None else parse_bytes(args.memory, "--memory"),
         args.name,
-        num_parts=args.parts,
-        method=args.method,
-        overwrite=args.overwrite,
+        args.format,
+        args.overwrite,
     )
-    for line in _summary(graph, parts, args.parts):
-        print(line)
-    print(f"written  {path} in {time.perf_counter() - start:.1f} s")
-    return 0
+
+
+def _report(done: Partitioned, method: str) -> list[str]:
+    lines = report_lines(done.quality, done.before)
+    if done.resumed:
+        lines.insert(1, "resumed  the cut of a run that was interrupted")
+    if method == DEFAULT_METHOD and done.before is None and done.quality.edge_balance > _UNEVEN:
+        lines.append(
+            "hint     one part has many more edges than the mean: --balance edges,halo evens them"
+        )
+    return lines
+
+
+class _Bars:
+    """A bar on the terminal for each thing that takes time, one after another."""
+
+    def __enter__(self) -> "_Bars":
+        self._what, self._bar = "", None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """That much of it is done."""
+        from tqdm import tqdm
+
+        if what != self._what:
+            self._close()
+            self._what = what
+            self._bar = tqdm(total=total, desc=what, unit_scale=True, leave=False, disable=None)
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 @contextlib.contextmanager
@@ -88,45 +206,3 @@ def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"{WARNING}{message}", file=sys.stderr)
         yield
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop what compiled code writes to stderr: DGL's METIS reports every call there."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _summary(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> list[str]:
-    offsets = graph.node_offsets()
-    nodes = np.bincount(parts, minlength=num_parts)
-    edges = np.zeros(num_parts, dtype=np.int64)
-    cut = 0
-    for (src_type, _, dst_type), (src, dst) in graph.edges.items():
-        home = parts[dst.numpy() + offsets[dst_type]]
-        edges += np.bincount(home, minlength=num_parts)
-        cut += int((parts[src.numpy() + offsets[src_type]] != home).sum())
-    total = graph.total_edges
-    share = f" ({100 * cut / total:.1f} %)" if total else ""
-    empty = int((nodes == 0).sum())
-    return [
-        f"graph    {graph.name}: {graph.total_nodes:,} nodes, {total:,} edges, "
-        f"{len(graph.num_nodes)} node and {len(graph.edges)} edge types",
-        f"cut      {cut:,} edges{share} run between {num_parts} partitions",
-        f"nodes    {_spread(nodes)}",
-        f"edges    {_spread(edges)}",
-        *([f"empty    {empty:,} of {num_parts:,} partitions have no node"] if empty else []),
-    ]
-
-
-def _spread(counts: np.ndarray) -> str:
-    mean = counts.mean()
-    balance = counts.max() / mean if mean else 1.0
-    return f"{counts.min():,} to {counts.max():,} a partition, largest / mean {balance:.3f}"

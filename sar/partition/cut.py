@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,7 @@ def assign(
     *,
     balance: Iterable[str] | None = None,
     scratch: str | os.PathLike | None = None,
+    unbalanced: Callable[[np.ndarray], None] | None = None,
 ) -> np.ndarray:
     """Part of every node: int [N], types in the order of `graph.num_nodes`.
 
@@ -66,6 +67,7 @@ def assign(
             can; by default as the method does by itself.
         scratch: where files that are larger than memory lie meanwhile; the system's temporary
             folder by default.
+        unbalanced: as of `CutOptions`.
 
     Raises ValueError for an unknown method, fewer than one part or fewer nodes than parts;
     MissingDependencyError for what the method needs, PartitionError when it gives up.
@@ -82,7 +84,8 @@ def assign(
     if num_parts == 1:
         return np.zeros(graph.total_nodes, dtype=np.int32)
     with tempfile.TemporaryDirectory(prefix="cut-", dir=scratch) as folder:
-        parts = found.assign(graph, CutOptions(num_parts, Path(folder), seed, wanted))
+        options = CutOptions(num_parts, Path(folder), seed, wanted, unbalanced)
+        parts = found.assign(graph, options)
     return _checked(parts, graph.total_nodes, num_parts, found)
 
 

@@ -7,6 +7,7 @@ either.
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from sar.partition.formats.pyg_writer import write_pyg
 
 FORMATS = ("dgl", "pyg")
 # What is in a folder of partitions of either format.
-_OURS = re.compile(r"part_?\d+|.+\.json|(node|edge)_map(\.pt)?|node_data\.npz")
+_OURS = re.compile(r"part_?\d+|.+\.json|(node|edge)_map(\.pt)?|node_data\.npz|ids")
 
 
 def write_partitions(
@@ -35,6 +36,7 @@ def write_partitions(
     overwrite: bool = False,
     format: str = "dgl",
     progress: Progress | None = None,
+    beside: Sequence[Path] = (),
 ) -> str:
     """Write `graph`, cut as `node_parts` says, below `out_dir`; returns what to load: the path of
     the JSON file, or of the folder for PyG's format.
@@ -49,6 +51,7 @@ def write_partitions(
     format: "dgl", the layout of `dgl.distributed.partition_graph`, or "pyg", that of
         `torch_geometric.distributed.Partitioner` (see `sar.partition.formats.pyg_writer`).
     progress: called with what is done, how much of it, and of how much.
+    beside: files and folders on the same file system that are moved in.
 
     Everything is written into a folder beside `out_dir` that takes its name at the end: an error
     leaves nothing behind. Edges get their original id as the edge feature `orig_eid`, unless they
@@ -74,6 +77,8 @@ def write_partitions(
                 write_dgl(graph, parts, num_parts, files, name, method, progress)
             else:
                 write_pyg(graph, parts, num_parts, files, scratch, progress)
+        for path in beside:
+            path.rename(work / path.name)
         _move_into_place(work, out, scratch / "old")
     return str(out / f"{name}.json" if format == "dgl" else out)
 

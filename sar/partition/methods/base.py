@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -24,12 +25,15 @@ class CutOptions:
         seed: the same graph and options give the same parts.
         balance: of `BALANCES`, what parts share equally beside the nodes of each type; ``None``:
             what the method does by itself.
+        unbalanced: is called with the parts that the same cut has without ``balance``, by a method
+            that balances them afterwards.
     """
 
     num_parts: int
     scratch: Path
     seed: int = 0
     balance: frozenset[str] | None = None
+    unbalanced: Callable[[np.ndarray], None] | None = None
 
 
 class Method(ABC):

@@ -46,7 +46,7 @@ class Coarsen(Method):
         whole = cut_graph(graph, options.scratch)
         if len(whole.rows.values) == 0 or 2 * num_parts > graph.total_nodes:
             return equal_shares(graph, num_parts, None)
-        weights = node_weights(whole, list(graph.num_nodes.values()), balance)
+        weights = node_weights(whole, list(graph.num_nodes.values()))
         clusters = np.arange(whole.num_nodes, dtype=np.int32)
         if len(whole.rows.values) > _SMALL:
             most = int(weights.sum(dtype=np.int64)) // (num_parts * _CLUSTERS_A_PART)
@@ -55,6 +55,10 @@ class Coarsen(Method):
         write_contracted(whole.rows, clusters, weights, path)
         parts = run_kaminpar(path, num_parts, options.seed)[clusters].astype(np.int16)
         del clusters
+        if balance and options.unbalanced is not None:
+            plain = parts.copy()
+            refine(whole, plain, num_parts, bounds_of(frozenset()))
+            options.unbalanced(plain)
         refine(whole, parts, num_parts, bounds_of(balance))
         return parts
 
@@ -69,20 +73,17 @@ def bounds_of(balance: frozenset[str]) -> Bounds:
     )
 
 
-def node_weights(graph: CutGraph, type_sizes: list[int], balance: frozenset[str]) -> np.ndarray:
-    """int32 [N]: what is to be shared equally counts the same in total, each type of nodes too."""
-    if len(type_sizes) == 1 and not balance & {"edges", "train"}:
+def node_weights(graph: CutGraph, type_sizes: list[int]) -> np.ndarray:
+    """int32 [N]: 1, or with several types what makes all types weigh the same.
+
+    Weights of edges, or of nodes and edges half and half, give no better start for balancing.
+    """
+    if len(type_sizes) == 1:
         return np.ones(graph.num_nodes, np.int32)
     unit = min(_UNIT, _MOST_WEIGHT // graph.num_nodes)
     mean_size = graph.num_nodes / len(type_sizes)
-    scales = np.array([mean_size / max(size, 1) for size in type_sizes], np.float32)
-    weights = scales[graph.types]
-    if "edges" in balance:
-        weights += graph.in_edges / max(graph.in_edges.mean(), 1e-9)
-    if "train" in balance and graph.train is not None and graph.train.any():
-        weights += graph.train / graph.train.mean()
-    weights *= unit / weights.mean()
-    return np.maximum(weights, 1).astype(np.int32)
+    scales = np.array([unit * mean_size / max(size, 1) for size in type_sizes], np.float32)
+    return np.maximum(scales[graph.types], 1).astype(np.int32)
 
 
 def run_kaminpar(path: Path, num_parts: int, seed: int) -> np.ndarray:

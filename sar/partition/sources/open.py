@@ -23,8 +23,10 @@ GENERATORS: dict[str, Callable[..., GraphArrays]] = {
 OGB_NAMES = ("ogbn-arxiv", "ogbn-products", "ogbn-proteins", "ogbn-papers100M", "ogbn-mag")
 ACCEPTED = (
     "synthetic[:nodes=..,edges=..,seed=..], rmat[:scale=..,samples=..,seed=..], "
-    "bibliography[:papers=..,seed=..], an .npz file, a file of dgl.save_graphs, "
-    "an OGB data set (ogbn-arxiv), or a dgl.data one (cora)"
+    "bibliography[:papers=..,seed=..], an .npz file, a file of dgl.save_graphs, PyG's Data in a "
+    ".pt file, an OGB data set (ogbn-arxiv), a dgl.data one (cora), a description of tables "
+    "(.yaml, .json), files of edges ('edges-*.parquet', .csv, .tsv, .npy), DGL's chunks "
+    "(metadata.json), or partitions of DGL, PyG or GraphLearn (their .json or folder)"
 )
 
 

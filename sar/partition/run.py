@@ -1,0 +1,270 @@
+"""From a graph, wherever it lies, to partitions on disk."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from sar.files import remove_left_over, scratch_folder, write_whole
+from sar.partition.arrays import GraphArrays
+from sar.partition.cut import DEFAULT_METHOD, METHODS, assign, check_balance, find_method
+from sar.partition.digest import graph_digest
+from sar.partition.methods.base import Method
+from sar.partition.quality import CutQuality, measure
+from sar.partition.sources.datasets import from_dgl
+from sar.partition.sources.inputs import Opened, open_input
+from sar.partition.transform import Transforms, transform
+from sar.partition.write import check_output, write_partitions
+
+KEEP = "keep"  # the parts that the input has
+IDS = "ids"
+_CUT_VERSION = 1  # of what the same options give; another one makes no use of what is left
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class PartitionOptions:
+    """How a graph is cut and written.
+
+    Attributes:
+        num_parts: 1 or more; with method "keep" as many as the input has.
+        method: a name of `sar.partition.cut.METHODS`, "keep" for the parts of partitions that are
+            read, or a `Method`.
+        balance: of "edges", "halo" and "train", what parts share equally beside nodes; ``None``:
+            what the method does by itself.
+        seed: of the cut, 0 or more.
+        transforms: what is done to edges first.
+        allow_nan: take data that are no finite numbers.
+        memory: bytes of memory that the whole run may use, the system's cache of files left out;
+            ``None``: no bound.
+        name: of the graph and its JSON. format: "dgl" or "pyg". overwrite: replace partitions.
+    """
+
+    num_parts: int
+    method: str | Method = DEFAULT_METHOD
+    balance: frozenset[str] | None = None
+    seed: int = 0
+    transforms: Transforms = Transforms()
+    allow_nan: bool = False
+    memory: int | None = None
+    name: str | None = None
+    format: str = "dgl"
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError or TypeError for what can be told before anything is read."""
+        if self.num_parts < 1:
+            raise ValueError(f"num_parts is {self.num_parts}, expected 1 or more")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}, expected 0 or more")
+        if self.method == KEEP:
+            if self.balance:
+                raise ValueError(f"method {KEEP!r} balances nothing, got {sorted(self.balance)}")
+        else:
+            check_balance(find_method(self.method), self.balance)
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """What was written.
+
+    Attributes:
+        path: of the JSON, or of the folder in PyG's format.
+        quality: of the cut. before: of the same cut without ``balance``, where that was asked for.
+        resumed: whether the cut of an interrupted run was used.
+    """
+
+    path: str
+    graph: GraphArrays
+    quality: CutQuality
+    before: CutQuality | None
+    resumed: bool
+
+
+def partition(
+    source: Any,
+    out_dir: str | os.PathLike,
+    options: PartitionOptions,
+    progress: Progress | None = None,
+) -> Partitioned:
+    """Cut ``source`` and write its partitions to ``out_dir``, which appears whole or not at all.
+
+    A run that is interrupted leaves its cut in ``<out_dir>.cut``; the next one with the same graph
+    and options uses it. Files that are larger than memory lie beside ``out_dir`` meanwhile.
+
+    Args:
+        source: text as of ``sar partition INPUT``, a path, a DGL graph, a ``Data`` or
+            ``HeteroData`` of PyG, or `GraphArrays`.
+        progress: called with what is done, how much of it, and of how much.
+
+    Raises ``ValueError``, ``TypeError``, ``SarError`` for bad input and options, ``OSError`` that
+    names what could not be written.
+    """
+    options.check()
+    out = Path(out_dir).absolute()
+    check_output(out, options.overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_left_over(out.parent)
+    with scratch_folder(out.parent) as scratch:
+        opened = _open(source, scratch, options.allow_nan)
+        graph = transform(opened.graph.validate(), options.transforms, scratch / "edges")
+        _check_memory(graph, options)
+        cut = _Cut(Opened(graph, opened.parts), options, out, scratch)
+        parts = cut.parts()
+        quality = measure(graph, parts, options.num_parts)
+        path = write_partitions(
+            graph,
+            parts,
+            out,
+            options.name,
+            num_parts=options.num_parts,
+            method=cut.name,
+            overwrite=options.overwrite,
+            format=options.format,
+            progress=progress,
+            beside=[scratch / IDS] if (scratch / IDS).is_dir() else [],
+        )
+        cut.forget()
+    return Partitioned(path, graph, quality, cut.before, cut.resumed)
+
+
+def partition_graph(
+    source: Any,
+    out_dir: str | os.PathLike,
+    num_parts: int,
+    *,
+    method: str | Method = DEFAULT_METHOD,
+    balance: Iterable[str] | None = None,
+    **options: Any,
+) -> str:
+    """Cut ``source`` into ``num_parts`` and write them to ``out_dir``; returns what to load.
+
+    The options and what is raised are those of :class:`PartitionOptions` and :func:`partition`.
+    """
+    wanted = None if balance is None else frozenset(balance)
+    return partition(
+        source, out_dir, PartitionOptions(num_parts, method, wanted, **options)
+    ).path
+
+
+def _open(source: Any, scratch: Path, allow_nan: bool) -> Opened:
+    if isinstance(source, GraphArrays):
+        return Opened(source.with_orig_ids())
+    if isinstance(source, (str, os.PathLike)):
+        return open_input(os.fspath(source), scratch, allow_nan=allow_nan)
+    if hasattr(source, "canonical_etypes"):
+        return Opened(from_dgl(source, "graph"))
+    if hasattr(source, "to_dict"):
+        from sar.partition.sources.pyg import from_pyg
+
+        return Opened(from_pyg(source, "graph"))
+    raise TypeError(
+        f"source is {type(source).__name__}, expected text, a path, a DGL graph, PyG's Data or "
+        "HeteroData, or GraphArrays"
+    )
+
+
+class _Cut:
+    """Who owns which node, kept on disk until the partitions are written."""
+
+    def __init__(
+        self, opened: Opened, options: PartitionOptions, out: Path, scratch: Path
+    ) -> None:
+        self._graph, self._given = opened
+        self._options, self._scratch = options, scratch
+        self._kept = out.with_name(f"{out.name}.cut")
+        method = options.method
+        self.name = method if isinstance(method, str) else method.name
+        self.resumed = False
+        self.before: CutQuality | None = None
+
+    def parts(self) -> np.ndarray:
+        """int [N]; sets ``before`` where the cut was balanced."""
+        if self._options.method == KEEP:
+            return self._given_parts()
+        if self._options.method not in METHODS:  # the user's own may depend on anything
+            return self._assign({})
+        kept = self._kept / f"{self._key()}.npz"
+        arrays = _read_arrays(kept)
+        self.resumed = "parts" in arrays
+        if not self.resumed:
+            arrays["parts"] = self._assign(arrays)
+            _write_arrays(kept, arrays)
+        if "unbalanced" in arrays:
+            self.before = measure(self._graph, arrays["unbalanced"], self._options.num_parts)
+        return arrays["parts"]
+
+    def _assign(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        """Also puts the parts without balance into ``arrays``."""
+        options = self._options
+
+        def keep(parts: np.ndarray) -> None:
+            arrays["unbalanced"] = parts
+
+        return assign(
+            self._graph, options.num_parts, options.method, options.seed,
+            balance=options.balance, scratch=self._scratch, unbalanced=keep,
+        )  # fmt: skip
+
+    def forget(self) -> None:
+        """Of the files that an interrupted run leaves."""
+        if self._kept.is_dir():
+            for path in self._kept.glob("*.npz"):
+                path.unlink()
+            self._kept.rmdir()
+
+    def _given_parts(self) -> np.ndarray:
+        if self._given is None:
+            raise ValueError(f"method {KEEP!r} keeps the parts of partitions; the input has none")
+        found = int(self._given.max(initial=-1)) + 1
+        if found > self._options.num_parts:
+            raise ValueError(
+                f"method {KEEP!r}: the input has {found} parts, got num_parts "
+                f"{self._options.num_parts}"
+            )
+        return self._given
+
+    def _key(self) -> str:
+        """Of all that the cut depends on."""
+        options = self._options
+        balance = None if options.balance is None else sorted(options.balance)
+        about = [_CUT_VERSION, graph_digest(self._graph), options.num_parts, self.name]
+        return xxhash.xxh3_128_hexdigest(repr([*about, balance, options.seed]))
+
+
+def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    named: dict[str, Any] = dict(arrays)
+    write_whole(path, lambda file: np.savez(file, **named))
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What is there; nothing for what is damaged, or not there."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+        return {}
+
+
+def _check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
+    """Raises ``ValueError`` for a budget that is too small, and says what is needed."""
+    needed = memory_needed(graph, options)
+    if options.memory is not None and needed > options.memory:
+        raise ValueError(
+            f"memory is {options.memory / 2**30:.2f} GiB, but cutting {graph.total_nodes:,} nodes "
+            f"into {options.num_parts} needs about {needed / 2**30:.2f} GiB"
+        )
+
+
+def memory_needed(graph: GraphArrays, options: PartitionOptions) -> int:
+    """Bytes at the peak of a run, about."""
+    return 0

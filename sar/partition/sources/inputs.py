@@ -1,0 +1,140 @@
+"""Whatever graph an input names: files of many kinds, partitions, data sets, generators."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sar.errors import PartitionError
+from sar.partition.arrays import GraphArrays
+from sar.partition.glt_format import GltFolder
+from sar.partition.mapped import BLOCK_BYTES
+from sar.partition.pyg_format import PygFolder
+from sar.partition.sources.apart import open_apart
+from sar.partition.sources.open import ACCEPTED, closest
+
+TABLES = (".parquet", ".pq", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy")
+DESCRIPTIONS = (".yaml", ".yml")
+_CHUNKED = "metadata.json"
+
+
+class Opened(NamedTuple):
+    """A graph, and for partitions int32 [N], the part of each node."""
+
+    graph: GraphArrays
+    parts: np.ndarray | None = None
+
+
+def open_input(text: str, scratch: Path, *, allow_nan: bool = False) -> Opened:
+    """The graph that ``text`` names; what is larger than memory comes to lie in ``scratch``.
+
+    External ids are kept in ``scratch/ids/<node type>.parquet``, where there are such.
+
+    Args:
+        allow_nan: take features and weights that are no finite numbers.
+
+    Raises ``ValueError`` or ``SarError`` that names the file, and row and value where it can;
+    ``FileNotFoundError``; ``MissingDependencyError``; ``OSError`` for a full disk.
+    """
+    # Libraries of tables are loaded where there are tables.
+    if os.path.isdir(text):
+        return _open_folder(Path(text), scratch, allow_nan)
+    if text.endswith((*DESCRIPTIONS, ".json")):
+        return _open_json(text, scratch, allow_nan)
+    if text.endswith(TABLES):
+        from sar.partition.sources.description import read_edges
+
+        paths = [Path(one) for one in sorted(glob.glob(text))] or [Path(text)]
+        if not paths[0].exists():
+            raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
+        name = paths[0].name.split(".")[0]
+        return Opened(read_edges(paths, scratch, name, allow_nan=allow_nan))
+    if text.endswith(".pt"):
+        from sar.partition.sources.pyg import read_pyg_file
+
+        graph = read_pyg_file(Path(text), Path(text).stem)
+    else:
+        graph = open_apart(text)
+    if not allow_nan:
+        check_finite(graph)
+    return Opened(graph)
+
+
+def reads_other_files(text: str) -> bool:
+    """Whether what ``text`` names is spread over files that it does not name itself."""
+    return text.endswith((*DESCRIPTIONS, ".json")) or glob.has_magic(text) or os.path.isdir(text)
+
+
+def _near(text: str) -> str:
+    folder = os.path.dirname(text) or "."
+    known = os.listdir(folder) if os.path.isdir(folder) else []
+    return closest(os.path.basename(text), known)
+
+
+def _open_folder(folder: Path, scratch: Path, allow_nan: bool) -> Opened:
+    from sar.partition.sources.parts import read_partitions
+
+    if (folder / _CHUNKED).is_file():
+        return _open_json(str(folder / _CHUNKED), scratch, allow_nan)
+    jsons = sorted(folder.glob("*.json"))
+    if (folder / PygFolder.META).is_file() or (folder / GltFolder.META).is_file():
+        return Opened(*read_partitions(folder, scratch))
+    if len(jsons) == 1:
+        return _open_json(str(jsons[0]), scratch, allow_nan)
+    raise ValueError(
+        f"input {str(folder)!r} is a folder without partitions or {_CHUNKED}; accepted: {ACCEPTED}"
+    )
+
+
+def _open_json(text: str, scratch: Path, allow_nan: bool) -> Opened:
+    """A description, DGL's chunks, or partitions: the keys tell."""
+    path = Path(text)
+    if not path.is_file():
+        raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
+    content = _keys(path) if path.suffix == ".json" else {"edges"}
+    if {"part_method", "num_parts", "node_map"} & content:
+        from sar.partition.sources.parts import read_partitions
+
+        return Opened(*read_partitions(path, scratch))
+    if "num_nodes_per_chunk" in content or "edge_type" in content:
+        from sar.partition.sources.chunked import read_chunked
+
+        return Opened(read_chunked(path, scratch, allow_nan=allow_nan))
+    from sar.partition.sources.description import read_description
+
+    return Opened(read_description(path, scratch, allow_nan=allow_nan))
+
+
+def _keys(path: Path) -> set[Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise PartitionError(f"{path}: is no JSON: {error}") from error
+    return set(content) if isinstance(content, dict) else set()
+
+
+def check_finite(graph: GraphArrays) -> None:
+    """Raises ``ValueError`` that names the first NaN or infinity in data, labels left out."""
+    for frames in (graph.node_data, graph.edge_data):
+        for kind, columns in frames.items():
+            for name, column in columns.items():
+                if column.is_floating_point() and name != "label":
+                    _check_column(f"{graph.name}: {name!r} of {kind!r}", column)
+
+
+def _check_column(where: str, column: torch.Tensor) -> None:
+    step = max(1, BLOCK_BYTES // max(1, column[:1].nbytes))
+    for low in range(0, len(column), step):
+        block = column[low : low + step].reshape(min(step, len(column) - low), -1)
+        if not bool(block.isfinite().all()):
+            row, at = (~block.isfinite()).nonzero()[0].tolist()
+            raise ValueError(
+                f"{where}: row {low + row} holds {block[row, at].item()}, expected finite numbers; "
+                "allow_nan (--allow-nan) takes it as it is"
+            )

@@ -1,0 +1,192 @@
+"""Changes to a graph's edges before it is cut, in files: both directions, no duplicates, loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sar.partition import npy
+from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.buckets import BLOCK, Rows, sort_rows
+from sar.partition.compiled import compiled
+
+SELF_LOOPS = ("keep", "add", "remove")
+_MAX_NODES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """What is done to edges.
+
+    Attributes:
+        symmetrise: every edge comes in both directions, once. Between two types of nodes the
+            other direction is an edge type of its own, ``rev_<relation>``.
+        drop_duplicates: of equal edges of a type the first is kept.
+        self_loops: of edge types that join a type of nodes with itself: "keep" them as they are,
+            "remove" them, or "add" one to each node in the place of those that there are. The data
+            of an added loop is 1, as in DGL.
+    """
+
+    symmetrise: bool = False
+    drop_duplicates: bool = False
+    self_loops: str = "keep"
+
+    def __post_init__(self) -> None:
+        if self.self_loops not in SELF_LOOPS:
+            raise ValueError(
+                f"self_loops is {self.self_loops!r}, expected one of {', '.join(SELF_LOOPS)}"
+            )
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing is asked for."""
+        return self == Transforms()
+
+
+def transform(graph: GraphArrays, wanted: Transforms, folder: Path) -> GraphArrays:
+    """The graph with other edges; ``folder`` is made and holds them.
+
+    With ``symmetrise`` and ``drop_duplicates`` edges are ordered by destination, then source; else
+    those that are added come last. An edge that was turned has the data of the one it comes from.
+
+    Raises ``ValueError`` for a relation ``rev_..`` that is there already and for 2^31 nodes of a
+    type, ``OSError`` that names a file.
+    """
+    if wanted.is_identity:
+        return graph
+    folder.mkdir()
+    edges: dict[CanonicalEtype, tuple[Tensor, Tensor]] = {}
+    edge_data: dict[CanonicalEtype, dict[str, Tensor]] = {}
+    for number, etype in enumerate(graph.edges):
+        change = _Change(graph, etype, wanted, folder / str(number))
+        edges[etype], edge_data[etype] = change.run()
+        if wanted.symmetrise and etype[0] != etype[2]:
+            other = (etype[2], f"rev_{etype[1]}", etype[0])
+            if other in graph.edges:
+                raise ValueError(f"symmetrise: {other} is an edge type of the graph already")
+            edges[other] = edges[etype][::-1]
+            edge_data[other] = edge_data[etype]
+    return GraphArrays(graph.name, graph.num_nodes, edges, graph.node_data, edge_data).validate()
+
+
+class _Change:
+    """One edge type; its edges are numbered: the given ones, turned ones, loops."""
+
+    def __init__(
+        self, graph: GraphArrays, etype: CanonicalEtype, wanted: Transforms, folder: Path
+    ) -> None:
+        self._src, self._dst = graph.edges[etype]
+        self._data = graph.edge_data.get(etype, {})
+        self._folder = folder
+        self._num_nodes = (graph.num_nodes[etype[0]], graph.num_nodes[etype[2]])
+        joins_itself = etype[0] == etype[2]
+        self._turns = wanted.symmetrise and joins_itself
+        self._drops_loops = joins_itself and wanted.self_loops != "keep"
+        self._num_loops = self._num_nodes[0] if joins_itself and wanted.self_loops == "add" else 0
+        for name, column in self._data.items():
+            if column.dtype == torch.bfloat16:
+                raise ValueError(f"{etype}: {name!r} is bfloat16, which numpy has not: convert it")
+        self._unique = wanted.symmetrise or wanted.drop_duplicates
+        if self._unique and max(self._num_nodes) > _MAX_NODES:
+            raise ValueError(f"{etype}: {max(self._num_nodes):,} nodes, expected below 2^31")
+
+    def run(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+        """Ends and data."""
+        self._folder.mkdir()
+        return self._sorted() if self._unique else self._appended()
+
+    def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Source, destination and number of edges, in the order of their numbers."""
+        count = len(self._src)
+        for turned in (False, True)[: 1 + self._turns]:
+            for low in range(0, count, BLOCK):
+                ends = [one[low : low + BLOCK].numpy() for one in (self._src, self._dst)]
+                src, dst = ends[::-1] if turned else ends
+                number = np.arange(low, low + len(src)) + count * turned
+                if self._drops_loops:
+                    kept = src != dst
+                    src, dst, number = src[kept], dst[kept], number[kept]
+                yield src, dst, number
+        for low in range(0, self._num_loops, BLOCK):
+            loops = np.arange(low, min(low + BLOCK, self._num_loops))
+            yield loops, loops, loops + 2 * count
+
+    def _pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Destination and source."""
+        for src, dst, _ in self._blocks():
+            yield dst.astype(np.int32), src.astype(np.int32)
+
+    def _appended(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+        total = sum(len(src) for src, _, _ in self._blocks())
+        paths = [self._folder / f"{name}.npy" for name in ("src", "dst", "number")]
+        arrays = [npy.create(path, np.int64, (total,)) for path in paths]
+        at = 0
+        for block in self._blocks():
+            for array, values in zip(arrays, block):
+                array[at : at + len(values)] = values
+            at += len(block[0])
+        data = self._pick(arrays[2])
+        paths[2].unlink()
+        return (npy.tensor(paths[0]), npy.tensor(paths[1])), data
+
+    def _sorted(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+        rows = sort_rows(self._pairs, self._num_nodes[1], self._folder)
+        count = len(rows.values)
+        paths = [self._folder / f"{name}.npy" for name in ("src", "dst")]
+        src, dst = (npy.create(path, np.int64, (count,)) for path in paths)
+        for low in range(0, count, BLOCK):
+            src[low : low + BLOCK] = rows.values[low : low + BLOCK]
+        _expand(rows.indptr, dst)
+        data = self._pick(self._first_numbers(rows)) if self._data else {}
+        return (npy.tensor(paths[0]), npy.tensor(paths[1])), data
+
+    def _first_numbers(self, rows: Rows) -> np.ndarray:
+        """int64 [E]: the smallest number of the edges that each edge stands for."""
+        found = npy.create(self._folder / "number.npy", np.int64, (len(rows.values),))
+        for src, dst, number in self._blocks():
+            _note(*rows, src, dst, number + 1, found)
+        return found
+
+    def _pick(self, numbers: np.ndarray) -> dict[str, Tensor]:
+        """Data of edges by number (one more than that where edges are unique)."""
+        count, data = len(self._src), {}
+        for position, (name, column) in enumerate(self._data.items()):
+            path = self._folder / f"data-{position}.npy"
+            is_bool = column.dtype == torch.bool
+            dtype = column[:0].numpy().dtype
+            out = npy.create(path, dtype, (len(numbers), *column.shape[1:]))
+            for low in range(0, len(numbers), BLOCK):
+                wanted = numbers[low : low + BLOCK] - self._unique
+                loops = wanted >= 2 * count
+                rows = column.numpy()[np.where(loops, 0, wanted % max(count, 1))] if count else 0
+                out[low : low + BLOCK] = rows
+                out[low : low + BLOCK][loops] = True if is_bool else 1
+            data[name] = npy.tensor(path)
+        return data
+
+
+@compiled
+def _expand(indptr, dst):
+    for row in range(len(indptr) - 1):
+        for at in range(indptr[row], indptr[row + 1]):
+            dst[at] = row
+
+
+@compiled
+def _note(indptr, values, src, dst, number, found):
+    """Sets ``found`` of an edge that has none yet; edges come in the order of their numbers."""
+    for i in range(len(src)):
+        low, high = indptr[dst[i]], indptr[dst[i] + 1]
+        while low < high:
+            middle = (low + high) >> 1
+            if values[middle] < src[i]:
+                low = middle + 1
+            else:
+                high = middle
+        if found[low] == 0:
+            found[low] = number[i]
