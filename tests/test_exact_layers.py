@@ -21,7 +21,7 @@ from harness.training import Setting, case_train, check, start_state
 pytestmark = pytest.mark.filterwarnings("ignore:reduce function")
 MODELS = [*models.layers(), *models.HETERO]
 SIZES = [1, 2, 3, 4, 8]
-CUTS = ["metis", "random"]
+CUTS = ["coarsen", "random"]
 ROUNDS = [1, 2, None]  # None is strict: P - 1
 MFGS = [False, True]
 REMATERIALIZE = [True, False]

@@ -49,7 +49,7 @@ def test_partition_and_inspect(tmp_path):
     assert str(tmp_path / "p" / "synthetic.json") in done.stdout
     shown = sar("inspect", str(tmp_path / "p" / "synthetic.json"))
     assert shown.returncode == 0, shown.stderr
-    assert "3 partitions (metis, 1 hop of halo)" in shown.stdout
+    assert "3 partitions (coarsen, 1 hop of halo)" in shown.stdout
 
 
 @pytest.mark.system
@@ -70,7 +70,7 @@ def test_cut_and_balance_agree_with_the_files(tmp_path, capsys):
     assert f"cut      {summary['cut_edges']:,} edges" in text
     nodes, edges = summary["node_balance"], summary["edge_balance"]
     assert f"mean {nodes:.3f}" in text and f"mean {edges:.3f}" in text
-    assert summary["num_parts"] == 3 and summary["part_method"] == "metis"
+    assert summary["num_parts"] == 3 and summary["part_method"] == "coarsen"
     assert summary["node_features"]["_N/feat"] == {"dtype": "float32", "shape": [3]}
 
 
@@ -126,8 +126,10 @@ def test_options(tmp_path):
 
 def test_more_partitions_than_nodes_are_told(tmp_path, capsys):
     out = str(tmp_path / "p")
-    assert main(["partition", SMALL, "--parts", "300", "--out", out, "--method", "random"]) == 0
-    assert "of 300 partitions have no node" in capsys.readouterr().out
+    for method in ("random", "coarsen"):
+        said = fails(capsys, "partition", SMALL, "--parts", "300", "--out", out, "--method", method)
+        assert "num_parts is 300" in said and "has 200 nodes" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_root_is_no_output(capsys):
@@ -157,7 +159,7 @@ def test_wrong_calls(tmp_path, capsys, arguments, words):
 
 def test_output_is_checked_before_the_work(parts, capsys, monkeypatch):
     capsys.readouterr()
-    monkeypatch.setattr("sar.cli.partition.open_apart", lambda text: pytest.fail("too late"))
+    monkeypatch.setattr("sar.partition.run.open_input", lambda *_, **__: pytest.fail("too late"))
     err = fails(capsys, "partition", SMALL, "--parts", "2", "--out", str(parts.parent))
     assert "not empty" in err
 
@@ -168,10 +170,10 @@ def test_debug_shows_the_traceback(tmp_path):
 
 
 def test_interrupt(tmp_path, capsys, monkeypatch):
-    def interrupted(text):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sar.cli.partition.open_apart", interrupted)
+    monkeypatch.setattr("sar.partition.run.open_input", interrupted)
     assert main(["partition", SMALL, "--parts", "2", "--out", str(tmp_path / "p")]) == 130
     assert "interrupted" in capsys.readouterr().err
 

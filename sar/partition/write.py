@@ -64,7 +64,7 @@ def write_partitions(
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}, expected one of {FORMATS}")
     parts, num_parts = _check_parts(graph.validate(), node_parts, num_parts)
-    name = _check_graph_name(graph.name if graph_name is None else graph_name)
+    name = check_graph_name(graph.name if graph_name is None else graph_name)
     out = Path(out_dir).absolute()
     check_output(out, overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,8 @@ def _check_parts(
     return parts, num_parts
 
 
-def _check_graph_name(name: str) -> str:
+def check_graph_name(name: str) -> str:
+    """``name``, if files can be called so. Raises ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ValueError(
             f"graph_name is {name!r}, expected letters, digits, '.', '_', '-', "

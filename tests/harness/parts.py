@@ -16,7 +16,7 @@ from sar.partition.cut import assign
 from sar.partition.load import PartitionData, load_partition
 from sar.partition.write import write_partitions
 
-METHODS = ("metis", "random", "contiguous", "adversarial")
+METHODS = ("coarsen", "metis", "random", "contiguous", "adversarial")
 
 
 @dataclass

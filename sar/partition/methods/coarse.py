@@ -8,6 +8,7 @@ node in turn joins the cluster that most of its neighbors are in and that has ro
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from sar.partition.compiled import compiled
 
 # Fewer leave KaMinPar more to do than they save.
 _ROUNDS = 3
+MOST_EDGES = 1 << 22  # more cut no better; KaMinPar needs some 14 bytes for each
+_SAMPLE = 1 << 12  # clusters whose edges are looked at
 _ROOM = 1 << 20  # coarse edges that are written at once
 # Bits of a ParHIP file's version: widths of 32 instead of 64 bits. Weights of both kinds follow.
 _NODE_IDS_32, _NODE_WEIGHTS_32, _EDGE_WEIGHTS_32 = 8, 16, 32
@@ -43,31 +46,34 @@ def find_clusters(rows: Rows, weights: np.ndarray, max_weight: int) -> np.ndarra
     return clusters
 
 
-def write_contracted(rows: Rows, clusters: np.ndarray, weights: np.ndarray, path: Path) -> None:
+def write_contracted(
+    rows: Rows, clusters: np.ndarray, weights: np.ndarray, path: Path, most_edges: int = MOST_EDGES
+) -> None:
     """The graph of clusters as a ParHIP file (binary, of KaHIP): edges weigh what they stand for.
 
-    Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 12 a cluster.
+    Args:
+        most_edges: about as many are written, counted from both ends. Where there are more, those
+            lighter than some weight t are drawn with probability weight / t, and then weigh t: any
+            cut weighs as much as before on average (Benczur and Karger, 1996, in its simplest
+            form).
+
+    Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 16 a cluster.
     """
     count = int(clusters.max(initial=-1)) + 1
     node_weights = np.bincount(clusters, weights, minlength=count).astype(np.int32)
-    sizes = np.bincount(clusters, minlength=count)
+    ends = np.cumsum(np.bincount(clusters, minlength=count))
     members = np.argsort(clusters, kind="stable").astype(np.int32)
-    ends = np.cumsum(sizes)
-    degrees = np.zeros(count, np.int64)
-    rating, touched = np.zeros(count, np.int32), np.empty(count, np.int32)
+    walk = _Walk(rows, clusters, members, ends)
+    lightest = walk.lightest(most_edges)
     heavy_path = path.with_suffix(".weights")
     first_byte = 3 * _HEADER.itemsize + (count + 1) * _HEADER.itemsize
     with naming(path), open(path, "wb") as file, open(heavy_path, "wb") as heavy:
         file.seek(first_byte)
-        at = written = 0
-        while at < count:
-            room = np.empty((2, max(_ROOM, count)), np.int32)
-            at, filled = _contract(
-                *rows, clusters, members, ends, at, rating, touched, room, degrees
-            )
-            room[0, :filled].tofile(file)
-            room[1, :filled].tofile(heavy)
-            written += filled
+        written = 0
+        for edges in walk.edges(lightest):
+            edges[0].tofile(file)
+            edges[1].tofile(heavy)
+            written += edges.shape[1]
         node_weights.tofile(file)
         heavy.flush()
         with open(heavy_path, "rb") as source:
@@ -75,9 +81,46 @@ def write_contracted(rows: Rows, clusters: np.ndarray, weights: np.ndarray, path
         file.seek(0)
         version = _NODE_IDS_32 | _NODE_WEIGHTS_32 | _EDGE_WEIGHTS_32
         np.array([version, count, written], _HEADER).tofile(file)
-        offsets = np.concatenate([[0], np.cumsum(degrees)]) * 4 + first_byte
+        offsets = np.concatenate([[0], np.cumsum(walk.degrees)]) * 4 + first_byte
         offsets.astype(_HEADER).tofile(file)
     heavy_path.unlink()
+
+
+class _Walk:
+    """Goes through the edges of clusters, one cluster after another."""
+
+    def __init__(
+        self, rows: Rows, clusters: np.ndarray, members: np.ndarray, ends: np.ndarray
+    ) -> None:
+        self._graph = (*rows, clusters, members, ends)
+        self._count = len(ends)
+        self.degrees = np.zeros(self._count, np.int64)
+        self._rating, self._touched = np.zeros((2, self._count), np.int32)
+        self._room = np.empty((2, max(_ROOM, self._count)), np.int32)
+
+    def edges(self, lightest: int, step: int = 1) -> Iterator[np.ndarray]:
+        """int32 [2, n] other ends and weights of edges; sets ``degrees``."""
+        at = 0
+        while at < self._count:
+            at, filled = _contract(
+                *self._graph, at, step, lightest, self._rating, self._touched, self._room,
+                self.degrees,
+            )  # fmt: skip
+            yield self._room[:, :filled]
+
+    def lightest(self, most_edges: int) -> int:
+        """The smallest weight that leaves no more than so many, judged by a sample of clusters."""
+        step = max(1, self._count // _SAMPLE)
+        counts = np.zeros(1, np.int64)
+        for edges in self.edges(1, step):
+            found = np.bincount(edges[1])
+            counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
+            counts[: len(found)] += found
+        by_weight = np.arange(len(counts))
+        for weight in range(1, len(counts) + 1):
+            if (counts * np.minimum(1.0, by_weight / weight)).sum() * step <= most_edges:
+                return weight
+        return len(counts) + 1
 
 
 def _longest(indptr: np.ndarray) -> int:
@@ -124,14 +167,14 @@ def _rank(clusters, numbers):
 
 
 @compiled
-def _contract(indptr, values, clusters, members, ends, first, rating, touched, room, degrees):
-    """Clusters from ``first`` on, as long as their edges fit; the next and what is filled."""
+def _contract(
+    indptr, values, clusters, members, ends, first, step, lightest, rating, touched, room, degrees
+):  # fmt: skip
+    """Every ``step``-th cluster from ``first`` on, while edges fit; the next and what is filled."""
     filled = 0
-    count = len(ends)
-    for c in range(first, count):
-        begin = ends[c - 1] if c else 0
+    for c in range(first, len(ends), step):
         found = 0
-        for i in range(begin, ends[c]):
+        for i in range(ends[c - 1] if c else 0, ends[c]):
             u = members[i]
             for at in range(indptr[u], indptr[u + 1]):
                 other = clusters[values[at]]
@@ -145,11 +188,24 @@ def _contract(indptr, values, clusters, members, ends, first, rating, touched, r
             for i in range(found):
                 rating[touched[i]] = 0
             return c, filled
+        before = filled
         for i in range(found):
             other = touched[i]
-            room[0, filled] = other
-            room[1, filled] = rating[other]
+            weight = rating[other]
             rating[other] = 0
-            filled += 1
-        degrees[c] = found
-    return count, filled
+            if weight >= lightest or _draw(c, other) * lightest < weight:
+                room[0, filled] = other
+                room[1, filled] = max(weight, lightest)
+                filled += 1
+        degrees[c] = filled - before
+    return len(ends), filled
+
+
+@compiled
+def _draw(a, b):
+    """A number in [0, 1) of a pair, the same from both ends (the mixer of SplitMix64)."""
+    low, high = np.uint64(min(a, b)), np.uint64(max(a, b))
+    x = (low << np.uint64(32) | high) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.float64((x ^ (x >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0

@@ -53,21 +53,35 @@ def cut_graph(graph: GraphArrays, folder: Path) -> CutGraph:
     for etype, (_, dst) in graph.edges.items():
         for low in range(0, len(dst), BLOCK):
             _add_ones(dst[low : low + BLOCK].numpy(), offsets[etype[2]], in_edges)
-    rows = sort_rows(lambda: _both_ways(graph), graph.total_nodes, folder)
+    turns = not _is_symmetric(graph)
+    rows = sort_rows(lambda: _pairs(graph, turns), graph.total_nodes, folder)
     return CutGraph(rows, types, in_edges, _train(graph))
 
 
-def _both_ways(graph: GraphArrays) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every edge in both directions, loops left out: int32 ids over all types."""
+def _pairs(graph: GraphArrays, turns: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The ends of every edge, loops left out, also turned: int32 ids over all types."""
     offsets = graph.node_offsets()
-    low_to_high = np.empty((2, BLOCK), np.int32)
+    ends = np.empty((2, BLOCK), np.int32)
     for (src_type, _, dst_type), (src, dst) in graph.edges.items():
         for low in range(0, len(src), BLOCK):
-            ends = src[low : low + BLOCK].numpy(), dst[low : low + BLOCK].numpy()
-            kept = _shift(*ends, offsets[src_type], offsets[dst_type], *low_to_high)
-            first, second = low_to_high[:, :kept]
-            yield first, second
+            block = src[low : low + BLOCK].numpy(), dst[low : low + BLOCK].numpy()
+            kept = _shift(*block, offsets[src_type], offsets[dst_type], *ends)
+            first, second = ends[:, :kept]
             yield second, first
+            if turns:
+                yield first, second
+
+
+def _is_symmetric(graph: GraphArrays) -> bool:
+    """Whether every edge comes as often in the other direction.
+
+    Told by sums of hashes of the edges that go up and of those that go down, 128 bits: chance is
+    no concern, and a mistake would make the cut worse, not wrong.
+    """
+    sums = np.zeros(4, np.uint64)
+    for first, second in _pairs(graph, turns=False):
+        _add_hashes(first, second, sums)
+    return bool((sums[:2] == sums[2:]).all())
 
 
 def _train(graph: GraphArrays) -> np.ndarray | None:
@@ -97,3 +111,17 @@ def _shift(src, dst, src_offset, dst_offset, first, second):
             second[kept] = v
             kept += 1
     return kept
+
+
+@compiled
+def _add_hashes(first, second, sums):
+    for i in range(len(first)):
+        u, v = np.uint64(first[i]), np.uint64(second[i])
+        up = u < v
+        x = (u << np.uint64(32) | v) if up else (v << np.uint64(32) | u)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        at = 0 if up else 2
+        sums[at] += x
+        sums[at + 1] += (x * x) ^ (x >> np.uint64(32))

@@ -15,10 +15,11 @@ import numpy as np
 from sar.partition.compiled import compiled
 from sar.partition.methods.graph import CutGraph
 
-_PRICED_SWEEPS, _STRICT_SWEEPS = 4, 3
-# Of an average node's neighbors, what a part takes for it at twice the mean. Higher prices, or
-# prices that rise, balance no better and move what need not move.
-_FACTOR = 0.25
+# Of an average node's neighbors, what a part takes for it at twice the mean, sweep by sweep. Higher
+# prices, or more of them that rise, balance little better and move what need not move.
+_FACTORS = (0.25, 0.25, 0.25, 0.25, 0.5)
+_STRICT_SWEEPS = 3
+_FEW = 1000  # of the nodes one moves: another sweep is not worth its time
 _CANDIDATES = 4  # parts for which a node's new halo rows are counted
 _WORD = 64
 
@@ -73,6 +74,12 @@ class _Loads:
         types = slice(self.num_types)
         return bool((self.values[types] > self.caps[types, None]).any())
 
+    def any_above(self) -> bool:
+        """Whether a part has more of anything than it may."""
+        halo = self.values[-1]
+        others = (self.values[:-1] > self.caps[:-1, None]).any()
+        return bool(others or halo.max() > self.caps[-1] * halo.mean())
+
     def count_halo(self) -> None:
         """Halo rows of each part, exactly; in a sweep they are followed only in part."""
         if len(self.needs):
@@ -90,21 +97,23 @@ def refine(graph: CutGraph, parts: np.ndarray, num_parts: int, bounds: Bounds) -
     loads = _Loads(graph, parts, num_parts, bounds)
     factor = 0.0
     if not bounds.is_plain or loads.any_type_above():
-        factor = _FACTOR
-        for _ in range(_PRICED_SWEEPS):
-            _run(graph, parts, loads, factor, strict=False)
+        for factor in _FACTORS:
+            moved = _run(graph, parts, loads, factor, strict=False)
+            if moved <= graph.num_nodes // _FEW and not loads.any_above():
+                break
     for _ in range(_STRICT_SWEEPS):
-        _run(graph, parts, loads, factor, strict=True)
+        if _run(graph, parts, loads, factor, strict=True) <= graph.num_nodes // _FEW:
+            break
     _fit(graph, parts, loads)
 
 
 def _run(
     graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float, *, strict: bool
-) -> None:
-    """One sweep over all nodes."""
+) -> int:
+    """One sweep over all nodes; how many moved."""
     num_parts = loads.values.shape[1]
     slopes = factor * loads.units / loads.means
-    _sweep(
+    moved = _sweep(
         graph.rows.indptr, graph.rows.values, parts, graph.types, graph.in_edges, loads.train,
         loads.needs, loads.values, loads.means, slopes, loads.caps, strict,
         np.zeros(num_parts, np.int32), np.zeros(num_parts, np.int32),
@@ -112,6 +121,7 @@ def _run(
         np.zeros(_CANDIDATES, np.int32),
     )  # fmt: skip
     loads.count_halo()
+    return int(moved)
 
 
 def _fit(graph: CutGraph, parts: np.ndarray, loads: _Loads) -> None:
@@ -235,6 +245,7 @@ def _sweep(
 ):  # fmt: skip
     num_parts, last = len(count), len(means) - 1
     halo, halo_total = loads[last], loads[last].sum()
+    moved = 0
     for u in range(len(parts)):
         own = parts[u]
         found = 0
@@ -276,9 +287,11 @@ def _sweep(
             if value > to_score:
                 to, to_score = p, value
         if to != own:
+            moved += 1
             _move(u, to, types, in_edges, train, parts, loads)
             if len(needs):
                 halo_total += _move_needs(indptr, values, u, own, to, near_own, parts, needs, halo)
+    return moved
 
 
 @compiled
