@@ -54,7 +54,7 @@ def cut_graph(graph: GraphArrays, folder: Path) -> CutGraph:
         for low in range(0, len(dst), BLOCK):
             _add_ones(dst[low : low + BLOCK].numpy(), offsets[etype[2]], in_edges)
     rows = sort_rows(lambda: _both_ways(graph), graph.total_nodes, folder)
-    return CutGraph(rows, types, in_edges, _train(graph))
+    return CutGraph(rows, types, in_edges, train_nodes(graph))
 
 
 def _both_ways(graph: GraphArrays) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -70,7 +70,8 @@ def _both_ways(graph: GraphArrays) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             yield second, first
 
 
-def _train(graph: GraphArrays) -> np.ndarray | None:
+def train_nodes(graph: GraphArrays) -> np.ndarray | None:
+    """bool [N] of all types, or ``None`` where no type has a ``train_mask``."""
     masks = [graph.node_data.get(ntype, {}).get("train_mask") for ntype in graph.num_nodes]
     if all(mask is None for mask in masks):
         return None
