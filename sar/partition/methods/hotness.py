@@ -8,7 +8,7 @@ training nodes move as well, to the part that owns most of what they draw; so by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from sar.partition.methods.coarsen import NODES_ABOVE, Coarsen
 from sar.partition.methods.draws import Draws
 from sar.partition.methods.graph import train_nodes
 
-_FANOUTS, _ROUNDS = (15, 10, 5), 2
+_FANOUTS, _ROUNDS = (15, 10, 5), 3
 
 
 class Hotness(Method):
@@ -28,15 +28,15 @@ class Hotness(Method):
 
     A first cut says of which part a training node is (any node, where none has a ``train_mask``).
     Every other node goes to the part whose training nodes reach it most often. Then training nodes
-    go where most of what they draw lies, other nodes follow, and so on for some rounds; the round
-    of which the fewest draws are of other parts' nodes is the result. Those that gain most by
-    their first choice choose first. What is never drawn stays where the first cut put it, or fills
-    up. Every node type is balanced within 3 %, and its training nodes too.
+    go where most of what they draw lies and other nodes follow, for some rounds, as long as fewer
+    draws are of other parts' nodes than before. Those that gain most by their first choice choose
+    first. What is never drawn stays where the first cut put it, or fills up. Every node type is
+    balanced within 3 %, and its training nodes too. Deterministic, as the first cut is.
 
     Args:
         fanouts: in-edges that a node draws at each hop, in each relation, the seeds first; -1:
             all.
-        rounds: how often training nodes move; 0: they stay, as GraphLearn-for-PyTorch has it.
+        rounds: how often training nodes move at most; 0: they stay, as in GraphLearn-for-PyTorch.
         base: the first cut; :class:`Coarsen` with training nodes balanced by default.
 
     Memory: 20 bytes a node beside what the first cut needs; in files 12 for each part. Edges are
@@ -70,8 +70,9 @@ class Hotness(Method):
             hot = draws.reached(parts, seeds)
             place(hot, parts, ~seeds, np.ones_like(seeds), sizes)
             remote = _remote(hot, parts)
-            if remote < fewest:
-                best, fewest = parts.copy(), remote
+            if remote >= fewest:
+                break
+            best, fewest = parts.copy(), remote
         return best
 
     def _first(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
@@ -98,7 +99,7 @@ def place(
     The larger the lead of a node's first choice over the second, the sooner it chooses; equal leads
     in the order of ids.
     """
-    for own, room in _rooms(parts, counted, type_sizes, values.shape[1]):
+    for own, room in _rooms(counted, type_sizes, values.shape[1]):
         room -= np.bincount(parts[own][counted[own] & ~moving[own]], minlength=len(room))
         leads = np.empty(own.stop - own.start, np.float32)
         _lead(values[own], leads)
@@ -116,11 +117,9 @@ def _seeds(graph: GraphArrays) -> np.ndarray:
     return np.ones(graph.total_nodes, bool) if train is None or not train.any() else train
 
 
-def _fit(
-    parts: np.ndarray, seeds: np.ndarray, type_sizes: Sequence[int], num_parts: int
-) -> None:
+def _fit(parts: np.ndarray, seeds: np.ndarray, type_sizes: Sequence[int], num_parts: int) -> None:
     """Seeds for whom the first cut has no room go where there is most, last ids first."""
-    for own, room in _rooms(parts, seeds, type_sizes, num_parts):
+    for own, room in _rooms(seeds, type_sizes, num_parts):
         room -= np.bincount(parts[own][seeds[own]], minlength=num_parts)
         for part in np.flatnonzero(room < 0).tolist():
             mine = own.start + np.flatnonzero((parts[own] == part) & seeds[own])
@@ -130,7 +129,10 @@ def _fit(
             room[part] = 0
 
 
-def _rooms(parts, counted, type_sizes, num_parts):
+def _rooms(
+    counted: np.ndarray, type_sizes: Sequence[int], num_parts: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Of each type, which nodes are of it, and int64 [P] how many that count a part may have."""
     first = 0
     for size in type_sizes:
         own = slice(first, first + size)
@@ -142,7 +144,7 @@ def _rooms(parts, counted, type_sizes, num_parts):
 
 @compiled
 def _lead(values, leads):
-    """How far the largest of a node is above the next, negated: smaller leads come later."""
+    """How far a node's largest value is above the next, negated."""
     for n in range(len(values)):
         best = second = np.float32(-1)
         for p in range(values.shape[1]):
