@@ -13,12 +13,13 @@ from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.base import BALANCES, CutOptions, Method
 from sar.partition.methods.coarsen import Coarsen
+from sar.partition.methods.hotness import Hotness
 from sar.partition.methods.metis import Metis
 from sar.partition.methods.simple import Contiguous, Random
 
 DEFAULT_METHOD = Coarsen.name
 _NAMED: dict[str, type[Method]] = {
-    kind.name: kind for kind in (Coarsen, Metis, Random, Contiguous)
+    kind.name: kind for kind in (Coarsen, Hotness, Metis, Random, Contiguous)
 }
 METHODS = tuple(_NAMED)
 

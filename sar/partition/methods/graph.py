@@ -55,7 +55,7 @@ def cut_graph(graph: GraphArrays, folder: Path) -> CutGraph:
             _add_ones(dst[low : low + BLOCK].numpy(), offsets[etype[2]], in_edges)
     turns = not _is_symmetric(graph)
     rows = sort_rows(lambda: _pairs(graph, turns), graph.total_nodes, folder)
-    return CutGraph(rows, types, in_edges, _train(graph))
+    return CutGraph(rows, types, in_edges, train_nodes(graph))
 
 
 def _pairs(graph: GraphArrays, turns: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -84,7 +84,8 @@ def _is_symmetric(graph: GraphArrays) -> bool:
     return bool((sums[:2] == sums[2:]).all())
 
 
-def _train(graph: GraphArrays) -> np.ndarray | None:
+def train_nodes(graph: GraphArrays) -> np.ndarray | None:
+    """bool [N] of all types, or ``None`` where no type has a ``train_mask``."""
     masks = [graph.node_data.get(ntype, {}).get("train_mask") for ntype in graph.num_nodes]
     if all(mask is None for mask in masks):
         return None
