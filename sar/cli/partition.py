@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import json
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from sar.partition.transform import SELF_LOOPS, Transforms
 from sar.partition.write import FORMATS
 
 WARNING = "sar partition: warning: "
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 _UNEVEN = 1.5  # largest / mean of edges from which balancing is worth a word
 
 
@@ -114,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     options, model = _options(args), model_of(args)
     if args.plot is not None:
         check_picture(args.plot, "--plot")
-    with _warnings_in_a_line(), _Bars() as bars:
+    with _tidy_ends(), _warnings_in_a_line(), _Bars() as bars:
         done = partition(args.input, args.out, options, bars.show)
     predicted = None if model is None else predict_cut(done.graph, done.quality, model)
     if model is not None and predicted is None:
@@ -198,6 +201,27 @@ class _Bars:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+@contextlib.contextmanager
+def _tidy_ends() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as an error does: files of the run are removed."""
+
+    def end(number: int, _: object) -> None:
+        for one in (*_ENDS, signal.SIGINT):
+            signal.signal(one, signal.SIG_IGN)  # removing takes a moment
+        print(f"sar partition: ended by {signal.Signals(number).name}", file=sys.stderr)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.signal(one, end) for one in _ENDS}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sar.files import remove_left_over, scratch_folder, write_whole
+from sar.files import (
+    locked_folder,
+    parents_of,
+    remove_left_over,
+    scratch_folder,
+    write_whole,
+)
 from sar.partition.arrays import GraphArrays
 from sar.partition.cut import DEFAULT_METHOD, METHODS, assign, check_balance, find_method
 from sar.partition.digest import graph_digest
@@ -23,12 +32,18 @@ from sar.partition.quality import CutQuality, measure
 from sar.partition.sources.datasets import from_dgl
 from sar.partition.sources.inputs import Opened, open_input
 from sar.partition.transform import Transforms, transform
-from sar.partition.write import check_graph_name, check_output, write_partitions
+from sar.partition.write import (
+    check_graph_name,
+    check_output,
+    output_folder,
+    write_partitions,
+)
 
 KEEP = "keep"  # the parts that the input has
 IDS = "ids"
 # Of imports and buckets; of a node while it is cut, and while it is written; of an edge with METIS.
 _BASE_BYTES, _NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 56, 160
+_KEPT = re.compile(r"[0-9a-f]{32}\.npz(\.partial)?")
 _CUT_VERSION = 1  # of what the same options give; another one makes no use of what is left
 
 Progress = Callable[[str, int, int], None]
@@ -115,15 +130,14 @@ def partition(
     names what could not be written.
     """
     options.check()
-    out = Path(out_dir).absolute()
-    check_output(out, options.overwrite)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = output_folder(out_dir)
     remove_left_over(out.parent)
-    with scratch_folder(out.parent) as scratch:
+    check_output(out, options.overwrite)
+    with parents_of(out), _reserved(out) as kept, scratch_folder(out.parent) as scratch:
         opened = _open(source, scratch, options.allow_nan)
         graph = transform(opened.graph.validate(), options.transforms, scratch / "edges")
         _check_memory(graph, options)
-        cut = _Cut(Opened(graph, opened.parts), options, out, scratch)
+        cut = _Cut(Opened(graph, opened.parts), options, kept, scratch)
         parts = cut.parts()
         quality = measure(graph, parts, options.num_parts)
         path = write_partitions(
@@ -137,9 +151,22 @@ def partition(
             format=options.format,
             progress=progress,
             beside=[scratch / IDS] if (scratch / IDS).is_dir() else [],
+            last=cut.forget,
         )
-        cut.forget()
     return Partitioned(path, graph, quality, cut.before, cut.resumed)
+
+
+@contextmanager
+def _reserved(out: Path) -> Iterator[Path]:
+    """``<out>.cut``, while no other run has it. Raises ``FileExistsError``."""
+    with ExitStack() as held:
+        try:
+            kept = held.enter_context(locked_folder(out.with_name(f"{out.name}.cut")))
+        except BlockingIOError as error:
+            raise FileExistsError(
+                f"output folder {str(out)!r}: another run, which goes on, writes it"
+            ) from error
+        yield kept
 
 
 def partition_graph(
@@ -182,11 +209,11 @@ class _Cut:
     """Who owns which node, kept on disk until the partitions are written."""
 
     def __init__(
-        self, opened: Opened, options: PartitionOptions, out: Path, scratch: Path
+        self, opened: Opened, options: PartitionOptions, folder: Path, scratch: Path
     ) -> None:
         self._graph, self._given = opened
         self._options, self._scratch = options, scratch
-        self._kept = out.with_name(f"{out.name}.cut")
+        self._folder = folder
         method = options.method
         self.name = method if isinstance(method, str) else method.name
         self.resumed = False
@@ -198,8 +225,8 @@ class _Cut:
             return self._given_parts()
         if self._options.method not in METHODS:  # the user's own may depend on anything
             return self._assign({})
-        kept = self._kept / f"{self._key()}.npz"
-        arrays = _read_arrays(kept)
+        kept = self._folder / f"{self._key()}.npz"
+        arrays = _read_arrays(kept, (self._graph.total_nodes,))
         self.resumed = "parts" in arrays
         if not self.resumed:
             arrays["parts"] = self._assign(arrays)
@@ -221,11 +248,10 @@ class _Cut:
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Of the files that an interrupted run leaves."""
-        if self._kept.is_dir():
-            for path in self._kept.glob("*.npz"):
+        """Of the files that interrupted runs left."""
+        for path in self._folder.iterdir():
+            if _KEPT.fullmatch(path.name):
                 path.unlink()
-            self._kept.rmdir()
 
     def _given_parts(self) -> np.ndarray:
         if self._given is None:
@@ -251,13 +277,20 @@ def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     write_whole(path, lambda file: np.savez(file, **named))
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     """What is there; nothing for what is damaged, or not there."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+            if archive.zip.testzip() is not None:
+                return {}
+            arrays = dict(archive)
+    except (
+        OSError, ValueError, EOFError, KeyError, RuntimeError, struct.error, zipfile.BadZipFile,
+        zlib.error,
+    ):  # fmt: skip
         return {}
+    is_whole = all(one.shape == shape and one.dtype.kind in "iu" for one in arrays.values())
+    return arrays if is_whole else {}
 
 
 def _check_memory(graph: GraphArrays, options: PartitionOptions) -> None:

@@ -7,12 +7,12 @@ needs memory by the edge is the coarse graph alone, all else is 20 to 40 bytes a
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from sar.errors import MissingDependencyError, PartitionError
+from sar.partition import child
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods import kaminpar_main
 from sar.partition.methods.base import CutOptions, Method
@@ -89,10 +89,8 @@ def node_weights(graph: CutGraph, type_sizes: list[int]) -> np.ndarray:
 def run_kaminpar(path: Path, num_parts: int, seed: int) -> np.ndarray:
     """int32: part of each node of a ParHIP file."""
     out = path.with_suffix(".npy")
-    command = [sys.executable, kaminpar_main.__file__, path, out, num_parts, seed, 0.03]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, errors="replace", check=False
-    )
+    command = child.command(kaminpar_main.__file__, path, out, num_parts, seed, 0.03)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         if "No module named 'kaminpar'" in last:
