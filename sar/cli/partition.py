@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -210,18 +211,20 @@ def _tidy_ends() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         for one in (*_ENDS, signal.SIGINT):
             signal.signal(one, signal.SIG_IGN)  # removing takes a moment
-        print(f"sar partition: ended by {signal.Signals(number).name}", file=sys.stderr)
+        # No print: it may be in the middle of one.
+        os.write(2, f"sar partition: ended by {signal.Signals(number).name}\n".encode())
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {one: signal.signal(one, end) for one in _ENDS}
+    taken = []
+    if threading.current_thread() is threading.main_thread():
+        taken = [one for one in _ENDS if signal.getsignal(one) == signal.SIG_DFL]  # not of nohup
+    for one in taken:
+        signal.signal(one, end)
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
