@@ -22,7 +22,7 @@ from sar.cli.cut_report import (
 )
 from sar.config import parse_bytes
 from sar.partition.cut import DEFAULT_METHOD, METHODS
-from sar.partition.methods.base import BALANCES
+from sar.partition.methods.base import BALANCES, Method
 from sar.partition.methods.given import Given
 from sar.partition.run import KEEP, Partitioned, PartitionOptions, partition
 from sar.partition.sources.open import ACCEPTED
@@ -68,7 +68,6 @@ def _add_cut(parser: argparse.ArgumentParser) -> None:
     cut.add_argument(
         "--method",
         choices=(*METHODS, KEEP),
-        default=DEFAULT_METHOD,
         help=f"default: {DEFAULT_METHOD}; {KEEP}: the parts of partitions that are read",
     )
     cut.add_argument(
@@ -137,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
             found["predicted"] = predicted.to_dict()
         print(json.dumps(found, indent=2))
         return 0
-    lines = _report(done, args.method)
+    lines = _report(done, args)
     lines += [] if predicted is None else prediction_lines(predicted)
     print("\n".join([*lines, f"written  {done.path} in {seconds:.1f} s"]))
     return 0
@@ -146,6 +145,11 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> PartitionOptions:
     if args.seed < 0:
         raise ValueError(f"--seed is {args.seed}, expected 0 or more")
+    method: str | Method = args.method or DEFAULT_METHOD
+    if args.assignment is not None:
+        if args.method is not None:
+            raise ValueError(f"--method {args.method} and --assignment: expected one of them")
+        method = Given(args.assignment)
     balance = None if args.balance is None else args.balance.split(",")
     for one in balance or ():
         if one not in ("nodes", *BALANCES):
@@ -154,7 +158,7 @@ def _options(args: argparse.Namespace) -> PartitionOptions:
             )
     return PartitionOptions(
         args.parts,
-        args.method if args.assignment is None else Given(args.assignment),
+        method,
         None if balance is None else frozenset(balance),
         args.seed,
         Transforms(args.symmetrise, args.drop_duplicates, args.self_loops),
@@ -166,11 +170,12 @@ def _options(args: argparse.Namespace) -> PartitionOptions:
     )
 
 
-def _report(done: Partitioned, method: str) -> list[str]:
+def _report(done: Partitioned, args: argparse.Namespace) -> list[str]:
     lines = report_lines(done.quality, done.before)
     if done.resumed:
         lines.insert(1, "resumed  the cut of a run that was interrupted")
-    if method == DEFAULT_METHOD and done.before is None and done.quality.edge_balance > _UNEVEN:
+    is_plain = args.method in (None, DEFAULT_METHOD) and args.assignment is None
+    if is_plain and done.before is None and done.quality.edge_balance > _UNEVEN:
         lines.append(
             "hint     one part has many more edges than the mean: --balance edges,halo evens them"
         )

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+_BLOCK = 1 << 20  # ids that are looked at together
+
 NTYPE_HOMO = "_N"
 ETYPE_HOMO = ("_N", "_E", "_N")
 ORIG_ID, ORIG_EID = "orig_id", "orig_eid"
@@ -106,10 +108,22 @@ class GraphArrays:
             if ids.dtype != torch.int64:
                 raise ValueError(f"edges[{etype!r}] {side} is {ids.dtype}, expected torch.int64")
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_nodes[ntype]:
+                row, found = _first_outside(ids, self.num_nodes[ntype])
                 raise ValueError(
                     f"edges[{etype!r}] {side} ids span [{int(ids.min())}, {int(ids.max())}], "
-                    f"expected [0, {self.num_nodes[ntype] - 1}] ({ntype!r} nodes)"
+                    f"expected [0, {self.num_nodes[ntype] - 1}] ({ntype!r} nodes); row {row} is "
+                    f"{found}"
                 )
+
+
+def _first_outside(ids: Tensor, count: int) -> tuple[int, int]:
+    """Row and value of the first id that is not in [0, ``count``)."""
+    for low in range(0, len(ids), _BLOCK):
+        block = ids[low : low + _BLOCK]
+        wrong = ((block < 0) | (block >= count)).nonzero()
+        if len(wrong):
+            return low + int(wrong[0]), int(block[wrong[0]])
+    raise ValueError(f"all ids are in [0, {count})")
 
 
 def _check_name(what: str, name: str) -> None:

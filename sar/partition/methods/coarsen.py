@@ -26,6 +26,8 @@ HALO_ABOVE = 1.10
 _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
+_MOST_SEED = 2**31 - 1  # that KaMinPar takes
+_MOST_PARTS = 2**15 - 1  # in int16
 _UNIT = 64  # weight of an average node
 
 
@@ -41,8 +43,13 @@ class Coarsen(Method):
     balances = frozenset({"edges", "halo", "train"})
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
-        """Raises MissingDependencyError without kaminpar, PartitionError when it gives up."""
+        """Raises ValueError for too many parts, MissingDependencyError without kaminpar,
+        PartitionError when it gives up."""
         num_parts, balance = options.num_parts, options.balance or frozenset()
+        if num_parts > _MOST_PARTS:
+            raise ValueError(
+                f"method {self.name!r}: num_parts is {num_parts}, at most {_MOST_PARTS}"
+            )
         whole = cut_graph(graph, options.scratch)
         if len(whole.rows.values) == 0 or 2 * num_parts > graph.total_nodes:
             return equal_shares(graph, num_parts, None)
@@ -89,6 +96,7 @@ def node_weights(graph: CutGraph, type_sizes: list[int]) -> np.ndarray:
 def run_kaminpar(path: Path, num_parts: int, seed: int) -> np.ndarray:
     """int32: part of each node of a ParHIP file."""
     out = path.with_suffix(".npy")
+    seed &= _MOST_SEED
     command = child.command(kaminpar_main.__file__, path, out, num_parts, seed, 0.03)
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:

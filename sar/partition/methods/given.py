@@ -11,6 +11,8 @@ from sar.partition import npy
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.base import CutOptions, Method
 
+_LONGEST = 18  # digits that fit 64 bits
+
 
 class Given(Method):
     """Parts from files, or from an array.
@@ -19,12 +21,16 @@ class Given(Method):
         source: int [N], types one after another; or a path: a `.npy` of them, a text file of one
             part a line, or a folder with a `.npy` or `.txt` for each node type, by its name, as
             DGL's partitioning pipeline has them.
+
+    Raises ``FileNotFoundError``.
     """
 
     name = "given"
 
     def __init__(self, source: np.ndarray | str | os.PathLike) -> None:
         self._source = source
+        if not isinstance(source, np.ndarray) and not os.path.exists(source):
+            raise FileNotFoundError(f"assignment {os.fspath(source)!r}: there is no such file")
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
         """Raises ``ValueError`` that names file, row and value, ``FileNotFoundError``."""
@@ -51,15 +57,17 @@ def _file_of(folder: Path, ntype: str) -> Path:
 def _read(path: Path, count: int, num_parts: int) -> np.ndarray:
     if path.suffix == ".npy":
         return _checked(npy.read(path), count, num_parts, str(path))
-    parts = np.empty(count, np.int32)
+    parts = np.empty(count, np.int64)
     rows = 0
-    try:
-        with open(path, encoding="ascii") as file:
-            for rows, line in enumerate(file, 1):
-                if rows <= count:
-                    parts[rows - 1] = int(line)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{path}: row {rows - 1}: {error}, expected a part a line") from error
+    with open(path, encoding="ascii", errors="backslashreplace") as file:
+        for rows, line in enumerate(file, 1):
+            if not line.strip().isdecimal() or len(line) > _LONGEST:
+                raise ValueError(
+                    f"{path}: row {rows - 1} is {line.strip()[:_LONGEST]!r}, expected a part, 0 to "
+                    f"{num_parts - 1}"
+                )
+            if rows <= count:
+                parts[rows - 1] = int(line)
     if rows != count:
         raise ValueError(f"{path}: has {rows} rows, expected {count}, one for each node")
     return _checked(parts, count, num_parts, str(path))

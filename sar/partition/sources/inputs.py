@@ -60,9 +60,12 @@ def open_input(text: str, scratch: Path, *, allow_nan: bool = False) -> Opened:
 
         graph = read_pyg_file(Path(text), Path(text).stem)
     else:
+        near = "" if os.path.isfile(text) or ":" in text else _near(text)
+        if near and Path(text).suffix:  # names of data sets have none
+            raise FileNotFoundError(f"input {text!r}: there is no such file{near}")
         graph = open_apart(text)
     if not allow_nan:
-        check_finite(graph)
+        check_finite(graph, text)
     return Opened(graph)
 
 
@@ -119,13 +122,13 @@ def _keys(path: Path) -> set[Any]:
     return set(content) if isinstance(content, dict) else set()
 
 
-def check_finite(graph: GraphArrays) -> None:
-    """Raises ``ValueError`` that names the first NaN or infinity in data, labels left out."""
+def check_finite(graph: GraphArrays, where: str) -> None:
+    """Raises ``ValueError`` that names ``where`` and the first NaN or infinity, labels left out."""
     for frames in (graph.node_data, graph.edge_data):
         for kind, columns in frames.items():
             for name, column in columns.items():
                 if column.is_floating_point() and name != "label":
-                    _check_column(f"{graph.name}: {name!r} of {kind!r}", column)
+                    _check_column(f"{where}: {name!r} of {kind!r}", column)
 
 
 def _check_column(where: str, column: torch.Tensor) -> None:
