@@ -70,8 +70,10 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno or 0, f"{path}: could not be written: {reason}") from error
+        number, reason = error.errno or 0, error.strerror or str(error)
+        if "requested and" in reason:  # numpy's, of a write that was cut short
+            number, reason = errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {reason}"
+        raise OSError(number, f"{path}: could not be written: {reason}") from error
     except RuntimeError as error:  # torch's writer
         raise OSError(f"{path}: could not be written: {error}") from error
 

@@ -26,6 +26,7 @@ ENDS = {
     signal.SIGINT: (130, "sar partition: interrupted\n"),
 }
 _PATIENCE = 120.0
+_WHILE_WRITING, _SHARE_OF_WRITING = 0.5, 0.3  # of the ends, and about of the time
 _SECONDS_TO_DIE = 5.0
 Files = dict[str, str]
 
@@ -176,7 +177,7 @@ def end_and_resume(
         done += ended
         if (now := files_of(out)) not in (old, cut.whole):
             wrong.append(f"{OUT} is neither whole nor as it was: {sorted(now)}")
-    kept = list(out.with_name(f"{OUT}.cut").glob("*.npz"))
+    kept = kept_cuts(out)
     is_done = not old and files_of(out) == cut.whole
     last = start(cut.arguments, out)
     text, errors = last.communicate(timeout=_PATIENCE)
@@ -193,6 +194,11 @@ def end_and_resume(
         wrong.append(f"left behind: {left}")
     shutil.rmtree(folder)
     return Ending(cut.name, number, done, resumed, wrong)
+
+
+def kept_cuts(out: Path) -> list[Path]:
+    """The files that an interrupted run leaves, and a running one has."""
+    return list(out.with_name(f"{out.name}.cut").glob("*.npz"))
 
 
 def _prepare(cut: Cut, folder: Path) -> Path:
@@ -212,6 +218,10 @@ def _end(
         while run.poll() is None and not out.with_name(f"{OUT}.cut").is_dir():
             time.sleep(0.005)
         left = max(cut.seconds - (time.monotonic() - begin), 0.2)
+        if draw.random() < _WHILE_WRITING:
+            while run.poll() is None and not kept_cuts(out):
+                time.sleep(0.005)
+            left *= _SHARE_OF_WRITING
         time.sleep(draw.uniform(0.0, left))
         below = children(run.pid)
         send(run.pid, number)
