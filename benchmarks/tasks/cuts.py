@@ -136,11 +136,17 @@ def _describe(folder: Path, text: str) -> Path:
 
 
 def start(arguments: Sequence[str], out: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "sar", "partition", *arguments, "--out", str(out)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:  # as of a shell's job in the background; the child would, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "sar", "partition", *arguments, "--out", str(out)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def measure(cut: Cut, folder: Path) -> None:
