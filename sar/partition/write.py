@@ -108,14 +108,17 @@ def check_output(out: Path, overwrite: bool) -> None:
         raise PermissionError(f"output folder {str(out)!r}: {parent} is not writable")
     if not out.exists():
         return
+    names = sorted(entry.name for entry in out.iterdir())
+    if names:
+        _check_replaced(out, names, overwrite)
     if out.is_mount():
         raise FileExistsError(
             f"output folder {str(out)!r} is a mount point, which cannot be replaced; name a folder "
             "in it"
         )
-    names = sorted(entry.name for entry in out.iterdir())
-    if not names:
-        return
+
+
+def _check_replaced(out: Path, names: list[str], overwrite: bool) -> None:
     if not overwrite:
         raise FileExistsError(
             f"output folder {str(out)!r} is not empty; overwrite (--overwrite) replaces it"
