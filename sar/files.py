@@ -111,7 +111,16 @@ def _make_scratch(where: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove(folder: Path) -> None:
-    """All of a scratch folder, its lock last: by that the rest is told if this is interrupted."""
+    """All of a scratch folder; an interrupt meanwhile comes through when that is done."""
+    try:
+        _remove_once(folder)
+    except BaseException:
+        _remove_once(folder)
+        raise
+
+
+def _remove_once(folder: Path) -> None:
+    """The lock last: by that the rest is told if the process is killed meanwhile."""
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
             if entry.is_dir(follow_symlinks=False):

@@ -213,14 +213,15 @@ class _Bars:
 def _tidy_ends() -> Iterator[None]:
     """SIGTERM and SIGHUP end this process as an error does: files of the run are removed."""
 
+    taken: list[signal.Signals] = []
+
     def end(number: int, _: object) -> None:
-        for one in (*_ENDS, signal.SIGINT):
-            signal.signal(one, signal.SIG_IGN)  # removing takes a moment
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)  # a second one ends it at once
         # No print: it may be in the middle of one.
         os.write(2, f"sar partition: ended by {signal.Signals(number).name}\n".encode())
         raise SystemExit(128 + number)
 
-    taken = []
     if threading.current_thread() is threading.main_thread():
         taken = [one for one in _ENDS if signal.getsignal(one) == signal.SIG_DFL]  # not of nohup
     for one in taken:
