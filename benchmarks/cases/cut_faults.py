@@ -67,15 +67,13 @@ def make_cuts(folder: Path, nodes: int, edges: int, papers: int) -> list[Cut]:
 
 
 def _report(cuts: list[Cut], endings: list[Ending]) -> Report:
-    table = Table(
-        "By what is cut", ["cut", "signal", "seconds", "runs", "ends", "resumed", "wrong"]
-    )
+    table = Table("By what is cut", ["cut", "signal", "runs", "ends", "resumed", "wrong"])
     for cut in cuts:
         for number in sorted({one.number for one in endings}):
             same = [one for one in endings if (one.name, one.number) == (cut.name, number)]
             ends, resumed = sum(one.ends for one in same), sum(one.resumed for one in same)
             wrong = sum(bool(one.wrong) for one in same)
-            row = [cut.name, number.name, cut.seconds, len(same), ends, resumed, wrong]
+            row = [cut.name, number.name, len(same), ends, resumed, wrong]
             table.rows.append(row)
     for one in endings:
         for words in one.wrong:
