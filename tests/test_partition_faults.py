@@ -105,6 +105,7 @@ def test_assignments(lines: str, words: str, graph: str, tmp_path: Path, fails: 
         (["--method", "keep"], "the input has none"),
         (["--balance", "edges,hallo"], "got 'hallo', expected some of"),
         (["--method", "random", "--balance", "halo"], "balances nothing but nodes"),
+        (["--balance", "train"], "has a 'train_mask'"),
         (["--memory", "10MB"], "memory is 0.01 GiB"),
         (["--memory", "some"], "expected a size"),
         (["--symmetrize"], "did you mean --symmetrise?"),
@@ -119,7 +120,7 @@ def test_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    early = [] if words[:3] in ("the", "mem", "has") else ["sar.partition.run.open_input"]
+    early = [] if words[:3] in ("the", "mem", "has", "num") else ["sar.partition.run.open_input"]
     for one in early:
         monkeypatch.setattr(one, lambda *_, **__: pytest.fail("told too late"))
     assert words in fails(graph, *options)

@@ -27,6 +27,7 @@ from sar.__main__ import main
 from sar.partition import run
 
 SMALL = "synthetic:nodes=300,edges=2000,features=3"
+RANDOM = ("--method", "random")
 Call = Callable[..., str]
 
 
@@ -137,9 +138,9 @@ def test_another_graph_makes_no_use_of_it(
 def test_a_damaged_cut_is_made_again(
     call: Call, interrupted: Call, cuts: list[object], tmp_path: Path
 ) -> None:
-    call()
+    call(*RANDOM)
     whole = files_of(tmp_path / "out")
-    interrupted("--overwrite")
+    interrupted("--overwrite", *RANDOM)
     (kept,) = kept_cuts(tmp_path / "out")
     content = kept.read_bytes()
     rng, used = np.random.default_rng(5), 0
@@ -150,7 +151,7 @@ def test_a_damaged_cut_is_made_again(
     for one in damaged:
         kept.parent.mkdir(exist_ok=True)
         kept.write_bytes(one)
-        used += "resumed" in call("--overwrite")
+        used += "resumed" in call("--overwrite", *RANDOM)
         assert files_of(tmp_path / "out") == whole
         assert os.listdir(tmp_path) == ["out"]
     assert used <= 6, "a byte that nothing reads, of a date perhaps"
@@ -158,7 +159,7 @@ def test_a_damaged_cut_is_made_again(
     for arrays in (wrong, {"parts": np.zeros(300, np.float32)}):
         kept.parent.mkdir(exist_ok=True)
         np.savez(kept, **arrays)
-        assert "resumed" not in call("--overwrite")
+        assert "resumed" not in call("--overwrite", *RANDOM)
 
 
 def test_a_folder_of_that_name_that_is_somebody_elses(call: Call, tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def partition(
     with parents_of(out), _reserved(out) as kept, scratch_folder(out.parent) as scratch:
         opened = _open(source, scratch, options.allow_nan)
         graph = transform(opened.graph.validate(), options.transforms, scratch / "edges")
+        _check_train(graph, options.balance)
         _check_memory(graph, options)
         cut = _Cut(Opened(graph, opened.parts), options, kept, scratch)
         parts = cut.parts()
@@ -291,6 +292,12 @@ def _read_arrays(path: Path, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         return {}
     is_whole = all(one.shape == shape and one.dtype.kind in "iu" for one in arrays.values())
     return arrays if is_whole else {}
+
+
+def _check_train(graph: GraphArrays, balance: frozenset[str] | None) -> None:
+    has_mask = any("train_mask" in data for data in graph.node_data.values())
+    if balance and "train" in balance and not has_mask:
+        raise ValueError("balance: got 'train', but no node type has a 'train_mask'")
 
 
 def _check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
