@@ -113,6 +113,7 @@ def test_assignments(lines: str, words: str, graph: str, tmp_path: Path, fails: 
         (["--self-loops", "ad"], "did you mean add?"),
         (["--format", "pgy"], "did you mean pyg?"),
         (["--parts", "61"], "has 60 nodes"),
+        (["--parts", "65537"], "expected at most 65536"),
     ],
 )
 def test_options(

@@ -24,6 +24,7 @@ from sar.files import (
     write_whole,
 )
 from sar.partition.arrays import GraphArrays
+from sar.partition.book_json import MAX_PARTS
 from sar.partition.cut import DEFAULT_METHOD, METHODS, assign, check_balance, find_method
 from sar.partition.digest import graph_digest
 from sar.partition.methods.base import Method
@@ -82,6 +83,8 @@ class PartitionOptions:
         """Raise ValueError or TypeError for what can be told before anything is read."""
         if self.num_parts < 1:
             raise ValueError(f"num_parts is {self.num_parts}, expected 1 or more")
+        if self.num_parts > MAX_PARTS:
+            raise ValueError(f"num_parts is {self.num_parts}, expected at most {MAX_PARTS}")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}, expected 0 or more")
         if self.name is not None:
