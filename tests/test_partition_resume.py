@@ -169,6 +169,14 @@ def test_a_folder_of_that_name_that_is_somebody_elses(call: Call, tmp_path: Path
     assert (tmp_path / "out.cut" / "mine.npz").read_text() == "mine"
 
 
+def test_killed_when_all_was_done(call: Call, tmp_path: Path) -> None:
+    """But for the empty folder of the cut: the next start removes it, though it refuses to run."""
+    call()
+    (tmp_path / "out.cut").mkdir()
+    call(status=2)
+    assert os.listdir(tmp_path) == ["out"]
+
+
 @pytest.mark.parametrize("at_once", [True, False], ids=["exchanged", "renamed twice"])
 def test_a_folder_that_is_replaced(
     at_once: bool, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

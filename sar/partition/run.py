@@ -8,7 +8,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def partition(
     """
     options.check()
     out = output_folder(out_dir)
-    remove_left_over(out.parent)
+    _tidy(out)
     check_output(out, options.overwrite)
     with parents_of(out), _reserved(out) as kept, scratch_folder(out.parent) as scratch:
         opened = _open(source, scratch, options.allow_nan)
@@ -160,12 +160,24 @@ def partition(
     return Partitioned(path, graph, quality, cut.before, cut.resumed)
 
 
+def _kept_beside(out: Path) -> Path:
+    return out.with_name(f"{out.name}.cut")
+
+
+def _tidy(out: Path) -> None:
+    """Remove what killed runs left, all but a cut."""
+    remove_left_over(out.parent)
+    if _kept_beside(out).is_dir():
+        with suppress(OSError), locked_folder(_kept_beside(out)):
+            pass  # it goes if it is empty, and nobody has it
+
+
 @contextmanager
 def _reserved(out: Path) -> Iterator[Path]:
     """``<out>.cut``, while no other run has it. Raises ``FileExistsError``."""
     with ExitStack() as held:
         try:
-            kept = held.enter_context(locked_folder(out.with_name(f"{out.name}.cut")))
+            kept = held.enter_context(locked_folder(_kept_beside(out)))
         except BlockingIOError as error:
             raise FileExistsError(
                 f"output folder {str(out)!r}: another run, which goes on, writes it"
@@ -187,9 +199,7 @@ def partition_graph(
     The options and what is raised are those of :class:`PartitionOptions` and :func:`partition`.
     """
     wanted = None if balance is None else frozenset(balance)
-    return partition(
-        source, out_dir, PartitionOptions(num_parts, method, wanted, **options)
-    ).path
+    return partition(source, out_dir, PartitionOptions(num_parts, method, wanted, **options)).path
 
 
 def _open(source: Any, scratch: Path, allow_nan: bool) -> Opened:
