@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
@@ -319,7 +320,7 @@ def _check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
     if options.memory is not None and needed > options.memory:
         raise ValueError(
             f"memory is {options.memory / 2**30:.2f} GiB, but cutting {graph.total_nodes:,} nodes "
-            f"into {options.num_parts} needs about {needed / 2**30:.2f} GiB"
+            f"into {options.num_parts} needs about {math.ceil(needed / 2**30 * 100) / 100:.2f} GiB"
         )
 
 
