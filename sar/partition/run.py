@@ -27,8 +27,9 @@ from sar.partition.write import check_graph_name, check_output, write_partitions
 
 KEEP = "keep"  # the parts that the input has
 IDS = "ids"
-# Of imports and buckets; of a node while it is cut, and while it is written; of an edge with METIS.
-_BASE_BYTES, _NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 56, 160
+# Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
+# parts left out; of an edge with METIS.
+_BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160
 _CUT_VERSION = 1  # of what the same options give; another one makes no use of what is left
 
 Progress = Callable[[str, int, int], None]
@@ -274,7 +275,7 @@ def memory_needed(graph: GraphArrays, options: PartitionOptions) -> int:
     """Bytes at the peak of a run, about: measured, with a tenth to spare."""
     a_node = _NODE_BYTES
     if options.balance and "halo" in options.balance:
-        a_node += 8 * -(-options.num_parts // 64)
+        a_node = max(a_node, _HALO_NODE_BYTES + 8 * -(-options.num_parts // 64))
     needed = _BASE_BYTES + a_node * graph.total_nodes
     if options.method == Metis.name:
         needed += _METIS_EDGE_BYTES * graph.total_edges
