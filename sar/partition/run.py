@@ -152,9 +152,22 @@ def partition_graph(
     balance: Iterable[str] | None = None,
     **options: Any,
 ) -> str:
-    """Cut ``source`` into ``num_parts`` and write them to ``out_dir``; returns what to load.
+    """Cut ``source`` into ``num_parts`` and write them to ``out_dir``.
 
-    The options and what is raised are those of :class:`PartitionOptions` and :func:`partition`.
+    Returns what to load: the path of the JSON, or of the folder in PyG's format.
+
+    ``out_dir`` appears whole or not at all. An interrupted run goes on from its cut when it is
+    called again with the same graph and options.
+
+    Args:
+        source: text as of ``sar partition INPUT``, a path, a DGL graph, a ``Data`` or
+            ``HeteroData`` of PyG, or `GraphArrays`.
+        method: a name of `sar.partition.cut.METHODS`, "keep" or a `Method`.
+        balance: of "edges", "halo" and "train", what parts share equally beside nodes.
+        options: the other fields of :class:`PartitionOptions`: ``seed``, ``transforms``,
+            ``allow_nan``, ``memory``, ``name``, ``format``, ``overwrite``.
+
+    Raises as :func:`partition`.
     """
     wanted = None if balance is None else frozenset(balance)
     return partition(
