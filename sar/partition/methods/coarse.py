@@ -43,10 +43,11 @@ def find_clusters(rows: Rows, weights: np.ndarray, max_weight: int) -> np.ndarra
     return clusters
 
 
-def write_contracted(rows: Rows, clusters: np.ndarray, weights: np.ndarray, path: Path) -> None:
+def write_contracted(rows: Rows, clusters: np.ndarray, weights: np.ndarray, path: Path) -> int:
     """The graph of clusters as a ParHIP file (binary, of KaHIP): edges weigh what they stand for.
 
-    Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 12 a cluster.
+    Returns the number of clusters. Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 12
+    a cluster.
     """
     count = int(clusters.max(initial=-1)) + 1
     node_weights = np.bincount(clusters, weights, minlength=count).astype(np.int32)
@@ -78,6 +79,7 @@ def write_contracted(rows: Rows, clusters: np.ndarray, weights: np.ndarray, path
         offsets = np.concatenate([[0], np.cumsum(degrees)]) * 4 + first_byte
         offsets.astype(_HEADER).tofile(file)
     heavy_path.unlink()
+    return count
 
 
 def _longest(indptr: np.ndarray) -> int:
