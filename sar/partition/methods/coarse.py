@@ -58,6 +58,7 @@ def write_contracted(rows: Rows, clusters: np.ndarray, weights: np.ndarray, path
     rating, touched = np.zeros(count, np.int32), np.empty(count, np.int32)
     heavy_path = path.with_suffix(".weights")
     first_byte = 3 * _HEADER.itemsize + (count + 1) * _HEADER.itemsize
+    # Not `tofile`, which says nothing when a disk is full.
     with naming(path), open(path, "wb") as file, open(heavy_path, "wb") as heavy:
         file.seek(first_byte)
         at = written = 0
@@ -66,18 +67,18 @@ def write_contracted(rows: Rows, clusters: np.ndarray, weights: np.ndarray, path
             at, filled = _contract(
                 *rows, clusters, members, ends, at, rating, touched, room, degrees
             )
-            room[0, :filled].tofile(file)
-            room[1, :filled].tofile(heavy)
+            file.write(room[0, :filled])
+            heavy.write(room[1, :filled])
             written += filled
-        node_weights.tofile(file)
+        file.write(node_weights)
         heavy.flush()
         with open(heavy_path, "rb") as source:
             shutil.copyfileobj(source, file)
         file.seek(0)
         version = _NODE_IDS_32 | _NODE_WEIGHTS_32 | _EDGE_WEIGHTS_32
-        np.array([version, count, written], _HEADER).tofile(file)
+        file.write(np.array([version, count, written], _HEADER))
         offsets = np.concatenate([[0], np.cumsum(degrees)]) * 4 + first_byte
-        offsets.astype(_HEADER).tofile(file)
+        file.write(offsets.astype(_HEADER))
     heavy_path.unlink()
     return count
 

@@ -30,6 +30,7 @@ _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
 _UNIT = 64  # weight of an average node
+_SHARED_MEMORY = ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")  # may take threads' own memory from them
 
 
 class Coarsen(Method):
@@ -102,11 +103,9 @@ def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarra
     parts = npy.create(out, np.int32, (count,))
     # KaMinPar counts seeds in 31 bits.
     command = [sys.executable, kaminpar_main.__file__, path, out, num_parts, seed % 2**31, 0.03]
-    # It imports from where this process does.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, errors="replace", check=False,
-        env=environment,
+        list(map(str, command)), env=_environment(), capture_output=True, text=True,
+        errors="replace", check=False,
     )  # fmt: skip
     if done.returncode:
         status = f"status {done.returncode}"  # of a signal, if it is negative
@@ -115,3 +114,9 @@ def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarra
             raise MissingDependencyError("method 'coarsen' needs kaminpar: pip install kaminpar")
         raise PartitionError(f"KaMinPar found no cut into {num_parts} parts: {last}")
     return parts
+
+
+def _environment() -> dict[str, str]:
+    """It imports from where this process does, and threads have memory of their own."""
+    kept = {name: value for name, value in os.environ.items() if name not in _SHARED_MEMORY}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

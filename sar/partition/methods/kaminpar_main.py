@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 if __name__ == "__main__":  # its folder has modules whose names others may have, too
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
@@ -15,7 +16,10 @@ def main(graph_path: str, out_path: str, num_parts: int, seed: int, imbalance: f
     """Cut a ParHIP file; the part of each node goes into the `.npy` file ``out_path``, int32.
 
     That file is there: the caller made it, and so learned of a full disk.
-    One thread: with several the result differs from run to run.
+    One thread: with several the result differs from run to run. And a new one: KaMinPar reads
+    memory that it has not written. glibc gives each thread memory of its own, where that reads
+    the same in each run; the main thread's holds what Python left there, which depends on the
+    length of paths and on the environment.
     """
     import kaminpar
 
@@ -27,4 +31,8 @@ def main(graph_path: str, out_path: str, num_parts: int, seed: int, imbalance: f
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(
+            main, sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+        )
+    found.result()

@@ -65,9 +65,10 @@ class _Loads:
             [np.inf if f is None else f * mean for f, mean in zip(factors, self.means)]
         )
         self.caps[-1] /= self.means[-1]  # of the mean of the moment
-        # No cut gives less than these to the part that bears most.
-        least = np.ceil(self.values.mean(axis=1))
-        least[-3] = max(least[-3], graph.in_edges.max(initial=0))
+        # Few nodes cannot be shared better, nor a hub's edges: its part bears others' as well.
+        least, hub = np.ceil(self.values.mean(axis=1)), float(graph.in_edges.max(initial=0))
+        if hub > self.means[-3] / 2:
+            least[-3] = hub + self.means[-3] - hub / num_parts
         self.caps[:-1] = np.maximum(self.caps[:-1], least[:-1])
         degree = len(graph.rows.values) / max(graph.num_nodes, 1)
         units = [degree] * self.num_types + [1.0, degree, 1.0]
