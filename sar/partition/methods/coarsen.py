@@ -119,4 +119,4 @@ def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarra
 def _environment() -> dict[str, str]:
     """It imports from where this process does, and threads have memory of their own."""
     kept = {name: value for name, value in os.environ.items() if name not in _SHARED_MEMORY}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path)))}
