@@ -291,10 +291,7 @@ for seed in (5, 6):
 """
 
 
-@pytest.mark.parametrize(
-    "more", [{"PYTHONHASHSEED": "7"}, {"MALLOC_ARENA_MAX": "1", "A": "x" * 99}]
-)
-def test_another_process_finds_the_same(more):
+def test_another_process_finds_the_same():
     own = [assign(drawn(500, 3000), 5, "coarsen", seed).tobytes() for seed in (5, 6)]
     assert own[0] != own[1]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
@@ -314,6 +311,16 @@ def test_what_memory_held_does_not_matter(monkeypatch):
         monkeypatch.setenv("MALLOC_ARENA_MAX", "1" if length % 3 else "4")
         found.add(assign(graph, 5, "coarsen", 5).tobytes())
     assert len(found) == 1
+
+
+def test_kaminpars_thread_has_memory_of_its_own(monkeypatch):
+    """Whatever the user's environment says, and wherever modules come from."""
+    for name in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "KEPT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.syspath_prepend(Path("somewhere"))
+    found = coarsen._environment()
+    assert found["KEPT"] == "1" and found["PYTHONPATH"].startswith("somewhere" + os.pathsep)
+    assert not {"MALLOC_ARENA_MAX", "GLIBC_TUNABLES"} & found.keys()
 
 
 def test_any_seed_that_is_not_negative():
