@@ -162,7 +162,8 @@ def test_halo_rows_are_counted_and_followed(tmp_path, edges, parts):
     np.testing.assert_array_equal(needs(), wanted)
     followed, halo = np.zeros((12, 2), np.uint64), np.zeros(70)
     refine._count_needs(rows.indptr, rows.values, owner, followed, halo)
-    u, own, to = 3, int(owner[3]), (int(owner[3]) + 1) % 70
+    u, own = 3, int(owner[3])
+    to = next((int(owner[v]) for v in neighbors(rows)[u] if owner[v] != own), (own + 1) % 70)
     near = sum(owner[v] == own for v in neighbors(rows)[u])
     fresh = refine._fresh(rows.indptr, rows.values, u, to, owner, followed)
     before = halo.copy()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
@@ -113,7 +113,11 @@ def balance_training(options: Options) -> Report:
 
 
 def _ranks(prepared: graphs.Prepared, method: str) -> Cluster:
-    arguments = {"kind": "gat", "parts": str(prepared.parts[method, PARTS]), "rounds": None}
+    arguments: dict[str, Any] = {
+        "kind": "gat",
+        "parts": str(prepared.parts[method, PARTS]),
+        "rounds": None,
+    }
     return Cluster("benchmarks.tasks.attention:Sar", PARTS, environment=LAUNCH, **arguments)
 
 

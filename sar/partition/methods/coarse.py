@@ -67,18 +67,18 @@ def write_contracted(rows: Rows, clusters: np.ndarray, weights: np.ndarray, path
             at, filled = _contract(
                 *rows, clusters, members, ends, at, rating, touched, room, degrees
             )
-            file.write(room[0, :filled])
-            heavy.write(room[1, :filled])
+            file.write(room[0, :filled].data)
+            heavy.write(room[1, :filled].data)
             written += filled
-        file.write(node_weights)
+        file.write(node_weights.data)
         heavy.flush()
         with open(heavy_path, "rb") as source:
             shutil.copyfileobj(source, file)
         file.seek(0)
         version = _NODE_IDS_32 | _NODE_WEIGHTS_32 | _EDGE_WEIGHTS_32
-        file.write(np.array([version, count, written], _HEADER))
+        file.write(np.array([version, count, written], _HEADER).data)
         offsets = np.concatenate([[0], np.cumsum(degrees)]) * 4 + first_byte
-        file.write(offsets.astype(_HEADER))
+        file.write(offsets.astype(_HEADER).data)
     heavy_path.unlink()
     return count
 
