@@ -169,7 +169,8 @@ def test_halo_rows_are_counted_and_followed(tmp_path, edges, parts):
     before = halo.copy()
     owner[u] = to
     change = refine._move_needs(rows.indptr, rows.values, u, own, to, near, owner, followed, halo)
-    np.testing.assert_array_equal((halo - before).nonzero()[0] // 70, 0)
+    assert set((halo - before).nonzero()[0].tolist()) <= {own, to}
+    assert halo[own] - before[own] == (near > 0)
     assert change == (halo - before).sum() and halo[to] - before[to] <= fresh
     assert halo[to] == needs()[:, to].sum()
 
