@@ -142,7 +142,7 @@ def test_clusters_hold_most_edges(tmp_path):
     assert cut_share(graph, clusters) < 0.5 and clusters.max() < 1500
 
 
-@given(edges=pairs, parts=st.lists(st.integers(0, 69), min_size=12, max_size=12))
+@given(edges=pairs, parts=st.lists(st.sampled_from([0, 1, 63, 64, 69]), min_size=12, max_size=12))
 @examples
 def test_halo_rows_are_counted_and_followed(tmp_path, edges, parts):
     """By node and part, also where a node's parts need two words; a move adds what it must."""
