@@ -120,10 +120,10 @@ class _Walk:
             counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
             counts[: len(found)] += found
         by_weight = np.arange(len(counts))
-        for weight in range(1, len(counts) + 1):
+        for weight in range(1, len(counts)):
             if (counts * np.minimum(1.0, by_weight / weight)).sum() * step <= most_edges:
                 return weight
-        return len(counts) + 1
+        return max(1, -(-int((counts * by_weight).sum()) * step // most_edges))
 
 
 def _longest(indptr: np.ndarray) -> int:
