@@ -20,6 +20,7 @@ from sar.partition.methods.coarse import find_clusters, write_contracted
 from sar.partition.methods.graph import CutGraph, cut_graph
 from sar.partition.methods.refine import Bounds, refine
 from sar.partition.methods.simple import equal_shares
+from sar.partition.progress import Counter
 
 NODES_ABOVE, BALANCED_ABOVE = 1.03, 1.05  # of the mean, what a part may have at most
 HALO_ABOVE = 1.10
@@ -43,23 +44,26 @@ class Coarsen(Method):
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
         """Raises MissingDependencyError without kaminpar, PartitionError when it gives up."""
         num_parts, balance = options.num_parts, options.balance or frozenset()
-        whole = cut_graph(graph, options.scratch)
+        progress = options.progress
+        whole = cut_graph(graph, options.scratch, progress)
         if len(whole.rows.values) == 0 or 2 * num_parts > graph.total_nodes:
             return equal_shares(graph, num_parts, None)
         weights = node_weights(whole, list(graph.num_nodes.values()))
         clusters = np.arange(whole.num_nodes, dtype=np.int32)
         if len(whole.rows.values) > _SMALL:
             most = int(weights.sum(dtype=np.int64)) // (num_parts * _CLUSTERS_A_PART)
-            clusters = find_clusters(whole.rows, weights, most)
+            clusters = find_clusters(whole.rows, weights, most, progress)
         path = options.scratch / "clusters.parhip"
-        write_contracted(whole.rows, clusters, weights, path)
+        write_contracted(whole.rows, clusters, weights, path, progress)
+        counter = Counter(progress, "cutting clusters", graph.total_nodes)
         parts = run_kaminpar(path, num_parts, options.seed)[clusters].astype(np.int16)
         del clusters
+        counter.add(graph.total_nodes)
         if balance and options.unbalanced is not None:
             plain = parts.copy()
-            refine(whole, plain, num_parts, bounds_of(frozenset()))
+            refine(whole, plain, num_parts, bounds_of(frozenset()), progress)
             options.unbalanced(plain)
-        refine(whole, parts, num_parts, bounds_of(balance))
+        refine(whole, parts, num_parts, bounds_of(balance), progress)
         return parts
 
 
