@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     options, model = _options(args), model_of(args)
     if args.plot is not None:
         check_picture(args.plot, "--plot")
-    with _Bars() as bars, _warnings_in_a_line():
+    with Bars() as bars, _warnings_in_a_line():
         done = partition(args.input, args.out, options, bars.show)
     predicted = None if model is None else predict_cut(done.graph, done.quality, model)
     if model is not None and predicted is None:
@@ -174,10 +174,10 @@ def _report(done: Partitioned, method: str) -> list[str]:
     return lines
 
 
-class _Bars:
+class Bars:
     """A bar on the terminal for each thing that takes time, one after another."""
 
-    def __enter__(self) -> "_Bars":
+    def __enter__(self) -> "Bars":
         self._of, self._done = ("", 0), 0
         self._bar: Any = None
         return self

@@ -1,28 +1,31 @@
 """How far a run is: what takes time says so, block after block.
 
-Names of what is done, in the order of a run:
+Names of what is done, about in the order of a run, and what is counted:
 
-=============================  ============================================================
-reading node ids, edges,       rows of tables, or of partitions; the total of CSV is unknown
-edge data, node data
-checking data, checking ids    rows of columns, ends of edges
-counting, copying, finding      edges that are transformed; those that turned twins come from
-copying edge data
-counting in-edges              of the graph that is cut
-comparing directions           edges: whether they come in both
-counting, spreading edges      of either
-sorting edges                  neighbors, or edges; pairs of nodes
-finding clusters               nodes, for all rounds
-sampling, joining clusters     clusters, the coarse graph's nodes
-cutting clusters, the graph    nodes, all at once at the end
-refining the cut, sweep 1      nodes; one for each sweep
-counting halo rows             nodes
-following draws                edges, for each hop; of method "hotness"
-measuring the cut              edges
-digesting the graph            bytes
-writing nodes, edges, parts    nodes, edges, parts
-writing graphs                 ends of edges, thrice
-=============================  ============================================================
+reading node ids, reading edges, reading edge data, reading node data
+    rows of tables, or of partitions (edges there twice); the total of CSV is unknown
+checking data, checking ids
+    rows of columns; ends of edges
+counting edges, spreading edges, sorting edges, copying edges, finding edges, copying edge data
+    edges that are transformed, or that are cut or written; copied are destinations' rows
+digesting the graph
+    bytes
+counting in-edges, comparing directions
+    edges
+finding clusters
+    nodes, of all rounds together
+sampling clusters, joining clusters
+    nodes of the coarse graph
+cutting clusters, cutting the graph
+    nodes, all at once at the end
+refining the cut, sweep 1; counting halo rows
+    nodes; sweeps go on as long as they are worth it
+following draws
+    edges, at each hop
+measuring the cut
+    edges
+writing nodes, writing edges, writing graphs, writing parts
+    nodes, edges, three times the edges, parts
 
 The same name may come again and then begins anew.
 """

@@ -250,7 +250,7 @@ def _columns(
     for number, (name, values) in enumerate(columns.items()):
         if values.keys is None:
             copy = folder / f"array-{number}.npy"
-            counter = Counter(how.progress, f"reading {kind}", values.table.num_rows())
+            counter = Counter(how.progress, f"reading {kind}", rows)
             found[name] = map_or_copy(
                 values.table, name, copy, values.dtype, how.allow_nan, counter
             )
