@@ -151,25 +151,28 @@ def _longest(indptr: np.ndarray) -> int:
 def _propagate(
     indptr, values, first, last, weights, max_weight, clusters, loads, rating, touched
 ):  # fmt: skip
-    for u in range(first, last):
+    # Ids from 0 on are not looked at for being negative.
+    starts, own_weights = indptr[first : last + 1], weights[first:last]
+    own_clusters = clusters[first:last]
+    for u in range(last - first):
         found = 0
-        for at in range(indptr[u], indptr[u + 1]):
+        for at in range(starts[u], starts[u + 1]):
             c = clusters[values[at]]
             if rating[c] == 0:
                 touched[found] = c
                 found += 1
             rating[c] += 1
-        own = clusters[u]
+        own = own_clusters[u]
         best, best_rating = own, rating[own]
         for i in range(found):
             c = touched[i]
-            if rating[c] > best_rating and loads[c] + weights[u] <= max_weight:
+            if rating[c] > best_rating and loads[c] + own_weights[u] <= max_weight:
                 best, best_rating = c, rating[c]
             rating[c] = 0
         if best != own:
-            loads[own] -= weights[u]
-            loads[best] += weights[u]
-            clusters[u] = best
+            loads[own] -= own_weights[u]
+            loads[best] += own_weights[u]
+            own_clusters[u] = best
 
 
 @compiled
