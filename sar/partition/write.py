@@ -16,9 +16,9 @@ from torch import Tensor
 from sar.files import remove_left_over, scratch_folder
 from sar.partition.arrays import GraphArrays
 from sar.partition.formats.dgl_writer import write_dgl
-from sar.partition.formats.layout import Progress
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.pyg_writer import write_pyg
+from sar.partition.progress import Progress, silent
 
 FORMATS = ("dgl", "pyg")
 # What is in a folder of partitions of either format.
@@ -35,7 +35,7 @@ def write_partitions(
     method: str = "custom",
     overwrite: bool = False,
     format: str = "dgl",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     beside: Sequence[Path] = (),
 ) -> str:
     """Write `graph`, cut as `node_parts` says, below `out_dir`; returns what to load: the path of
@@ -50,7 +50,8 @@ def write_partitions(
         else is replaced.
     format: "dgl", the layout of `dgl.distributed.partition_graph`, or "pyg", that of
         `torch_geometric.distributed.Partitioner` (see `sar.partition.formats.pyg_writer`).
-    progress: called with what is done, how much of it, and of how much.
+    progress: called with what is done, how much of it, and of how much (see
+        `sar.partition.progress`).
     beside: files and folders on the same file system that are moved in.
 
     Everything is written into a folder beside `out_dir` that takes its name at the end: an error
@@ -63,7 +64,7 @@ def write_partitions(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}, expected one of {FORMATS}")
-    parts, num_parts = _check_parts(graph.validate(), node_parts, num_parts)
+    parts, num_parts = _check_parts(graph.validate(progress), node_parts, num_parts)
     name = check_graph_name(graph.name if graph_name is None else graph_name)
     out = Path(out_dir).absolute()
     check_output(out, overwrite)
