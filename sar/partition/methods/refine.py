@@ -78,7 +78,7 @@ class _Loads:
         """Whether a part has more of anything than it may."""
         halo = self.values[-1]
         others = (self.values[:-1] > self.caps[:-1, None]).any()
-        return bool(others or halo.max() > self.caps[-1] * halo.mean())
+        return bool(others or halo.max() > self.caps[-1] * max(halo.mean(), 1e-9))  # inf * 0
 
     def count_halo(self) -> None:
         """Halo rows of each part, exactly; in a sweep they are followed only in part."""

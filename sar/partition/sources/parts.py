@@ -40,6 +40,7 @@ def read_partitions(path: str | os.PathLike, scratch: Path) -> tuple[GraphArrays
 
     Ids are the original ones where the partitions hold them: ``orig_id`` and ``orig_eid``, if each
     id from 0 on comes once; else the partitioning's own, and what they hold stays as a column.
+    Partitions without them get the ids that they have here as `orig_id`.
 
     Args:
         path: a JSON that DGL or this library wrote, or a folder of PyG's or GraphLearn's.
@@ -53,7 +54,7 @@ def read_partitions(path: str | os.PathLike, scratch: Path) -> tuple[GraphArrays
     node_data = _node_columns(book, nodes, scratch)
     edges, edge_data = _edges(book, nodes, scratch)
     num_nodes = {ntype: book.num_nodes(ntype) for ntype in book.ntypes}
-    graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data)
+    graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data).with_orig_ids()
     parts, starts = np.empty(graph.total_nodes, np.int32), graph.node_offsets()
     for ntype, numbers in nodes.items():
         own = parts[starts[ntype] :]
