@@ -304,7 +304,10 @@ def _cut(graph: GraphArrays) -> np.ndarray:
 
 
 def written(format: str, graph: GraphArrays, folder: Path) -> Source:
-    parts, own = _cut(graph), replace(graph, node_data={t: {**d} for t, d in graph.node_data.items()})
+    parts, own = (
+        _cut(graph),
+        replace(graph, node_data={t: {**d} for t, d in graph.node_data.items()}),
+    )
     own.with_orig_ids()
     path = write_partitions(own, parts, folder / "w", num_parts=FOREIGN_PARTS, format=format)
     return Source(path, graph, parts=parts)
@@ -431,3 +434,11 @@ def _order(ids: Tensor) -> Tensor:
     """Where each id from 0 on is; they must all be there, and once."""
     assert torch.equal(ids.sort().values, torch.arange(len(ids)))
     return torch.argsort(ids)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

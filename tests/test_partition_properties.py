@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from round_trips import SOURCES, Back, one_type, read_back, several_types
+from round_trips import SOURCES, Back, files_of, one_type, read_back, several_types
 from torch import Tensor
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
@@ -45,14 +45,6 @@ def transformed(graph: GraphArrays, wanted: Transforms) -> Pairs:
         if wanted.symmetrise and not alike:
             found[etype[2], f"rev_{etype[1]}", etype[0]] = [one[::-1] for one in pairs]
     return found
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @st.composite
