@@ -27,8 +27,9 @@ from sar.partition.write import check_graph_name, check_output, write_partitions
 
 KEEP = "keep"  # the parts that the input has
 IDS = "ids"
-# Of imports and buckets; of a node while it is cut, and while it is written; of an edge with METIS.
-_BASE_BYTES, _NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 56, 160
+# Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
+# parts left out; of an edge with METIS.
+_BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160
 _CUT_VERSION = 1  # of what the same options give; another one makes no use of what is left
 
 Progress = Callable[[str, int, int], None]
@@ -151,9 +152,22 @@ def partition_graph(
     balance: Iterable[str] | None = None,
     **options: Any,
 ) -> str:
-    """Cut ``source`` into ``num_parts`` and write them to ``out_dir``; returns what to load.
+    """Cut ``source`` into ``num_parts`` and write them to ``out_dir``.
 
-    The options and what is raised are those of :class:`PartitionOptions` and :func:`partition`.
+    Returns what to load: the path of the JSON, or of the folder in PyG's format.
+
+    ``out_dir`` appears whole or not at all. An interrupted run goes on from its cut when it is
+    called again with the same graph and options.
+
+    Args:
+        source: text as of ``sar partition INPUT``, a path, a DGL graph, a ``Data`` or
+            ``HeteroData`` of PyG, or `GraphArrays`.
+        method: a name of `sar.partition.cut.METHODS`, "keep" or a `Method`.
+        balance: of "edges", "halo" and "train", what parts share equally beside nodes.
+        options: the other fields of :class:`PartitionOptions`: ``seed``, ``transforms``,
+            ``allow_nan``, ``memory``, ``name``, ``format``, ``overwrite``.
+
+    Raises as :func:`partition`.
     """
     wanted = None if balance is None else frozenset(balance)
     return partition(
@@ -274,7 +288,7 @@ def memory_needed(graph: GraphArrays, options: PartitionOptions) -> int:
     """Bytes at the peak of a run, about: measured, with a tenth to spare."""
     a_node = _NODE_BYTES
     if options.balance and "halo" in options.balance:
-        a_node += 8 * -(-options.num_parts // 64)
+        a_node = max(a_node, _HALO_NODE_BYTES + 8 * -(-options.num_parts // 64))
     needed = _BASE_BYTES + a_node * graph.total_nodes
     if options.method == Metis.name:
         needed += _METIS_EDGE_BYTES * graph.total_edges

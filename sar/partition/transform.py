@@ -143,6 +143,8 @@ class _Change:
             src[low : low + BLOCK] = rows.values[low : low + BLOCK]
         _expand(rows.indptr, dst)
         data = self._pick(self._first_numbers(rows)) if self._data else {}
+        for name in ("values", "indptr", "number"):  # the disk's room, as soon as it may be
+            (self._folder / f"{name}.npy").unlink(missing_ok=True)
         return (npy.tensor(paths[0]), npy.tensor(paths[1])), data
 
     def _first_numbers(self, rows: Rows) -> np.ndarray:

@@ -82,7 +82,8 @@ class Hotness(Method):
 
     def _first(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
         balance = self.base.balances & {"train"} or None
-        return np.array(self.base.assign(graph, replace(options, balance=balance)), np.int16)
+        options = replace(options, balance=balance, unbalanced=None)
+        return np.array(self.base.assign(graph, options), np.int16)
 
 
 def place(
