@@ -179,13 +179,17 @@ def _described(graph: GraphArrays, folder: Path, suffix: str, ids: dict[str, np.
     nodes, edges = {}, []
     for ntype, columns in graph.node_data.items():
         values: dict[str, Any] = {"key": ids[ntype]}
-        values |= {name: column for name, column in columns.items() if column.dim() == 1}
-        values["train_mask"] = columns["train_mask"].int()
-        values["val_mask"] = columns["val_mask"].int()
-        values |= {f"f{number}": columns["feat"][:, number] for number in range(3)}
-        name = _table(folder / f"{ntype}.{suffix}", values)
-        own = {one: {"files": name, "column": one} for one in columns if one != "feat"}
-        own["feat"] = {"files": name, "columns": ["f0", "f1", "f2"], "dtype": "float32"}
+        own: dict[str, Any] = {}
+        name = f"{ntype}.{suffix}"
+        for column, rows in columns.items():
+            if rows.dim() == 1:
+                values[column] = rows.int() if rows.dtype == torch.bool else rows
+                own[column] = {"files": name, "column": column}
+            else:
+                several = {f"{column}{k}": rows[:, k] for k in range(rows.shape[1])}
+                values |= several
+                own[column] = {"files": name, "columns": list(several), "dtype": "float32"}
+        _table(folder / name, values)
         key = {"files": name, "column": "key"}
         if ids[ntype].dtype == object:
             key["dtype"] = "text"
