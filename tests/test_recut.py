@@ -10,7 +10,7 @@ import pytest
 import torch
 from foreign_files import write_glt
 from harness.graphs import mixed
-from round_trips import files_of, one_type, read_back, several_types
+from round_trips import SOURCES, files_of, one_type, read_back, same, several_types
 from written_graphs import EDGES, GRAPHS, NODES, cut, plain
 
 from sar.__main__ import main
@@ -149,3 +149,18 @@ def test_parts_are_kept_from_format_to_format(
     assert {k: v for k, v in old.items() if k != "g.json"} == {
         k: v for k, v in new.items() if k != "g.json"
     }
+
+
+@pytest.mark.parametrize("formats", [("dgl", "pyg", "dgl"), ("pyg", "dgl", "pyg")])
+def test_ids_of_others_come_along(formats: tuple[str, ...], tmp_path: Path) -> None:
+    """And a folder may be cut into itself."""
+    source = SOURCES["YAML, CSV"](several_types(), tmp_path)
+    given, first = source.given, None
+    for number, format in enumerate(formats):
+        options = PartitionOptions(4 - number, "random", format=format, overwrite=number > 0)
+        given = partition(given, tmp_path / "out", options).path
+        ids = files_of(tmp_path / "out" / "ids")
+        assert set(ids) == {"item.parquet", "tag.parquet", "user.parquet"}
+        first = first or ids
+        assert ids == first
+        same(read_back(given, 4 - number).graph, source.graph)

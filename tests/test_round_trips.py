@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from round_trips import BARE, GRAPHS, PARTITIONS, SOURCES, read_back
+from round_trips import BARE, GRAPHS, PARTITIONS, SOURCES, read_back, same
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.given import Given
@@ -56,22 +56,6 @@ def covering() -> list[Row]:
         chosen.append(best)
         missing -= pairs(best)
     return sorted(chosen, key=str)
-
-
-def same(found: GraphArrays, graph: GraphArrays) -> None:
-    """Nodes, edges and columns, in the same order; partitions hold bool as uint8."""
-    assert found.num_nodes == graph.num_nodes
-    assert set(found.edges) == set(graph.edges)
-    for etype, ends in graph.edges.items():
-        assert all(map(torch.equal, found.edges[etype], ends)), etype
-    for got, expected in ((found.node_data, graph.node_data), (found.edge_data, graph.edge_data)):
-        for kind, columns in got.items():
-            assert set(columns) == set(expected.get(kind, {})), kind
-            for name, rows in columns.items():
-                wanted = expected[kind][name]
-                wanted = wanted.to(torch.uint8) if wanted.dtype == torch.bool else wanted
-                assert rows.dtype == wanted.dtype or name.endswith("_mask"), (kind, name)
-                assert torch.equal(rows.to(wanted.dtype), wanted), (kind, name)
 
 
 def by_rows(graph: GraphArrays) -> GraphArrays:
