@@ -48,7 +48,7 @@ def find_clusters(rows: Rows, weights: np.ndarray, max_weight: int) -> np.ndarra
 
 def write_contracted(
     rows: Rows, clusters: np.ndarray, weights: np.ndarray, path: Path, most_edges: int = MOST_EDGES
-) -> None:
+) -> int:
     """The graph of clusters as a ParHIP file (binary, of KaHIP): edges weigh what they stand for.
 
     Args:
@@ -57,7 +57,8 @@ def write_contracted(
             cut weighs as much as before on average (Benczur and Karger, 1996, in its simplest
             form).
 
-    Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 16 a cluster.
+    Returns the number of clusters. Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 16
+    a cluster.
     """
     count = int(clusters.max(initial=-1)) + 1
     node_weights = np.bincount(clusters, weights, minlength=count).astype(np.int32)
@@ -67,23 +68,25 @@ def write_contracted(
     lightest = walk.lightest(most_edges)
     heavy_path = path.with_suffix(".weights")
     first_byte = 3 * _HEADER.itemsize + (count + 1) * _HEADER.itemsize
+    # Not `tofile`, which says nothing when a disk is full.
     with naming(path), open(path, "wb") as file, open(heavy_path, "wb") as heavy:
         file.seek(first_byte)
         written = 0
         for edges in walk.edges(lightest):
-            edges[0].tofile(file)
-            edges[1].tofile(heavy)
+            file.write(edges[0].data)
+            heavy.write(edges[1].data)
             written += edges.shape[1]
-        node_weights.tofile(file)
+        file.write(node_weights.data)
         heavy.flush()
         with open(heavy_path, "rb") as source:
             shutil.copyfileobj(source, file)
         file.seek(0)
         version = _NODE_IDS_32 | _NODE_WEIGHTS_32 | _EDGE_WEIGHTS_32
-        np.array([version, count, written], _HEADER).tofile(file)
+        file.write(np.array([version, count, written], _HEADER).data)
         offsets = np.concatenate([[0], np.cumsum(walk.degrees)]) * 4 + first_byte
-        offsets.astype(_HEADER).tofile(file)
+        file.write(offsets.astype(_HEADER).data)
     heavy_path.unlink()
+    return count
 
 
 class _Walk:
@@ -117,10 +120,10 @@ class _Walk:
             counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
             counts[: len(found)] += found
         by_weight = np.arange(len(counts))
-        for weight in range(1, len(counts) + 1):
+        for weight in range(1, len(counts)):
             if (counts * np.minimum(1.0, by_weight / weight)).sum() * step <= most_edges:
                 return weight
-        return len(counts) + 1
+        return max(1, -(-int((counts * by_weight).sum()) * step // most_edges))
 
 
 def _longest(indptr: np.ndarray) -> int:

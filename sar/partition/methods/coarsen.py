@@ -6,6 +6,7 @@ needs memory by the edge is the coarse graph alone, all else is 20 to 40 bytes a
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sar.errors import MissingDependencyError, PartitionError
+from sar.partition import npy
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods import kaminpar_main
 from sar.partition.methods.base import CutOptions, Method
@@ -23,10 +25,12 @@ from sar.partition.methods.simple import equal_shares
 
 NODES_ABOVE, BALANCED_ABOVE = 1.03, 1.05  # of the mean, what a part may have at most
 HALO_ABOVE = 1.10
+MAX_PARTS = 2**15
 _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
 _UNIT = 64  # weight of an average node
+_SHARED_MEMORY = ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")  # may take threads' own memory from them
 
 
 class Coarsen(Method):
@@ -41,8 +45,12 @@ class Coarsen(Method):
     balances = frozenset({"edges", "halo", "train"})
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
-        """Raises MissingDependencyError without kaminpar, PartitionError when it gives up."""
+        """Raises MissingDependencyError without kaminpar, PartitionError when it gives up,
+        ``ValueError`` for more than 2^15 parts.
+        """
         num_parts, balance = options.num_parts, options.balance or frozenset()
+        if num_parts > MAX_PARTS:
+            raise ValueError(f"num_parts is {num_parts}, expected at most {MAX_PARTS}")
         whole = cut_graph(graph, options.scratch)
         if len(whole.rows.values) == 0 or 2 * num_parts > graph.total_nodes:
             return equal_shares(graph, num_parts, None)
@@ -52,8 +60,9 @@ class Coarsen(Method):
             most = int(weights.sum(dtype=np.int64)) // (num_parts * _CLUSTERS_A_PART)
             clusters = find_clusters(whole.rows, weights, most)
         path = options.scratch / "clusters.parhip"
-        write_contracted(whole.rows, clusters, weights, path)
-        parts = run_kaminpar(path, num_parts, options.seed)[clusters].astype(np.int16)
+        count = write_contracted(whole.rows, clusters, weights, path)
+        found = run_kaminpar(path, count, num_parts, options.seed)
+        parts = found.astype(np.int16)[clusters]
         del clusters
         if balance and options.unbalanced is not None:
             plain = parts.copy()
@@ -86,16 +95,29 @@ def node_weights(graph: CutGraph, type_sizes: list[int]) -> np.ndarray:
     return np.maximum(scales[graph.types], 1).astype(np.int32)
 
 
-def run_kaminpar(path: Path, num_parts: int, seed: int) -> np.ndarray:
-    """int32: part of each node of a ParHIP file."""
+def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarray:
+    """int32 [count]: part of each node of a ParHIP file; the result lies in a file beside it.
+
+    Raises as :meth:`Coarsen.assign` does, and ``OSError`` for a full disk.
+    """
     out = path.with_suffix(".npy")
-    command = [sys.executable, kaminpar_main.__file__, path, out, num_parts, seed, 0.03]
+    parts = npy.create(out, np.int32, (count,))
+    # KaMinPar counts seeds in 31 bits.
+    command = [sys.executable, kaminpar_main.__file__, path, out, num_parts, seed % 2**31, 0.03]
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, errors="replace", check=False
-    )
+        list(map(str, command)), env=_environment(), capture_output=True, text=True,
+        errors="replace", check=False,
+    )  # fmt: skip
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        status = f"status {done.returncode}"  # of a signal, if it is negative
+        last = (done.stderr.strip().splitlines() or [status])[-1]
         if "No module named 'kaminpar'" in last:
             raise MissingDependencyError("method 'coarsen' needs kaminpar: pip install kaminpar")
         raise PartitionError(f"KaMinPar found no cut into {num_parts} parts: {last}")
-    return np.load(out)
+    return parts
+
+
+def _environment() -> dict[str, str]:
+    """It imports from where this process does, and threads have memory of their own."""
+    kept = {name: value for name, value in os.environ.items() if name not in _SHARED_MEMORY}
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path)))}

@@ -12,7 +12,7 @@ from sar.partition.arrays import GraphArrays
 from sar.partition.buckets import BLOCK, Rows, sort_rows
 from sar.partition.compiled import compiled
 
-MAX_NODES = 2**31 - 1
+MAX_NODES, MAX_TYPES = 2**31 - 1, 2**15
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CutGraph:
 def cut_graph(graph: GraphArrays, folder: Path) -> CutGraph:
     """``graph`` for a method; its rows come to lie in ``folder``.
 
-    Raises ``ValueError`` for 2^31 nodes and more.
+    Raises ``ValueError`` for 2^31 nodes and more, or more than 2^15 types of them.
     """
     if graph.total_nodes > MAX_NODES:
         raise ValueError(
@@ -47,6 +47,8 @@ def cut_graph(graph: GraphArrays, folder: Path) -> CutGraph:
             f"most {MAX_NODES:,}"
         )
     counts = list(graph.num_nodes.values())
+    if len(counts) > MAX_TYPES:
+        raise ValueError(f"graph has {len(counts):,} node types, a cut takes at most {MAX_TYPES:,}")
     types = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
     in_edges = np.zeros(graph.total_nodes, np.int32)
     offsets = graph.node_offsets()
@@ -90,7 +92,9 @@ def train_nodes(graph: GraphArrays) -> np.ndarray | None:
     if all(mask is None for mask in masks):
         return None
     columns = [
-        np.zeros(count, bool) if mask is None else mask.numpy().reshape(count, -1).any(axis=1)
+        np.zeros(count, bool)
+        if mask is None or mask.numel() == 0
+        else mask.numpy().reshape(count, -1).any(axis=1)
         for count, mask in zip(graph.num_nodes.values(), masks)
     ]
     return np.concatenate(columns)

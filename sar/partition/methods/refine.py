@@ -15,11 +15,14 @@ import numpy as np
 from sar.partition.compiled import compiled
 from sar.partition.methods.graph import CutGraph
 
-# Of an average node's neighbors, what a part takes for it at twice the mean, sweep by sweep. Higher
-# prices, or more of them that rise, balance little better and move what need not move.
-_FACTORS = (0.25, 0.25, 0.25, 0.25, 0.5)
-_STRICT_SWEEPS = 3
+_PRICED_SWEEPS, _STRICT_SWEEPS = 4, 3
 _FEW = 1000  # of the nodes one moves: another sweep is not worth its time
+# Of an average node's neighbors, what a part takes for it at twice the mean. Higher prices move
+# what need not move.
+_FACTOR = 0.25
+# How often prices double where a bound is still missed: dense clusters that share few edges with
+# others leave their part for nothing less. Not those of halo rows: cutting makes more of them.
+_RISES = 8
 _CANDIDATES = 4  # parts for which a node's new halo rows are counted
 _WORD = 64
 
@@ -63,22 +66,24 @@ class _Loads:
             [np.inf if f is None else f * mean for f, mean in zip(factors, self.means)]
         )
         self.caps[-1] /= self.means[-1]  # of the mean of the moment
-        whole = np.ceil(self.values[: self.num_types].mean(axis=1))
-        self.caps[: self.num_types] = np.maximum(self.caps[: self.num_types], whole)
+        # Few nodes cannot be shared better, nor a hub's edges: its part bears others' as well.
+        least, hub = np.ceil(self.values.mean(axis=1)), float(graph.in_edges.max(initial=0))
+        if hub > self.means[-3] / 2:
+            least[-3] = hub + self.means[-3] - hub / num_parts
+        self.caps[:-1] = np.maximum(self.caps[:-1], least[:-1])
         degree = len(graph.rows.values) / max(graph.num_nodes, 1)
         units = [degree] * self.num_types + [1.0, degree, 1.0]
         self.units = np.array([0.0 if f is None else u for f, u in zip(factors, units)])
 
-    def any_type_above(self) -> bool:
-        """Whether a part has more nodes of a type than it may."""
-        types = slice(self.num_types)
-        return bool((self.values[types] > self.caps[types, None]).any())
+    def is_above(self) -> bool:
+        """Whether a part bears more than it may of anything but halo rows."""
+        return bool((self.values[:-1] > self.caps[:-1, None]).any())
 
     def any_above(self) -> bool:
         """Whether a part has more of anything than it may."""
         halo = self.values[-1]
-        others = (self.values[:-1] > self.caps[:-1, None]).any()
-        return bool(others or halo.max() > self.caps[-1] * max(halo.mean(), 1e-9))  # inf * 0
+        # The cap may be infinite, and no part may need a halo.
+        return self.is_above() or bool(halo.max() > self.caps[-1] * max(halo.mean(), 1e-9))
 
     def count_halo(self) -> None:
         """Halo rows of each part, exactly; in a sweep they are followed only in part."""
@@ -96,15 +101,33 @@ def refine(graph: CutGraph, parts: np.ndarray, num_parts: int, bounds: Bounds) -
     """
     loads = _Loads(graph, parts, num_parts, bounds)
     factor = 0.0
-    if not bounds.is_plain or loads.any_type_above():
-        for factor in _FACTORS:
+    if not bounds.is_plain or loads.is_above():
+        factor = _FACTOR
+        for _ in range(_PRICED_SWEEPS):
             moved = _run(graph, parts, loads, factor, strict=False)
             if moved <= graph.num_nodes // _FEW and not loads.any_above():
                 break
+    _settle(graph, parts, loads, factor)
+    if loads.is_above():
+        _press(graph, parts, loads, factor)
+    _fit(graph, parts, loads)
+
+
+def _press(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> None:
+    """Raise prices until the bounds hold."""
+    for _ in range(_RISES):
+        factor *= 2
+        _run(graph, parts, loads, factor, strict=False)
+        if not loads.is_above():
+            break
+    _settle(graph, parts, loads, factor)
+
+
+def _settle(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> None:
+    """Sweeps that keep to the bounds, until few nodes move."""
     for _ in range(_STRICT_SWEEPS):
         if _run(graph, parts, loads, factor, strict=True) <= graph.num_nodes // _FEW:
             break
-    _fit(graph, parts, loads)
 
 
 def _run(
@@ -113,6 +136,7 @@ def _run(
     """One sweep over all nodes; how many moved."""
     num_parts = loads.values.shape[1]
     slopes = factor * loads.units / loads.means
+    slopes[-1] = min(slopes[-1], _FACTOR * loads.units[-1] / loads.means[-1])
     moved = _sweep(
         graph.rows.indptr, graph.rows.values, parts, graph.types, graph.in_edges, loads.train,
         loads.needs, loads.values, loads.means, slopes, loads.caps, strict,
