@@ -22,12 +22,11 @@ from sar.partition.methods.metis import Metis
 from sar.partition.progress import Progress, silent
 from sar.partition.quality import CutQuality, measure
 from sar.partition.sources.datasets import from_dgl
-from sar.partition.sources.inputs import Opened, open_input
+from sar.partition.sources.inputs import IDS, Opened, open_input
 from sar.partition.transform import Transforms, transform
 from sar.partition.write import check_graph_name, check_output, write_partitions
 
 KEEP = "keep"  # the parts that the input has
-IDS = "ids"
 # Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
 # parts left out; of an edge with METIS.
 _BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160

@@ -7,14 +7,16 @@ either.
 
 import os
 import re
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from sar.files import remove_left_over, scratch_folder
-from sar.partition.arrays import GraphArrays
+from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.formats.dgl_writer import write_dgl
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.pyg_writer import write_pyg
@@ -64,7 +66,8 @@ def write_partitions(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}, expected one of {FORMATS}")
-    parts, num_parts = _check_parts(graph.validate(progress), node_parts, num_parts)
+    graph = _in_order(graph.validate(progress))
+    parts, num_parts = _check_parts(graph, node_parts, num_parts)
     name = check_graph_name(graph.name if graph_name is None else graph_name)
     out = Path(out_dir).absolute()
     check_output(out, overwrite)
@@ -82,6 +85,29 @@ def write_partitions(
             path.rename(work / path.name)
         _move_into_place(work, out, scratch / "old")
     return str(out / f"{name}.json" if format == "dgl" else out)
+
+
+def _in_order(graph: GraphArrays) -> GraphArrays:
+    """With columns by name: the bytes of the files depend on what a graph holds, not on the order
+    in which something gave it. A pickle tells strings that are one object from equal ones."""
+    nodes = {sys.intern(ntype): count for ntype, count in graph.num_nodes.items()}
+    edges = {_interned(etype): ends for etype, ends in graph.edges.items()}
+    return replace(
+        graph,
+        num_nodes=nodes,
+        edges=edges,
+        node_data={t: _by_name(graph.node_data[t]) for t in nodes if t in graph.node_data},
+        edge_data={t: _by_name(graph.edge_data[t]) for t in edges if t in graph.edge_data},
+    )
+
+
+def _interned(etype: CanonicalEtype) -> CanonicalEtype:
+    source, relation, destination = map(sys.intern, etype)
+    return source, relation, destination
+
+
+def _by_name(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {sys.intern(name): columns[name] for name in sorted(columns)}
 
 
 def check_output(out: Path, overwrite: bool) -> None:

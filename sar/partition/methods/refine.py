@@ -92,7 +92,8 @@ class _Loads:
     def any_above(self) -> bool:
         """Whether a part has more of anything than it may."""
         halo = self.values[-1]
-        return self.is_above() or bool(halo.max() > self.caps[-1] * halo.mean())
+        # The cap may be infinite, and no part may need a halo.
+        return self.is_above() or bool(halo.max() > self.caps[-1] * max(halo.mean(), 1e-9))
 
     def count_halo(self) -> None:
         """Halo rows of each part, exactly; in a sweep they are followed only in part."""

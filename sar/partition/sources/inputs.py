@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from sar.partition.sources.open import ACCEPTED, closest
 
 TABLES = (".parquet", ".pq", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy")
 DESCRIPTIONS = (".yaml", ".yml")
+IDS = "ids"  # the folder of external ids, by node type
 _CHUNKED = "metadata.json"
 
 
@@ -81,13 +83,11 @@ def _near(text: str) -> str:
 
 
 def _open_folder(folder: Path, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
-    from sar.partition.sources.parts import read_partitions
-
     if (folder / _CHUNKED).is_file():
         return _open_json(str(folder / _CHUNKED), scratch, allow_nan, progress)
     jsons = sorted(folder.glob("*.json"))
     if (folder / PygFolder.META).is_file() or (folder / GltFolder.META).is_file():
-        return Opened(*read_partitions(folder, scratch, progress))
+        return _open_partitions(folder, folder, scratch, progress)
     if len(jsons) == 1:
         return _open_json(str(jsons[0]), scratch, allow_nan, progress)
     raise ValueError(
@@ -102,9 +102,7 @@ def _open_json(text: str, scratch: Path, allow_nan: bool, progress: Progress) ->
         raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
     content = _keys(path) if path.suffix == ".json" else {"edges"}
     if {"part_method", "num_parts", "node_map"} & content:
-        from sar.partition.sources.parts import read_partitions
-
-        return Opened(*read_partitions(path, scratch, progress))
+        return _open_partitions(path, path.parent, scratch, progress)
     if "num_nodes_per_chunk" in content or "edge_type" in content:
         from sar.partition.sources.chunked import read_chunked
 
@@ -112,6 +110,18 @@ def _open_json(text: str, scratch: Path, allow_nan: bool, progress: Progress) ->
     from sar.partition.sources.description import read_description
 
     return Opened(read_description(path, scratch, allow_nan=allow_nan, progress=progress))
+
+
+def _open_partitions(path: Path, folder: Path, scratch: Path, progress: Progress) -> Opened:
+    """External ids, which a cut before kept, come along: nodes have the numbers that they had."""
+    from sar.partition.sources.parts import read_partitions
+
+    opened = Opened(*read_partitions(path, scratch, progress))
+    kept = [folder / IDS / f"{ntype}.parquet" for ntype in opened.graph.num_nodes]
+    for file in filter(Path.is_file, kept):
+        (scratch / IDS).mkdir(exist_ok=True)
+        shutil.copyfile(file, scratch / IDS / file.name)
+    return opened
 
 
 def _keys(path: Path) -> set[Any]:

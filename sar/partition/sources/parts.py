@@ -43,6 +43,7 @@ def read_partitions(
 
     Ids are the original ones where the partitions hold them: ``orig_id`` and ``orig_eid``, if each
     id from 0 on comes once; else the partitioning's own, and what they hold stays as a column.
+    Partitions without them get the ids that they have here as `orig_id`.
 
     Args:
         path: a JSON that DGL or this library wrote, or a folder of PyG's or GraphLearn's.
@@ -58,7 +59,7 @@ def read_partitions(
     nodes = {ntype: _node_ids(book, ntype, scratch, counter) for ntype in book.ntypes}
     node_data = _node_columns(book, nodes, scratch, Counter(progress, "reading node data", total))
     edges, edge_data = _edges(book, nodes, scratch, progress)
-    graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data)
+    graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data).with_orig_ids()
     parts, starts = np.empty(graph.total_nodes, np.int32), graph.node_offsets()
     for ntype, numbers in nodes.items():
         own = parts[starts[ntype] :]
