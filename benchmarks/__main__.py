@@ -28,13 +28,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--data",
         type=Path,
         default=os.environ.get("SAR_DATA"),
-        help="folder with cora.npz, citeseer.npz, pubmed.npz (default: $SAR_DATA)",
+        help="folder with cora.npz, cnr2000.npz ... (default: $SAR_DATA)",
     )
     run.add_argument("--cache", type=Path, default=registry.Options.cache, help="generated graphs")
     run.add_argument(
         "--ranks", type=positive, nargs="+", default=registry.Options.ranks, help="of `memory`"
     )
     run.add_argument("--repeats", type=positive, default=registry.Options.repeats, help="epochs")
+    run.add_argument(
+        "--nodes", type=positive, default=registry.Options.nodes, help="of `cut`'s largest graph"
+    )
     return parser.parse_args(arguments)
 
 
@@ -60,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         cache=args.cache,
         ranks=tuple(args.ranks),
         repeats=args.repeats,
+        nodes=args.nodes,
     )
     return run(chosen, options, args.json)
 

@@ -16,7 +16,7 @@ from benchmarks.registry import Options
 if TYPE_CHECKING:
     from sar.partition.arrays import GraphArrays
 
-Cut = tuple[str, int]  # method, number of partitions
+Cut = tuple[str, int]  # method, and what it balances: "coarsen+edges"; number of partitions
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,15 @@ def partitions(
         if not list(path.glob("*.json")):
             graph = make()
             folder.mkdir(parents=True, exist_ok=True)
-            write_partitions(graph, assign(graph, num, method, seed=0), path, num_parts=num)
+            kind, *balance = method.split("+")
+            found = assign(graph, num, kind, seed=0, balance=balance or None)
+            write_partitions(graph, found, path, num_parts=num)
     return {cut: next(path.glob("*.json")) for cut, path in parts.items()}
+
+
+def edges_folder(options: Options, name: str) -> Path:
+    """Where the edges of a graph that is only cut are kept."""
+    return _folder(options, name) / "edges"
 
 
 def _folder(options: Options, name: str) -> Path:

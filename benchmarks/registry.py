@@ -66,6 +66,7 @@ class Options:
         cache: folder where generated graphs and their partitions are kept between runs.
         ranks: numbers of ranks of the memory benchmark.
         repeats: measured epochs of each contender.
+        nodes: of the community graph that is cut.
     """
 
     sar_path: Path | None = None
@@ -74,6 +75,7 @@ class Options:
     cache: Path = Path("build/benchmarks")
     ranks: tuple[int, ...] = (2, 4, 8)
     repeats: int = 7
+    nodes: int = 1_000_000
 
 
 @dataclass(frozen=True)

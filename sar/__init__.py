@@ -57,6 +57,7 @@ from sar.nn import (
     trace,
 )
 from sar.partition.homogeneous import to_homogeneous
+from sar.partition.run import PartitionOptions, partition_graph
 
 __version__ = "0.1.0"
 
@@ -74,6 +75,7 @@ __all__ = [
     "MissingDependencyError",
     "NotSupportedError",
     "PartitionError",
+    "PartitionOptions",
     "Policy",
     "SarError",
     "ShardedGraph",
@@ -97,6 +99,7 @@ __all__ = [
     "message_has_parameters",
     "nfs_ip_init",
     "overlap_gradients",
+    "partition_graph",
     "patch_dgl",
     "rank",
     "set_activations",

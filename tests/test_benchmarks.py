@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import measure, registry
-from benchmarks.cases import exact, learns, typed
+from benchmarks.cases import cut, exact, learns, typed
 from benchmarks.cluster import Cluster, WorkerError
 from benchmarks.registry import Benchmark, Figure, Options, Report
 
@@ -165,6 +165,27 @@ def test_relations_share_rows_at_a_tiny_size(
     monkeypatch.setattr(typed, "RANKS", 2)
     report = typed.relations(Options(cache=tmp_path))
     assert report.ok and all(0 < figure.value < 1 for figure in report.figures), report.figures
+
+
+@pytest.mark.system
+def test_cuts_are_compared_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cut, "SCALE", 8)
+    report = cut.cut(Options(cache=tmp_path, nodes=1000))
+    assert [row[:2] for row in report.tables[0].rows] == [
+        [name, shown] for name in ("community-1000", "rmat-8") for shown in cut.METHODS
+    ]
+    assert all(figure.value > 0 for figure in report.figures), report.figures
+
+
+@pytest.mark.system
+def test_balance_is_trained_with_at_a_tiny_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {"SCALE": 8, "PARTS": 2}.items():
+        monkeypatch.setattr(cut, name, value)
+    report = cut.balance_training(Options(cache=tmp_path, repeats=1))
+    assert report.figures[0].value > 0
+    assert [row[0] for row in report.tables[0].rows] == [cut.DGLS, cut.BALANCED]
 
 
 @pytest.mark.parametrize("name", ["aifb", "hgb"])

@@ -100,12 +100,12 @@ def test_layer_equals_dgl(row: Row, partitioned: Cutter) -> None:
     check(setting, ranks)
 
 
-@pytest.mark.parametrize("method", ["contiguous", "adversarial"])
+@pytest.mark.parametrize("method", ["contiguous", "adversarial", "balanced", "hotness"])
 @pytest.mark.parametrize(
     "model", ["GraphConv-both", "SAGEConv-pool", "RelGraphConv-basis", "HeteroGraphConv-sum"]
 )
 def test_other_cuts(model: str, method: str, partitioned: Cutter) -> None:
-    """Consecutive ids, and parts of one node and of none."""
+    """Consecutive ids, parts of one node and of none, and parts alike in edges, halo or use."""
     for mfgs in (False, True):
         setting = Setting(model, mfgs=mfgs)
         path = partitioned(setting.sample, 4, method)

@@ -83,7 +83,7 @@ def test_bad_values_name_file_row_and_value(
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("0\n1\nx\n", "a.txt: row 2 is 'x', expected a part, 0 to 2"),
+        ("0\n1\nx\n", "a.txt: row 2 is 'x', expected a part from 0 to 2"),
         ("-1\n", "a.txt: row 0 is '-1'"),
         ("0\n99999999999999999999999\n", "a.txt: row 1 is '999"),
         ("0\n" * 59 + "3\n", "a.txt: row 59 is part 3, expected 0 to 2"),
@@ -186,10 +186,10 @@ def test_what_appears_meanwhile_is_not_replaced(
 ) -> None:
     out, measure = tmp_path / "out", run.measure
 
-    def and_another_program(*arguments: object) -> object:
+    def and_another_program(*arguments: object, **options: object) -> object:
         out.mkdir()
         (out / "mine").write_text("mine")
-        return measure(*arguments)
+        return measure(*arguments, **options)
 
     monkeypatch.setattr(run, "measure", and_another_program)
     assert main(["partition", graph, "--parts", "3", "--out", str(out)]) == 2

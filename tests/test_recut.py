@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,17 @@ import pytest
 import torch
 from foreign_files import write_glt
 from harness.graphs import mixed
+from round_trips import SOURCES, files_of, one_type, read_back, same, several_types
 from written_graphs import EDGES, GRAPHS, NODES, cut, plain
 
 from sar.__main__ import main
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.book import read_book
+from sar.partition.cut import METHODS
 from sar.partition.dgl_format import read_tensor_dict
+from sar.partition.digest import graph_digest
 from sar.partition.formats import layout
+from sar.partition.run import PartitionOptions, partition
 from sar.partition.sources import parts as parts_module
 from sar.partition.sources.parts import read_partitions
 from sar.partition.write import write_partitions
@@ -96,3 +102,65 @@ def test_dgls_own_partitions_are_cut_again(tmp_path: Path) -> None:
     places = torch.tensor([rows[tuple(row)] for row in whole.ndata["feat"].tolist()])
     expected = sorted(zip(*(places[ids].tolist() for ids in graph.edges[ETYPE_HOMO]), strict=True))
     assert sorted(zip(*(ids.tolist() for ids in found.edges[ETYPE_HOMO]), strict=True)) == expected
+
+
+# ---------------------------------------------------------------- through `sar partition`
+
+
+@pytest.mark.parametrize("make", [one_type, several_types])
+@pytest.mark.parametrize(
+    ("method", "formats"),
+    [
+        *((method, ("dgl", "dgl")) for method in METHODS),
+        *((("random", formats)) for formats in (("dgl", "pyg"), ("pyg", "dgl"), ("pyg", "pyg"))),
+    ],
+)
+def test_without_the_graph_it_is_cut_as_with_it(
+    make: Callable[[], GraphArrays], method: str, formats: tuple[str, str], tmp_path: Path
+) -> None:
+    """To the byte, whatever the order of columns."""
+    before = PartitionOptions(3, "random", seed=9, format=formats[0], name="g")
+    path = partition(make(), tmp_path / "before", before).path
+    options = PartitionOptions(4, method, seed=2, format=formats[1], name="g")
+    partition(path, tmp_path / "again", options)
+    graph = make()
+    for columns in (*graph.node_data.values(), *graph.edge_data.values()):
+        for name in list(columns):
+            columns[name] = columns.pop(name) if name == "feat" else columns[name]
+    partition(graph, tmp_path / "direct", options)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "direct")
+
+
+@pytest.mark.parametrize("make", [one_type, several_types])
+def test_parts_are_kept_from_format_to_format(
+    make: Callable[[], GraphArrays], tmp_path: Path
+) -> None:
+    first = path = partition(make(), tmp_path / "0", PartitionOptions(3, "random", name="g")).path
+    owner, digest = read_back(path, 3).owner, read_book(path).graph_digest
+    for number, format in enumerate(("pyg", "pyg", "dgl"), 1):
+        options = PartitionOptions(3, "keep", format=format, name="g")
+        path = partition(path, tmp_path / str(number), options).path
+        kept = read_back(path, 3).owner
+        assert all(torch.equal(parts, kept[ntype]) for ntype, parts in owner.items())
+        (scratch := tmp_path / f"scratch{number}").mkdir()
+        assert graph_digest(read_partitions(path, scratch)[0]) == digest
+    assert read_book(path).graph_digest == digest
+    old, new = (files_of(Path(one).parent) for one in (first, path))
+    assert {k: v for k, v in old.items() if k != "g.json"} == {
+        k: v for k, v in new.items() if k != "g.json"
+    }
+
+
+@pytest.mark.parametrize("formats", [("dgl", "pyg", "dgl"), ("pyg", "dgl", "pyg")])
+def test_ids_of_others_come_along(formats: tuple[str, ...], tmp_path: Path) -> None:
+    """And a folder may be cut into itself."""
+    source = SOURCES["YAML, CSV"](several_types(), tmp_path)
+    given, first = source.given, None
+    for number, format in enumerate(formats):
+        options = PartitionOptions(4 - number, "random", format=format, overwrite=number > 0)
+        given = partition(given, tmp_path / "out", options).path
+        ids = files_of(tmp_path / "out" / "ids")
+        assert set(ids) == {"item.parquet", "tag.parquet", "user.parquet"}
+        first = first or ids
+        assert ids == first
+        same(read_back(given, 4 - number).graph, source.graph)

@@ -13,9 +13,11 @@ from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.base import BALANCES, CutOptions, Method
 from sar.partition.methods.coarsen import Coarsen
+from sar.partition.methods.given import Given
 from sar.partition.methods.hotness import Hotness
 from sar.partition.methods.metis import Metis
 from sar.partition.methods.simple import Contiguous, Random
+from sar.partition.progress import Progress, silent
 
 DEFAULT_METHOD = Coarsen.name
 _NAMED: dict[str, type[Method]] = {
@@ -39,7 +41,7 @@ def check_balance(method: Method, balance: Iterable[str] | None) -> frozenset[st
     """What is to be balanced. Raises ValueError for what is unknown or the method cannot do."""
     if balance is None:
         return None
-    wanted = frozenset(balance)
+    wanted = frozenset([balance] if isinstance(balance, str) else balance)
     for one in sorted(wanted - {"nodes"}):
         if one not in BALANCES:
             raise ValueError(f"balance: got {one!r}, expected some of nodes, {', '.join(BALANCES)}")
@@ -58,6 +60,7 @@ def assign(
     balance: Iterable[str] | None = None,
     scratch: str | os.PathLike | None = None,
     unbalanced: Callable[[np.ndarray], None] | None = None,
+    progress: Progress = silent,
 ) -> np.ndarray:
     """Part of every node: int [N], types in the order of `graph.num_nodes`.
 
@@ -68,24 +71,28 @@ def assign(
             can; by default as the method does by itself.
         scratch: where files that are larger than memory lie meanwhile; the system's temporary
             folder by default.
-        unbalanced: as of `CutOptions`.
+        unbalanced, progress: as of `CutOptions`.
 
-    Raises ValueError for an unknown method, fewer than one part or fewer nodes than parts;
+    Raises ValueError for an unknown method, fewer than one part or fewer nodes than parts, a
+    negative seed, a graph that `GraphArrays.validate` refuses;
     MissingDependencyError for what the method needs, PartitionError when it gives up.
     """
     found = find_method(method)
     wanted = check_balance(found, balance)
     if num_parts < 1:
         raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}, expected 0 or more")
     if num_parts > max(graph.total_nodes, 1):
         raise ValueError(
             f"num_parts is {num_parts}, but graph {graph.name!r} has {graph.total_nodes} nodes: "
             "expected at most one part a node"
         )
-    if num_parts == 1:
+    graph.validate()  # loops over edges do not check ids
+    if num_parts == 1 and not isinstance(found, Given):
         return np.zeros(graph.total_nodes, dtype=np.int32)
     with tempfile.TemporaryDirectory(prefix="cut-", dir=scratch) as folder:
-        options = CutOptions(num_parts, Path(folder), seed, wanted, unbalanced)
+        options = CutOptions(num_parts, Path(folder), seed, wanted, unbalanced, progress)
         parts = found.assign(graph, options)
     return _checked(parts, graph.total_nodes, num_parts, found)
 

@@ -109,7 +109,9 @@ class _Cursor:
     def array(self, what: str) -> MappedTensor:
         """An NDArray: its header is parsed and checked, its payload stays in the file."""
         self.magic(ARRAY_MAGIC, f"the array {what}")
-        _, _, _, ndim, code, bits, lanes = self.unpack("QiiiBBH", f"the header of {what}")
+        *place, ndim, code, bits, lanes = self.unpack("QiiiBBH", f"the header of {what}")
+        if place != [0, 1, 0]:  # nothing, the CPU, its number: in each file that DGL writes
+            raise self.fail(f"{what} is an array of the device {place}, expected [0, 1, 0]")
         if not 0 <= ndim <= MAX_DIMS:
             raise self.fail(f"{what} has {ndim} dimensions, expected 0 to {MAX_DIMS}")
         dtype = DTYPES.get((code, bits))

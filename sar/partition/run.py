@@ -8,7 +8,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +30,10 @@ from sar.partition.cut import DEFAULT_METHOD, METHODS, assign, check_balance, fi
 from sar.partition.digest import graph_digest
 from sar.partition.methods.base import Method
 from sar.partition.methods.metis import Metis
+from sar.partition.progress import Progress, silent
 from sar.partition.quality import CutQuality, measure
 from sar.partition.sources.datasets import from_dgl
-from sar.partition.sources.inputs import Opened, open_input
+from sar.partition.sources.inputs import IDS, Opened, open_input
 from sar.partition.transform import Transforms, transform
 from sar.partition.write import (
     check_graph_name,
@@ -42,13 +43,11 @@ from sar.partition.write import (
 )
 
 KEEP = "keep"  # the parts that the input has
-IDS = "ids"
-# Of imports and buckets; of a node while it is cut, and while it is written; of an edge with METIS.
-_BASE_BYTES, _NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 56, 160
+# Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
+# parts left out; of an edge with METIS.
+_BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160
 _KEPT = re.compile(r"[0-9a-f]{32}\.npz(\.partial)?")
 _CUT_VERSION = 1  # of what the same options give; another one makes no use of what is left
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def partition(
     source: Any,
     out_dir: str | os.PathLike,
     options: PartitionOptions,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Partitioned:
     """Cut ``source`` and write its partitions to ``out_dir``, which appears whole or not at all.
 
@@ -128,7 +127,8 @@ def partition(
     Args:
         source: text as of ``sar partition INPUT``, a path, a DGL graph, a ``Data`` or
             ``HeteroData`` of PyG, or `GraphArrays`.
-        progress: called with what is done, how much of it, and of how much.
+        progress: called with what is done, how much of it, and of how much (see
+            `sar.partition.progress`).
 
     Raises ``ValueError``, ``TypeError``, ``SarError`` for bad input and options, ``OSError`` that
     names what could not be written.
@@ -138,13 +138,14 @@ def partition(
     _tidy(out)
     check_output(out, options.overwrite)
     with parents_of(out), _reserved(out) as kept, scratch_folder(out.parent) as scratch:
-        opened = _open(source, scratch, options.allow_nan)
-        graph = transform(opened.graph.validate(), options.transforms, scratch / "edges")
+        opened = _open(source, scratch, options.allow_nan, progress)
+        valid = opened.graph.validate(progress)
+        graph = transform(valid, options.transforms, scratch / "edges", progress)
         _check_train(graph, options.balance)
         _check_memory(graph, options)
-        cut = _Cut(Opened(graph, opened.parts), options, kept, scratch)
+        cut = _Cut(Opened(graph, opened.parts), options, kept, scratch, progress)
         parts = cut.parts()
-        quality = measure(graph, parts, options.num_parts)
+        quality = measure(graph, parts, options.num_parts, progress=progress)
         path = write_partitions(
             graph,
             parts,
@@ -162,7 +163,7 @@ def partition(
 
 
 def _kept_beside(out: Path) -> Path:
-    return out.with_name(f"{out.name}.cut")
+    return out.parent / f"{out.name}.cut"
 
 
 def _tidy(out: Path) -> None:
@@ -195,19 +196,32 @@ def partition_graph(
     balance: Iterable[str] | None = None,
     **options: Any,
 ) -> str:
-    """Cut ``source`` into ``num_parts`` and write them to ``out_dir``; returns what to load.
+    """Cut ``source`` into ``num_parts`` and write them to ``out_dir``.
 
-    The options and what is raised are those of :class:`PartitionOptions` and :func:`partition`.
+    Returns what to load: the path of the JSON, or of the folder in PyG's format.
+
+    ``out_dir`` appears whole or not at all. An interrupted run goes on from its cut when it is
+    called again with the same graph and options.
+
+    Args:
+        source: text as of ``sar partition INPUT``, a path, a DGL graph, a ``Data`` or
+            ``HeteroData`` of PyG, or `GraphArrays`.
+        method: a name of `sar.partition.cut.METHODS`, "keep" or a `Method`.
+        balance: of "edges", "halo" and "train", what parts share equally beside nodes.
+        options: the other fields of :class:`PartitionOptions`: ``seed``, ``transforms``,
+            ``allow_nan``, ``memory``, ``name``, ``format``, ``overwrite``.
+
+    Raises as :func:`partition`.
     """
     wanted = None if balance is None else frozenset(balance)
     return partition(source, out_dir, PartitionOptions(num_parts, method, wanted, **options)).path
 
 
-def _open(source: Any, scratch: Path, allow_nan: bool) -> Opened:
+def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
     if isinstance(source, GraphArrays):
         return Opened(source.with_orig_ids())
     if isinstance(source, (str, os.PathLike)):
-        return open_input(os.fspath(source), scratch, allow_nan=allow_nan)
+        return open_input(os.fspath(source), scratch, allow_nan=allow_nan, progress=progress)
     if hasattr(source, "canonical_etypes"):
         return Opened(from_dgl(source, "graph"))
     if hasattr(source, "to_dict"):
@@ -224,10 +238,15 @@ class _Cut:
     """Who owns which node, kept on disk until the partitions are written."""
 
     def __init__(
-        self, opened: Opened, options: PartitionOptions, folder: Path, scratch: Path
+        self,
+        opened: Opened,
+        options: PartitionOptions,
+        folder: Path,
+        scratch: Path,
+        progress: Progress,
     ) -> None:
         self._graph, self._given = opened
-        self._options, self._scratch = options, scratch
+        self._options, self._scratch, self._progress = options, scratch, progress
         self._folder = folder
         method = options.method
         self.name = method if isinstance(method, str) else method.name
@@ -247,7 +266,12 @@ class _Cut:
             arrays["parts"] = self._assign(arrays)
             _write_arrays(kept, arrays)
         if "unbalanced" in arrays:
-            self.before = measure(self._graph, arrays["unbalanced"], self._options.num_parts)
+            self.before = measure(
+                self._graph,
+                arrays["unbalanced"],
+                self._options.num_parts,
+                progress=self._progress,
+            )
         return arrays["parts"]
 
     def _assign(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -260,6 +284,7 @@ class _Cut:
         return assign(
             self._graph, options.num_parts, options.method, options.seed,
             balance=options.balance, scratch=self._scratch, unbalanced=keep,
+            progress=self._progress,
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -283,7 +308,8 @@ class _Cut:
         """Of all that the cut depends on."""
         options = self._options
         balance = None if options.balance is None else sorted(options.balance)
-        about = [_CUT_VERSION, graph_digest(self._graph), options.num_parts, self.name]
+        digest = graph_digest(self._graph, self._progress)
+        about = [_CUT_VERSION, digest, options.num_parts, self.name]
         return xxhash.xxh3_128_hexdigest(repr([*about, balance, options.seed]))
 
 
@@ -328,7 +354,7 @@ def memory_needed(graph: GraphArrays, options: PartitionOptions) -> int:
     """Bytes at the peak of a run, about: measured, with a tenth to spare."""
     a_node = _NODE_BYTES
     if options.balance and "halo" in options.balance:
-        a_node += 8 * -(-options.num_parts // 64)
+        a_node = max(a_node, _HALO_NODE_BYTES + 8 * -(-options.num_parts // 64))
     needed = _BASE_BYTES + a_node * graph.total_nodes
     if options.method == Metis.name:
         needed += _METIS_EDGE_BYTES * graph.total_edges

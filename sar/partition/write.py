@@ -7,18 +7,20 @@ either.
 
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from sar.files import exchange, naming, parents_of, remove_left_over, scratch_folder
-from sar.partition.arrays import GraphArrays
+from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.formats.dgl_writer import write_dgl
-from sar.partition.formats.layout import Progress
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.pyg_writer import write_pyg
+from sar.partition.progress import Progress, silent
 
 FORMATS = ("dgl", "pyg")
 # What is in a folder of partitions of either format.
@@ -35,7 +37,7 @@ def write_partitions(
     method: str = "custom",
     overwrite: bool = False,
     format: str = "dgl",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     beside: Sequence[Path] = (),
     last: Callable[[], None] | None = None,
 ) -> str:
@@ -51,7 +53,8 @@ def write_partitions(
         else is replaced.
     format: "dgl", the layout of `dgl.distributed.partition_graph`, or "pyg", that of
         `torch_geometric.distributed.Partitioner` (see `sar.partition.formats.pyg_writer`).
-    progress: called with what is done, how much of it, and of how much.
+    progress: called with what is done, how much of it, and of how much (see
+        `sar.partition.progress`).
     beside: files and folders on the same file system that are moved in.
     last: called when everything is written, just before it takes its place.
 
@@ -65,7 +68,8 @@ def write_partitions(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}, expected one of {FORMATS}")
-    parts, num_parts = _check_parts(graph.validate(), node_parts, num_parts)
+    graph = _in_order(graph.validate(progress))
+    parts, num_parts = _check_parts(graph, node_parts, num_parts)
     name = check_graph_name(graph.name if graph_name is None else graph_name)
     out = output_folder(out_dir)
     remove_left_over(out.parent)
@@ -91,6 +95,29 @@ def output_folder(path: str | os.PathLike) -> Path:
     """Where it is written: a link to a folder stays, and what it points to is replaced."""
     out = Path(path).absolute()
     return out.resolve() if out.is_symlink() else out
+
+
+def _in_order(graph: GraphArrays) -> GraphArrays:
+    """With columns by name: the bytes of the files depend on what a graph holds, not on the order
+    in which something gave it. A pickle tells strings that are one object from equal ones."""
+    nodes = {sys.intern(ntype): count for ntype, count in graph.num_nodes.items()}
+    edges = {_interned(etype): ends for etype, ends in graph.edges.items()}
+    return replace(
+        graph,
+        num_nodes=nodes,
+        edges=edges,
+        node_data={t: _by_name(graph.node_data[t]) for t in nodes if t in graph.node_data},
+        edge_data={t: _by_name(graph.edge_data[t]) for t in edges if t in graph.edge_data},
+    )
+
+
+def _interned(etype: CanonicalEtype) -> CanonicalEtype:
+    source, relation, destination = map(sys.intern, etype)
+    return source, relation, destination
+
+
+def _by_name(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {sys.intern(name): columns[name] for name in sorted(columns)}
 
 
 def check_output(out: Path, overwrite: bool) -> None:

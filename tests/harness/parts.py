@@ -16,7 +16,9 @@ from sar.partition.cut import assign
 from sar.partition.load import PartitionData, load_partition
 from sar.partition.write import write_partitions
 
-METHODS = ("coarsen", "metis", "random", "contiguous", "adversarial")
+METHODS = (
+    "coarsen", "balanced", "hotness", "metis", "random", "contiguous", "adversarial"
+)  # fmt: skip
 
 
 @dataclass
@@ -46,6 +48,8 @@ def node_parts(graph: GraphArrays, num_parts: int, method: str | Sequence[int]) 
         return np.asarray(method, dtype=np.int64)
     if method == "adversarial":
         return _adversarial(graph, num_parts)
+    if method == "balanced":
+        return assign(graph, num_parts, seed=5, balance=["edges", "halo", "train"])
     return assign(graph, num_parts, method, seed=5)
 
 

@@ -6,13 +6,15 @@ needs memory by the edge is the coarse graph alone, all else is 20 to 40 bytes a
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from sar.errors import MissingDependencyError, PartitionError
-from sar.partition import child
+from sar.partition import child, npy
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods import kaminpar_main
 from sar.partition.methods.base import CutOptions, Method
@@ -20,15 +22,16 @@ from sar.partition.methods.coarse import find_clusters, write_contracted
 from sar.partition.methods.graph import CutGraph, cut_graph
 from sar.partition.methods.refine import Bounds, refine
 from sar.partition.methods.simple import equal_shares
+from sar.partition.progress import Counter
 
 NODES_ABOVE, BALANCED_ABOVE = 1.03, 1.05  # of the mean, what a part may have at most
 HALO_ABOVE = 1.10
+MAX_PARTS = 2**15
 _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
-_MOST_SEED = 2**31 - 1  # that KaMinPar takes
-_MOST_PARTS = 2**15 - 1  # in int16
 _UNIT = 64  # weight of an average node
+_SHARED_MEMORY = ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")  # may take threads' own memory from them
 
 
 class Coarsen(Method):
@@ -43,30 +46,33 @@ class Coarsen(Method):
     balances = frozenset({"edges", "halo", "train"})
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
-        """Raises ValueError for too many parts, MissingDependencyError without kaminpar,
-        PartitionError when it gives up."""
+        """Raises MissingDependencyError without kaminpar, PartitionError when it gives up,
+        ``ValueError`` for more than 2^15 parts.
+        """
         num_parts, balance = options.num_parts, options.balance or frozenset()
-        if num_parts > _MOST_PARTS:
-            raise ValueError(
-                f"method {self.name!r}: num_parts is {num_parts}, at most {_MOST_PARTS}"
-            )
-        whole = cut_graph(graph, options.scratch)
+        if num_parts > MAX_PARTS:
+            raise ValueError(f"num_parts is {num_parts}, expected at most {MAX_PARTS}")
+        progress = options.progress
+        whole = cut_graph(graph, options.scratch, progress)
         if len(whole.rows.values) == 0 or 2 * num_parts > graph.total_nodes:
             return equal_shares(graph, num_parts, None)
         weights = node_weights(whole, list(graph.num_nodes.values()))
         clusters = np.arange(whole.num_nodes, dtype=np.int32)
         if len(whole.rows.values) > _SMALL:
             most = int(weights.sum(dtype=np.int64)) // (num_parts * _CLUSTERS_A_PART)
-            clusters = find_clusters(whole.rows, weights, most)
+            clusters = find_clusters(whole.rows, weights, most, progress)
         path = options.scratch / "clusters.parhip"
-        write_contracted(whole.rows, clusters, weights, path)
-        parts = run_kaminpar(path, num_parts, options.seed)[clusters].astype(np.int16)
+        count = write_contracted(whole.rows, clusters, weights, path, progress)
+        counter = Counter(progress, "cutting clusters", graph.total_nodes)
+        found = run_kaminpar(path, count, num_parts, options.seed)
+        parts = found.astype(np.int16)[clusters]
         del clusters
+        counter.add(graph.total_nodes)
         if balance and options.unbalanced is not None:
             plain = parts.copy()
-            refine(whole, plain, num_parts, bounds_of(frozenset()))
+            refine(whole, plain, num_parts, bounds_of(frozenset()), progress)
             options.unbalanced(plain)
-        refine(whole, parts, num_parts, bounds_of(balance))
+        refine(whole, parts, num_parts, bounds_of(balance), progress)
         return parts
 
 
@@ -93,15 +99,28 @@ def node_weights(graph: CutGraph, type_sizes: list[int]) -> np.ndarray:
     return np.maximum(scales[graph.types], 1).astype(np.int32)
 
 
-def run_kaminpar(path: Path, num_parts: int, seed: int) -> np.ndarray:
-    """int32: part of each node of a ParHIP file."""
+def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarray:
+    """int32 [count]: part of each node of a ParHIP file; the result lies in a file beside it.
+
+    Raises as :meth:`Coarsen.assign` does, and ``OSError`` for a full disk.
+    """
     out = path.with_suffix(".npy")
-    seed &= _MOST_SEED
-    command = child.command(kaminpar_main.__file__, path, out, num_parts, seed, 0.03)
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    parts = npy.create(out, np.int32, (count,))
+    # KaMinPar counts seeds in 31 bits.
+    command = child.command(kaminpar_main.__file__, path, out, num_parts, seed % 2**31, 0.03)
+    done = subprocess.run(
+        command, env=_environment(), capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        status = f"status {done.returncode}"  # of a signal, if it is negative
+        last = (done.stderr.strip().splitlines() or [status])[-1]
         if "No module named 'kaminpar'" in last:
             raise MissingDependencyError("method 'coarsen' needs kaminpar: pip install kaminpar")
         raise PartitionError(f"KaMinPar found no cut into {num_parts} parts: {last}")
-    return np.load(out)
+    return parts
+
+
+def _environment() -> dict[str, str]:
+    """It imports from where this process does, and threads have memory of their own."""
+    kept = {name: value for name, value in os.environ.items() if name not in _SHARED_MEMORY}
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path)))}

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from sar.errors import PartitionError, SarError
 from sar.partition import npy
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.base import CutOptions, Method
 
-_LONGEST = 18  # digits that fit 64 bits
+# A line of a text file; more digits are no part that 32 bits can number.
+_PART = re.compile(r"\s*\+?\d{1,9}\s*")
 
 
 class Given(Method):
     """Parts from files, or from an array.
 
     Args:
-        source: int [N], types one after another; or a path: a `.npy` of them, a text file of one
-            part a line, or a folder with a `.npy` or `.txt` for each node type, by its name, as
-            DGL's partitioning pipeline has them.
-
-    Raises ``FileNotFoundError``.
+        source: integers [N] (array, tensor, list), types one after another; or a path: a `.npy` of
+            them, a text file of one part a line, or a folder with a `.npy` or `.txt` for each node
+            type, by its name, as DGL's partitioning pipeline has them.
     """
 
     name = "given"
 
-    def __init__(self, source: np.ndarray | str | os.PathLike) -> None:
+    def __init__(self, source: ArrayLike | str | os.PathLike) -> None:
         self._source = source
-        if not isinstance(source, np.ndarray) and not os.path.exists(source):
+        if isinstance(source, (str, os.PathLike)) and not os.path.exists(source):
             raise FileNotFoundError(f"assignment {os.fspath(source)!r}: there is no such file")
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
-        """Raises ``ValueError`` that names file, row and value, ``FileNotFoundError``."""
-        if isinstance(self._source, np.ndarray):
-            return _checked(self._source, graph.total_nodes, options.num_parts, "assignment")
+        """Raises ``ValueError`` that names file, row and value, ``FileNotFoundError``,
+        ``PartitionError`` for a damaged file.
+        """
+        if not isinstance(self._source, (str, os.PathLike)):
+            parts = np.asarray(self._source)
+            return _checked(parts, graph.total_nodes, options.num_parts, "assignment")
         path = Path(self._source)
         if path.is_dir():
             columns = [
@@ -55,15 +60,20 @@ def _file_of(folder: Path, ntype: str) -> Path:
 
 
 def _read(path: Path, count: int, num_parts: int) -> np.ndarray:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
     if path.suffix == ".npy":
-        return _checked(npy.read(path), count, num_parts, str(path))
-    parts = np.empty(count, np.int64)
+        try:
+            return _checked(npy.read(path), count, num_parts, str(path))
+        except SarError as error:
+            raise PartitionError(str(error)) from error
+    parts = np.empty(count, np.int32)
     rows = 0
-    with open(path, encoding="ascii", errors="backslashreplace") as file:
+    with open(path, encoding="ascii", errors="replace") as file:
         for rows, line in enumerate(file, 1):
-            if not line.strip().isdecimal() or len(line) > _LONGEST:
+            if not _PART.fullmatch(line):
                 raise ValueError(
-                    f"{path}: row {rows - 1} is {line.strip()[:_LONGEST]!r}, expected a part, 0 to "
+                    f"{path}: row {rows - 1} is {line.rstrip()[:40]!r}, expected a part from 0 to "
                     f"{num_parts - 1}"
                 )
             if rows <= count:
@@ -84,4 +94,4 @@ def _checked(parts: np.ndarray, count: int, num_parts: int, where: str) -> np.nd
         raise ValueError(
             f"{where}: row {wrong[0]} is part {parts[wrong[0]]}, expected 0 to {num_parts - 1}"
         )
-    return parts
+    return parts.astype(np.int32)

@@ -67,7 +67,7 @@ class Hotness(Method):
         sizes, num_parts = list(graph.num_nodes.values()), options.num_parts
         parts, seeds = self._first(graph, options), _seeds(graph)
         _fit(parts, seeds, sizes, num_parts)
-        draws = Draws(graph, self.fanouts, num_parts, options.scratch)
+        draws = Draws(graph, self.fanouts, num_parts, options.scratch, options.progress)
         best, fewest = parts, np.inf
         for number in range(self.rounds + 1):
             if number:
@@ -82,7 +82,8 @@ class Hotness(Method):
 
     def _first(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
         balance = self.base.balances & {"train"} or None
-        return np.array(self.base.assign(graph, replace(options, balance=balance)), np.int16)
+        options = replace(options, balance=balance, unbalanced=None)
+        return np.array(self.base.assign(graph, options), np.int16)
 
 
 def place(

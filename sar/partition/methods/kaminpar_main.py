@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
+if __name__ == "__main__":  # its folder has modules whose names others may have, too
+    sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+
+import numpy as np  # noqa: E402
 
 
 def main(graph_path: str, out_path: str, num_parts: int, seed: int, imbalance: float) -> None:
-    """Cut a ParHIP file; the part of each node goes to ``out_path``, int32 in `.npy`.
+    """Cut a ParHIP file; the part of each node goes into the `.npy` file ``out_path``, int32.
 
-    One thread: with several the result differs from run to run.
+    That file is there: the caller made it, and so learned of a full disk.
+    One thread: with several the result differs from run to run. And a new one: KaMinPar reads
+    memory that it has not written. glibc gives each thread memory of its own, where that reads
+    the same in each run; the main thread's holds what Python left there, which depends on the
+    length of paths and on the environment.
     """
     import kaminpar
 
@@ -18,8 +27,12 @@ def main(graph_path: str, out_path: str, num_parts: int, seed: int, imbalance: f
     graph = kaminpar.load_graph(graph_path, kaminpar.GraphFileFormat.PARHIP, compress=True)
     solver = kaminpar.KaMinPar(1, kaminpar.default_context())
     parts = solver.compute_partition(graph, num_parts, eps=imbalance)
-    np.save(out_path, np.array(parts, np.int32))
+    np.load(out_path, mmap_mode="r+")[:] = parts
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(
+            main, sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+        )
+    found.result()

@@ -8,18 +8,23 @@ follow the loads). The last sweeps are strict: nothing moves into a part that ha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from sar.partition.compiled import compiled
 from sar.partition.methods.graph import CutGraph
+from sar.partition.progress import Counter, Progress, silent
 
-# Of an average node's neighbors, what a part takes for it at twice the mean, sweep by sweep. Higher
-# prices, or more of them that rise, balance little better and move what need not move.
-_FACTORS = (0.25, 0.25, 0.25, 0.25, 0.5)
-_STRICT_SWEEPS = 3
+_PRICED_SWEEPS, _STRICT_SWEEPS = 4, 3
 _FEW = 1000  # of the nodes one moves: another sweep is not worth its time
+# Of an average node's neighbors, what a part takes for it at twice the mean. Higher prices move
+# what need not move.
+_FACTOR = 0.25
+# How often prices double where a bound is still missed: dense clusters that share few edges with
+# others leave their part for nothing less. Not those of halo rows: cutting makes more of them.
+_RISES = 8
 _CANDIDATES = 4  # parts for which a node's new halo rows are counted
 _WORD = 64
 
@@ -47,8 +52,16 @@ class Bounds:
 class _Loads:
     """What parts bear, a row a kind: node types, in-edges, training nodes, halo rows."""
 
-    def __init__(self, graph: CutGraph, parts: np.ndarray, num_parts: int, bounds: Bounds) -> None:
-        self._graph, self._parts = graph, parts
+    def __init__(
+        self,
+        graph: CutGraph,
+        parts: np.ndarray,
+        num_parts: int,
+        bounds: Bounds,
+        progress: Progress,
+    ) -> None:
+        self._graph, self._parts, self._progress = graph, parts, progress
+        self._sweeps = 0
         self.num_types = int(graph.types.max(initial=0)) + 1
         self.values = np.zeros((self.num_types + 3, num_parts), np.float64)
         train = np.zeros(0, bool) if graph.train is None else graph.train
@@ -63,22 +76,24 @@ class _Loads:
             [np.inf if f is None else f * mean for f, mean in zip(factors, self.means)]
         )
         self.caps[-1] /= self.means[-1]  # of the mean of the moment
-        whole = np.ceil(self.values[: self.num_types].mean(axis=1))
-        self.caps[: self.num_types] = np.maximum(self.caps[: self.num_types], whole)
+        # Few nodes cannot be shared better, nor a hub's edges: its part bears others' as well.
+        least, hub = np.ceil(self.values.mean(axis=1)), float(graph.in_edges.max(initial=0))
+        if hub > self.means[-3] / 2:
+            least[-3] = hub + self.means[-3] - hub / num_parts
+        self.caps[:-1] = np.maximum(self.caps[:-1], least[:-1])
         degree = len(graph.rows.values) / max(graph.num_nodes, 1)
         units = [degree] * self.num_types + [1.0, degree, 1.0]
         self.units = np.array([0.0 if f is None else u for f, u in zip(factors, units)])
 
-    def any_type_above(self) -> bool:
-        """Whether a part has more nodes of a type than it may."""
-        types = slice(self.num_types)
-        return bool((self.values[types] > self.caps[types, None]).any())
+    def is_above(self) -> bool:
+        """Whether a part bears more than it may of anything but halo rows."""
+        return bool((self.values[:-1] > self.caps[:-1, None]).any())
 
     def any_above(self) -> bool:
         """Whether a part has more of anything than it may."""
         halo = self.values[-1]
-        others = (self.values[:-1] > self.caps[:-1, None]).any()
-        return bool(others or halo.max() > self.caps[-1] * halo.mean())
+        # The cap may be infinite, and no part may need a halo.
+        return self.is_above() or bool(halo.max() > self.caps[-1] * max(halo.mean(), 1e-9))
 
     def count_halo(self) -> None:
         """Halo rows of each part, exactly; in a sweep they are followed only in part."""
@@ -86,25 +101,59 @@ class _Loads:
             rows = self._graph.rows
             self.needs[:] = 0
             self.values[-1] = 0
-            _count_needs(rows.indptr, rows.values, self._parts, self.needs, self.values[-1])
+            for run in self._runs("counting halo rows"):
+                _count_needs(*rows, *run, self._parts, self.needs, self.values[-1])
+
+    def sweep(self) -> Iterator[tuple[int, int]]:
+        """Runs of nodes that are moved in one more sweep."""
+        self._sweeps += 1
+        return self._runs(f"refining the cut, sweep {self._sweeps}")
+
+    def _runs(self, what: str) -> Iterator[tuple[int, int]]:
+        graph = self._graph
+        return graph.rows.runs(Counter(self._progress, what, graph.num_nodes))
 
 
-def refine(graph: CutGraph, parts: np.ndarray, num_parts: int, bounds: Bounds) -> None:
+def refine(
+    graph: CutGraph,
+    parts: np.ndarray,
+    num_parts: int,
+    bounds: Bounds,
+    progress: Progress = silent,
+) -> None:
     """Change ``parts``, int16 [N], in place; the bounds of node types hold at the end.
 
     Memory: 8 bytes a node for each 64 parts where halo rows are balanced.
     """
-    loads = _Loads(graph, parts, num_parts, bounds)
+    loads = _Loads(graph, parts, num_parts, bounds, progress)
     factor = 0.0
-    if not bounds.is_plain or loads.any_type_above():
-        for factor in _FACTORS:
+    if not bounds.is_plain or loads.is_above():
+        factor = _FACTOR
+        for _ in range(_PRICED_SWEEPS):
             moved = _run(graph, parts, loads, factor, strict=False)
             if moved <= graph.num_nodes // _FEW and not loads.any_above():
                 break
+    _settle(graph, parts, loads, factor)
+    if loads.is_above():
+        _press(graph, parts, loads, factor)
+    _fit(graph, parts, loads)
+
+
+def _press(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> None:
+    """Raise prices until the bounds hold."""
+    for _ in range(_RISES):
+        factor *= 2
+        _run(graph, parts, loads, factor, strict=False)
+        if not loads.is_above():
+            break
+    _settle(graph, parts, loads, factor)
+
+
+def _settle(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> None:
+    """Sweeps that keep to the bounds, until few nodes move."""
     for _ in range(_STRICT_SWEEPS):
         if _run(graph, parts, loads, factor, strict=True) <= graph.num_nodes // _FEW:
             break
-    _fit(graph, parts, loads)
 
 
 def _run(
@@ -113,15 +162,20 @@ def _run(
     """One sweep over all nodes; how many moved."""
     num_parts = loads.values.shape[1]
     slopes = factor * loads.units / loads.means
-    moved = _sweep(
-        graph.rows.indptr, graph.rows.values, parts, graph.types, graph.in_edges, loads.train,
-        loads.needs, loads.values, loads.means, slopes, loads.caps, strict,
+    slopes[-1] = min(slopes[-1], _FACTOR * loads.units[-1] / loads.means[-1])
+    room = (
         np.zeros(num_parts, np.int32), np.zeros(num_parts, np.int32),
         np.zeros(_CANDIDATES, np.float64), np.zeros(_CANDIDATES, np.int32),
         np.zeros(_CANDIDATES, np.int32),
     )  # fmt: skip
+    moved = 0
+    for run in loads.sweep():
+        moved += _sweep(
+            *graph.rows, *run, parts, graph.types, graph.in_edges, loads.train,
+            loads.needs, loads.values, loads.means, slopes, loads.caps, strict, *room,
+        )  # fmt: skip
     loads.count_halo()
-    return int(moved)
+    return moved
 
 
 def _fit(graph: CutGraph, parts: np.ndarray, loads: _Loads) -> None:
@@ -149,8 +203,8 @@ def _count_loads(parts, types, in_edges, train, loads):
 
 
 @compiled
-def _count_needs(indptr, values, parts, needs, halo):
-    for u in range(len(parts)):
+def _count_needs(indptr, values, first, last, parts, needs, halo):
+    for u in range(first, last):
         own = parts[u]
         for at in range(indptr[u], indptr[u + 1]):
             p = parts[values[at]]
@@ -240,13 +294,13 @@ def _move_needs(indptr, values, u, own, to, near_own, parts, needs, halo):
 
 @compiled
 def _sweep(
-    indptr, values, parts, types, in_edges, train, needs, loads, means, slopes, caps, strict,
-    count, near, score, best, most_fresh,
+    indptr, values, first, last, parts, types, in_edges, train, needs, loads, means, slopes, caps,
+    strict, count, near, score, best, most_fresh,
 ):  # fmt: skip
-    num_parts, last = len(count), len(means) - 1
-    halo, halo_total = loads[last], loads[last].sum()
+    num_parts, at_halo = len(count), len(means) - 1
+    halo, halo_total = loads[at_halo], loads[at_halo].sum()
     moved = 0
-    for u in range(len(parts)):
+    for u in range(first, last):
         own = parts[u]
         found = 0
         for at in range(indptr[u], indptr[u + 1]):
@@ -271,17 +325,17 @@ def _sweep(
             count[near[i]] = 0
         halo_mean, to = halo_total / num_parts, own
         if len(needs):
-            to_score -= slopes[last] * (halo[own] - halo_mean) * (degree - near_own)
+            to_score -= slopes[at_halo] * (halo[own] - halo_mean) * (degree - near_own)
         if strict and everywhere:
             to_score = -1e300
         for i in range(kept):
             p, value = best[i], score[i]
             if len(needs):
-                price = slopes[last] * (halo[p] - halo_mean)
+                price = slopes[at_halo] * (halo[p] - halo_mean)
                 if value + max(0.0, -price) * most_fresh[i] <= to_score:
                     continue
                 fresh = _fresh(indptr, values, u, p, parts, needs)
-                if strict and fresh > 0 and halo[p] + fresh > caps[last] * halo_mean:
+                if strict and fresh > 0 and halo[p] + fresh > caps[at_halo] * halo_mean:
                     continue
                 value -= price * fresh
             if value > to_score:

@@ -89,7 +89,7 @@ def load_dgl_dataset(name: str, root: str | None = None) -> GraphArrays:
     dgl = require_dgl(f"data set {name!r}")
     maker = getattr(dgl.data, dgl_dataset_names().get(name.lower(), name))
     keywords = {} if root is None else {"raw_dir": root}
-    with _explain(name, root or "DGL's data folder"), plain_pickles():
+    with explained(name, root or "DGL's data folder"), plain_pickles():
         dataset = maker(**keywords)
         if len(dataset) != 1:
             raise SarError(f"data set {name!r} holds {len(dataset)} graphs, expected a single one")
@@ -118,7 +118,7 @@ def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
             f"data set {name!r} needs ogb: pip install 'sar[data]'"
         ) from error
     root = root or DEFAULT_OGB_ROOT
-    with _explain(name, root), plain_pickles(), _weights_only_loads(dataset_dgl, Path(root)):
+    with explained(name, root), plain_pickles(), weights_only_loads(dataset_dgl, Path(root)):
         dataset = dataset_dgl.DglNodePropPredDataset(name=name, root=root)
         split = dataset.get_idx_split()
         graph, labels = dataset[0]
@@ -152,7 +152,7 @@ def _labels(value: Tensor, classify: bool) -> Tensor:
 
 
 @contextlib.contextmanager
-def _explain(name: str, folder: str) -> Iterator[None]:
+def explained(name: str, folder: str) -> Iterator[None]:
     """Turn what the loaders do when a download fails or is refused into one SarError."""
     try:
         yield
@@ -209,7 +209,7 @@ def _numpy_globals() -> list[Any]:
 
 
 @contextlib.contextmanager
-def _weights_only_loads(module, root: Path) -> Iterator[None]:
+def weights_only_loads(module, root: Path) -> Iterator[None]:
     """While inside, `module` (OGB's loader) sees `_Torch` under the name torch."""
     before = module.torch
     module.torch = _Torch(root)

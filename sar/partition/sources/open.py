@@ -13,6 +13,7 @@ from sar.partition.sources.datasets import (
     read_dgl_file,
 )
 from sar.partition.sources.generate import bibliography_graph, community_graph, rmat_graph
+from sar.partition.sources.links import load_ogb_links
 from sar.partition.sources.npz import read_npz
 
 GENERATORS: dict[str, Callable[..., GraphArrays]] = {
@@ -21,11 +22,15 @@ GENERATORS: dict[str, Callable[..., GraphArrays]] = {
     "bibliography": bibliography_graph,
 }
 OGB_NAMES = ("ogbn-arxiv", "ogbn-products", "ogbn-proteins", "ogbn-papers100M", "ogbn-mag")
+OGB_LINKS = (
+    "ogbl-collab", "ogbl-citation2", "ogbl-ppa", "ogbl-ddi", "ogbl-vessel", "ogbl-wikikg2",
+    "ogbl-biokg",
+)  # fmt: skip
 ACCEPTED = (
     "synthetic[:nodes=..,edges=..,seed=..], rmat[:scale=..,samples=..,seed=..], "
     "bibliography[:papers=..,seed=..], an .npz file, a file of dgl.save_graphs, PyG's Data in a "
-    ".pt file, an OGB data set (ogbn-arxiv), a dgl.data one (cora), a description of tables "
-    "(.yaml, .json), files of edges ('edges-*.parquet', .csv, .tsv, .npy), DGL's chunks "
+    ".pt file, an OGB data set (ogbn-arxiv, ogbl-collab), a dgl.data one (cora), a description of "
+    "tables (.yaml, .json), files of edges ('edges-*.parquet', .csv, .tsv, .npy), DGL's chunks "
     "(metadata.json), or partitions of DGL, PyG or GraphLearn (their .json or folder)"
 )
 
@@ -46,15 +51,16 @@ def open_source(text: str) -> GraphArrays:
     if name in GENERATORS:
         maker = GENERATORS[name]
         return maker(**parse_options(name, options, _option_types(maker)))
-    if name.startswith("ogbn-"):
-        _check_known(name, OGB_NAMES)
-        return load_ogb_dataset(name, **parse_options(name, options, {"root": str}))
+    if name.startswith(("ogbn-", "ogbl-")):
+        _check_known(name, (*OGB_NAMES, *OGB_LINKS))
+        load = load_ogb_dataset if name in OGB_NAMES else load_ogb_links
+        return load(name, **parse_options(name, options, {"root": str}))
     known = dgl_dataset_names()
     if name.lower() in known or name in known.values():
         return load_dgl_dataset(name, **parse_options(name, options, {"root": str}))
     if os.sep in text or text.endswith((".npz", ".bin", ".dgl")):
         raise FileNotFoundError(f"input file {text!r} does not exist")
-    _check_known(name, [*GENERATORS, *OGB_NAMES, *known])
+    _check_known(name, [*GENERATORS, *OGB_NAMES, *OGB_LINKS, *known])
     raise ValueError(f"input {text!r} is unknown; accepted: {ACCEPTED}")
 
 

@@ -1,0 +1,139 @@
+"""Cuts one graph by one method and watches what that takes, its child processes included."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure
+
+_INTERVAL = 0.005  # seconds between two readings
+
+
+class Cutting:
+    """A process that has a graph's edges mapped from files, and its loops compiled."""
+
+    def __init__(self, rank: int, size: int, port: int, folder: str) -> None:
+        from sar.partition import npy
+        from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+
+        found = {path.stem: npy.tensor(path) for path in Path(folder).glob("*.npy")}
+        columns = {name: found[name] for name in found if name == "train_mask"}
+        self.graph = GraphArrays(
+            "g",
+            {NTYPE_HOMO: int(found["num_nodes"])},
+            {ETYPE_HOMO: (found["src"], found["dst"])},
+            {NTYPE_HOMO: columns},
+        )
+
+    def run(self, name: str, balance: list[str], num_parts: int) -> dict[str, float]:
+        """What the cut took, in seconds and bytes, and how good it is."""
+        from sar.partition.cut import assign
+        from sar.partition.quality import measure as measure_cut
+
+        arguments: dict[str, Any] = {"num_parts": num_parts, "method": name, "balance": balance}
+        assign(small_graph(), **arguments)  # loads compiled loops, and DGL
+        measure.settle()
+        begin, before = cpu_seconds(), measure.anonymous_bytes()
+        with PeakOfAll() as watch:
+            parts = assign(self.graph, **arguments)
+        seconds = cpu_seconds() - begin
+        quality = measure_cut(self.graph, parts, num_parts)
+        return {
+            "cpu": seconds,
+            "peak": watch.peak - before,
+            "cut": quality.cut_share,
+            "nodes": quality.node_balance,
+            "edges": quality.edge_balance,
+            "halo": quality.halo_balance,
+            "rows": int(quality.halo.sum()),
+        }
+
+
+def small_graph() -> Any:
+    """Of one type, with training nodes."""
+    from sar.partition.sources.generate import community_graph
+
+    return community_graph(400, 4000, features=1)
+
+
+def cpu_seconds() -> float:
+    """User and system, of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+class PeakOfAll:
+    """Context manager: the largest anonymous memory of this process and its children together."""
+
+    peak = 0
+
+    def __enter__(self) -> PeakOfAll:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self.peak = max(self.peak, sum(map(anonymous_bytes, [os.getpid(), *children()])))
+            if self._stop.wait(_INTERVAL):
+                return
+
+
+def children() -> list[int]:
+    """Of all threads of this process; without those that still are a copy of it."""
+    own, found = command_line("self"), []
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            found += [int(word) for word in path.read_text().split()]
+        except OSError:  # the thread has ended
+            pass
+    return [pid for pid in found if command_line(str(pid)) != own]
+
+
+def command_line(pid: str) -> bytes:
+    """Of any process; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Of any process; 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def save_edges(graph: Any, folder: Path) -> None:
+    """What :class:`Cutting` maps; whole or not at all."""
+    ((src, dst),) = graph.edges.values()
+    (data,) = graph.node_data.values()
+    arrays = {"src": src, "dst": dst}
+    if "train_mask" in data:
+        arrays["train_mask"] = data["train_mask"].bool()
+    unfinished = folder.with_name(folder.name + ".partial")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    np.save(unfinished / "num_nodes.npy", graph.total_nodes)
+    for name, column in arrays.items():
+        np.save(unfinished / f"{name}.npy", column.numpy())
+    unfinished.rename(folder)

@@ -1,0 +1,181 @@
+"""Any small graph, any transform and any method; and what DGL itself reads of the partitions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from round_trips import SOURCES, Back, files_of, one_type, read_back, several_types
+from torch import Tensor
+
+from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.cut import METHODS, find_method
+from sar.partition.run import PartitionOptions, partition
+from sar.partition.transform import SELF_LOOPS, Transforms
+
+dgl = pytest.importorskip("dgl")
+Run = tuple[tuple[int, int] | None, str, PartitionOptions, str]
+Pairs = dict[CanonicalEtype, list[tuple[int, int]]]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def transformed(graph: GraphArrays, wanted: Transforms) -> Pairs:
+    """Source and destination of each edge, as a user would write it."""
+    found: Pairs = {}
+    for etype, (src, dst) in graph.edges.items():
+        pairs, alike = list(zip(src.tolist(), dst.tolist(), strict=True)), etype[0] == etype[2]
+        if alike:
+            if wanted.symmetrise:
+                pairs += [(v, u) for u, v in pairs]
+            if wanted.self_loops != "keep":
+                pairs = [one for one in pairs if one[0] != one[1]]
+            if wanted.self_loops == "add":
+                pairs += [(u, u) for u in range(graph.num_nodes[etype[0]])]
+        if wanted.symmetrise or wanted.drop_duplicates:
+            pairs = sorted(set(pairs), key=lambda one: one[::-1])
+        found[etype] = pairs
+        if wanted.symmetrise and not alike:
+            found[etype[2], f"rev_{etype[1]}", etype[0]] = [one[::-1] for one in pairs]
+    return found
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Sizes of a graph (or none: one of several types), its form, how it is cut, and the format
+    that it is kept in before."""
+    method = draw(st.sampled_from([*METHODS, "keep"]))
+    sizes = draw(st.none() | st.tuples(st.integers(1, 40), st.integers(0, 60)))
+    balances = sorted(find_method(method).balances) if method != "keep" else []
+    balance = draw(st.none() | st.frozensets(st.sampled_from(balances))) if balances else None
+    options = PartitionOptions(
+        draw(st.integers(1, min(5, sizes[0] if sizes else 5))),
+        method,
+        balance,
+        seed=draw(st.integers(0, 99)),
+        transforms=Transforms(
+            draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from(SELF_LOOPS))
+        ),
+        format=draw(st.sampled_from(["dgl", "pyg"])),
+    )
+    form = draw(st.sampled_from(["DGL", "npz", "YAML, npy"]))
+    return sizes, form, options, draw(st.sampled_from(["dgl", "pyg"]))
+
+
+@given(runs())
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_each_node_and_edge_once(tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
+    sizes, form, options, before = run
+    graph = one_type(*sizes, options.seed) if sizes else several_types(options.seed)
+    folder = tmp_path_factory.mktemp("any")
+    source = SOURCES[form](graph, folder)
+    given, graph = source.given, source.graph
+    if options.method == "keep":
+        cut = PartitionOptions(options.num_parts, "random", seed=1, format=before)
+        given = partition(given, folder / "before", cut).path
+        owner = read_back(given, options.num_parts).owner
+    done = [partition(given, folder / name, options) for name in ("a", "b")]
+    assert files_of(folder / "a") == files_of(folder / "b"), "the same seed gave other bytes"
+    back = read_back(done[0].path, options.num_parts)
+    pairs = transformed(graph, options.transforms)
+    assert set(back.graph.edges) == set(pairs)
+    for etype, (src, dst) in back.graph.edges.items():
+        assert list(zip(src.tolist(), dst.tolist(), strict=True)) == pairs[etype]
+    assert back.graph.num_nodes == graph.num_nodes
+    for ntype, columns in graph.node_data.items():
+        assert torch.equal(back.graph.node_data[ntype]["feat"], columns["feat"])
+    if options.method == "keep":
+        assert all(torch.equal(back.owner[ntype], parts) for ntype, parts in owner.items())
+    assert int(done[0].quality.nodes.sum()) == graph.total_nodes
+    if options.format == "dgl":
+        dgl_agrees(done[0].path, options.num_parts, back)
+
+
+# --------------------------------------------------------------------------------- DGL's readers
+
+
+def dgl_agrees(path: str, num_parts: int, back: Back) -> None:
+    """Its books, graphs with halo nodes, and features say what ours do."""
+    from dgl.distributed import load_partition, load_partition_book
+
+    parts = [load_partition(path, part) for part in range(num_parts)]
+    ids = {  # what its ids inside a type are in the graph that was cut
+        ntype: torch.cat([one[1][f"{ntype}/orig_id"] for one in parts])
+        for ntype in back.graph.num_nodes
+    }
+    for part, (local, _, edge_feats, book, _, ntypes, etypes) in enumerate(parts):
+        assert book.metadata() == load_partition_book(path, part)[0].metadata()
+        nodes, kinds = list(ntypes), list(etypes)
+        number, owner = local.ndata[dgl.NID], local.ndata["part_id"].long()
+        assert torch.equal(book.nid2partid(number), owner)
+        assert torch.equal(owner == part, local.ndata["inner_node"].bool())
+        kind, inside = book.map_to_per_ntype(number)
+        orig = torch.zeros(len(number), dtype=torch.int64)
+        for at, ntype in enumerate(nodes):
+            rows = kind == at
+            orig[rows] = ids[ntype][inside[rows]]
+            assert torch.equal(back.owner[ntype][orig[rows]], owner[rows])
+        src, dst = local.edges(order="eid")
+        assert local.edata["inner_edge"].bool().all() and (owner[dst] == part).all()
+        edge_kind, edge_inside = book.map_to_per_etype(local.edata[dgl.EID])
+        for at, etype in enumerate(kinds):
+            rows = edge_kind == at
+            own = etype if isinstance(etype, tuple) else tuple(etype.split(":"))
+            eids = edge_feats[f"{':'.join(own)}/orig_eid"]
+            eids = eids[edge_inside[rows] - edge_inside[rows].min()] if rows.any() else eids
+            expected = back.graph.edges[own]
+            assert torch.equal(orig[src[rows]], expected[0][eids])
+            assert torch.equal(orig[dst[rows]], expected[1][eids])
+
+
+@pytest.mark.parametrize("make", [one_type, several_types])
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
+def test_dgl_reads_what_is_written(
+    make: Callable[[], GraphArrays], num_parts: int, tmp_path: Path
+) -> None:
+    graph = make()
+    done = partition(graph, tmp_path / "out", PartitionOptions(num_parts, "random"))
+    dgl_agrees(done.path, num_parts, read_back(done.path, num_parts))
+
+
+STANDALONE = """
+    import os, sys
+    os.environ["DGL_DIST_MODE"] = "standalone"
+    import dgl, torch
+    dgl.distributed.initialize("unused")
+    graph = dgl.distributed.DistGraph(sys.argv[1], part_config=sys.argv[2])
+    nodes = torch.arange(graph.num_nodes())
+    told = {"nodes": nodes.shape[0], "feat": graph.ndata["feat"][nodes]}
+    told["orig_id"] = graph.ndata["orig_id"][nodes]
+    told["weight"] = graph.edata["weight"][torch.arange(graph.num_edges())]
+    drawn = dgl.distributed.sample_neighbors(graph, nodes, -1)
+    told["src"], told["dst"] = drawn.edges()
+    told["owner"] = graph.get_partition_book().nid2partid(nodes)
+    torch.save(told, sys.argv[3])
+"""
+
+
+def test_distgraph_reads_what_is_written(tmp_path: Path) -> None:
+    """Its standalone mode, which takes one part."""
+    graph = one_type()
+    done = partition(graph, tmp_path / "out", PartitionOptions(1, name="one"))
+    words = ["one", done.path, str(tmp_path / "told.pt")]
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STANDALONE), *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    told: dict[str, Tensor] = torch.load(tmp_path / "told.pt", weights_only=True)
+    (data,), (ends,) = graph.node_data.values(), graph.edges.values()
+    assert torch.equal(told["feat"], data["feat"][told["orig_id"]])
+    assert not told["owner"].any() and len(told["weight"]) == graph.total_edges
+    drawn = zip(*(told["orig_id"][told[end]].tolist() for end in ("src", "dst")), strict=True)
+    assert sorted(drawn) == sorted(zip(*(one.tolist() for one in ends), strict=True))
+    assert np.array_equal(np.sort(told["orig_id"]), np.arange(graph.total_nodes))
