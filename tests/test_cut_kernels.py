@@ -65,7 +65,7 @@ def test_rows_are_sorted_unique_and_symmetric(tiny_blocks, tmp_path, edges):
 def test_sorted_rows_are_numpys(tiny_blocks, tmp_path, edges, unique):
     row, value = np.array(edges, np.int32).reshape(-1, 2).T.copy()
     blocks = [(row[low : low + 7], value[low : low + 7]) for low in range(0, len(row), 7)]
-    rows = sort_rows(lambda: iter(blocks), 12, tmp_path, unique=unique)
+    rows = sort_rows(lambda _: iter(blocks), 12, tmp_path, unique=unique)
     take = np.unique if unique else np.sort
     assert neighbors(rows) == [take(value[row == number]).tolist() for number in range(12)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["indptr.npy", "values.npy"]
@@ -75,7 +75,7 @@ def test_long_rows_are_sorted(tmp_path):
     """Longer than what is sorted by insertion."""
     values = np.random.default_rng(0).integers(0, 500, 1000).astype(np.int32)
     row = np.zeros(1000, np.int32)
-    rows = sort_rows(lambda: iter([(row, values)]), 2, tmp_path, unique=False)
+    rows = sort_rows(lambda _: iter([(row, values)]), 2, tmp_path, unique=False)
     assert neighbors(rows) == [np.sort(values).tolist(), []]
 
 
@@ -130,7 +130,7 @@ def test_thinning_keeps_the_weight_of_cuts(tmp_path):
     clusters, weights = np.arange(3000, dtype=np.int32) // 3, np.ones(3000, np.int32)
     found = []
     for most in (1 << 24, 20_000):
-        write_contracted(rows, clusters, weights, tmp_path / "c.parhip", most)
+        write_contracted(rows, clusters, weights, tmp_path / "c.parhip", most_edges=most)
         indptr, others, _, edge_weights = read_parhip(tmp_path / "c.parhip")
         ends = np.repeat(np.arange(1000), np.diff(indptr.astype(np.int64)))
         up, down = ends < others, ends > others
@@ -173,7 +173,7 @@ def test_halo_rows_are_counted_and_followed(tmp_path, edges, parts):
 
     def needs() -> np.ndarray:
         found, halo = np.zeros((12, 2), np.uint64), np.zeros(70)
-        refine._count_needs(rows.indptr, rows.values, owner, found, halo)
+        refine._count_needs(rows.indptr, rows.values, 0, len(owner), owner, found, halo)
         bits = np.unpackbits(found.view(np.uint8), axis=1, bitorder="little")[:, :70]
         np.testing.assert_array_equal(halo, bits.sum(axis=0))
         return bits
@@ -183,7 +183,7 @@ def test_halo_rows_are_counted_and_followed(tmp_path, edges, parts):
         wanted[u, [owner[v] for v in own if owner[v] != owner[u]]] = 1
     np.testing.assert_array_equal(needs(), wanted)
     followed, halo = np.zeros((12, 2), np.uint64), np.zeros(70)
-    refine._count_needs(rows.indptr, rows.values, owner, followed, halo)
+    refine._count_needs(rows.indptr, rows.values, 0, len(owner), owner, followed, halo)
     u, own = 3, int(owner[3])
     to = next((int(owner[v]) for v in neighbors(rows)[u] if owner[v] != own), (own + 1) % 70)
     near = sum(owner[v] == own for v in neighbors(rows)[u])

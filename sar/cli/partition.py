@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sar.cli.cut_picture import check_picture, draw
 from sar.cli.cut_report import (
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     options, model = _options(args), model_of(args)
     if args.plot is not None:
         check_picture(args.plot, "--plot")
-    with _warnings_in_a_line(), _Bars() as bars:
+    with Bars() as bars, _warnings_in_a_line():
         done = partition(args.input, args.out, options, bars.show)
     predicted = None if model is None else predict_cut(done.graph, done.quality, model)
     if model is not None and predicted is None:
@@ -173,26 +174,30 @@ def _report(done: Partitioned, method: str) -> list[str]:
     return lines
 
 
-class _Bars:
+class Bars:
     """A bar on the terminal for each thing that takes time, one after another."""
 
-    def __enter__(self) -> "_Bars":
-        self._what, self._bar = "", None
+    def __enter__(self) -> "Bars":
+        self._of, self._done = ("", 0), 0
+        self._bar: Any = None
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """That much of it is done."""
+        """That much of it is done; the bar of what was done before goes."""
         from tqdm import tqdm
 
-        if what != self._what:
+        if (what, total) != self._of or done < self._done:
             self._close()
-            self._what = what
-            self._bar = tqdm(total=total, desc=what, unit_scale=True, leave=False, disable=None)
-        if self._bar is not None:
-            self._bar.update(done - self._bar.n)
+            self._of, self._done = (what, total), 0
+            self._bar = tqdm(
+                total=total or None, desc=what, unit="", unit_scale=True, miniters=1, leave=False,
+                dynamic_ncols=True, disable=None,
+            )  # fmt: skip
+        self._bar.update(done - self._done)
+        self._done = done
 
     def _close(self) -> None:
         if self._bar is not None:
@@ -202,7 +207,12 @@ class _Bars:
 
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Warnings without the line of this program that gave them."""
+    """Warnings without the line of this program that gave them, above the bar."""
+
+    from tqdm import tqdm
+
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(f"{WARNING}{message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_: tqdm.write(
+            f"{WARNING}{message}", file=sys.stderr
+        )
         yield

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sar.partition.progress import Counter, Progress, silent
+
 NTYPE_HOMO = "_N"
 ETYPE_HOMO = ("_N", "_E", "_N")
 ORIG_ID, ORIG_EID = "orig_id", "orig_eid"
@@ -14,6 +16,7 @@ STORED_DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
 CanonicalEtype = tuple[str, str, str]
+_BLOCK = 1 << 20  # edges that are looked at together
 
 
 @dataclass
@@ -50,6 +53,13 @@ class GraphArrays:
     def is_homogeneous(self) -> bool:
         return len(self.num_nodes) == 1 and len(self.edges) == 1
 
+    @property
+    def nbytes(self) -> int:
+        """Of all edges and data."""
+        ends = sum(one.nbytes for pair in self.edges.values() for one in pair)
+        frames = (*self.node_data.values(), *self.edge_data.values())
+        return ends + sum(column.nbytes for columns in frames for column in columns.values())
+
     def node_offsets(self) -> dict[str, int]:
         """First id of each node type when the types are laid one after another."""
         offsets, start = {}, 0
@@ -66,8 +76,9 @@ class GraphArrays:
                 data[ORIG_ID] = torch.arange(count)
         return self
 
-    def validate(self) -> "GraphArrays":
+    def validate(self, progress: Progress = silent) -> "GraphArrays":
         """Check types, dtypes, shapes and ids; returns self. Raises ValueError naming the item."""
+        counter = Counter(progress, "checking ids", 2 * self.total_edges)
         if not self.num_nodes:
             raise ValueError("num_nodes is empty: a graph needs at least one node type")
         for ntype, count in self.num_nodes.items():
@@ -75,7 +86,7 @@ class GraphArrays:
             if count < 0:
                 raise ValueError(f"num_nodes[{ntype!r}] is {count}, expected 0 or more")
         for etype in self.edges:
-            self._check_edges(etype)
+            self._check_edges(etype, counter)
         for ntype, data in self.node_data.items():
             if ntype not in self.num_nodes:
                 raise ValueError(
@@ -88,7 +99,7 @@ class GraphArrays:
             _check_rows(f"edge_data[{etype!r}]", data, len(self.edges[etype][0]))
         return self
 
-    def _check_edges(self, etype: CanonicalEtype) -> None:
+    def _check_edges(self, etype: CanonicalEtype, counter: Counter) -> None:
         if len(etype) != 3:
             raise ValueError(
                 f"edge type {etype!r}: expected (source type, relation, destination type)"
@@ -105,11 +116,23 @@ class GraphArrays:
                 raise ValueError(f"edges[{etype!r}]: {ntype!r} is not among {list(self.num_nodes)}")
             if ids.dtype != torch.int64:
                 raise ValueError(f"edges[{etype!r}] {side} is {ids.dtype}, expected torch.int64")
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_nodes[ntype]:
+            low, high = _span(ids, counter)
+            if low < 0 or high >= self.num_nodes[ntype]:
                 raise ValueError(
-                    f"edges[{etype!r}] {side} ids span [{int(ids.min())}, {int(ids.max())}], "
+                    f"edges[{etype!r}] {side} ids span [{low}, {high}], "
                     f"expected [0, {self.num_nodes[ntype] - 1}] ({ntype!r} nodes)"
                 )
+
+
+def _span(ids: Tensor, counter: Counter) -> tuple[int, int]:
+    """The smallest and the largest one, 0 and -1 where there are none; in blocks."""
+    lows, highs = [], []
+    for block in ids.split(_BLOCK):
+        if len(block):
+            lows.append(int(block.min()))
+            highs.append(int(block.max()))
+            counter.add(len(block))
+    return min(lows, default=0), max(highs, default=-1)
 
 
 def _check_name(what: str, name: str) -> None:

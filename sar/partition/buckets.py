@@ -8,6 +8,7 @@ its place, and then each bucket is put in order by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +16,12 @@ import numpy as np
 
 from sar.partition import npy
 from sar.partition.compiled import compiled
+from sar.partition.progress import NOBODY, Counter, Progress, silent
 
 BUCKET_PAIRS = 1 << 24
 BLOCK = 1 << 20
-Blocks = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+_RUN = 1 << 22  # values that are looked at together
+Blocks = Callable[[str], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
 class Rows(NamedTuple):
@@ -32,20 +35,34 @@ class Rows(NamedTuple):
     indptr: np.ndarray
     values: np.ndarray
 
+    def runs(self, counter: Counter = NOBODY) -> Iterator[tuple[int, int]]:
+        """``(first, last)`` of all rows, a few million values together: a second's work.
 
-def sort_rows(blocks: Blocks, num_rows: int, folder: Path, *, unique: bool = True) -> Rows:
+        Rows count when they have been dealt with.
+        """
+        marks = np.arange(_RUN, len(self.values) + _RUN, _RUN)
+        ends = np.searchsorted(self.indptr[:-1], marks)
+        for first, last in pairwise(np.unique([0, *ends, len(self.indptr) - 1]).tolist()):
+            yield first, last
+            counter.add(last - first)
+
+
+def sort_rows(
+    blocks: Blocks, num_rows: int, folder: Path, progress: Progress = silent, *, unique: bool = True
+) -> Rows:
     """The pairs of all blocks as rows; with ``unique`` a pair that comes again is dropped.
 
     Args:
         blocks: starts over at each call and gives int32 rows (below ``num_rows``) and values, the
-            same each time, at most `BLOCK` pairs at once.
+            same each time, at most `BLOCK` pairs at once. It is called with the name of what is
+            done with them, and tells of its progress itself.
         folder: where ``indptr.npy`` and ``values.npy`` come to lie; needs 12 bytes a pair, of
             which 4 remain.
 
     Memory: 4 bytes a row, 4 a pair of the largest bucket. Raises ``OSError`` for a full disk.
     """
     counts = np.zeros(num_rows, np.uint32)
-    for rows, _ in blocks():
+    for rows, _ in blocks("counting edges"):
         _count(rows, counts)
     first_rows = _bucket_bounds(counts)
     bounds = zip(first_rows[:-1].tolist(), first_rows[1:].tolist())
@@ -55,7 +72,8 @@ def sort_rows(blocks: Blocks, num_rows: int, folder: Path, *, unique: bool = Tru
     _spread(blocks, first_rows, sizes, pairs)
     values_path = folder / "values.npy"
     values = npy.create(values_path, np.int32, (len(pairs),))
-    kept = _order(pairs, counts, first_rows, values, unique)
+    counter = Counter(progress, "sorting edges", len(pairs))
+    kept = _order(pairs, counts, first_rows, values, unique, counter)
     del pairs
     spread_path.unlink()
     indptr = npy.create(folder / "indptr.npy", np.int64, (num_rows + 1,))
@@ -71,12 +89,17 @@ def _bucket_bounds(counts: np.ndarray) -> np.ndarray:
 
 def _spread(blocks: Blocks, first_rows: np.ndarray, sizes: np.ndarray, pairs: np.ndarray) -> None:
     cursor = np.cumsum(sizes) - sizes
-    for rows, values in blocks():
+    for rows, values in blocks("spreading edges"):
         _spread_block(rows, values, first_rows, cursor, pairs)
 
 
 def _order(
-    pairs: np.ndarray, counts: np.ndarray, first_rows: np.ndarray, values: np.ndarray, unique: bool
+    pairs: np.ndarray,
+    counts: np.ndarray,
+    first_rows: np.ndarray,
+    values: np.ndarray,
+    unique: bool,
+    counter: Counter,
 ) -> int:
     """Fills ``values`` bucket by bucket and sets ``counts`` to what is kept; returns its sum."""
     read = kept = 0
@@ -88,6 +111,7 @@ def _order(
         _place(pairs[read : read + size], low, starts.copy(), room)
         kept += _sort_and_keep(room, starts, own, unique, values[kept:])
         read += size
+        counter.add(size)
     return kept
 
 

@@ -17,6 +17,7 @@ from sar.partition.methods.given import Given
 from sar.partition.methods.hotness import Hotness
 from sar.partition.methods.metis import Metis
 from sar.partition.methods.simple import Contiguous, Random
+from sar.partition.progress import Progress, silent
 
 DEFAULT_METHOD = Coarsen.name
 _NAMED: dict[str, type[Method]] = {
@@ -59,6 +60,7 @@ def assign(
     balance: Iterable[str] | None = None,
     scratch: str | os.PathLike | None = None,
     unbalanced: Callable[[np.ndarray], None] | None = None,
+    progress: Progress = silent,
 ) -> np.ndarray:
     """Part of every node: int [N], types in the order of `graph.num_nodes`.
 
@@ -69,7 +71,7 @@ def assign(
             can; by default as the method does by itself.
         scratch: where files that are larger than memory lie meanwhile; the system's temporary
             folder by default.
-        unbalanced: as of `CutOptions`.
+        unbalanced, progress: as of `CutOptions`.
 
     Raises ValueError for an unknown method, fewer than one part or fewer nodes than parts, a
     negative seed, a graph that `GraphArrays.validate` refuses;
@@ -90,7 +92,7 @@ def assign(
     if num_parts == 1 and not isinstance(found, Given):
         return np.zeros(graph.total_nodes, dtype=np.int32)
     with tempfile.TemporaryDirectory(prefix="cut-", dir=scratch) as folder:
-        options = CutOptions(num_parts, Path(folder), seed, wanted, unbalanced)
+        options = CutOptions(num_parts, Path(folder), seed, wanted, unbalanced, progress)
         parts = found.assign(graph, options)
     return _checked(parts, graph.total_nodes, num_parts, found)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
 from sar.partition.mapped import BLOCK_BYTES, MappedFile
+from sar.partition.progress import Counter, Progress, silent
 
 KEY = "sar"
 _HEX = 32
@@ -70,28 +71,30 @@ def file_digest(file: MappedFile) -> str:
     return found.hexdigest()
 
 
-def graph_digest(graph: GraphArrays) -> str:
+def graph_digest(graph: GraphArrays, progress: Progress = silent) -> str:
     """Of nodes, edges and data in the order of the input, block after block: maps stay in files."""
-    found = xxhash.xxh3_128()
+    found, counter = xxhash.xxh3_128(), Counter(progress, "digesting the graph", graph.nbytes)
     for ntype, count in graph.num_nodes.items():
         found.update(f"{ntype} {count}\n")
     for etype, ends in graph.edges.items():
         found.update(":".join(etype))
         for ids in ends:
-            _add(found, ids)
+            _add(found, ids, counter)
     for frames in (graph.node_data, graph.edge_data):
         for kind, columns in frames.items():
             for name in sorted(columns):
                 value = columns[name]
                 found.update(f"{kind} {name} {value.dtype} {tuple(value.shape)}\n")
-                _add(found, value)
+                _add(found, value, counter)
     return found.hexdigest()
 
 
-def _add(found: xxhash.xxh3_128, value: Tensor) -> None:
+def _add(found: xxhash.xxh3_128, value: Tensor, counter: Counter) -> None:
     step = max(1, BLOCK_BYTES // max(1, value[:1].numel() * value.element_size()))
     for low in range(0, len(value), step):
-        found.update(_bytes(value[low : low + step]))
+        block = value[low : low + step]
+        found.update(_bytes(block))
+        counter.add(block.nbytes)
 
 
 def seal(content: dict[str, Any], seals: Seals) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.compiled import compiled
 from sar.partition.cover import count_fewest
+from sar.partition.progress import NOBODY, Counter, Progress, silent
 
 Counts = NDArray[np.int64]
 BLOCK = 1 << 20  # edges or nodes that are looked at together
@@ -116,7 +117,12 @@ def balance(counts: ArrayLike) -> float:
 
 
 def measure(
-    graph: GraphArrays, parts: np.ndarray, num_parts: int, *, cover: bool = False
+    graph: GraphArrays,
+    parts: np.ndarray,
+    num_parts: int,
+    *,
+    cover: bool = False,
+    progress: Progress = silent,
 ) -> CutQuality:
     """Count what ``parts`` makes of ``graph``.
 
@@ -134,7 +140,8 @@ def measure(
     words = -(-num_parts // _WORD)
     needed = np.zeros(len(owner) * words, dtype=_word_type(num_parts))
     edges, cut = np.zeros((2, num_parts), dtype=np.int64)
-    for etype, low, src, dst in _blocks(graph):
+    counter = Counter(progress, "measuring the cut", graph.total_edges)
+    for etype, low, src, dst in _blocks(graph, counter):
         ends = [_own(graph, owner, etype[0]), _own(graph, owner, etype[2])]
         first = graph.node_offsets()[etype[0]] * words
         wrong = _mark(src, dst, *ends, needed[first:], words, edges, cut)
@@ -198,12 +205,15 @@ def _own(graph: GraphArrays, owner: np.ndarray, ntype: str) -> np.ndarray:
     return owner[first : first + graph.num_nodes[ntype]]
 
 
-def _blocks(graph: GraphArrays) -> Iterator[tuple[CanonicalEtype, int, np.ndarray, np.ndarray]]:
+def _blocks(
+    graph: GraphArrays, counter: Counter = NOBODY
+) -> Iterator[tuple[CanonicalEtype, int, np.ndarray, np.ndarray]]:
     """(edge type, its first edge of the block, ends of the block's edges), of all edge types."""
     for etype, ends in graph.edges.items():
         for low in range(0, len(ends[0]), BLOCK):
             src, dst = (np.ascontiguousarray(one[low : low + BLOCK].numpy()) for one in ends)
             yield etype, low, src, dst
+            counter.add(len(src))
 
 
 @compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from sar.partition.cut import DEFAULT_METHOD, METHODS, assign, check_balance, fi
 from sar.partition.digest import graph_digest
 from sar.partition.methods.base import Method
 from sar.partition.methods.metis import Metis
+from sar.partition.progress import Progress, silent
 from sar.partition.quality import CutQuality, measure
 from sar.partition.sources.datasets import from_dgl
 from sar.partition.sources.inputs import IDS, Opened, open_input
@@ -30,8 +31,6 @@ KEEP = "keep"  # the parts that the input has
 # parts left out; of an edge with METIS.
 _BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160
 _CUT_VERSION = 1  # of what the same options give; another one makes no use of what is left
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def partition(
     source: Any,
     out_dir: str | os.PathLike,
     options: PartitionOptions,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Partitioned:
     """Cut ``source`` and write its partitions to ``out_dir``, which appears whole or not at all.
 
@@ -109,7 +108,8 @@ def partition(
     Args:
         source: text as of ``sar partition INPUT``, a path, a DGL graph, a ``Data`` or
             ``HeteroData`` of PyG, or `GraphArrays`.
-        progress: called with what is done, how much of it, and of how much.
+        progress: called with what is done, how much of it, and of how much (see
+            `sar.partition.progress`).
 
     Raises ``ValueError``, ``TypeError``, ``SarError`` for bad input and options, ``OSError`` that
     names what could not be written.
@@ -120,12 +120,13 @@ def partition(
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_left_over(out.parent)
     with scratch_folder(out.parent) as scratch:
-        opened = _open(source, scratch, options.allow_nan)
-        graph = transform(opened.graph.validate(), options.transforms, scratch / "edges")
+        opened = _open(source, scratch, options.allow_nan, progress)
+        valid = opened.graph.validate(progress)
+        graph = transform(valid, options.transforms, scratch / "edges", progress)
         _check_memory(graph, options)
-        cut = _Cut(Opened(graph, opened.parts), options, out, scratch)
+        cut = _Cut(Opened(graph, opened.parts), options, out, scratch, progress)
         parts = cut.parts()
-        quality = measure(graph, parts, options.num_parts)
+        quality = measure(graph, parts, options.num_parts, progress=progress)
         path = write_partitions(
             graph,
             parts,
@@ -174,11 +175,11 @@ def partition_graph(
     ).path
 
 
-def _open(source: Any, scratch: Path, allow_nan: bool) -> Opened:
+def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
     if isinstance(source, GraphArrays):
         return Opened(source.with_orig_ids())
     if isinstance(source, (str, os.PathLike)):
-        return open_input(os.fspath(source), scratch, allow_nan=allow_nan)
+        return open_input(os.fspath(source), scratch, allow_nan=allow_nan, progress=progress)
     if hasattr(source, "canonical_etypes"):
         return Opened(from_dgl(source, "graph"))
     if hasattr(source, "to_dict"):
@@ -195,10 +196,15 @@ class _Cut:
     """Who owns which node, kept on disk until the partitions are written."""
 
     def __init__(
-        self, opened: Opened, options: PartitionOptions, out: Path, scratch: Path
+        self,
+        opened: Opened,
+        options: PartitionOptions,
+        out: Path,
+        scratch: Path,
+        progress: Progress,
     ) -> None:
         self._graph, self._given = opened
-        self._options, self._scratch = options, scratch
+        self._options, self._scratch, self._progress = options, scratch, progress
         self._kept = out.with_name(f"{out.name}.cut")
         method = options.method
         self.name = method if isinstance(method, str) else method.name
@@ -218,7 +224,12 @@ class _Cut:
             arrays["parts"] = self._assign(arrays)
             _write_arrays(kept, arrays)
         if "unbalanced" in arrays:
-            self.before = measure(self._graph, arrays["unbalanced"], self._options.num_parts)
+            self.before = measure(
+                self._graph,
+                arrays["unbalanced"],
+                self._options.num_parts,
+                progress=self._progress,
+            )
         return arrays["parts"]
 
     def _assign(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -231,6 +242,7 @@ class _Cut:
         return assign(
             self._graph, options.num_parts, options.method, options.seed,
             balance=options.balance, scratch=self._scratch, unbalanced=keep,
+            progress=self._progress,
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -255,7 +267,8 @@ class _Cut:
         """Of all that the cut depends on."""
         options = self._options
         balance = None if options.balance is None else sorted(options.balance)
-        about = [_CUT_VERSION, graph_digest(self._graph), options.num_parts, self.name]
+        digest = graph_digest(self._graph, self._progress)
+        about = [_CUT_VERSION, digest, options.num_parts, self.name]
         return xxhash.xxh3_128_hexdigest(repr([*about, balance, options.seed]))
 
 

@@ -14,6 +14,7 @@ from sar.partition import npy
 from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.buckets import BLOCK, Rows, sort_rows
 from sar.partition.compiled import compiled
+from sar.partition.progress import Counter, Progress, silent
 
 SELF_LOOPS = ("keep", "add", "remove")
 _MAX_NODES = 2**31 - 1
@@ -48,7 +49,9 @@ class Transforms:
         return self == Transforms()
 
 
-def transform(graph: GraphArrays, wanted: Transforms, folder: Path) -> GraphArrays:
+def transform(
+    graph: GraphArrays, wanted: Transforms, folder: Path, progress: Progress = silent
+) -> GraphArrays:
     """The graph with other edges; ``folder`` is made and holds them.
 
     With ``symmetrise`` and ``drop_duplicates`` edges are ordered by destination, then source; else
@@ -63,7 +66,7 @@ def transform(graph: GraphArrays, wanted: Transforms, folder: Path) -> GraphArra
     edges: dict[CanonicalEtype, tuple[Tensor, Tensor]] = {}
     edge_data: dict[CanonicalEtype, dict[str, Tensor]] = {}
     for number, etype in enumerate(graph.edges):
-        change = _Change(graph, etype, wanted, folder / str(number))
+        change = _Change(graph, etype, wanted, folder / str(number), progress)
         edges[etype], edge_data[etype] = change.run()
         if wanted.symmetrise and etype[0] != etype[2]:
             other = (etype[2], f"rev_{etype[1]}", etype[0])
@@ -71,18 +74,24 @@ def transform(graph: GraphArrays, wanted: Transforms, folder: Path) -> GraphArra
                 raise ValueError(f"symmetrise: {other} is an edge type of the graph already")
             edges[other] = edges[etype][::-1]
             edge_data[other] = edge_data[etype]
-    return GraphArrays(graph.name, graph.num_nodes, edges, graph.node_data, edge_data).validate()
+    changed = GraphArrays(graph.name, graph.num_nodes, edges, graph.node_data, edge_data)
+    return changed.validate(progress)
 
 
 class _Change:
     """One edge type; its edges are numbered: the given ones, turned ones, loops."""
 
     def __init__(
-        self, graph: GraphArrays, etype: CanonicalEtype, wanted: Transforms, folder: Path
+        self,
+        graph: GraphArrays,
+        etype: CanonicalEtype,
+        wanted: Transforms,
+        folder: Path,
+        progress: Progress,
     ) -> None:
         self._src, self._dst = graph.edges[etype]
         self._data = graph.edge_data.get(etype, {})
-        self._folder = folder
+        self._folder, self._progress = folder, progress
         self._num_nodes = (graph.num_nodes[etype[0]], graph.num_nodes[etype[2]])
         joins_itself = etype[0] == etype[2]
         self._turns = wanted.symmetrise and joins_itself
@@ -100,33 +109,37 @@ class _Change:
         self._folder.mkdir()
         return self._sorted() if self._unique else self._appended()
 
-    def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def _blocks(self, what: str) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Source, destination and number of edges, in the order of their numbers."""
         count = len(self._src)
+        counter = Counter(self._progress, what, count * (1 + self._turns) + self._num_loops)
         for turned in (False, True)[: 1 + self._turns]:
             for low in range(0, count, BLOCK):
                 ends = [one[low : low + BLOCK].numpy() for one in (self._src, self._dst)]
                 src, dst = ends[::-1] if turned else ends
-                number = np.arange(low, low + len(src)) + count * turned
+                size = len(src)
+                number = np.arange(low, low + size) + count * turned
                 if self._drops_loops:
                     kept = src != dst
                     src, dst, number = src[kept], dst[kept], number[kept]
                 yield src, dst, number
+                counter.add(size)
         for low in range(0, self._num_loops, BLOCK):
             loops = np.arange(low, min(low + BLOCK, self._num_loops))
             yield loops, loops, loops + 2 * count
+            counter.add(len(loops))
 
-    def _pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _pairs(self, what: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Destination and source."""
-        for src, dst, _ in self._blocks():
+        for src, dst, _ in self._blocks(what):
             yield dst.astype(np.int32), src.astype(np.int32)
 
     def _appended(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-        total = sum(len(src) for src, _, _ in self._blocks())
+        total = sum(len(src) for src, _, _ in self._blocks("counting edges"))
         paths = [self._folder / f"{name}.npy" for name in ("src", "dst", "number")]
         arrays = [npy.create(path, np.int64, (total,)) for path in paths]
         at = 0
-        for block in self._blocks():
+        for block in self._blocks("copying edges"):
             for array, values in zip(arrays, block):
                 array[at : at + len(values)] = values
             at += len(block[0])
@@ -135,13 +148,15 @@ class _Change:
         return (npy.tensor(paths[0]), npy.tensor(paths[1])), data
 
     def _sorted(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-        rows = sort_rows(self._pairs, self._num_nodes[1], self._folder)
+        rows = sort_rows(self._pairs, self._num_nodes[1], self._folder, self._progress)
         count = len(rows.values)
         paths = [self._folder / f"{name}.npy" for name in ("src", "dst")]
         src, dst = (npy.create(path, np.int64, (count,)) for path in paths)
-        for low in range(0, count, BLOCK):
-            src[low : low + BLOCK] = rows.values[low : low + BLOCK]
-        _expand(rows.indptr, dst)
+        counter = Counter(self._progress, "copying edges", self._num_nodes[1])
+        for first, last in rows.runs(counter):
+            where = slice(*rows.indptr[[first, last]].tolist())
+            src[where] = rows.values[where]
+            _expand(rows.indptr, first, last, dst)
         data = self._pick(self._first_numbers(rows)) if self._data else {}
         for name in ("values", "indptr", "number"):  # the disk's room, as soon as it may be
             (self._folder / f"{name}.npy").unlink(missing_ok=True)
@@ -150,13 +165,15 @@ class _Change:
     def _first_numbers(self, rows: Rows) -> np.ndarray:
         """int64 [E]: the smallest number of the edges that each edge stands for."""
         found = npy.create(self._folder / "number.npy", np.int64, (len(rows.values),))
-        for src, dst, number in self._blocks():
+        for src, dst, number in self._blocks("finding edges"):
             _note(*rows, src, dst, number + 1, found)
         return found
 
     def _pick(self, numbers: np.ndarray) -> dict[str, Tensor]:
         """Data of edges by number (one more than that where edges are unique)."""
         count, data = len(self._src), {}
+        total = len(numbers) * len(self._data)
+        counter = Counter(self._progress, "copying edge data", total)
         for position, (name, column) in enumerate(self._data.items()):
             path = self._folder / f"data-{position}.npy"
             is_bool = column.dtype == torch.bool
@@ -168,13 +185,14 @@ class _Change:
                 rows = column.numpy()[np.where(loops, 0, wanted % max(count, 1))] if count else 0
                 out[low : low + BLOCK] = rows
                 out[low : low + BLOCK][loops] = True if is_bool else 1
+                counter.add(len(wanted))
             data[name] = npy.tensor(path)
         return data
 
 
 @compiled
-def _expand(indptr, dst):
-    for row in range(len(indptr) - 1):
+def _expand(indptr, first, last, dst):
+    for row in range(first, last):
         for at in range(indptr[row], indptr[row + 1]):
             dst[at] = row
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from sar.files import remove_left_over, scratch_folder
 from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.formats.dgl_writer import write_dgl
-from sar.partition.formats.layout import Progress
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.pyg_writer import write_pyg
+from sar.partition.progress import Progress, silent
 
 FORMATS = ("dgl", "pyg")
 # What is in a folder of partitions of either format.
@@ -37,7 +37,7 @@ def write_partitions(
     method: str = "custom",
     overwrite: bool = False,
     format: str = "dgl",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     beside: Sequence[Path] = (),
 ) -> str:
     """Write `graph`, cut as `node_parts` says, below `out_dir`; returns what to load: the path of
@@ -52,7 +52,8 @@ def write_partitions(
         else is replaced.
     format: "dgl", the layout of `dgl.distributed.partition_graph`, or "pyg", that of
         `torch_geometric.distributed.Partitioner` (see `sar.partition.formats.pyg_writer`).
-    progress: called with what is done, how much of it, and of how much.
+    progress: called with what is done, how much of it, and of how much (see
+        `sar.partition.progress`).
     beside: files and folders on the same file system that are moved in.
 
     Everything is written into a folder beside `out_dir` that takes its name at the end: an error
@@ -65,7 +66,7 @@ def write_partitions(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}, expected one of {FORMATS}")
-    graph = _in_order(graph.validate())
+    graph = _in_order(graph.validate(progress))
     parts, num_parts = _check_parts(graph, node_parts, num_parts)
     name = check_graph_name(graph.name if graph_name is None else graph_name)
     out = Path(out_dir).absolute()

@@ -36,6 +36,7 @@ from sar.partition.formats.loops import (
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.tensor_dict import Array, array_header, named_header, text
 from sar.partition.mapped import BLOCK_BYTES
+from sar.partition.progress import NOBODY, Counter
 
 _COO, _ALL_FORMATS, _NEW_CODE = 1, 7, 1 << 32
 _ID_BYTES = 8
@@ -100,20 +101,23 @@ class PartGraph:
         self._files.write(self.name, self._src_at + _ID_BYTES * row, src)
         self._files.write(self.name, self._dst_at + _ID_BYTES * row, dst)
 
-    def finish(self) -> FileSeal:
-        """Number halo nodes, and write the rest of the file, digesting all of it in its order."""
+    def finish(self, counter: Counter = NOBODY) -> FileSeal:
+        """Number halo nodes, and write the rest of the file, digesting all of it in its order.
+
+        The part's edges count thrice: their sources are read twice.
+        """
         halo = _Halo(self._layout.num_nodes)
-        for _, ids in self._stored(self._src_at):
+        for _, ids in self._stored(self._src_at, counter):
             mark_remote(ids, self._start, self._stop, halo.bitmap)
         halo.count()
         num_nodes = self._stop - self._start + halo.size
         out = _Running(self._files, self.name)
         out.add(_head(num_nodes, self._num_edges))
-        for _, ids in self._stored(self._src_at):
+        for _, ids in self._stored(self._src_at, counter):
             make_local(ids, self._start, self._stop, halo.bitmap, halo.before)
             out.add(ids)
         out.add(_between(self._num_edges))
-        for _, ids in self._stored(self._dst_at):
+        for _, ids in self._stored(self._dst_at, counter):
             out.digest(ids)
         out.add(array_header(torch.int64, (0,)) + struct.pack("<BB", 0, 0))
         out.add(struct.pack("<Qq", 1, num_nodes))
@@ -122,11 +126,11 @@ class PartGraph:
         out.add(_tail())
         return out.seal()
 
-    def _stored(self, start: int) -> Iterator[tuple[int, np.ndarray]]:
+    def _stored(self, start: int, counter: Counter) -> Iterator[tuple[int, np.ndarray]]:
         """Runs of what was written of either end, and where; one array serves all."""
         step = BLOCK_BYTES // _ID_BYTES
         room = np.empty(min(step, self._num_edges), np.int64)
-        for low, high in blocks(self._num_edges, size=step):
+        for low, high in blocks(self._num_edges, counter, step):
             ids = room[: high - low]
             self._files.read(self.name, start + _ID_BYTES * low, ids)
             yield low, ids

@@ -20,7 +20,6 @@ from sar.partition.formats.dgl_graph import PartGraph
 from sar.partition.formats.layout import (
     Group,
     Layout,
-    Progress,
     edge_groups,
     lay_out,
     node_groups,
@@ -28,6 +27,7 @@ from sar.partition.formats.layout import (
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.tensor_dict import Array, FeatureFile
 from sar.partition.mapped import BLOCK_BYTES
+from sar.partition.progress import Counter, Progress, silent
 
 HALO_HOPS = 1
 GRAPH, NODE_FEATS, EDGE_FEATS = "graph.dgl", "node_feat.dgl", "edge_feat.dgl"
@@ -40,7 +40,7 @@ def write_dgl(
     files: OutFiles,
     name: str,
     method: str,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> None:
     """`NAME.json` and the folders of the parts.
 
@@ -58,7 +58,7 @@ def write_dgl(
     seals |= _write_edges(graph, layout, files, progress)
     content = _description(graph, layout, name, method)
     ordered = {path: seals[path] for path in _paths(num_parts)}
-    sealed = seal(content, Seals(graph_digest(graph), ordered))
+    sealed = seal(content, Seals(graph_digest(graph, progress), ordered))
     files.write(f"{name}.json", 0, (json.dumps(sealed, indent=4) + "\n").encode())
 
 
@@ -68,18 +68,20 @@ def _paths(num_parts: int) -> Iterator[str]:
 
 
 def _write_nodes(
-    graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress | None
+    graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress
 ) -> dict[str, FileSeal]:
     """The features of nodes; returns what each file has to be when it is read."""
     tables = _feature_files(graph.node_data, layout, layout.node_ranges, files, NODE_FEATS)
+    rows = sum(graph.num_nodes[t] for t, columns in graph.node_data.items() if columns)
+    counter = Counter(progress, "writing nodes", rows)
     for ntype, columns in graph.node_data.items():
-        for group in node_groups(layout, ntype, progress) if columns else ():
+        for group in node_groups(layout, ntype, counter) if columns else ():
             _append(tables, ntype, columns, group)
     return {table.name: table.seal() for table in tables}
 
 
 def _write_edges(
-    graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress | None
+    graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress
 ) -> dict[str, FileSeal]:
     """The features of edges, and the graphs."""
     data = {":".join(etype): _edge_columns(graph, etype) for etype in graph.edges}
@@ -89,13 +91,13 @@ def _write_edges(
         PartGraph(files, f"part{part}/{GRAPH}", layout, part, graph.is_homogeneous)
         for part in range(layout.num_parts)
     ]
+    counter = Counter(progress, "writing edges", graph.total_edges)
     for etype in graph.edges:
-        _write_type(graph, layout, etype, (tables, graphs), progress)
+        _write_type(graph, layout, etype, (tables, graphs), counter)
     seals = {table.name: table.seal() for table in tables}
-    for part, one in enumerate(graphs):
-        seals[one.name] = one.finish()
-        if progress is not None:
-            progress("writing graphs", part + 1, layout.num_parts)
+    counter = Counter(progress, "writing graphs", 3 * graph.total_edges)
+    for one in graphs:
+        seals[one.name] = one.finish(counter)
     return seals
 
 
@@ -104,14 +106,14 @@ def _write_type(
     layout: Layout,
     etype: CanonicalEtype,
     outputs: tuple[list[FeatureFile], list[PartGraph]],
-    progress: Progress | None,
+    counter: Counter,
 ) -> None:
     """The edges of a type with their features."""
     (tables, graphs), kind = outputs, ":".join(etype)
     columns = _edge_columns(graph, etype)
     stored = {name: rows for name, rows in columns.items() if rows is not None}
     rows = (layout.edge_ranges[etype][:, 0] - layout.edge_spans[:, 0]).tolist()
-    for group in edge_groups(graph, layout, etype, progress):
+    for group in edge_groups(graph, layout, etype, counter):
         for part, where in group.parts():
             graphs[part].write_ends(rows[part], group.src[where], group.dst[where])
             rows[part] += where.stop - where.start

@@ -7,7 +7,7 @@ edges only counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +20,9 @@ from sar.partition.formats.loops import (
     group_nodes,
     number_nodes,
 )
+from sar.partition.progress import NOBODY, Counter, Progress, silent
 
 BLOCK = 1 << 20  # nodes or edges that are looked at together
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _spans(ranges: dict, num_parts: int) -> np.ndarray:
 
 
 def lay_out(
-    graph: GraphArrays, parts: np.ndarray, num_parts: int, progress: Progress | None = None
+    graph: GraphArrays, parts: np.ndarray, num_parts: int, progress: Progress = silent
 ) -> Layout:
     """Of a valid graph and int [N] parts of its nodes, types one after another."""
     starts, dtype = graph.node_offsets(), smallest(num_parts)
@@ -97,13 +97,13 @@ def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
 
 
 def _count_edges(
-    graph: GraphArrays, part_of: dict[str, np.ndarray], num_parts: int, progress: Progress | None
+    graph: GraphArrays, part_of: dict[str, np.ndarray], num_parts: int, progress: Progress
 ) -> list[np.ndarray]:
     """Per type, int64 [P]: the edges that end in each part."""
-    found = []
+    found, counter = [], Counter(progress, "counting edges", graph.total_edges)
     for etype, (_, dst) in graph.edges.items():
         counts = np.zeros(num_parts, np.int64)
-        for low, high in blocks(len(dst), f"counting {etype[1]} edges", progress):
+        for low, high in blocks(len(dst), counter):
             count_parts(np.ascontiguousarray(dst[low:high]), part_of[etype[2]], counts)
         found.append(counts)
     return found
@@ -118,15 +118,14 @@ def _ranges(counts: list[np.ndarray], num_parts: int) -> Iterator[np.ndarray]:
 
 
 def blocks(
-    total: int, what: str = "", progress: Progress | None = None, size: int | None = None
+    total: int, counter: Counter = NOBODY, size: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """``(low, high)`` of runs of rows; ``progress`` is told of each that has been dealt with."""
+    """``(low, high)`` of runs of rows, which count when they have been dealt with."""
     step = size or BLOCK
     for low in range(0, total, step):
         high = min(low + step, total)
         yield low, high
-        if progress is not None:
-            progress(what, high, total)
+        counter.add(high - low)
 
 
 @dataclass
@@ -156,18 +155,18 @@ class Group:
 _NONE = np.empty(0, np.int64)
 
 
-def node_groups(layout: Layout, ntype: str, progress: Progress | None = None) -> Iterator[Group]:
+def node_groups(layout: Layout, ntype: str, counter: Counter) -> Iterator[Group]:
     """The nodes of a type, block after block. The arrays of one are those of the next."""
     parts = layout.part_of[ntype]
     order = np.empty(min(BLOCK, len(parts)), np.int32)
-    for low, high in blocks(len(parts), f"writing {ntype} nodes", progress):
+    for low, high in blocks(len(parts), counter):
         bounds = _bounds(count(parts[low:high], layout.num_parts))
         group_nodes(parts[low:high], bounds[:-1].copy(), order)
         yield Group(low, high, bounds.tolist(), order, _NONE, _NONE)
 
 
 def edge_groups(
-    graph: GraphArrays, layout: Layout, etype: CanonicalEtype, progress: Progress | None = None
+    graph: GraphArrays, layout: Layout, etype: CanonicalEtype, counter: Counter
 ) -> Iterator[Group]:
     """The edges of a type, block after block. The arrays of one are those of the next."""
     src, dst = (ids.detach() for ids in graph.edges[etype])
@@ -175,7 +174,7 @@ def edge_groups(
     src_ids, dst_ids = layout.new_ids[etype[0]], layout.new_ids[etype[2]]
     size = min(BLOCK, len(src))
     order, ends = np.empty(size, np.int32), np.empty((2, size), np.int64)
-    for low, high in blocks(len(src), f"writing {etype[1]} edges", progress):
+    for low, high in blocks(len(src), counter):
         own = [np.ascontiguousarray(ids[low:high]) for ids in (src, dst)]
         counts = np.zeros(layout.num_parts, np.int64)
         count_parts(own[1], part_of, counts)

@@ -36,9 +36,10 @@ from sar.partition.arrays import (
     CanonicalEtype,
     GraphArrays,
 )
-from sar.partition.formats.layout import Progress, blocks, smallest
+from sar.partition.formats.layout import blocks, smallest
 from sar.partition.formats.loops import group_nodes
 from sar.partition.formats.out_files import OutFiles
+from sar.partition.progress import Counter, Progress, silent
 
 BESIDE = "node_data.npz"
 _NODES, _EDGES = {"feat": "x"}, {"feat": "edge_attr"}
@@ -51,7 +52,7 @@ def write_pyg(
     num_parts: int,
     files: OutFiles,
     scratch: Path,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> None:
     """``META.json``, the tables of nodes and edges, the folders of the parts, and what is beside.
 
@@ -134,13 +135,14 @@ class _Writer:
         for ntype, own in self._part_of.items():
             self._save(self._table("node_map", ntype), torch.from_numpy(own.astype(np.int64)))
 
-    def write_edges(self, progress: Progress | None) -> None:
+    def write_edges(self, progress: Progress) -> None:
         """The part of each edge, int64 [E]; and ends and ids of each part's edges, to scratch."""
+        counter = Counter(progress, "writing edges", self._graph.total_edges)
         with OutFiles(self._scratch, self._scratch) as spread:
             for number, etype in enumerate(self._graph.edges):
                 name = self._table("edge_map", "__".join(etype))
                 table = self._scratch / "table.npy"
-                self._save(name, self._spread(number, etype, spread, table, progress))
+                self._save(name, self._spread(number, etype, spread, table, counter))
                 table.unlink()
 
     def _spread(
@@ -149,13 +151,13 @@ class _Writer:
         etype: CanonicalEtype,
         spread: OutFiles,
         table: Path,
-        progress: Progress | None,
+        counter: Counter,
     ) -> Tensor:
         src, dst = (ids.detach().numpy() for ids in self._graph.edges[etype])
         part_of = self._part_of[etype[2]]
         found = npy.create(table, np.int64, src.shape)
         rows = np.zeros(self._num_parts, np.int64)
-        for low, high in blocks(len(src), f"writing {etype[1]} edges", progress):
+        for low, high in blocks(len(src), counter):
             parts = part_of[dst[low:high]]
             found[low:high] = parts
             bounds = np.concatenate(([0], np.bincount(parts, minlength=self._num_parts).cumsum()))
@@ -169,8 +171,9 @@ class _Writer:
             rows += np.diff(bounds)
         return torch.from_numpy(found)
 
-    def write_parts(self, progress: Progress | None) -> None:
+    def write_parts(self, progress: Progress) -> None:
         """Ends, ids and features of what each part owns."""
+        counter = Counter(progress, "writing parts", self._num_parts)
         for part in range(self._num_parts):
             self._save(f"part_{part}/node_feats.pt", self._typed(self._node_features(part)))
             ends, features = {}, {}
@@ -180,8 +183,7 @@ class _Writer:
                 first += len(self._graph.edges[etype][0])
             self._save(f"part_{part}/graph.pt", self._typed(ends))
             self._save(f"part_{part}/edge_feats.pt", self._typed(features))
-            if progress is not None:
-                progress("writing parts", part + 1, self._num_parts)
+            counter.add(1)
 
     def _typed(self, content: dict[Any, dict[str, Any]]) -> dict[Any, Any]:
         """By type where the format has types."""

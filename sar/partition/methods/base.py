@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from sar.partition.arrays import GraphArrays
+from sar.partition.progress import Progress, silent
 
 BALANCES = ("edges", "halo", "train")
 
@@ -27,6 +28,7 @@ class CutOptions:
             what the method does by itself.
         unbalanced: is called with the parts that the same cut has without ``balance``, by a method
             that balances them afterwards.
+        progress: called with what is done, how much of it, and of how much.
     """
 
     num_parts: int
@@ -34,6 +36,7 @@ class CutOptions:
     seed: int = 0
     balance: frozenset[str] | None = None
     unbalanced: Callable[[np.ndarray], None] | None = None
+    progress: Progress = silent
 
 
 class Method(ABC):

@@ -16,18 +16,22 @@ import numpy as np
 from sar.files import naming
 from sar.partition.buckets import Rows
 from sar.partition.compiled import compiled
+from sar.partition.progress import Counter, Progress, silent
 
 # Fewer leave KaMinPar more to do than they save.
 _ROUNDS = 3
 MOST_EDGES = 1 << 22  # more cut no better; KaMinPar needs some 14 bytes for each
 _SAMPLE = 1 << 12  # clusters whose edges are looked at
 _ROOM = 1 << 20  # coarse edges that are written at once
+_RUN = 1 << 22  # edges of nodes that are looked at in one call
 # Bits of a ParHIP file's version: widths of 32 instead of 64 bits. Weights of both kinds follow.
 _NODE_IDS_32, _NODE_WEIGHTS_32, _EDGE_WEIGHTS_32 = 8, 16, 32
 _HEADER = np.dtype("<u8")
 
 
-def find_clusters(rows: Rows, weights: np.ndarray, max_weight: int) -> np.ndarray:
+def find_clusters(
+    rows: Rows, weights: np.ndarray, max_weight: int, progress: Progress = silent
+) -> np.ndarray:
     """Cluster of each node, int32 [N], numbered from 0 in the order of their smallest names.
 
     Args:
@@ -39,15 +43,22 @@ def find_clusters(rows: Rows, weights: np.ndarray, max_weight: int) -> np.ndarra
     clusters = np.arange(num_nodes, dtype=np.int32)
     loads, rating = weights.astype(np.int32), np.zeros(num_nodes, np.int32)
     touched = np.empty(_longest(rows.indptr), np.int32)
+    counter = Counter(progress, "finding clusters", _ROUNDS * num_nodes)
     for _ in range(_ROUNDS):
-        _propagate(*rows, weights, max_weight, clusters, loads, rating, touched)
+        for run in rows.runs(counter):
+            _propagate(*rows, *run, weights, max_weight, clusters, loads, rating, touched)
     rating[:] = 0
     _rank(clusters, rating)
     return clusters
 
 
 def write_contracted(
-    rows: Rows, clusters: np.ndarray, weights: np.ndarray, path: Path, most_edges: int = MOST_EDGES
+    rows: Rows,
+    clusters: np.ndarray,
+    weights: np.ndarray,
+    path: Path,
+    progress: Progress = silent,
+    most_edges: int = MOST_EDGES,
 ) -> int:
     """The graph of clusters as a ParHIP file (binary, of KaHIP): edges weigh what they stand for.
 
@@ -64,7 +75,7 @@ def write_contracted(
     node_weights = np.bincount(clusters, weights, minlength=count).astype(np.int32)
     ends = np.cumsum(np.bincount(clusters, minlength=count))
     members = np.argsort(clusters, kind="stable").astype(np.int32)
-    walk = _Walk(rows, clusters, members, ends)
+    walk = _Walk(rows, clusters, members, ends, progress)
     lightest = walk.lightest(most_edges)
     heavy_path = path.with_suffix(".weights")
     first_byte = 3 * _HEADER.itemsize + (count + 1) * _HEADER.itemsize
@@ -72,7 +83,7 @@ def write_contracted(
     with naming(path), open(path, "wb") as file, open(heavy_path, "wb") as heavy:
         file.seek(first_byte)
         written = 0
-        for edges in walk.edges(lightest):
+        for edges in walk.edges(lightest, "joining clusters"):
             file.write(edges[0].data)
             heavy.write(edges[1].data)
             written += edges.shape[1]
@@ -93,29 +104,36 @@ class _Walk:
     """Goes through the edges of clusters, one cluster after another."""
 
     def __init__(
-        self, rows: Rows, clusters: np.ndarray, members: np.ndarray, ends: np.ndarray
+        self,
+        rows: Rows,
+        clusters: np.ndarray,
+        members: np.ndarray,
+        ends: np.ndarray,
+        progress: Progress,
     ) -> None:
-        self._graph = (*rows, clusters, members, ends)
+        self._graph, self._progress = (*rows, clusters, members, ends), progress
         self._count = len(ends)
         self.degrees = np.zeros(self._count, np.int64)
         self._rating, self._touched = np.zeros((2, self._count), np.int32)
         self._room = np.empty((2, max(_ROOM, self._count)), np.int32)
 
-    def edges(self, lightest: int, step: int = 1) -> Iterator[np.ndarray]:
+    def edges(self, lightest: int, what: str, step: int = 1) -> Iterator[np.ndarray]:
         """int32 [2, n] other ends and weights of edges; sets ``degrees``."""
-        at = 0
+        counter, at = Counter(self._progress, what, self._count), 0
         while at < self._count:
+            before = at
             at, filled = _contract(
                 *self._graph, at, step, lightest, self._rating, self._touched, self._room,
                 self.degrees,
             )  # fmt: skip
             yield self._room[:, :filled]
+            counter.add(min(at, self._count) - before)
 
     def lightest(self, most_edges: int) -> int:
         """The smallest weight that leaves no more than so many, judged by a sample of clusters."""
         step = max(1, self._count // _SAMPLE)
         counts = np.zeros(1, np.int64)
-        for edges in self.edges(1, step):
+        for edges in self.edges(1, "sampling clusters", step):
             found = np.bincount(edges[1])
             counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
             counts[: len(found)] += found
@@ -133,26 +151,31 @@ def _longest(indptr: np.ndarray) -> int:
 
 
 @compiled
-def _propagate(indptr, values, weights, max_weight, clusters, loads, rating, touched):
-    for u in range(len(weights)):
+def _propagate(
+    indptr, values, first, last, weights, max_weight, clusters, loads, rating, touched
+):  # fmt: skip
+    # Ids from 0 on are not looked at for being negative.
+    starts, own_weights = indptr[first : last + 1], weights[first:last]
+    own_clusters = clusters[first:last]
+    for u in range(last - first):
         found = 0
-        for at in range(indptr[u], indptr[u + 1]):
+        for at in range(starts[u], starts[u + 1]):
             c = clusters[values[at]]
             if rating[c] == 0:
                 touched[found] = c
                 found += 1
             rating[c] += 1
-        own = clusters[u]
+        own = own_clusters[u]
         best, best_rating = own, rating[own]
         for i in range(found):
             c = touched[i]
-            if rating[c] > best_rating and loads[c] + weights[u] <= max_weight:
+            if rating[c] > best_rating and loads[c] + own_weights[u] <= max_weight:
                 best, best_rating = c, rating[c]
             rating[c] = 0
         if best != own:
-            loads[own] -= weights[u]
-            loads[best] += weights[u]
-            clusters[u] = best
+            loads[own] -= own_weights[u]
+            loads[best] += own_weights[u]
+            own_clusters[u] = best
 
 
 @compiled
@@ -173,12 +196,14 @@ def _rank(clusters, numbers):
 def _contract(
     indptr, values, clusters, members, ends, first, step, lightest, rating, touched, room, degrees
 ):  # fmt: skip
-    """Every ``step``-th cluster from ``first`` on, while edges fit; the next and what is filled."""
-    filled = 0
+    """Every ``step``-th cluster from ``first`` on, while edges fit and for about `_RUN` edges of
+    nodes; the next and what is filled."""
+    filled = seen = 0
     for c in range(first, len(ends), step):
         found = 0
         for i in range(ends[c - 1] if c else 0, ends[c]):
             u = members[i]
+            seen += indptr[u + 1] - indptr[u]
             for at in range(indptr[u], indptr[u + 1]):
                 other = clusters[values[at]]
                 if other == c:
@@ -201,6 +226,8 @@ def _contract(
                 room[1, filled] = max(weight, lightest)
                 filled += 1
         degrees[c] = filled - before
+        if seen > _RUN:
+            return c + step, filled
     return len(ends), filled
 
 

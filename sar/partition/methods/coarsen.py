@@ -22,6 +22,7 @@ from sar.partition.methods.coarse import find_clusters, write_contracted
 from sar.partition.methods.graph import CutGraph, cut_graph
 from sar.partition.methods.refine import Bounds, refine
 from sar.partition.methods.simple import equal_shares
+from sar.partition.progress import Counter
 
 NODES_ABOVE, BALANCED_ABOVE = 1.03, 1.05  # of the mean, what a part may have at most
 HALO_ABOVE = 1.10
@@ -51,24 +52,27 @@ class Coarsen(Method):
         num_parts, balance = options.num_parts, options.balance or frozenset()
         if num_parts > MAX_PARTS:
             raise ValueError(f"num_parts is {num_parts}, expected at most {MAX_PARTS}")
-        whole = cut_graph(graph, options.scratch)
+        progress = options.progress
+        whole = cut_graph(graph, options.scratch, progress)
         if len(whole.rows.values) == 0 or 2 * num_parts > graph.total_nodes:
             return equal_shares(graph, num_parts, None)
         weights = node_weights(whole, list(graph.num_nodes.values()))
         clusters = np.arange(whole.num_nodes, dtype=np.int32)
         if len(whole.rows.values) > _SMALL:
             most = int(weights.sum(dtype=np.int64)) // (num_parts * _CLUSTERS_A_PART)
-            clusters = find_clusters(whole.rows, weights, most)
+            clusters = find_clusters(whole.rows, weights, most, progress)
         path = options.scratch / "clusters.parhip"
-        count = write_contracted(whole.rows, clusters, weights, path)
+        count = write_contracted(whole.rows, clusters, weights, path, progress)
+        counter = Counter(progress, "cutting clusters", graph.total_nodes)
         found = run_kaminpar(path, count, num_parts, options.seed)
         parts = found.astype(np.int16)[clusters]
         del clusters
+        counter.add(graph.total_nodes)
         if balance and options.unbalanced is not None:
             plain = parts.copy()
-            refine(whole, plain, num_parts, bounds_of(frozenset()))
+            refine(whole, plain, num_parts, bounds_of(frozenset()), progress)
             options.unbalanced(plain)
-        refine(whole, parts, num_parts, bounds_of(balance))
+        refine(whole, parts, num_parts, bounds_of(balance), progress)
         return parts
 
 

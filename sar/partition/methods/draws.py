@@ -20,6 +20,7 @@ from sar.partition import npy
 from sar.partition.arrays import GraphArrays
 from sar.partition.buckets import BLOCK
 from sar.partition.compiled import compiled
+from sar.partition.progress import Counter, Progress, silent
 
 
 class Draws:
@@ -33,9 +34,14 @@ class Draws:
     """
 
     def __init__(
-        self, graph: GraphArrays, fanouts: Sequence[int], num_parts: int, folder: Path
+        self,
+        graph: GraphArrays,
+        fanouts: Sequence[int],
+        num_parts: int,
+        folder: Path,
+        progress: Progress = silent,
     ) -> None:
-        self._graph, self._fanouts = graph, tuple(fanouts)
+        self._graph, self._fanouts, self._progress = graph, tuple(fanouts), progress
         shape = (graph.total_nodes, num_parts)
         self._sums, self._now, self._new = (
             npy.create(folder / f"draws-{name}.npy", np.float32, shape)
@@ -76,11 +82,13 @@ class Draws:
     def _relations(self) -> Iterator[tuple[np.ndarray, np.ndarray, int, int, np.ndarray]]:
         """Blocks of edges: ids inside their types, where these begin, in-edges of the ends."""
         offsets = self._graph.node_offsets()
+        counter = Counter(self._progress, "following draws", self._graph.total_edges)
         for etype, (src, dst) in self._graph.edges.items():
             first, last = offsets[etype[0]], offsets[etype[2]]
             for low in range(0, len(src), BLOCK):
                 ends = src[low : low + BLOCK].numpy(), dst[low : low + BLOCK].numpy()
                 yield *ends, first, last, self._in_edges[etype]
+                counter.add(len(ends[0]))
 
 
 def _in_edges(graph: GraphArrays, path: Path) -> dict[tuple[str, str, str], np.ndarray]:

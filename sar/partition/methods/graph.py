@@ -11,6 +11,7 @@ import numpy as np
 from sar.partition.arrays import GraphArrays
 from sar.partition.buckets import BLOCK, Rows, sort_rows
 from sar.partition.compiled import compiled
+from sar.partition.progress import Counter, Progress, silent
 
 MAX_NODES, MAX_TYPES = 2**31 - 1, 2**15
 
@@ -36,7 +37,7 @@ class CutGraph:
         return len(self.types)
 
 
-def cut_graph(graph: GraphArrays, folder: Path) -> CutGraph:
+def cut_graph(graph: GraphArrays, folder: Path, progress: Progress = silent) -> CutGraph:
     """``graph`` for a method; its rows come to lie in ``folder``.
 
     Raises ``ValueError`` for 2^31 nodes and more, or more than 2^15 types of them.
@@ -50,17 +51,32 @@ def cut_graph(graph: GraphArrays, folder: Path) -> CutGraph:
     if len(counts) > MAX_TYPES:
         raise ValueError(f"graph has {len(counts):,} node types, a cut takes at most {MAX_TYPES:,}")
     types = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
-    in_edges = np.zeros(graph.total_nodes, np.int32)
-    offsets = graph.node_offsets()
-    for etype, (_, dst) in graph.edges.items():
-        for low in range(0, len(dst), BLOCK):
-            _add_ones(dst[low : low + BLOCK].numpy(), offsets[etype[2]], in_edges)
-    turns = not _is_symmetric(graph)
-    rows = sort_rows(lambda: _pairs(graph, turns), graph.total_nodes, folder)
+    in_edges = _in_edges(graph, progress)
+    total = graph.total_edges
+    turns = not _is_symmetric(graph, Counter(progress, "comparing directions", total))
+    rows = sort_rows(
+        lambda what: _pairs(graph, turns, Counter(progress, what, total)),
+        graph.total_nodes,
+        folder,
+        progress,
+    )
     return CutGraph(rows, types, in_edges, train_nodes(graph))
 
 
-def _pairs(graph: GraphArrays, turns: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _in_edges(graph: GraphArrays, progress: Progress) -> np.ndarray:
+    """int32 [N]."""
+    found, offsets = np.zeros(graph.total_nodes, np.int32), graph.node_offsets()
+    counter = Counter(progress, "counting in-edges", graph.total_edges)
+    for etype, (_, dst) in graph.edges.items():
+        for block in dst.split(BLOCK):
+            _add_ones(block.numpy(), offsets[etype[2]], found)
+            counter.add(len(block))
+    return found
+
+
+def _pairs(
+    graph: GraphArrays, turns: bool, counter: Counter
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The ends of every edge, loops left out, also turned: int32 ids over all types."""
     offsets = graph.node_offsets()
     ends = np.empty((2, BLOCK), np.int32)
@@ -72,16 +88,17 @@ def _pairs(graph: GraphArrays, turns: bool) -> Iterator[tuple[np.ndarray, np.nda
             yield second, first
             if turns:
                 yield first, second
+            counter.add(len(block[0]))
 
 
-def _is_symmetric(graph: GraphArrays) -> bool:
+def _is_symmetric(graph: GraphArrays, counter: Counter) -> bool:
     """Whether every edge comes as often in the other direction.
 
     Told by sums of hashes of the edges that go up and of those that go down, 128 bits: chance is
     no concern, and a mistake would make the cut worse, not wrong.
     """
     sums = np.zeros(4, np.uint64)
-    for first, second in _pairs(graph, turns=False):
+    for first, second in _pairs(graph, False, counter):
         _add_hashes(first, second, sums)
     return bool((sums[:2] == sums[2:]).all())
 

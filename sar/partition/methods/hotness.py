@@ -67,7 +67,7 @@ class Hotness(Method):
         sizes, num_parts = list(graph.num_nodes.values()), options.num_parts
         parts, seeds = self._first(graph, options), _seeds(graph)
         _fit(parts, seeds, sizes, num_parts)
-        draws = Draws(graph, self.fanouts, num_parts, options.scratch)
+        draws = Draws(graph, self.fanouts, num_parts, options.scratch, options.progress)
         best, fewest = parts, np.inf
         for number in range(self.rounds + 1):
             if number:

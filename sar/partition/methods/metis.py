@@ -9,6 +9,7 @@ from sar.partition.methods.base import CutOptions, Method
 from sar.partition.methods.graph import cut_graph
 from sar.partition.methods.metis_solver import metis
 from sar.partition.methods.simple import equal_shares
+from sar.partition.progress import Counter
 
 
 class Metis(Method):
@@ -27,7 +28,7 @@ class Metis(Method):
         balance, nodes = options.balance, graph.total_nodes
         if balance is None:
             balance = self.balances if len(graph.num_nodes) == 1 else frozenset()
-        rows = cut_graph(graph, options.scratch).rows
+        rows = cut_graph(graph, options.scratch, options.progress).rows
         # METIS has nothing to work with here, or complains of pieces without a node.
         if len(rows.values) == 0 or 2 * options.num_parts > nodes:
             return equal_shares(graph, options.num_parts, None)
@@ -39,4 +40,7 @@ class Metis(Method):
         types[relabel] = np.repeat(np.arange(len(graph.num_nodes)), list(graph.num_nodes.values()))
         src = np.repeat(np.arange(nodes), np.diff(rows.indptr))
         ends = relabel[src], relabel[rows.values]
-        return metis(*ends, types, options.num_parts, "edges" in balance)[relabel]
+        counter = Counter(options.progress, "cutting the graph", nodes)
+        parts = metis(*ends, types, options.num_parts, "edges" in balance)[relabel]
+        counter.add(nodes)
+        return parts

@@ -8,12 +8,14 @@ follow the loads). The last sweeps are strict: nothing moves into a part that ha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from sar.partition.compiled import compiled
 from sar.partition.methods.graph import CutGraph
+from sar.partition.progress import Counter, Progress, silent
 
 _PRICED_SWEEPS, _STRICT_SWEEPS = 4, 3
 _FEW = 1000  # of the nodes one moves: another sweep is not worth its time
@@ -50,8 +52,16 @@ class Bounds:
 class _Loads:
     """What parts bear, a row a kind: node types, in-edges, training nodes, halo rows."""
 
-    def __init__(self, graph: CutGraph, parts: np.ndarray, num_parts: int, bounds: Bounds) -> None:
-        self._graph, self._parts = graph, parts
+    def __init__(
+        self,
+        graph: CutGraph,
+        parts: np.ndarray,
+        num_parts: int,
+        bounds: Bounds,
+        progress: Progress,
+    ) -> None:
+        self._graph, self._parts, self._progress = graph, parts, progress
+        self._sweeps = 0
         self.num_types = int(graph.types.max(initial=0)) + 1
         self.values = np.zeros((self.num_types + 3, num_parts), np.float64)
         train = np.zeros(0, bool) if graph.train is None else graph.train
@@ -91,15 +101,31 @@ class _Loads:
             rows = self._graph.rows
             self.needs[:] = 0
             self.values[-1] = 0
-            _count_needs(rows.indptr, rows.values, self._parts, self.needs, self.values[-1])
+            for run in self._runs("counting halo rows"):
+                _count_needs(*rows, *run, self._parts, self.needs, self.values[-1])
+
+    def sweep(self) -> Iterator[tuple[int, int]]:
+        """Runs of nodes that are moved in one more sweep."""
+        self._sweeps += 1
+        return self._runs(f"refining the cut, sweep {self._sweeps}")
+
+    def _runs(self, what: str) -> Iterator[tuple[int, int]]:
+        graph = self._graph
+        return graph.rows.runs(Counter(self._progress, what, graph.num_nodes))
 
 
-def refine(graph: CutGraph, parts: np.ndarray, num_parts: int, bounds: Bounds) -> None:
+def refine(
+    graph: CutGraph,
+    parts: np.ndarray,
+    num_parts: int,
+    bounds: Bounds,
+    progress: Progress = silent,
+) -> None:
     """Change ``parts``, int16 [N], in place; the bounds of node types hold at the end.
 
     Memory: 8 bytes a node for each 64 parts where halo rows are balanced.
     """
-    loads = _Loads(graph, parts, num_parts, bounds)
+    loads = _Loads(graph, parts, num_parts, bounds, progress)
     factor = 0.0
     if not bounds.is_plain or loads.is_above():
         factor = _FACTOR
@@ -137,15 +163,19 @@ def _run(
     num_parts = loads.values.shape[1]
     slopes = factor * loads.units / loads.means
     slopes[-1] = min(slopes[-1], _FACTOR * loads.units[-1] / loads.means[-1])
-    moved = _sweep(
-        graph.rows.indptr, graph.rows.values, parts, graph.types, graph.in_edges, loads.train,
-        loads.needs, loads.values, loads.means, slopes, loads.caps, strict,
+    room = (
         np.zeros(num_parts, np.int32), np.zeros(num_parts, np.int32),
         np.zeros(_CANDIDATES, np.float64), np.zeros(_CANDIDATES, np.int32),
         np.zeros(_CANDIDATES, np.int32),
     )  # fmt: skip
+    moved = 0
+    for run in loads.sweep():
+        moved += _sweep(
+            *graph.rows, *run, parts, graph.types, graph.in_edges, loads.train,
+            loads.needs, loads.values, loads.means, slopes, loads.caps, strict, *room,
+        )  # fmt: skip
     loads.count_halo()
-    return int(moved)
+    return moved
 
 
 def _fit(graph: CutGraph, parts: np.ndarray, loads: _Loads) -> None:
@@ -173,8 +203,8 @@ def _count_loads(parts, types, in_edges, train, loads):
 
 
 @compiled
-def _count_needs(indptr, values, parts, needs, halo):
-    for u in range(len(parts)):
+def _count_needs(indptr, values, first, last, parts, needs, halo):
+    for u in range(first, last):
         own = parts[u]
         for at in range(indptr[u], indptr[u + 1]):
             p = parts[values[at]]
@@ -264,13 +294,13 @@ def _move_needs(indptr, values, u, own, to, near_own, parts, needs, halo):
 
 @compiled
 def _sweep(
-    indptr, values, parts, types, in_edges, train, needs, loads, means, slopes, caps, strict,
-    count, near, score, best, most_fresh,
+    indptr, values, first, last, parts, types, in_edges, train, needs, loads, means, slopes, caps,
+    strict, count, near, score, best, most_fresh,
 ):  # fmt: skip
-    num_parts, last = len(count), len(means) - 1
-    halo, halo_total = loads[last], loads[last].sum()
+    num_parts, at_halo = len(count), len(means) - 1
+    halo, halo_total = loads[at_halo], loads[at_halo].sum()
     moved = 0
-    for u in range(len(parts)):
+    for u in range(first, last):
         own = parts[u]
         found = 0
         for at in range(indptr[u], indptr[u + 1]):
@@ -295,17 +325,17 @@ def _sweep(
             count[near[i]] = 0
         halo_mean, to = halo_total / num_parts, own
         if len(needs):
-            to_score -= slopes[last] * (halo[own] - halo_mean) * (degree - near_own)
+            to_score -= slopes[at_halo] * (halo[own] - halo_mean) * (degree - near_own)
         if strict and everywhere:
             to_score = -1e300
         for i in range(kept):
             p, value = best[i], score[i]
             if len(needs):
-                price = slopes[last] * (halo[p] - halo_mean)
+                price = slopes[at_halo] * (halo[p] - halo_mean)
                 if value + max(0.0, -price) * most_fresh[i] <= to_score:
                     continue
                 fresh = _fresh(indptr, values, u, p, parts, needs)
-                if strict and fresh > 0 and halo[p] + fresh > caps[last] * halo_mean:
+                if strict and fresh > 0 and halo[p] + fresh > caps[at_halo] * halo_mean:
                     continue
                 value -= price * fresh
             if value > to_score:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
+from sar.partition.progress import Counter, Progress, silent, watched
 from sar.partition.sources.blocks import Block, Key, WidenError
 from sar.partition.sources.columns import (
     ColumnFile,
@@ -70,6 +72,7 @@ def assemble(
     edges: Sequence[Edges],
     scratch: Path,
     allow_nan: bool = False,
+    progress: Progress = silent,
 ) -> GraphArrays:
     """The graph; types in the order of their names, as DGL has them.
 
@@ -79,14 +82,15 @@ def assemble(
 
     Raises ValueError naming file, row and value; FileNotFoundError; OSError for a full disk.
     """
-    counts, ends, edge_data = _read_edges(nodes, edges, scratch, allow_nan)
+    how = _How(allow_nan, progress)
+    counts, ends, edge_data = _read_edges(nodes, edges, scratch, how)
     node_data = {
         ntype: _columns(
             nodes[ntype].columns,
             counts[ntype],
             f"{ntype!r} nodes",
             scratch / f"nodes-{number}",
-            allow_nan,
+            how,
             ORIG_ID,
         )
         for number, ntype in enumerate(sorted(nodes))
@@ -101,8 +105,22 @@ def assemble(
             {etype: edge_data[etype] for etype in etypes if edge_data[etype]},
         )
         .with_orig_ids()
-        .validate()
+        .validate(progress)
     )
+
+
+@dataclass(frozen=True)
+class _How:
+    """In which way columns are read, all of them."""
+
+    allow_nan: bool
+    progress: Progress
+
+    def blocks(self, what: str, table: Table, keys: Sequence[Key], **types: Any) -> Iterator[Block]:
+        """:meth:`Table.blocks`, which tell of their progress."""
+        blocks = table.blocks(keys, **types)
+        counter = Counter(self.progress, f"reading {what}", table.num_rows())
+        return watched(blocks, counter, lambda block: len(block.columns[0]))
 
 
 _Ends = dict[CanonicalEtype, tuple[Tensor, Tensor]]
@@ -110,14 +128,14 @@ _EdgeData = dict[CanonicalEtype, dict[str, Tensor]]
 
 
 def _read_edges(
-    nodes: Mapping[str, Nodes], edges: Sequence[Edges], scratch: Path, allow_nan: bool
+    nodes: Mapping[str, Nodes], edges: Sequence[Edges], scratch: Path, how: _How
 ) -> tuple[dict[str, int], _Ends, _EdgeData]:
     """How many nodes there are, and the edges; the memory of ids is free when it returns."""
-    numberings = {ntype: _numbering(ntype, one) for ntype, one in nodes.items()}
+    numberings = {ntype: _numbering(ntype, one, how) for ntype, one in nodes.items()}
     ends: _Ends = {}
     data: _EdgeData = {}
     for number, one in enumerate(edges):
-        copier = _EdgeCopier(one, numberings, scratch / f"edges-{number}", allow_nan)
+        copier = _EdgeCopier(one, numberings, scratch / f"edges-{number}", how)
         ends[one.etype], data[one.etype] = copier.copy()
     total = sum(len(src) for src, _ in ends.values())
     for ntype, numbering in numberings.items():
@@ -129,13 +147,14 @@ def _read_edges(
     return {ntype: one.count for ntype, one in numberings.items()}, ends, data
 
 
-def _numbering(ntype: str, nodes: Nodes) -> Numbering:
+def _numbering(ntype: str, nodes: Nodes, how: _How) -> Numbering:
     if nodes.count is not None or nodes.dense:
         return Dense(ntype, nodes.count)
     numbering = IdMap(ntype, nodes.texts)
     if nodes.ids:
         (key,) = nodes.ids.keys or (0,)
-        for block in nodes.ids.table.blocks([key], ids=[key], texts=[key] if nodes.texts else []):
+        texts = [key] if nodes.texts else []
+        for block in how.blocks("node ids", nodes.ids.table, [key], ids=[key], texts=texts):
             numbering.add(block, key)
         numbering.close()
     return numbering
@@ -145,9 +164,9 @@ class _EdgeCopier:
     """Ends and data of one type of edges, out of its tables into files."""
 
     def __init__(
-        self, edges: Edges, numberings: Mapping[str, Numbering], folder: Path, allow_nan: bool
+        self, edges: Edges, numberings: Mapping[str, Numbering], folder: Path, how: _How
     ) -> None:
-        self._edges, self._folder, self._allow_nan = edges, folder, allow_nan
+        self._edges, self._folder, self._how = edges, folder, how
         source, _, destination = edges.etype
         self._src, self._dst = numberings[source], numberings[destination]
         # What lies beside the ends is read with them.
@@ -159,7 +178,7 @@ class _EdgeCopier:
         what = f"{':'.join(self._edges.etype)!r} edges"
         _check_names(self._edges.columns, what, ORIG_EID)
         ends, data = retried(self._copy_once)
-        rest = _columns(self._others, len(ends[0]), what, self._folder, self._allow_nan, ORIG_EID)
+        rest = _columns(self._others, len(ends[0]), what, self._folder, self._how, ORIG_EID)
         found = {**data, **rest}
         return ends, {name: found[name] for name in self._edges.columns}
 
@@ -172,7 +191,9 @@ class _EdgeCopier:
                 for end in ("src", "dst")
             )
             files = _open_files(self._beside, self._folder, stack)
-            for block in one.table.blocks(
+            for block in self._how.blocks(
+                "edges",
+                one.table,
                 [one.src, one.dst, *keys],
                 ids=[one.src, one.dst],
                 texts=self._texts(),
@@ -181,7 +202,7 @@ class _EdgeCopier:
                 rows = self._number(block)
                 src.add(rows[0], block)
                 dst.add(rows[1], block)
-                _add(files, self._beside, block, 2, self._allow_nan)
+                _add(files, self._beside, block, 2, self._how.allow_nan)
             ends = src.tensor(), dst.tensor()
             return ends, {name: file.tensor() for name, file in files.items()}
 
@@ -218,21 +239,25 @@ def _columns(
     rows: int,
     what: str,
     folder: Path,
-    allow_nan: bool,
+    how: _How,
     reserved: str,
 ) -> dict[str, Tensor]:
     """All columns by name, [rows, ...]; those of one table are read together."""
     _check_names(columns, what, reserved)
+    kind = "node data" if reserved == ORIG_ID else "edge data"
     found: dict[str, Tensor] = {}
     groups: dict[Table, dict[str, Values]] = {}
     for number, (name, values) in enumerate(columns.items()):
         if values.keys is None:
             copy = folder / f"array-{number}.npy"
-            found[name] = map_or_copy(values.table, name, copy, values.dtype, allow_nan)
+            counter = Counter(how.progress, f"reading {kind}", rows)
+            found[name] = map_or_copy(
+                values.table, name, copy, values.dtype, how.allow_nan, counter
+            )
         else:
             groups.setdefault(values.table, {})[name] = values
     for number, (table, group) in enumerate(groups.items()):
-        found |= _read_group(table, group, folder / f"table-{number}", allow_nan)
+        found |= _read_group(kind, table, group, folder / f"table-{number}", how)
     for name, tensor in found.items():
         if len(tensor) != rows:
             path = columns[name].table.paths[0]
@@ -249,15 +274,15 @@ def _shaped(column: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _read_group(
-    table: Table, group: Mapping[str, Values], folder: Path, allow_nan: bool
+    kind: str, table: Table, group: Mapping[str, Values], folder: Path, how: _How
 ) -> dict[str, Tensor]:
     keys = [key for values in group.values() for key in values.keys or ()]
 
     def read(floats: Sequence[Key]) -> dict[str, Tensor]:
         with ExitStack() as stack:
             files = _open_files(group, folder, stack)
-            for block in table.blocks(keys, floats=floats):
-                _add(files, group, block, 0, allow_nan)
+            for block in how.blocks(kind, table, keys, floats=floats):
+                _add(files, group, block, 0, how.allow_nan)
             return {name: file.tensor() for name, file in files.items()}
 
     return retried(read)

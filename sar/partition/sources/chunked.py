@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow.parquet
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
 from sar.partition.sources.blocks import reading
 from sar.partition.sources.open import closest
@@ -24,7 +25,9 @@ from sar.partition.sources.tables import Table, table_of
 _KINDS = {"csv": "csv", "parquet": "parquet", "numpy": "npy"}
 
 
-def read_chunked(path: Path, scratch: Path, *, allow_nan: bool = False) -> GraphArrays:
+def read_chunked(
+    path: Path, scratch: Path, *, allow_nan: bool = False, progress: Progress = silent
+) -> GraphArrays:
     """The graph of a `metadata.json`; what is copied lies in ``scratch``.
 
     allow_nan: take features and weights that are no finite numbers.
@@ -42,7 +45,8 @@ def read_chunked(path: Path, scratch: Path, *, allow_nan: bool = False) -> Graph
     if not isinstance(name, str) or not name or "/" in name:
         raise metadata.error("graph_name", f"is {name!r}, expected a text without '/'")
     nodes = metadata.nodes()
-    return assemble(name, nodes, metadata.edges(nodes), Path(scratch), allow_nan)
+    edges = metadata.edges(nodes)
+    return assemble(name, nodes, edges, Path(scratch), allow_nan, progress)
 
 
 class _Metadata:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sar.files import naming
 from sar.partition import npy
+from sar.partition.progress import Counter
 from sar.partition.sources.blocks import Block, Column, Key, rows_at_once
 from sar.partition.sources.tables import Table, array
 
@@ -196,7 +197,9 @@ def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(filled).to_bytes(2, "little") + filled
 
 
-def map_or_copy(table: Table, name: str, copy: Path, dtype: str | None, allow_nan: bool) -> Tensor:
+def map_or_copy(
+    table: Table, name: str, copy: Path, dtype: str | None, allow_nan: bool, counter: Counter
+) -> Tensor:
     """The rows of `.npy` files: where they lie if it is one that can be used as it is.
 
     Raises ValueError naming file and row.
@@ -216,6 +219,7 @@ def map_or_copy(table: Table, name: str, copy: Path, dtype: str | None, allow_na
                 single = single and rows.dtype == found.dtype and found.flags.c_contiguous
                 if not single:
                     file.add(rows, block)
+                counter.add(len(rows))
             if not len(found):
                 file.add(found[:0], Block(path, 0, []))
         if single and mapped.size:

@@ -35,6 +35,7 @@ from typing import Any
 import yaml
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, CanonicalEtype, GraphArrays
+from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
 from sar.partition.sources.blocks import Key
 from sar.partition.sources.columns import DTYPES
@@ -45,7 +46,9 @@ _EXTERNAL, _TEXT = "external", "text"
 _COLUMN_KEYS = ("files", "column", "columns", "delimiter", "dtype")
 
 
-def read_description(path: Path, scratch: Path, *, allow_nan: bool = False) -> GraphArrays:
+def read_description(
+    path: Path, scratch: Path, *, allow_nan: bool = False, progress: Progress = silent
+) -> GraphArrays:
     """The graph that the file describes; edges and copied columns lie in ``scratch``.
 
     allow_nan: take features and weights that are no finite numbers.
@@ -64,11 +67,16 @@ def read_description(path: Path, scratch: Path, *, allow_nan: bool = False) -> G
     name = content.get("name", path.stem)
     if not isinstance(name, str) or not name or "/" in name:
         raise reader.error("name", f"is {name!r}, expected a text without '/'")
-    return assemble(name, nodes, edges, Path(scratch), allow_nan)
+    return assemble(name, nodes, edges, Path(scratch), allow_nan, progress)
 
 
 def read_edges(
-    paths: Sequence[Path], scratch: Path, name: str, *, allow_nan: bool = False
+    paths: Sequence[Path],
+    scratch: Path,
+    name: str,
+    *,
+    allow_nan: bool = False,
+    progress: Progress = silent,
 ) -> GraphArrays:
     """A homogeneous graph out of files of edges alone.
 
@@ -90,7 +98,8 @@ def read_edges(
     if texts:
         warnings.warn(f"{table.paths[0]}: columns {texts} hold no numbers: left out", stacklevel=2)
     edges = [Edges(ETYPE_HOMO, table, src, dst, used)]
-    return assemble(name, {NTYPE_HOMO: _bare(table, (src, dst))}, edges, Path(scratch), allow_nan)
+    nodes = {NTYPE_HOMO: _bare(table, (src, dst))}
+    return assemble(name, nodes, edges, Path(scratch), allow_nan, progress)
 
 
 def _ends(table: Table) -> tuple[Key, Key]:

@@ -16,6 +16,7 @@ from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
 from sar.partition.glt_format import GltFolder
 from sar.partition.mapped import BLOCK_BYTES
+from sar.partition.progress import Counter, Progress, silent
 from sar.partition.pyg_format import PygFolder
 from sar.partition.sources.apart import open_apart
 from sar.partition.sources.open import ACCEPTED, closest
@@ -33,7 +34,9 @@ class Opened(NamedTuple):
     parts: np.ndarray | None = None
 
 
-def open_input(text: str, scratch: Path, *, allow_nan: bool = False) -> Opened:
+def open_input(
+    text: str, scratch: Path, *, allow_nan: bool = False, progress: Progress = silent
+) -> Opened:
     """The graph that ``text`` names; what is larger than memory comes to lie in ``scratch``.
 
     External ids are kept in ``scratch/ids/<node type>.parquet``, where there are such.
@@ -46,9 +49,9 @@ def open_input(text: str, scratch: Path, *, allow_nan: bool = False) -> Opened:
     """
     # Libraries of tables are loaded where there are tables.
     if os.path.isdir(text):
-        return _open_folder(Path(text), scratch, allow_nan)
+        return _open_folder(Path(text), scratch, allow_nan, progress)
     if text.endswith((*DESCRIPTIONS, ".json")):
-        return _open_json(text, scratch, allow_nan)
+        return _open_json(text, scratch, allow_nan, progress)
     if text.endswith(TABLES):
         from sar.partition.sources.description import read_edges
 
@@ -56,7 +59,7 @@ def open_input(text: str, scratch: Path, *, allow_nan: bool = False) -> Opened:
         if not paths[0].exists():
             raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
         name = paths[0].name.split(".")[0]
-        return Opened(read_edges(paths, scratch, name, allow_nan=allow_nan))
+        return Opened(read_edges(paths, scratch, name, allow_nan=allow_nan, progress=progress))
     if text.endswith(".pt"):
         from sar.partition.sources.pyg import read_pyg_file
 
@@ -64,7 +67,7 @@ def open_input(text: str, scratch: Path, *, allow_nan: bool = False) -> Opened:
     else:
         graph = open_apart(text)
     if not allow_nan:
-        check_finite(graph)
+        check_finite(graph, progress)
     return Opened(graph)
 
 
@@ -79,41 +82,41 @@ def _near(text: str) -> str:
     return closest(os.path.basename(text), known)
 
 
-def _open_folder(folder: Path, scratch: Path, allow_nan: bool) -> Opened:
+def _open_folder(folder: Path, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
     if (folder / _CHUNKED).is_file():
-        return _open_json(str(folder / _CHUNKED), scratch, allow_nan)
+        return _open_json(str(folder / _CHUNKED), scratch, allow_nan, progress)
     jsons = sorted(folder.glob("*.json"))
     if (folder / PygFolder.META).is_file() or (folder / GltFolder.META).is_file():
-        return _open_partitions(folder, folder, scratch)
+        return _open_partitions(folder, folder, scratch, progress)
     if len(jsons) == 1:
-        return _open_json(str(jsons[0]), scratch, allow_nan)
+        return _open_json(str(jsons[0]), scratch, allow_nan, progress)
     raise ValueError(
         f"input {str(folder)!r} is a folder without partitions or {_CHUNKED}; accepted: {ACCEPTED}"
     )
 
 
-def _open_json(text: str, scratch: Path, allow_nan: bool) -> Opened:
+def _open_json(text: str, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
     """A description, DGL's chunks, or partitions: the keys tell."""
     path = Path(text)
     if not path.is_file():
         raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
     content = _keys(path) if path.suffix == ".json" else {"edges"}
     if {"part_method", "num_parts", "node_map"} & content:
-        return _open_partitions(path, path.parent, scratch)
+        return _open_partitions(path, path.parent, scratch, progress)
     if "num_nodes_per_chunk" in content or "edge_type" in content:
         from sar.partition.sources.chunked import read_chunked
 
-        return Opened(read_chunked(path, scratch, allow_nan=allow_nan))
+        return Opened(read_chunked(path, scratch, allow_nan=allow_nan, progress=progress))
     from sar.partition.sources.description import read_description
 
-    return Opened(read_description(path, scratch, allow_nan=allow_nan))
+    return Opened(read_description(path, scratch, allow_nan=allow_nan, progress=progress))
 
 
-def _open_partitions(path: Path, folder: Path, scratch: Path) -> Opened:
+def _open_partitions(path: Path, folder: Path, scratch: Path, progress: Progress) -> Opened:
     """External ids, which a cut before kept, come along: nodes have the numbers that they had."""
     from sar.partition.sources.parts import read_partitions
 
-    opened = Opened(*read_partitions(path, scratch))
+    opened = Opened(*read_partitions(path, scratch, progress))
     kept = [folder / IDS / f"{ntype}.parquet" for ntype in opened.graph.num_nodes]
     for file in filter(Path.is_file, kept):
         (scratch / IDS).mkdir(exist_ok=True)
@@ -129,16 +132,21 @@ def _keys(path: Path) -> set[Any]:
     return set(content) if isinstance(content, dict) else set()
 
 
-def check_finite(graph: GraphArrays) -> None:
+def check_finite(graph: GraphArrays, progress: Progress = silent) -> None:
     """Raises ``ValueError`` that names the first NaN or infinity in data, labels left out."""
-    for frames in (graph.node_data, graph.edge_data):
-        for kind, columns in frames.items():
-            for name, column in columns.items():
-                if column.is_floating_point() and name != "label":
-                    _check_column(f"{graph.name}: {name!r} of {kind!r}", column)
+    checked = [
+        (f"{graph.name}: {name!r} of {kind!r}", column)
+        for frames in (graph.node_data, graph.edge_data)
+        for kind, columns in frames.items()
+        for name, column in columns.items()
+        if column.is_floating_point() and name != "label"
+    ]
+    counter = Counter(progress, "checking data", sum(len(column) for _, column in checked))
+    for where, column in checked:
+        _check_column(where, column, counter)
 
 
-def _check_column(where: str, column: torch.Tensor) -> None:
+def _check_column(where: str, column: torch.Tensor, counter: Counter) -> None:
     step = max(1, BLOCK_BYTES // max(1, column[:1].nbytes))
     for low in range(0, len(column), step):
         block = column[low : low + step].reshape(min(step, len(column) - low), -1)
@@ -148,3 +156,4 @@ def _check_column(where: str, column: torch.Tensor) -> None:
                 f"{where}: row {low + row} holds {block[row, at].item()}, expected finite numbers; "
                 "allow_nan (--allow-nan) takes it as it is"
             )
+        counter.add(len(block))

@@ -29,12 +29,15 @@ from sar.partition.load import (
     read_node_features,
 )
 from sar.partition.mapped import BLOCK_BYTES
+from sar.partition.progress import Counter, Progress, silent
 from sar.partition.renumber import own_ids
 
 _BLOCK = 1 << 20
 
 
-def read_partitions(path: str | os.PathLike, scratch: Path) -> tuple[GraphArrays, np.ndarray]:
+def read_partitions(
+    path: str | os.PathLike, scratch: Path, progress: Progress = silent
+) -> tuple[GraphArrays, np.ndarray]:
     """The graph whose partitions lie at ``path``, and int32 [N] the part of each node, types one
     after another.
 
@@ -50,10 +53,12 @@ def read_partitions(path: str | os.PathLike, scratch: Path) -> tuple[GraphArrays
     ``OSError`` that names a file of ``scratch``.
     """
     book = read_book(path)
-    nodes = {ntype: _node_ids(book, ntype, scratch) for ntype in book.ntypes}
-    node_data = _node_columns(book, nodes, scratch)
-    edges, edge_data = _edges(book, nodes, scratch)
     num_nodes = {ntype: book.num_nodes(ntype) for ntype in book.ntypes}
+    total = sum(num_nodes.values())
+    counter = Counter(progress, "reading node ids", total)
+    nodes = {ntype: _node_ids(book, ntype, scratch, counter) for ntype in book.ntypes}
+    node_data = _node_columns(book, nodes, scratch, Counter(progress, "reading node data", total))
+    edges, edge_data = _edges(book, nodes, scratch, progress)
     graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data).with_orig_ids()
     parts, starts = np.empty(graph.total_nodes, np.int32), graph.node_offsets()
     for ntype, numbers in nodes.items():
@@ -84,7 +89,7 @@ def _bounds(ranges: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(ranges[:, 1] - ranges[:, 0])))
 
 
-def _node_ids(book: PartitionBook, ntype: str, scratch: Path) -> _Numbers:
+def _node_ids(book: PartitionBook, ntype: str, scratch: Path, counter: Counter) -> _Numbers:
     bounds, name = _bounds(book.node_ranges[ntype]), f"{ntype}/{ORIG_ID}"
     total = int(bounds[-1])
     ids = np.arange(total, dtype=np.int32 if total < 2**31 else np.int64)
@@ -98,10 +103,12 @@ def _node_ids(book: PartitionBook, ntype: str, scratch: Path) -> _Numbers:
             for low, rows in _runs(read_node_features(book, part), name)
         )
     else:
+        counter.add(total)
         return _Numbers(ids, bounds)
     for part, low, own in runs:
         start = int(bounds[part]) + low
         ids[start : start + len(own)] = own
+        counter.add(len(own))
     return _Numbers(ids, bounds)
 
 
@@ -181,7 +188,7 @@ class _Columns:
         self._without = without
         self._found: dict[str, _Column] | None = None
 
-    def add(self, store: FeatureStore, part: int, ids: np.ndarray) -> None:
+    def add(self, store: FeatureStore, part: int, ids: np.ndarray, counter: Counter) -> None:
         """A part's rows, and the id of each. Raises ``PartitionError``."""
         kinds = {
             name.removeprefix(self._prefix): store.info(name)
@@ -200,9 +207,14 @@ class _Columns:
                 f"{self._book.json_path}: part {part} has of {self._prefix[:-1]!r} the columns "
                 f"{got}, expected {expected}, as in part 0"
             )
-        for name, column in self._found.items():
-            for low, rows in _runs(store, self._prefix + name):
-                column.put(ids[low : low + len(rows)], rows)
+        readers = {name: store.reader(self._prefix + name) for name in self._found}
+        widths = [math.prod(shape) * dtype.itemsize for dtype, shape in expected.values()]
+        step = max(1, BLOCK_BYTES // max([1, *widths]))
+        for low in range(0, len(ids), step):
+            own = ids[low : low + step]
+            for name, column in self._found.items():
+                column.put(own, readers[name](low, low + len(own)))
+            counter.add(len(own))
 
     def _path(self, number: int) -> Path:
         return self._stem.with_name(f"{self._stem.name}-{number}.npy")
@@ -212,7 +224,7 @@ class _Columns:
 
 
 def _node_columns(
-    book: PartitionBook, nodes: dict[str, _Numbers], scratch: Path
+    book: PartitionBook, nodes: dict[str, _Numbers], scratch: Path, counter: Counter
 ) -> dict[str, dict[str, Tensor]]:
     found = {
         ntype: _Columns(book, f"{ntype}/", book.num_nodes(ntype), scratch / f"node-{number}")
@@ -221,7 +233,7 @@ def _node_columns(
     for part in range(book.num_parts):
         store = read_node_features(book, part)
         for ntype, columns in found.items():
-            columns.add(store, part, nodes[ntype].of_part(part))
+            columns.add(store, part, nodes[ntype].of_part(part), counter)
     return {ntype: columns.tensors() for ntype, columns in found.items()}
 
 
@@ -229,16 +241,18 @@ _Ends = dict[CanonicalEtype, tuple[Tensor, Tensor]]
 
 
 def _edges(
-    book: PartitionBook, nodes: dict[str, _Numbers], scratch: Path
+    book: PartitionBook, nodes: dict[str, _Numbers], scratch: Path, progress: Progress
 ) -> tuple[_Ends, dict[CanonicalEtype, dict[str, Tensor]]]:
     found = [
         _EdgesOfType(book, etype, scratch / f"edge-{number}")
         for number, etype in enumerate(book.canonical_etypes)
     ]
+    total = sum(book.num_edges(etype) for etype in book.canonical_etypes)
+    counter = Counter(progress, "reading edges", 2 * total)
     for part in range(book.num_parts):
         data = load_partition(book.json_path, part)
         for one in found:
-            one.add(data, nodes)
+            one.add(data, nodes, counter)
     ends = {one.etype: one.ends() for one in found}
     return ends, {one.etype: one.columns.tensors() for one in found}
 
@@ -261,8 +275,8 @@ class _EdgesOfType:
         name = self._prefix + ORIG_EID
         return _is_numbering(self._book, read_edge_features, name, self._total, stem.parent)
 
-    def add(self, data: PartitionData, nodes: dict[str, _Numbers]) -> None:
-        """The edges that end in a part."""
+    def add(self, data: PartitionData, nodes: dict[str, _Numbers], counter: Counter) -> None:
+        """The edges that end in a part; they count with their ends, and with their columns."""
         part, shard = data.part_id, data.edges[self.etype]
         ids = self._ids(data.edge_features, part)
         sources, dst_ids = nodes[self.etype[0]], nodes[self.etype[2]].of_part(part)
@@ -274,7 +288,8 @@ class _EdgesOfType:
                 self._src[rows] = src_ids[shard.src[some].numpy()]
                 self._dst[rows] = dst_ids[shard.dst[some].numpy()]
                 self._seen[rows] = True
-        self.columns.add(data.edge_features, part, ids)
+                counter.add(len(rows))
+        self.columns.add(data.edge_features, part, ids, counter)
 
     def _ids(self, store: FeatureStore, part: int) -> np.ndarray:
         """int64 [e] of a part's edges."""
