@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL = ".partial"
 SCRATCH = "sar-"
 _LOCK = "lock"
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 # Note [Whose file]
 # A file or folder that is being made is locked by its maker (`flock`) for as long as it lives, and
@@ -67,8 +70,10 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(error.errno or 0, f"{path}: could not be written: {reason}") from error
+        number, reason = error.errno or 0, error.strerror or str(error)
+        if "requested and" in reason:  # numpy's, of a write that was cut short
+            number, reason = errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {reason}"
+        raise OSError(number, f"{path}: could not be written: {reason}") from error
     except RuntimeError as error:  # torch's writer
         raise OSError(f"{path}: could not be written: {error}") from error
 
@@ -81,13 +86,49 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     """
     where = Path(tempfile.gettempdir() if parent is None else parent)
     with naming(where):
-        folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=where))
-    try:
-        with open(folder / _LOCK, "wb") as lock:
-            _lock(lock)
+        folder, lock = _make_scratch(where)
+    with lock:
+        try:
             yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            _remove(folder)
+
+
+def _make_scratch(where: Path) -> tuple[Path, BinaryIO]:
+    """Again where another process, which tidies up, took the new folder for a left one."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=where))
+        try:
+            with ExitStack() as opened, suppress(FileNotFoundError, BlockingIOError):
+                lock = opened.enter_context(open(folder / _LOCK, "wb"))
+                _lock(lock)
+                if _is_at(lock.fileno(), folder / _LOCK):
+                    opened.pop_all()
+                    return folder, lock
+        except OSError:
+            _remove(folder)
+            raise
+
+
+def _remove(folder: Path) -> None:
+    """All of a scratch folder; an interrupt meanwhile comes through when that is done."""
+    try:
+        _remove_once(folder)
+    except BaseException:
+        _remove_once(folder)
+        raise
+
+
+def _remove_once(folder: Path) -> None:
+    """The lock last: by that the rest is told if the process is killed meanwhile."""
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != _LOCK:
+                os.unlink(entry.path)
+        Path(folder, _LOCK).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def remove_left_over(folder: Path, names: Iterable[str] = ()) -> None:
@@ -99,14 +140,99 @@ def remove_left_over(folder: Path, names: Iterable[str] = ()) -> None:
     partial = {name + PARTIAL for name in names}
     with suppress(OSError):  # no such folder, or not ours to read: then nothing of ours is there
         for entry in list(os.scandir(folder)):
-            is_folder = entry.is_dir(follow_symlinks=False) and entry.name.startswith(SCRATCH)
-            if is_folder and _is_left(Path(entry.path, _LOCK)):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            elif entry.name in partial and _is_left(Path(entry.path)):
-                os.unlink(entry.path)
+            if entry.is_dir(follow_symlinks=False) and entry.name.startswith(SCRATCH):
+                with _left(Path(entry.path, _LOCK)) as is_left:
+                    if is_left or _is_bare(entry):
+                        _remove(Path(entry.path))
+            elif entry.name in partial:
+                with _left(Path(entry.path)) as is_left:
+                    if is_left:
+                        os.unlink(entry.path)
 
 
-def _lock(file: BinaryIO) -> None:
+def _is_bare(entry: os.DirEntry[str]) -> bool:
+    """Whether its maker was killed before it was locked, or while its lock was removed."""
+    is_named = re.fullmatch(SCRATCH + "[a-z0-9_]{8}", entry.name)
+    is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    return is_named is not None and is_own and not os.listdir(entry.path)
+
+
+@contextmanager
+def locked_folder(path: Path) -> Iterator[Path]:
+    """A folder that one process at a time has: made here, and gone at the end where it is empty.
+
+    Raises ``BlockingIOError`` that names it while another process has it, ``OSError``.
+    """
+    with naming(path):
+        number = _open_folder(path)
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.rmdir()
+        os.close(number)
+
+
+@contextmanager
+def parents_of(path: Path) -> Iterator[None]:
+    """The folders above ``path`` are there; after an error those that were made here are gone."""
+    made = [folder for folder in path.parents if not folder.exists()]
+    try:
+        with naming(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):  # others may have put something in
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Two folders of one file system take each other's names, at once where the system can.
+
+    Where it cannot, ``other`` is ``<other>.old`` for a moment, and stays so if the process is
+    killed in it. Raises ``OSError``.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = [os.fsencode(path.absolute()) for path in (one, other)]
+    if rename and rename(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0:
+        return
+    old = other.with_name(other.name + ".old")
+    other.rename(old)
+    try:
+        one.rename(other)
+    except OSError:
+        old.rename(other)
+        raise
+    old.rename(one)
+
+
+def _open_folder(path: Path) -> int:
+    while True:
+        with suppress(FileExistsError):
+            path.mkdir()
+        with suppress(FileNotFoundError):  # another one ended just now
+            number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _lock(number)
+                if _is_at(number, path):
+                    return number
+            except BlockingIOError:
+                os.close(number)
+                raise
+            os.close(number)
+
+
+def _is_at(number: int, path: Path) -> bool:
+    """Whether an open file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(number), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(file: BinaryIO | int) -> None:
     """For as long as it is open. Raises ``BlockingIOError``: another process makes it, too."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,19 +242,26 @@ def _lock(file: BinaryIO) -> None:
         pass
 
 
-def _is_left(lock: Path) -> bool:
-    """Whether it is this user's, and locked by no living process."""
+@contextmanager
+def _left(lock: Path) -> Iterator[bool]:
+    """Whether it is this user's, and locked by no living process; nobody locks it meanwhile."""
     try:
         number = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
-        return False
+        yield False
+        return
+    try:
+        yield _is_left(number)
+    finally:
+        os.close(number)
+
+
+def _is_left(number: int) -> bool:
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(number).st_uid == os.geteuid()
     except OSError:  # somebody holds it
         return False
-    finally:
-        os.close(number)
 
 
 def _flush(folder: Path) -> None:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
-from sar.files import remove_left_over, scratch_folder, staged, write_whole
+from sar import files
+from sar.files import (
+    exchange,
+    locked_folder,
+    parents_of,
+    remove_left_over,
+    scratch_folder,
+    staged,
+    write_whole,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -83,3 +95,118 @@ def test_a_scratch_folder_is_private_and_goes(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"{tmp_path}/none: could not be written: No such file"):
         with scratch_folder(tmp_path / "none"):
             pass
+
+
+def test_scratch_of_makers_that_were_killed_early_or_late(tmp_path: Path) -> None:
+    """Before the lock was there, or when nothing but the lock was left; not what others made."""
+    (tmp_path / "sar-ab_12xyz").mkdir()
+    (tmp_path / "sar-0a0b0c0d").mkdir()
+    (tmp_path / "sar-0a0b0c0d" / "lock").write_text("")
+    (tmp_path / "sar-somebody").mkdir()
+    (tmp_path / "sar-somebody" / "mine").write_text("mine")
+    (tmp_path / "sar-short").mkdir()
+    remove_left_over(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["sar-short", "sar-somebody"]
+
+
+def test_an_interrupt_while_a_scratch_folder_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, calls = shutil.rmtree, list[object]()
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        remove(*arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path) as folder:
+        (folder / "one").mkdir()
+    assert len(calls) == 2 and os.listdir(tmp_path) == []
+
+
+def test_a_scratch_folder_that_is_taken_for_a_left_one_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process tidies up between the making of a folder and its lock."""
+    made, make = list[str](), tempfile.mkdtemp
+
+    def and_tidy_up(**options: object) -> str:
+        made.append(make(**options))
+        if len(made) == 1:
+            remove_left_over(tmp_path)
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", and_tidy_up)
+    with scratch_folder(tmp_path) as folder:
+        assert str(folder) == made[1] and os.listdir(tmp_path) == [folder.name]
+
+
+def test_a_locked_folder_is_one_process_own(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    with locked_folder(path):
+        with pytest.raises(BlockingIOError, match="kept: could not be written"):
+            with locked_folder(path):
+                pass
+        assert path.is_dir()
+    assert not path.exists()
+    with locked_folder(path):
+        (path / "file").write_text("stays")
+    with locked_folder(path):
+        assert (path / "file").read_text() == "stays"
+    assert path.is_dir()
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "by three names"])
+def test_two_folders_are_exchanged(
+    at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(files, "_EXCHANGE", 1 << 20)  # no flag of the system
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    exchange(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a" / "b").is_file() and (tmp_path / "b" / "a").is_file()
+    with pytest.raises(OSError):
+        exchange(tmp_path / "none", tmp_path / "b")
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_folders_above_go_after_an_error(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    path = tmp_path / "there" / "one" / "two" / "out"
+    with pytest.raises(KeyError), parents_of(path):
+        assert path.parent.is_dir()
+        raise KeyError
+    assert os.listdir(tmp_path / "there") == []
+    with parents_of(path):
+        pass
+    assert path.parent.is_dir()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux'")
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """Which is killed, and so cannot see to it."""
+    (tmp_path / "child.py").write_text(
+        "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
+    parent = f"""
+import runpy, subprocess
+command = runpy.run_path({str(ROOT / "sar" / "partition" / "child.py")!r})["command"]
+subprocess.run(command({str(tmp_path / "child.py")!r}))
+"""
+    maker = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert maker.stdout is not None
+    child = int(maker.stdout.readline())
+    maker.kill()
+    assert maker.stdout.read() == "", "its end of the pipe is closed: it has ended"
+    maker.wait()
+    maker.stdout.close()
+    with pytest.raises(ProcessLookupError):
+        for _ in range(500):  # somebody else has to wait for it
+            os.kill(child, 0)
+            if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                raise ProcessLookupError
+            time.sleep(0.01)

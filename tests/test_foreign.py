@@ -141,7 +141,7 @@ def test_a_reader_that_dies_is_an_error(
     site.mkdir()
     (site / "sitecustomize.py").write_text(
         "import os, sys\n"
-        f"if 'sar.partition.sources.apart' in sys.orig_argv: {how}\n"
+        f"if any(one.endswith('apart.py') for one in sys.orig_argv): {how}\n"
     )  # fmt: skip
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.getcwd()}")
     assert main(["partition", str(saved), "--parts", "2", "--out", str(saved.parent / "out")]) == 2

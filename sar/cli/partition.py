@@ -3,7 +3,10 @@
 import argparse
 import contextlib
 import json
+import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,7 +23,7 @@ from sar.cli.cut_report import (
 )
 from sar.config import parse_bytes
 from sar.partition.cut import DEFAULT_METHOD, METHODS
-from sar.partition.methods.base import BALANCES
+from sar.partition.methods.base import BALANCES, Method
 from sar.partition.methods.given import Given
 from sar.partition.run import KEEP, Partitioned, PartitionOptions, partition
 from sar.partition.sources.open import ACCEPTED
@@ -28,6 +31,7 @@ from sar.partition.transform import SELF_LOOPS, Transforms
 from sar.partition.write import FORMATS
 
 WARNING = "sar partition: warning: "
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 _UNEVEN = 1.5  # largest / mean of edges from which balancing is worth a word
 
 
@@ -65,7 +69,6 @@ def _add_cut(parser: argparse.ArgumentParser) -> None:
     cut.add_argument(
         "--method",
         choices=(*METHODS, KEEP),
-        default=DEFAULT_METHOD,
         help=f"default: {DEFAULT_METHOD}; {KEEP}: the parts of partitions that are read",
     )
     cut.add_argument(
@@ -115,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     options, model = _options(args), model_of(args)
     if args.plot is not None:
         check_picture(args.plot, "--plot")
-    with Bars() as bars, _warnings_in_a_line():
+    with _tidy_ends(), Bars() as bars, _warnings_in_a_line():
         done = partition(args.input, args.out, options, bars.show)
     predicted = None if model is None else predict_cut(done.graph, done.quality, model)
     if model is not None and predicted is None:
@@ -134,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             found["predicted"] = predicted.to_dict()
         print(json.dumps(found, indent=2))
         return 0
-    lines = _report(done, args.method)
+    lines = _report(done, args)
     lines += [] if predicted is None else prediction_lines(predicted)
     print("\n".join([*lines, f"written  {done.path} in {seconds:.1f} s"]))
     return 0
@@ -143,6 +146,11 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> PartitionOptions:
     if args.seed < 0:
         raise ValueError(f"--seed is {args.seed}, expected 0 or more")
+    method: str | Method = args.method or DEFAULT_METHOD
+    if args.assignment is not None:
+        if args.method is not None:
+            raise ValueError(f"--method {args.method} and --assignment: expected one of them")
+        method = Given(args.assignment)
     balance = None if args.balance is None else args.balance.split(",")
     for one in balance or ():
         if one not in ("nodes", *BALANCES):
@@ -151,7 +159,7 @@ def _options(args: argparse.Namespace) -> PartitionOptions:
             )
     return PartitionOptions(
         args.parts,
-        args.method if args.assignment is None else Given(args.assignment),
+        method,
         None if balance is None else frozenset(balance),
         args.seed,
         Transforms(args.symmetrise, args.drop_duplicates, args.self_loops),
@@ -163,11 +171,12 @@ def _options(args: argparse.Namespace) -> PartitionOptions:
     )
 
 
-def _report(done: Partitioned, method: str) -> list[str]:
+def _report(done: Partitioned, args: argparse.Namespace) -> list[str]:
     lines = report_lines(done.quality, done.before)
     if done.resumed:
         lines.insert(1, "resumed  the cut of a run that was interrupted")
-    if method == DEFAULT_METHOD and done.before is None and done.quality.edge_balance > _UNEVEN:
+    is_plain = args.method in (None, DEFAULT_METHOD) and args.assignment is None
+    if is_plain and done.before is None and done.quality.edge_balance > _UNEVEN:
         lines.append(
             "hint     one part has many more edges than the mean: --balance edges,halo evens them"
         )
@@ -203,6 +212,30 @@ class Bars:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+@contextlib.contextmanager
+def _tidy_ends() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as an error does: files of the run are removed."""
+
+    taken: list[signal.Signals] = []
+
+    def end(number: int, _: object) -> None:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)  # a second one ends it at once
+        # No print: it may be in the middle of one.
+        os.write(2, f"sar partition: ended by {signal.Signals(number).name}\n".encode())
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        taken = [one for one in _ENDS if signal.getsignal(one) == signal.SIG_DFL]  # not of nohup
+    for one in taken:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

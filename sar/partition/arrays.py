@@ -118,9 +118,11 @@ class GraphArrays:
                 raise ValueError(f"edges[{etype!r}] {side} is {ids.dtype}, expected torch.int64")
             low, high = _span(ids, counter)
             if low < 0 or high >= self.num_nodes[ntype]:
+                row, found = _first_outside(ids, self.num_nodes[ntype])
                 raise ValueError(
                     f"edges[{etype!r}] {side} ids span [{low}, {high}], "
-                    f"expected [0, {self.num_nodes[ntype] - 1}] ({ntype!r} nodes)"
+                    f"expected [0, {self.num_nodes[ntype] - 1}] ({ntype!r} nodes); row {row} is "
+                    f"{found}"
                 )
 
 
@@ -133,6 +135,16 @@ def _span(ids: Tensor, counter: Counter) -> tuple[int, int]:
             highs.append(int(block.max()))
             counter.add(len(block))
     return min(lows, default=0), max(highs, default=-1)
+
+
+def _first_outside(ids: Tensor, count: int) -> tuple[int, int]:
+    """Row and value of the first id that is not in [0, ``count``)."""
+    for low in range(0, len(ids), _BLOCK):
+        block = ids[low : low + _BLOCK]
+        wrong = ((block < 0) | (block >= count)).nonzero()
+        if len(wrong):
+            return low + int(wrong[0]), int(block[wrong[0]])
+    raise ValueError(f"all ids are in [0, {count})")
 
 
 def _check_name(what: str, name: str) -> None:

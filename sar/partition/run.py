@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import struct
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sar.files import remove_left_over, scratch_folder, write_whole
+from sar.files import (
+    locked_folder,
+    parents_of,
+    remove_left_over,
+    scratch_folder,
+    write_whole,
+)
 from sar.partition.arrays import GraphArrays
+from sar.partition.book_json import MAX_PARTS
 from sar.partition.cut import DEFAULT_METHOD, METHODS, assign, check_balance, find_method
 from sar.partition.digest import graph_digest
 from sar.partition.methods.base import Method
@@ -24,12 +35,18 @@ from sar.partition.quality import CutQuality, measure
 from sar.partition.sources.datasets import from_dgl
 from sar.partition.sources.inputs import IDS, Opened, open_input
 from sar.partition.transform import Transforms, transform
-from sar.partition.write import check_graph_name, check_output, write_partitions
+from sar.partition.write import (
+    check_graph_name,
+    check_output,
+    output_folder,
+    write_partitions,
+)
 
 KEEP = "keep"  # the parts that the input has
 # Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
 # parts left out; of an edge with METIS.
 _BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160
+_KEPT = re.compile(r"[0-9a-f]{32}\.npz(\.partial)?")
 _CUT_VERSION = 1  # of what the same options give; another one makes no use of what is left
 
 
@@ -66,6 +83,8 @@ class PartitionOptions:
         """Raise ValueError or TypeError for what can be told before anything is read."""
         if self.num_parts < 1:
             raise ValueError(f"num_parts is {self.num_parts}, expected 1 or more")
+        if self.num_parts > MAX_PARTS:
+            raise ValueError(f"num_parts is {self.num_parts}, expected at most {MAX_PARTS}")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}, expected 0 or more")
         if self.name is not None:
@@ -115,16 +134,16 @@ def partition(
     names what could not be written.
     """
     options.check()
-    out = Path(out_dir).absolute()
+    out = output_folder(out_dir)
+    _tidy(out)
     check_output(out, options.overwrite)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    remove_left_over(out.parent)
-    with scratch_folder(out.parent) as scratch:
+    with parents_of(out), _reserved(out) as kept, scratch_folder(out.parent) as scratch:
         opened = _open(source, scratch, options.allow_nan, progress)
         valid = opened.graph.validate(progress)
         graph = transform(valid, options.transforms, scratch / "edges", progress)
+        _check_train(graph, options.balance)
         _check_memory(graph, options)
-        cut = _Cut(Opened(graph, opened.parts), options, out, scratch, progress)
+        cut = _Cut(Opened(graph, opened.parts), options, kept, scratch, progress)
         parts = cut.parts()
         quality = measure(graph, parts, options.num_parts, progress=progress)
         path = write_partitions(
@@ -138,9 +157,34 @@ def partition(
             format=options.format,
             progress=progress,
             beside=[scratch / IDS] if (scratch / IDS).is_dir() else [],
+            last=cut.forget,
         )
-        cut.forget()
     return Partitioned(path, graph, quality, cut.before, cut.resumed)
+
+
+def _kept_beside(out: Path) -> Path:
+    return out.parent / f"{out.name}.cut"  # also of the root, which check_output refuses
+
+
+def _tidy(out: Path) -> None:
+    """Remove what killed runs left, all but a cut."""
+    remove_left_over(out.parent)
+    if _kept_beside(out).is_dir():
+        with suppress(OSError), locked_folder(_kept_beside(out)):
+            pass  # it goes if it is empty, and nobody has it
+
+
+@contextmanager
+def _reserved(out: Path) -> Iterator[Path]:
+    """``<out>.cut``, while no other run has it. Raises ``FileExistsError``."""
+    with ExitStack() as held:
+        try:
+            kept = held.enter_context(locked_folder(_kept_beside(out)))
+        except BlockingIOError as error:
+            raise FileExistsError(
+                f"output folder {str(out)!r}: another run, which goes on, writes it"
+            ) from error
+        yield kept
 
 
 def partition_graph(
@@ -170,9 +214,7 @@ def partition_graph(
     Raises as :func:`partition`.
     """
     wanted = None if balance is None else frozenset(balance)
-    return partition(
-        source, out_dir, PartitionOptions(num_parts, method, wanted, **options)
-    ).path
+    return partition(source, out_dir, PartitionOptions(num_parts, method, wanted, **options)).path
 
 
 def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
@@ -199,13 +241,13 @@ class _Cut:
         self,
         opened: Opened,
         options: PartitionOptions,
-        out: Path,
+        folder: Path,
         scratch: Path,
         progress: Progress,
     ) -> None:
         self._graph, self._given = opened
         self._options, self._scratch, self._progress = options, scratch, progress
-        self._kept = out.with_name(f"{out.name}.cut")
+        self._folder = folder
         method = options.method
         self.name = method if isinstance(method, str) else method.name
         self.resumed = False
@@ -217,8 +259,8 @@ class _Cut:
             return self._given_parts()
         if self._options.method not in METHODS:  # the user's own may depend on anything
             return self._assign({})
-        kept = self._kept / f"{self._key()}.npz"
-        arrays = _read_arrays(kept)
+        kept = self._folder / f"{self._key()}.npz"
+        arrays = _read_arrays(kept, (self._graph.total_nodes,))
         self.resumed = "parts" in arrays
         if not self.resumed:
             arrays["parts"] = self._assign(arrays)
@@ -246,11 +288,10 @@ class _Cut:
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Of the files that an interrupted run leaves."""
-        if self._kept.is_dir():
-            for path in self._kept.glob("*.npz"):
+        """Of the files that interrupted runs left."""
+        for path in self._folder.iterdir():
+            if _KEPT.fullmatch(path.name):
                 path.unlink()
-            self._kept.rmdir()
 
     def _given_parts(self) -> np.ndarray:
         if self._given is None:
@@ -277,13 +318,26 @@ def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     write_whole(path, lambda file: np.savez(file, **named))
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     """What is there; nothing for what is damaged, or not there."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+            if archive.zip.testzip() is not None:
+                return {}
+            arrays = dict(archive)
+    except (
+        OSError, ValueError, EOFError, KeyError, RuntimeError, struct.error, zipfile.BadZipFile,
+        zlib.error,
+    ):  # fmt: skip
         return {}
+    is_whole = all(one.shape == shape and one.dtype.kind in "iu" for one in arrays.values())
+    return arrays if is_whole else {}
+
+
+def _check_train(graph: GraphArrays, balance: frozenset[str] | None) -> None:
+    has_mask = any("train_mask" in data for data in graph.node_data.values())
+    if balance and "train" in balance and not has_mask:
+        raise ValueError("balance: got 'train', but no node type has a 'train_mask'")
 
 
 def _check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
@@ -292,7 +346,7 @@ def _check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
     if options.memory is not None and needed > options.memory:
         raise ValueError(
             f"memory is {options.memory / 2**30:.2f} GiB, but cutting {graph.total_nodes:,} nodes "
-            f"into {options.num_parts} needs about {needed / 2**30:.2f} GiB"
+            f"into {options.num_parts} needs about {math.ceil(needed / 2**30 * 100) / 100:.2f} GiB"
         )
 
 

@@ -8,14 +8,14 @@ either.
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from sar.files import remove_left_over, scratch_folder
+from sar.files import exchange, naming, parents_of, remove_left_over, scratch_folder
 from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.formats.dgl_writer import write_dgl
 from sar.partition.formats.out_files import OutFiles
@@ -39,6 +39,7 @@ def write_partitions(
     format: str = "dgl",
     progress: Progress = silent,
     beside: Sequence[Path] = (),
+    last: Callable[[], None] | None = None,
 ) -> str:
     """Write `graph`, cut as `node_parts` says, below `out_dir`; returns what to load: the path of
     the JSON file, or of the folder for PyG's format.
@@ -55,6 +56,7 @@ def write_partitions(
     progress: called with what is done, how much of it, and of how much (see
         `sar.partition.progress`).
     beside: files and folders on the same file system that are moved in.
+    last: called when everything is written, just before it takes its place.
 
     Everything is written into a folder beside `out_dir` that takes its name at the end: an error
     leaves nothing behind. Edges get their original id as the edge feature `orig_eid`, unless they
@@ -69,11 +71,10 @@ def write_partitions(
     graph = _in_order(graph.validate(progress))
     parts, num_parts = _check_parts(graph, node_parts, num_parts)
     name = check_graph_name(graph.name if graph_name is None else graph_name)
-    out = Path(out_dir).absolute()
-    check_output(out, overwrite)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = output_folder(out_dir)
     remove_left_over(out.parent)
-    with scratch_folder(out.parent) as scratch:
+    check_output(out, overwrite)
+    with parents_of(out), scratch_folder(out.parent) as scratch:
         work = scratch / "parts"
         work.mkdir()
         with OutFiles(work, out) as files:
@@ -83,7 +84,10 @@ def write_partitions(
                 write_pyg(graph, parts, num_parts, files, scratch, progress)
         for path in beside:
             path.rename(work / path.name)
-        _move_into_place(work, out, scratch / "old")
+        if last is not None:
+            last()
+        with naming(out):
+            _move_into_place(work, out, overwrite)
     return str(out / f"{name}.json" if format == "dgl" else out)
 
 
@@ -110,6 +114,12 @@ def _by_name(columns: dict[str, Tensor]) -> dict[str, Tensor]:
     return {sys.intern(name): columns[name] for name in sorted(columns)}
 
 
+def output_folder(path: str | os.PathLike) -> Path:
+    """Where it is written: a link to a folder stays, and what it points to is replaced."""
+    out = Path(path).absolute()
+    return out.resolve() if out.is_symlink() else out
+
+
 def check_output(out: Path, overwrite: bool) -> None:
     """Raise unless partitions may be written to `out`.
 
@@ -126,8 +136,16 @@ def check_output(out: Path, overwrite: bool) -> None:
     if not out.exists():
         return
     names = sorted(entry.name for entry in out.iterdir())
-    if not names:
-        return
+    if names:
+        _check_replaced(out, names, overwrite)
+    if out.is_mount():
+        raise FileExistsError(
+            f"output folder {str(out)!r} is a mount point, which cannot be replaced; name a folder "
+            "in it"
+        )
+
+
+def _check_replaced(out: Path, names: list[str], overwrite: bool) -> None:
     if not overwrite:
         raise FileExistsError(
             f"output folder {str(out)!r} is not empty; overwrite (--overwrite) replaces it"
@@ -170,14 +188,10 @@ def check_graph_name(name: str) -> str:
     return name
 
 
-def _move_into_place(work: Path, out: Path, old: Path) -> None:
-    """Rename `work` to `out`; what was there is put aside as `old` first."""
-    if not out.exists():
+def _move_into_place(work: Path, out: Path, overwrite: bool) -> None:
+    """`work` becomes `out`, and what was there becomes `work`."""
+    check_output(out, overwrite)  # others may have written there meanwhile
+    if out.exists() and any(out.iterdir()):
+        exchange(work, out)
+    else:
         work.rename(out)
-        return
-    out.rename(old)
-    try:
-        work.rename(out)
-    except OSError:
-        old.rename(out)
-        raise

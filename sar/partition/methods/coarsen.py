@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sar.errors import MissingDependencyError, PartitionError
-from sar.partition import npy
+from sar.partition import child, npy
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods import kaminpar_main
 from sar.partition.methods.base import CutOptions, Method
@@ -107,11 +107,10 @@ def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarra
     out = path.with_suffix(".npy")
     parts = npy.create(out, np.int32, (count,))
     # KaMinPar counts seeds in 31 bits.
-    command = [sys.executable, kaminpar_main.__file__, path, out, num_parts, seed % 2**31, 0.03]
+    command = child.command(kaminpar_main.__file__, path, out, num_parts, seed % 2**31, 0.03)
     done = subprocess.run(
-        list(map(str, command)), env=_environment(), capture_output=True, text=True,
-        errors="replace", check=False,
-    )  # fmt: skip
+        command, env=_environment(), capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         status = f"status {done.returncode}"  # of a signal, if it is negative
         last = (done.stderr.strip().splitlines() or [status])[-1]

@@ -31,6 +31,8 @@ class Given(Method):
 
     def __init__(self, source: ArrayLike | str | os.PathLike) -> None:
         self._source = source
+        if isinstance(source, (str, os.PathLike)) and not os.path.exists(source):
+            raise FileNotFoundError(f"assignment {os.fspath(source)!r}: there is no such file")
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
         """Raises ``ValueError`` that names file, row and value, ``FileNotFoundError``,

@@ -20,6 +20,7 @@ import torch
 from sar import errors
 from sar.errors import SarError
 from sar.files import scratch_folder
+from sar.partition import child
 from sar.partition.arrays import GraphArrays
 from sar.partition.require import require_dgl
 from sar.partition.sources.open import is_foreign, open_source
@@ -38,7 +39,7 @@ def open_apart(text: str) -> GraphArrays:
     if not is_foreign(text):
         return open_source(text)
     with scratch_folder() as folder:
-        command = [sys.executable, "-m", "sar.partition.sources.apart", text, str(folder)]
+        command = child.command(__file__, text, folder)
         # Compiled code writes much when it aborts; loaders of data sets tell of their downloads.
         pipe = subprocess.PIPE if os.path.isfile(text) else None
         done = subprocess.run(command, check=False, stderr=pipe, text=True, errors="replace")

@@ -187,7 +187,8 @@ class ColumnFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        with naming(self.path):
+            self._file.close()
 
 
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:

@@ -50,7 +50,8 @@ def read_npz(path: str | os.PathLike) -> GraphArrays:
             content = {key: _array(archive, key) for key in archive.files}
         return _read(content, _stem(path)).with_orig_ids().validate()
     except _DAMAGE as error:
-        raise ValueError(f"{os.fspath(path)}: not a graph this program reads: {error}") from error
+        why = f"it has no key {error}" if type(error) is KeyError else error
+        raise ValueError(f"{os.fspath(path)}: not a graph this program reads: {why}") from error
 
 
 def read_node_data(
