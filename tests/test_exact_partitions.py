@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from graph_forms import SOURCES
 from harness import run_threads
 from harness.training import Setting, case_train, check, start_state
-from round_trips import SOURCES
 
 import sar
 from sar.comm import Group

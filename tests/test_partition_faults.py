@@ -186,10 +186,10 @@ def test_what_appears_meanwhile_is_not_replaced(
 ) -> None:
     out, measure = tmp_path / "out", run.measure
 
-    def and_another_program(*arguments: object, **options: object) -> object:
+    def and_another_program(*arguments: object, **keywords: object) -> object:
         out.mkdir()
         (out / "mine").write_text("mine")
-        return measure(*arguments, **options)
+        return measure(*arguments, **keywords)
 
     monkeypatch.setattr(run, "measure", and_another_program)
     assert main(["partition", graph, "--parts", "3", "--out", str(out)]) == 2

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from graph_forms import SOURCES, one_type, several_types
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from round_trips import SOURCES, Back, files_of, one_type, read_back, several_types
+from round_trips import Back, files_of, read_back
 from torch import Tensor
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from foreign_files import write_glt
+from graph_forms import SOURCES, one_type, several_types
 from harness.graphs import mixed
-from round_trips import SOURCES, files_of, one_type, read_back, same, several_types
+from round_trips import files_of, read_back, same
 from written_graphs import EDGES, GRAPHS, NODES, cut, plain
 
 from sar.__main__ import main

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from round_trips import BARE, GRAPHS, PARTITIONS, SOURCES, read_back, same
+from graph_forms import BARE, GRAPHS, PARTITIONS, SOURCES
+from round_trips import read_back, same
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.given import Given

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     options, model = _options(args), model_of(args)
     if args.plot is not None:
         check_picture(args.plot, "--plot")
-    with Bars() as bars, _tidy_ends(), _warnings_in_a_line():
+    with _tidy_ends(), Bars() as bars, _warnings_in_a_line():
         done = partition(args.input, args.out, options, bars.show)
     predicted = None if model is None else predict_cut(done.graph, done.quality, model)
     if model is not None and predicted is None:

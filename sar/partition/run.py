@@ -163,7 +163,7 @@ def partition(
 
 
 def _kept_beside(out: Path) -> Path:
-    return out.parent / f"{out.name}.cut"
+    return out.parent / f"{out.name}.cut"  # also of the root, which check_output refuses
 
 
 def _tidy(out: Path) -> None:

@@ -91,12 +91,6 @@ def write_partitions(
     return str(out / f"{name}.json" if format == "dgl" else out)
 
 
-def output_folder(path: str | os.PathLike) -> Path:
-    """Where it is written: a link to a folder stays, and what it points to is replaced."""
-    out = Path(path).absolute()
-    return out.resolve() if out.is_symlink() else out
-
-
 def _in_order(graph: GraphArrays) -> GraphArrays:
     """With columns by name: the bytes of the files depend on what a graph holds, not on the order
     in which something gave it. A pickle tells strings that are one object from equal ones."""
@@ -118,6 +112,12 @@ def _interned(etype: CanonicalEtype) -> CanonicalEtype:
 
 def _by_name(columns: dict[str, Tensor]) -> dict[str, Tensor]:
     return {sys.intern(name): columns[name] for name in sorted(columns)}
+
+
+def output_folder(path: str | os.PathLike) -> Path:
+    """Where it is written: a link to a folder stays, and what it points to is replaced."""
+    out = Path(path).absolute()
+    return out.resolve() if out.is_symlink() else out
 
 
 def check_output(out: Path, overwrite: bool) -> None:

@@ -135,18 +135,18 @@ def _keys(path: Path) -> set[Any]:
     return set(content) if isinstance(content, dict) else set()
 
 
-def check_finite(graph: GraphArrays, text: str, progress: Progress = silent) -> None:
-    """Raises ``ValueError`` that names ``text`` and the first NaN or infinity, labels left out."""
+def check_finite(graph: GraphArrays, where: str, progress: Progress = silent) -> None:
+    """Raises ``ValueError`` that names ``where`` and the first NaN or infinity, labels left out."""
     checked = [
-        (f"{text}: {name!r} of {kind!r}", column)
+        (f"{where}: {name!r} of {kind!r}", column)
         for frames in (graph.node_data, graph.edge_data)
         for kind, columns in frames.items()
         for name, column in columns.items()
         if column.is_floating_point() and name != "label"
     ]
     counter = Counter(progress, "checking data", sum(len(column) for _, column in checked))
-    for where, column in checked:
-        _check_column(where, column, counter)
+    for what, column in checked:
+        _check_column(what, column, counter)
 
 
 def _check_column(where: str, column: torch.Tensor, counter: Counter) -> None:
