@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import measure, registry
-from benchmarks.cases import cut, exact, learns, typed
+from benchmarks.cases import cut, exact, learns, tables, typed
 from benchmarks.cluster import Cluster, WorkerError
 from benchmarks.registry import Benchmark, Figure, Options, Report
 
@@ -165,6 +165,15 @@ def test_relations_share_rows_at_a_tiny_size(
     monkeypatch.setattr(typed, "RANKS", 2)
     report = typed.relations(Options(cache=tmp_path))
     assert report.ok and all(0 < figure.value < 1 for figure in report.figures), report.figures
+
+
+@pytest.mark.system
+def test_tables_are_cut_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tables, "EDGES", (20_000, 40_000))
+    report = tables.out_of_core(Options(cache=tmp_path))
+    assert [row[:2] for row in report.tables[0].rows] == [[20_000, 2_000], [40_000, 4_000]]
+    assert all(value > 0 for row in report.tables[0].rows for value in row[2:])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.system
