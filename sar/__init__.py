@@ -57,7 +57,8 @@ from sar.nn import (
     trace,
 )
 from sar.partition.homogeneous import to_homogeneous
-from sar.partition.run import PartitionOptions, partition_graph
+from sar.partition.options import PartitionOptions
+from sar.partition.run import partition_graph
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,8 @@ import torch
 from sar.errors import SarError
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.load import load_partition
-from sar.partition.run import PartitionOptions, partition
+from sar.partition.options import PartitionOptions
+from sar.partition.run import partition
 from sar.partition.sources.open import open_source
 
 NODES = 20

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.cut import METHODS, find_method
-from sar.partition.run import PartitionOptions, partition
+from sar.partition.options import PartitionOptions
+from sar.partition.run import partition
 from sar.partition.transform import SELF_LOOPS, Transforms
 
 dgl = pytest.importorskip("dgl")

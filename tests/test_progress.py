@@ -23,8 +23,9 @@ from sar.cli.partition import Bars
 from sar.partition import buckets, progress
 from sar.partition.cut import assign
 from sar.partition.methods import coarsen
+from sar.partition.options import PartitionOptions
 from sar.partition.progress import Counter, watched
-from sar.partition.run import PartitionOptions, partition
+from sar.partition.run import partition
 from sar.partition.sources.open import open_source
 from sar.partition.transform import Transforms
 

@@ -21,7 +21,8 @@ from sar.partition.cut import METHODS
 from sar.partition.dgl_format import read_tensor_dict
 from sar.partition.digest import graph_digest
 from sar.partition.formats import layout
-from sar.partition.run import PartitionOptions, partition
+from sar.partition.options import PartitionOptions
+from sar.partition.run import partition
 from sar.partition.sources import parts as parts_module
 from sar.partition.sources.parts import read_partitions
 from sar.partition.write import write_partitions

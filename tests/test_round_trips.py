@@ -17,7 +17,8 @@ from round_trips import read_back, same
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.given import Given
-from sar.partition.run import PartitionOptions, partition
+from sar.partition.options import PartitionOptions
+from sar.partition.run import partition
 
 pytest.importorskip("dgl")
 pytestmark = [

@@ -25,7 +25,8 @@ from sar.config import parse_bytes
 from sar.partition.cut import DEFAULT_METHOD, METHODS
 from sar.partition.methods.base import BALANCES, Method
 from sar.partition.methods.given import Given
-from sar.partition.run import KEEP, Partitioned, PartitionOptions, partition
+from sar.partition.options import KEEP, PartitionOptions
+from sar.partition.run import Partitioned, partition
 from sar.partition.sources.open import ACCEPTED
 from sar.partition.transform import SELF_LOOPS, Transforms
 from sar.partition.write import FORMATS

@@ -2,98 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xxhash
-
 from sar.files import (
     locked_folder,
     parents_of,
     remove_left_over,
     scratch_folder,
-    write_whole,
 )
 from sar.partition.arrays import GraphArrays
-from sar.partition.book_json import MAX_PARTS
-from sar.partition.cut import DEFAULT_METHOD, METHODS, assign, check_balance, find_method
-from sar.partition.digest import graph_digest
+from sar.partition.cut import DEFAULT_METHOD
+from sar.partition.kept_cut import KeptCut
 from sar.partition.methods.base import Method
-from sar.partition.methods.metis import Metis
+from sar.partition.options import PartitionOptions, check_memory
 from sar.partition.progress import Progress, silent
 from sar.partition.quality import CutQuality, measure
 from sar.partition.sources.datasets import from_dgl
 from sar.partition.sources.inputs import IDS, Opened, open_input
-from sar.partition.transform import Transforms, transform
+from sar.partition.transform import transform
 from sar.partition.write import (
-    check_graph_name,
     check_output,
     output_folder,
     write_partitions,
 )
-
-KEEP = "keep"  # the parts that the input has
-# Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
-# parts left out; of an edge with METIS.
-_BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160
-_KEPT = re.compile(r"[0-9a-f]{32}\.npz(\.partial)?")
-_CUT_VERSION = 1  # of what the same options give; another one makes no use of what is left
-
-
-@dataclass(frozen=True)
-class PartitionOptions:
-    """How a graph is cut and written.
-
-    Attributes:
-        num_parts: 1 or more; with method "keep" as many as the input has.
-        method: a name of `sar.partition.cut.METHODS`, "keep" for the parts of partitions that are
-            read, or a `Method`.
-        balance: of "edges", "halo" and "train", what parts share equally beside nodes; ``None``:
-            what the method does by itself.
-        seed: of the cut, 0 or more.
-        transforms: what is done to edges first.
-        allow_nan: take data that are no finite numbers.
-        memory: bytes of memory that the whole run may use, the system's cache of files left out;
-            ``None``: no bound.
-        name: of the graph and its JSON. format: "dgl" or "pyg". overwrite: replace partitions.
-    """
-
-    num_parts: int
-    method: str | Method = DEFAULT_METHOD
-    balance: frozenset[str] | None = None
-    seed: int = 0
-    transforms: Transforms = Transforms()
-    allow_nan: bool = False
-    memory: int | None = None
-    name: str | None = None
-    format: str = "dgl"
-    overwrite: bool = False
-
-    def check(self) -> None:
-        """Raise ValueError or TypeError for what can be told before anything is read."""
-        if self.num_parts < 1:
-            raise ValueError(f"num_parts is {self.num_parts}, expected 1 or more")
-        if self.num_parts > MAX_PARTS:
-            raise ValueError(f"num_parts is {self.num_parts}, expected at most {MAX_PARTS}")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}, expected 0 or more")
-        if self.name is not None:
-            check_graph_name(self.name)
-        if self.method == KEEP:
-            if self.balance:
-                raise ValueError(f"method {KEEP!r} balances nothing, got {sorted(self.balance)}")
-        else:
-            check_balance(find_method(self.method), self.balance)
 
 
 @dataclass(frozen=True)
@@ -142,8 +78,8 @@ def partition(
         valid = opened.graph.validate(progress)
         graph = transform(valid, options.transforms, scratch / "edges", progress)
         _check_train(graph, options.balance)
-        _check_memory(graph, options)
-        cut = _Cut(Opened(graph, opened.parts), options, kept, scratch, progress)
+        check_memory(graph, options)
+        cut = KeptCut(Opened(graph, opened.parts), options, kept, scratch, progress)
         parts = cut.parts()
         quality = measure(graph, parts, options.num_parts, progress=progress)
         path = write_partitions(
@@ -234,128 +170,7 @@ def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Op
     )
 
 
-class _Cut:
-    """Who owns which node, kept on disk until the partitions are written."""
-
-    def __init__(
-        self,
-        opened: Opened,
-        options: PartitionOptions,
-        folder: Path,
-        scratch: Path,
-        progress: Progress,
-    ) -> None:
-        self._graph, self._given = opened
-        self._options, self._scratch, self._progress = options, scratch, progress
-        self._folder = folder
-        method = options.method
-        self.name = method if isinstance(method, str) else method.name
-        self.resumed = False
-        self.before: CutQuality | None = None
-
-    def parts(self) -> np.ndarray:
-        """int [N]; sets ``before`` where the cut was balanced."""
-        if self._options.method == KEEP:
-            return self._given_parts()
-        if self._options.method not in METHODS:  # the user's own may depend on anything
-            return self._assign({})
-        kept = self._folder / f"{self._key()}.npz"
-        arrays = _read_arrays(kept, (self._graph.total_nodes,))
-        self.resumed = "parts" in arrays
-        if not self.resumed:
-            arrays["parts"] = self._assign(arrays)
-            _write_arrays(kept, arrays)
-        if "unbalanced" in arrays:
-            self.before = measure(
-                self._graph,
-                arrays["unbalanced"],
-                self._options.num_parts,
-                progress=self._progress,
-            )
-        return arrays["parts"]
-
-    def _assign(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
-        """Also puts the parts without balance into ``arrays``."""
-        options = self._options
-
-        def keep(parts: np.ndarray) -> None:
-            arrays["unbalanced"] = parts
-
-        return assign(
-            self._graph, options.num_parts, options.method, options.seed,
-            balance=options.balance, scratch=self._scratch, unbalanced=keep,
-            progress=self._progress,
-        )  # fmt: skip
-
-    def forget(self) -> None:
-        """Of the files that interrupted runs left."""
-        for path in self._folder.iterdir():
-            if _KEPT.fullmatch(path.name):
-                path.unlink()
-
-    def _given_parts(self) -> np.ndarray:
-        if self._given is None:
-            raise ValueError(f"method {KEEP!r} keeps the parts of partitions; the input has none")
-        found = int(self._given.max(initial=-1)) + 1
-        if found > self._options.num_parts:
-            raise ValueError(
-                f"method {KEEP!r}: the input has {found} parts, got num_parts "
-                f"{self._options.num_parts}"
-            )
-        return self._given
-
-    def _key(self) -> str:
-        """Of all that the cut depends on."""
-        options = self._options
-        balance = None if options.balance is None else sorted(options.balance)
-        digest = graph_digest(self._graph, self._progress)
-        about = [_CUT_VERSION, digest, options.num_parts, self.name]
-        return xxhash.xxh3_128_hexdigest(repr([*about, balance, options.seed]))
-
-
-def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    named: dict[str, Any] = dict(arrays)
-    write_whole(path, lambda file: np.savez(file, **named))
-
-
-def _read_arrays(path: Path, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """What is there; nothing for what is damaged, or not there."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if archive.zip.testzip() is not None:
-                return {}
-            arrays = dict(archive)
-    except (
-        OSError, ValueError, EOFError, KeyError, RuntimeError, struct.error, zipfile.BadZipFile,
-        zlib.error,
-    ):  # fmt: skip
-        return {}
-    is_whole = all(one.shape == shape and one.dtype.kind in "iu" for one in arrays.values())
-    return arrays if is_whole else {}
-
-
 def _check_train(graph: GraphArrays, balance: frozenset[str] | None) -> None:
     has_mask = any("train_mask" in data for data in graph.node_data.values())
     if balance and "train" in balance and not has_mask:
         raise ValueError("balance: got 'train', but no node type has a 'train_mask'")
-
-
-def _check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
-    """Raises ``ValueError`` for a budget that is too small, and says what is needed."""
-    needed = memory_needed(graph, options)
-    if options.memory is not None and needed > options.memory:
-        raise ValueError(
-            f"memory is {options.memory / 2**30:.2f} GiB, but cutting {graph.total_nodes:,} nodes "
-            f"into {options.num_parts} needs about {math.ceil(needed / 2**30 * 100) / 100:.2f} GiB"
-        )
-
-
-def memory_needed(graph: GraphArrays, options: PartitionOptions) -> int:
-    """Bytes at the peak of a run, about: measured, with a tenth to spare."""
-    a_node = _NODE_BYTES
-    if options.balance and "halo" in options.balance:
-        a_node = max(a_node, _HALO_NODE_BYTES + 8 * -(-options.num_parts // 64))
-    needed = _BASE_BYTES + a_node * graph.total_nodes
-    if options.method == Metis.name:
-        needed += _METIS_EDGE_BYTES * graph.total_edges
-    return needed
