@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -85,29 +86,28 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     Raises ``OSError`` that names ``parent``.
     """
     where = Path(tempfile.gettempdir() if parent is None else parent)
-    with naming(where):
-        folder, lock = _make_scratch(where)
-    with lock:
-        try:
-            yield folder
-        finally:
-            _remove(folder)
+    with ExitStack() as locked, ExitStack() as made:
+        with naming(where):
+            folder = _make_scratch(where, locked, made)
+        yield folder
 
 
-def _make_scratch(where: Path) -> tuple[Path, BinaryIO]:
-    """Again where another process, which tidies up, took the new folder for a left one."""
+def _make_scratch(where: Path, locked: ExitStack, made: ExitStack) -> Path:
+    """Again where another process, which tidies up, took the new folder for a left one.
+
+    ``made`` removes the folder whenever an interrupt comes: its name is known before it is there.
+    """
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=where))
-        try:
-            with ExitStack() as opened, suppress(FileNotFoundError, BlockingIOError):
-                lock = opened.enter_context(open(folder / _LOCK, "wb"))
+        folder = where / f"{SCRATCH}{secrets.token_hex(4)}"
+        with suppress(FileExistsError):
+            made.callback(_remove, folder)
+            folder.mkdir(mode=0o700)
+            with suppress(FileNotFoundError, BlockingIOError):
+                lock = locked.enter_context(open(folder / _LOCK, "wb"))
                 _lock(lock)
                 if _is_at(lock.fileno(), folder / _LOCK):
-                    opened.pop_all()
-                    return folder, lock
-        except OSError:
-            _remove(folder)
-            raise
+                    return folder
+        made.pop_all()  # another's
 
 
 def _remove(folder: Path) -> None:

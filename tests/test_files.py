@@ -7,10 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,17 +130,34 @@ def test_a_scratch_folder_that_is_taken_for_a_left_one_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process tidies up between the making of a folder and its lock."""
-    made, make = list[str](), tempfile.mkdtemp
+    made, make = list[Path](), Path.mkdir
 
-    def and_tidy_up(**options: object) -> str:
-        made.append(make(**options))
+    def and_tidy_up(folder: Path, **options: Any) -> None:
+        make(folder, **options)
+        made.append(folder)
         if len(made) == 1:
             remove_left_over(tmp_path)
-        return made[-1]
 
-    monkeypatch.setattr(tempfile, "mkdtemp", and_tidy_up)
+    monkeypatch.setattr(Path, "mkdir", and_tidy_up)
     with scratch_folder(tmp_path) as folder:
-        assert str(folder) == made[1] and os.listdir(tmp_path) == [folder.name]
+        assert folder == made[1] and os.listdir(tmp_path) == [folder.name]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_interrupt_while_a_scratch_folder_is_made_leaves_nothing(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def interrupted(folder: Path, **options: Any) -> None:
+        if moment == "after":
+            make(folder, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path):
+        pass
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_locked_folder_is_one_process_own(tmp_path: Path) -> None:
