@@ -255,13 +255,13 @@ MAPPED = """
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="counts memory there")
 def test_what_lies_in_files_stays_there(tmp_path: Path) -> None:
-    """128 MB of edges and features; a few MB of blocks, and 5 bytes for each node."""
+    """128 MB of edges and features; a few blocks of 8 MB, and 5 bytes for each node."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MAPPED), str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 25, done.stdout
+    assert float(done.stdout) < 48, done.stdout
 
 
 @pytest.mark.parametrize("format", ["dgl", "pyg"])
