@@ -17,8 +17,8 @@ from sar.partition.compiled import compiled
 from sar.partition.methods.graph import CutGraph
 from sar.partition.progress import Counter, Progress, silent
 
-_PRICED_SWEEPS, _STRICT_SWEEPS = 4, 3
-_FEW = 1000  # of the nodes one moves: another sweep is not worth its time
+_PRICED_SWEEPS, _STRICT_SWEEPS = 3, 8
+_FEW = 50  # of the nodes one moves: another sweep is not worth its time
 # Of an average node's neighbors, what a part takes for it at twice the mean. Higher prices move
 # what need not move.
 _FACTOR = 0.25
@@ -89,12 +89,6 @@ class _Loads:
         """Whether a part bears more than it may of anything but halo rows."""
         return bool((self.values[:-1] > self.caps[:-1, None]).any())
 
-    def any_above(self) -> bool:
-        """Whether a part has more of anything than it may."""
-        halo = self.values[-1]
-        # The cap may be infinite, and no part may need a halo.
-        return self.is_above() or bool(halo.max() > self.caps[-1] * max(halo.mean(), 1e-9))
-
     def count_halo(self) -> None:
         """Halo rows of each part, exactly; in a sweep they are followed only in part."""
         if len(self.needs):
@@ -130,30 +124,24 @@ def refine(
     if not bounds.is_plain or loads.is_above():
         factor = _FACTOR
         for _ in range(_PRICED_SWEEPS):
-            moved = _run(graph, parts, loads, factor, strict=False)
-            if moved <= graph.num_nodes // _FEW and not loads.any_above():
+            if _run(graph, parts, loads, factor, strict=False) <= graph.num_nodes // _FEW:
                 break
-    _settle(graph, parts, loads, factor)
-    if loads.is_above():
-        _press(graph, parts, loads, factor)
+        if loads.is_above():
+            factor = _press(graph, parts, loads, factor)
+    for _ in range(_STRICT_SWEEPS):
+        if _run(graph, parts, loads, factor, strict=True) <= graph.num_nodes // _FEW:
+            break
     _fit(graph, parts, loads)
 
 
-def _press(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> None:
-    """Raise prices until the bounds hold."""
+def _press(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> float:
+    """Raise prices until the bounds hold; returns the last factor."""
     for _ in range(_RISES):
         factor *= 2
         _run(graph, parts, loads, factor, strict=False)
         if not loads.is_above():
             break
-    _settle(graph, parts, loads, factor)
-
-
-def _settle(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> None:
-    """Sweeps that keep to the bounds, until few nodes move."""
-    for _ in range(_STRICT_SWEEPS):
-        if _run(graph, parts, loads, factor, strict=True) <= graph.num_nodes // _FEW:
-            break
+    return factor
 
 
 def _run(
