@@ -16,6 +16,7 @@ import pytest
 from benchmarks.tasks.cuts import files_of, write_plain, write_typed
 from sar.__main__ import main
 from sar.partition import run
+from sar.partition.run import partition_graph
 
 NODES, EDGES = 60, 400
 RNG = np.random.default_rng(11)
@@ -106,7 +107,7 @@ def test_assignments(lines: str, words: str, graph: str, tmp_path: Path, fails: 
         (["--balance", "edges,hallo"], "got 'hallo', expected some of"),
         (["--method", "random", "--balance", "halo"], "balances nothing but nodes"),
         (["--balance", "train"], "has a 'train_mask'"),
-        (["--memory", "10MB"], "memory is 0.01 GiB"),
+        (["--memory", "10MB"], "memory is 10,000,000 bytes (0.01 GiB)"),
         (["--memory", "some"], "expected a size"),
         (["--symmetrize"], "did you mean --symmetrise?"),
         (["--overwrit"], "did you mean --overwrite?"),
@@ -288,3 +289,11 @@ def test_a_full_disk_at_every_stage(
         size *= 1.35
     assert status == 0 and os.listdir(disk) == ["out"]
     assert len(stages) >= 2, stages
+
+
+@pytest.mark.parametrize("wanted", [2, 4])
+def test_keep_takes_as_many_parts_as_there_are(wanted: int, graph: str, tmp_path: Path) -> None:
+    made = partition_graph(graph, tmp_path / "made", 3)
+    with pytest.raises(ValueError, match=f"'keep': the input has 3 parts, got num_parts {wanted}"):
+        partition_graph(made, tmp_path / "out", wanted, method="keep")
+    assert not (tmp_path / "out").exists()

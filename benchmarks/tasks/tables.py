@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.tasks.cutting import anonymous_bytes
+
 FILES, COMMUNITIES, FEATURES = 8, 256, 32
 _INSIDE = 0.75  # of the edges join nodes of the same community
 _SKEW = 1.7  # an exponent: above 1, few nodes of a community have many edges
@@ -95,7 +97,7 @@ def run(command: list[str], beside: Path) -> Taken:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     memory = scratch = looks = 0
     while process.poll() is None:
-        memory = max(memory, sum(map(_anonymous, _tree(process.pid))))
+        memory = max(memory, sum(map(anonymous_bytes, _tree(process.pid))))
         if looks % 20 == 0:
             scratch = max(scratch, sum(map(folder_size, beside.glob("sar-*"))))
         looks += 1
@@ -121,14 +123,6 @@ def _tree(pid: int) -> list[int]:
         for child in children:
             found += _tree(int(child))
     return found
-
-
-def _anonymous(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")), 0)
 
 
 def folder_size(folder: Path) -> int:

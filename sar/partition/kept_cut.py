@@ -35,7 +35,7 @@ class KeptCut:
         scratch: Path,
         progress: Progress,
     ) -> None:
-        self._graph, self._given = opened
+        self._graph, self._given, self._num_given = opened
         self._options, self._scratch, self._progress = options, scratch, progress
         self._folder = folder
         method = options.method
@@ -86,10 +86,9 @@ class KeptCut:
     def _given_parts(self) -> np.ndarray:
         if self._given is None:
             raise ValueError(f"method {KEEP!r} keeps the parts of partitions; the input has none")
-        found = int(self._given.max(initial=-1)) + 1
-        if found > self._options.num_parts:
+        if self._num_given != self._options.num_parts:
             raise ValueError(
-                f"method {KEEP!r}: the input has {found} parts, got num_parts "
+                f"method {KEEP!r}: the input has {self._num_given} parts, got num_parts "
                 f"{self._options.num_parts}"
             )
         return self._given

@@ -69,9 +69,10 @@ def check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
     """Raises ``ValueError`` for a budget that is too small, and says what is needed."""
     needed = memory_needed(graph, options)
     if options.memory is not None and needed > options.memory:
+        enough = math.ceil(needed / 2**30 * 100) / 100
         raise ValueError(
-            f"memory is {options.memory / 2**30:.2f} GiB, but cutting {graph.total_nodes:,} nodes "
-            f"into {options.num_parts} needs about {math.ceil(needed / 2**30 * 100) / 100:.2f} GiB"
+            f"memory is {options.memory:,} bytes ({options.memory / 2**30:.2f} GiB), but cutting "
+            f"{graph.total_nodes:,} nodes into {options.num_parts} needs about {enough:.2f} GiB"
         )
 
 

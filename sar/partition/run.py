@@ -75,11 +75,10 @@ def partition(
     check_output(out, options.overwrite)
     with parents_of(out), _reserved(out) as kept, scratch_folder(out.parent) as scratch:
         opened = _open(source, scratch, options.allow_nan, progress)
-        valid = opened.graph.validate(progress)
-        graph = transform(valid, options.transforms, scratch / "edges", progress)
+        graph = transform(opened.graph, options.transforms, scratch / "edges", progress)
         _check_train(graph, options.balance)
         check_memory(graph, options)
-        cut = KeptCut(Opened(graph, opened.parts), options, kept, scratch, progress)
+        cut = KeptCut(opened._replace(graph=graph), options, kept, scratch, progress)
         parts = cut.parts()
         quality = measure(graph, parts, options.num_parts, progress=progress)
         path = write_partitions(
@@ -155,7 +154,7 @@ def partition_graph(
 
 def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
     if isinstance(source, GraphArrays):
-        return Opened(source.with_orig_ids())
+        return Opened(source.with_orig_ids().validate(progress))
     if isinstance(source, (str, os.PathLike)):
         return open_input(os.fspath(source), scratch, allow_nan=allow_nan, progress=progress)
     if hasattr(source, "canonical_etypes"):

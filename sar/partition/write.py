@@ -41,8 +41,7 @@ def write_partitions(
     beside: Sequence[Path] = (),
     last: Callable[[], None] | None = None,
 ) -> str:
-    """Write `graph`, cut as `node_parts` says, below `out_dir`; returns what to load: the path of
-    the JSON file, or of the folder for PyG's format.
+    """Write `graph`, cut as `node_parts` says, below `out_dir`; returns the path to load.
 
     node_parts: int [N], partition of each node, types one after another in the order of
         `graph.num_nodes`.
@@ -53,8 +52,7 @@ def write_partitions(
         else is replaced.
     format: "dgl", the layout of `dgl.distributed.partition_graph`, or "pyg", that of
         `torch_geometric.distributed.Partitioner` (see `sar.partition.formats.pyg_writer`).
-    progress: called with what is done, how much of it, and of how much (see
-        `sar.partition.progress`).
+    progress: see `sar.partition.progress`.
     beside: files and folders on the same file system that are moved in.
     last: called when everything is written, just before it takes its place.
 

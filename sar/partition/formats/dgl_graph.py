@@ -25,7 +25,7 @@ from sar.partition.dgl_format import (
     UNIT_MAGIC,
 )
 from sar.partition.digest import FileSeal
-from sar.partition.formats.layout import Layout, blocks
+from sar.partition.formats.layout import COPIED_BYTES, Layout, blocks
 from sar.partition.formats.loops import (
     WORD,
     count_before,
@@ -35,7 +35,6 @@ from sar.partition.formats.loops import (
 )
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.tensor_dict import Array, array_header, named_header, text
-from sar.partition.mapped import BLOCK_BYTES
 from sar.partition.progress import NOBODY, Counter
 
 _COO, _ALL_FORMATS, _NEW_CODE = 1, 7, 1 << 32
@@ -128,7 +127,7 @@ class PartGraph:
 
     def _stored(self, start: int, counter: Counter) -> Iterator[tuple[int, np.ndarray]]:
         """Runs of what was written of either end, and where; one array serves all."""
-        step = BLOCK_BYTES // _ID_BYTES
+        step = COPIED_BYTES // _ID_BYTES
         room = np.empty(min(step, self._num_edges), np.int64)
         for low, high in blocks(self._num_edges, counter, step):
             ids = room[: high - low]

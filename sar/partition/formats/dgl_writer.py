@@ -18,6 +18,7 @@ from sar.partition.arrays import ORIG_EID, CanonicalEtype, GraphArrays
 from sar.partition.digest import FileSeal, Seals, graph_digest, seal
 from sar.partition.formats.dgl_graph import PartGraph
 from sar.partition.formats.layout import (
+    COPIED_BYTES,
     Group,
     Layout,
     edge_groups,
@@ -26,7 +27,6 @@ from sar.partition.formats.layout import (
 )
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.tensor_dict import Array, FeatureFile
-from sar.partition.mapped import BLOCK_BYTES
 from sar.partition.progress import Counter, Progress, silent
 
 HALO_HOPS = 1
@@ -169,7 +169,7 @@ def _append(tables: list[FeatureFile], kind: str, columns: dict[str, Tensor], gr
 def pick_bytes(rows: Tensor, order: np.ndarray) -> Iterator[np.ndarray]:
     """The bytes of rows at int32 positions, in runs of a few MB."""
     width = max(1, rows[:1].numel() * rows.element_size())
-    step = max(1, BLOCK_BYTES // width)
+    step = max(1, COPIED_BYTES // width)
     for at in range(0, len(order), step):
         places = torch.from_numpy(order[at : at + step])
         picked = rows.index_select(0, places.to(rows.device)).cpu().contiguous()

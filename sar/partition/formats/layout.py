@@ -23,6 +23,7 @@ from sar.partition.formats.loops import (
 from sar.partition.progress import NOBODY, Counter, Progress, silent
 
 BLOCK = 1 << 20  # nodes or edges that are looked at together
+COPIED_BYTES = 2 << 20  # in memory at once: fits a cache, and the allocator keeps little of it
 
 
 @dataclass(frozen=True)

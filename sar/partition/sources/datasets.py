@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import inspect
 import os
 import pickle
@@ -103,6 +104,24 @@ def load_dgl_dataset(name: str, root: str | None = None) -> GraphArrays:
     return arrays
 
 
+@contextlib.contextmanager
+def ogb_loader(kind: str, name: str, root: str | None) -> Iterator[tuple[Any, str]]:
+    """OGB's module `dataset_dgl` for data sets of a kind, and their folder; unpickles nothing else
+    than plain data inside. Raises as `load_ogb_dataset`.
+    """
+    require_dgl(f"data set {name!r}")
+    try:
+        package = importlib.import_module(f"ogb.{kind}")
+        loader = importlib.import_module(".dataset_dgl", package.__name__)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"data set {name!r} needs ogb: pip install 'sar[data]'"
+        ) from error
+    root = root or DEFAULT_OGB_ROOT
+    with explained(name, root), plain_pickles(), weights_only_loads(loader, Path(root)):
+        yield loader, root
+
+
 def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
     """An OGB node-property data set (`ogbn-arxiv`, `ogbn-mag` ...) with its split as masks.
 
@@ -110,16 +129,8 @@ def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
     column become a vector; a label that is missing (NaN) becomes -1. Raises MissingDependencyError
     without ogb, SarError when it cannot be downloaded.
     """
-    require_dgl(f"data set {name!r}")
-    try:
-        from ogb.nodeproppred import dataset_dgl
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"data set {name!r} needs ogb: pip install 'sar[data]'"
-        ) from error
-    root = root or DEFAULT_OGB_ROOT
-    with explained(name, root), plain_pickles(), weights_only_loads(dataset_dgl, Path(root)):
-        dataset = dataset_dgl.DglNodePropPredDataset(name=name, root=root)
+    with ogb_loader("nodeproppred", name, root) as (loader, root):
+        dataset = loader.DglNodePropPredDataset(name=name, root=root)
         split = dataset.get_idx_split()
         graph, labels = dataset[0]
     arrays = from_dgl(graph, name)

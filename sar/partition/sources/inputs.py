@@ -14,6 +14,7 @@ import torch
 
 from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
+from sar.partition.book import read_book
 from sar.partition.glt_format import GltFolder
 from sar.partition.mapped import BLOCK_BYTES
 from sar.partition.progress import Counter, Progress, silent
@@ -28,10 +29,11 @@ _CHUNKED = "metadata.json"
 
 
 class Opened(NamedTuple):
-    """A graph, and for partitions int32 [N], the part of each node."""
+    """A graph, and for partitions int32 [N], the part of each node, and how many there are."""
 
     graph: GraphArrays
     parts: np.ndarray | None = None
+    num_parts: int | None = None
 
 
 def open_input(
@@ -119,7 +121,7 @@ def _open_partitions(path: Path, folder: Path, scratch: Path, progress: Progress
     """External ids, which a cut before kept, come along: nodes have the numbers that they had."""
     from sar.partition.sources.parts import read_partitions
 
-    opened = Opened(*read_partitions(path, scratch, progress))
+    opened = Opened(*read_partitions(path, scratch, progress), read_book(path).num_parts)
     kept = [folder / IDS / f"{ntype}.parquet" for ntype in opened.graph.num_nodes]
     for file in filter(Path.is_file, kept):
         (scratch / IDS).mkdir(exist_ok=True)

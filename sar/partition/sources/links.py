@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar.errors import MissingDependencyError, SarError
+from sar.errors import SarError
 from sar.partition.arrays import CanonicalEtype, GraphArrays
-from sar.partition.require import require_dgl
-from sar.partition.sources.datasets import (
-    DEFAULT_OGB_ROOT,
-    explained,
-    from_dgl,
-    weights_only_loads,
-)
-from sar.partition.unpickle import plain_pickles
+from sar.partition.sources.datasets import from_dgl, ogb_loader
 
 _HELD_OUT = {"valid": "val_mask", "test": "test_mask"}  # OGB's splits, and ours
 _MASKS = ("train_mask", *_HELD_OUT.values())
@@ -41,16 +33,8 @@ def load_ogb_links(name: str, root: str | None = None) -> GraphArrays:
     root: OGB's folder, "dataset" below the working directory by default, as in OGB. Raises
     MissingDependencyError without ogb, SarError when it cannot be downloaded or contradicts itself.
     """
-    require_dgl(f"data set {name!r}")
-    try:
-        from ogb.linkproppred import dataset_dgl
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"data set {name!r} needs ogb: pip install 'sar[data]'"
-        ) from error
-    root = root or DEFAULT_OGB_ROOT
-    with explained(name, root), plain_pickles(), weights_only_loads(dataset_dgl, Path(root)):
-        dataset = dataset_dgl.DglLinkPropPredDataset(name=name, root=root)
+    with ogb_loader("linkproppred", name, root) as (loader, root):
+        dataset = loader.DglLinkPropPredDataset(name=name, root=root)
         split, graph = dataset.get_edge_split(), dataset[0]
     try:
         return _with_held_out(from_dgl(graph, name), split)

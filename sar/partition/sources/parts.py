@@ -59,7 +59,8 @@ def read_partitions(
     nodes = {ntype: _node_ids(book, ntype, scratch, counter) for ntype in book.ntypes}
     node_data = _node_columns(book, nodes, scratch, Counter(progress, "reading node data", total))
     edges, edge_data = _edges(book, nodes, scratch, progress)
-    graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data).with_orig_ids()
+    graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data)
+    graph.with_orig_ids().validate(progress)
     parts, starts = np.empty(graph.total_nodes, np.int32), graph.node_offsets()
     for ntype, numbers in nodes.items():
         own = parts[starts[ntype] :]
