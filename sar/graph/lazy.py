@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sar._private import make_wrapper, tree_leaves, tree_map, without_overrides
 from sar.config import Policy
 from sar.errors import SarError
 from sar.graph.edge_reduce import reduction_of
@@ -70,9 +70,7 @@ class EdgeTensor(Tensor):
         """``like``: its shape, but for the size of ``axis``, and dtype; ``base``: of a view."""
         shape = list(like.shape)
         shape[axis] = scope.relation.num_edges
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, dtype=like.dtype, device=scope.device
-        )
+        made = make_wrapper(cls, shape, dtype=like.dtype, device=scope.device)
         made.node, made.scope, made.axis = node, scope, axis
         row = math.prod(shape[:axis] + shape[axis + 1 :]) * like.element_size()
         node.row_bytes = max(node.row_bytes, row)
@@ -201,7 +199,7 @@ class EdgeTensor(Tensor):
         if view is not None and getattr(func, "__name__", "") == "__get__":
             return view(args[0])
         if func in METADATA or getattr(func, "__name__", "") == "__get__":
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_overrides():
                 return func(*args, **kwargs)
         from sar.graph.recording import record
 

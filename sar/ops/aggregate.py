@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
+from sar._private import without_modes
 from sar.comm import GradientReturn, Round, fetch
 from sar.comm.rotation import WINDOW, fetch_messages
 from sar.config import CONSTANT_INPUTS, Policy
@@ -231,7 +232,7 @@ def aggregate(
 
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
-    with torch._C.DisableTorchFunction() if plain else nullcontext():
+    with without_modes() if plain else nullcontext():
         out = _agreed_aggregate(relation, x, op, policy, weight)
     _results[id(out)] = out
     return out

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sar._private import base_of, version_of
 from sar.comm import Group
 from sar.config import Policy
 from sar.ops.scaled import Scaled, note_scaled, scaled_of
@@ -40,14 +41,14 @@ class _Seen:
 
     def __init__(self, made: Scaled, forget: Callable[[Any], None]) -> None:
         self.root = weakref.ref(_root(made.rows), forget)
-        self.version, self.held = made.rows._version, made.rows.detach()
+        self.version, self.held = version_of(made.rows), made.rows.detach()
         self.factors = [factor.clone() for factor in made.factors]
 
     def unchanged(self, made: Scaled) -> bool:
         rows = made.rows
         return (
             self.root() is _root(rows)
-            and rows._version == self.version
+            and version_of(rows) == self.version
             and rows.data_ptr() == self.held.data_ptr()
             and all(map(torch.equal, self.factors, made.factors))
         )
@@ -69,7 +70,7 @@ class _Result:
     device: torch.device
 
     def unchanged(self) -> bool:
-        return self.result._version == self.version
+        return version_of(self.result) == self.version
 
     def hand_out(self) -> Tensor:
         if self.result.device != self.device:
@@ -194,7 +195,8 @@ class Constants:
 
 def _root(tensor: Tensor) -> Tensor:
     """The tensor that a view is of: it lives as long as the view does, and shares its writes."""
-    return tensor if tensor._base is None else tensor._base
+    base = base_of(tensor)
+    return tensor if base is None else base
 
 
 def _name(made: Scaled) -> tuple:
@@ -212,7 +214,7 @@ def _keep(out: Tensor, mode: str) -> _Result:
         except OSError as error:
             warn_of_no_room(error)
     note_scaled(out, held)
-    return _Result(held, held._version, out.device)
+    return _Result(held, version_of(held), out.device)
 
 
 def warn_of_no_room(error: OSError) -> None:
