@@ -25,7 +25,7 @@ def _missing(name: str, *_: Any, **__: Any) -> NoReturn:
     version = getattr(importlib.import_module(package), "__version__", "")
     raise MissingDependencyError(
         f"{package} {version} has no {name}, expected a version that this library was tested with: "
-        "pip install torch==2.13.0 dgl==1.1.3 'numba<0.69'"
+        "pip install torch==2.13.0 dgl==1.1.3 'numba<0.70'"
     )
 
 

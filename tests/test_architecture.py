@@ -28,12 +28,13 @@ LADDER = (
     {"plan"},
     {"__init__"},
     {"train", "compat"},
-    {"frontends", "graph"},
+    {"frontends"},
     {"sampling"},
     {"layers"},
     {"tracing"},
     {"nn"},
     {"memory"},
+    {"graph"},
     {"ops"},
     {"edges"},
     {"stream"},
@@ -54,10 +55,11 @@ BELOW = {
     for i, step in enumerate(LADDER)
     for part in step
 }
-UPWARDS = {("nn", "graph")}  # still; what mends one takes it out
+UPWARDS = {("nn", "tracing")}  # still; what mends one takes it out
 CIRCLES = {frozenset({"lazy", "recording"})}  # still, by the modules' last names
 WITHOUT_DGL = {
-    "config", "errors", "files", "comm", "kernels", "stream", "edges", "ops", "memory", "tracing",
+    "config", "errors", "files", "comm", "kernels", "stream", "edges", "ops", "graph", "memory",
+    "tracing",
 }  # fmt: skip
 LAUNCHER = ("torch.distributed.run", "torch.distributed.launcher", "torch.distributed.elastic")
 
@@ -268,9 +270,7 @@ GUESSES = {
         "reuse.py", "constant.py",
     },
     "names of nodes": {"projection.py", "remade.py", "reuse.py", "zeros.py"},
-    "function modes": {
-        "capture.py", "frugal.py", "linear_sum.py", "reuse.py", "message_dropout.py",
-    },
+    "function modes": {"capture.py", "frugal.py", "linear_sum.py", "reuse.py"},
 }  # fmt: skip
 NODE = r"[\w.\[\]]*(?:node|grad_fn|before|maker|\bfn)"
 COUNTED = {"_getframe", "getrefcount", "_use_count", "_storage_Use_Count", "currentframe"}
@@ -424,7 +424,7 @@ def test_autograd_functions_live_in_ops() -> None:
         at(path, node.lineno, node.name)
         for path, tree in sources()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and part_of(path) != "ops"
+        if isinstance(node, ast.ClassDef) and part_of(path) not in ("ops", "memory")
         for base in node.bases
         if ast.unparse(base).endswith("autograd.Function") or ast.unparse(base) == "Function"
     ]

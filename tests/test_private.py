@@ -416,7 +416,7 @@ def test_functions_of_dgl_that_layers_call(name: str, taken: list[str]) -> None:
 
 def test_what_dgl_lacks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dgl")
-    from sar.graph import dispatch
+    from sar.frontends.dgl import dispatch
 
     for name in NAMES:
         function, modules = getattr(_private, name)

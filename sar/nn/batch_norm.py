@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sar._private import children_of
 from sar.comm import Group, LocalGroup, current_group
-from sar.graph.lazy import EdgeTensor, eager
 from sar.ops.batch_norm import normalize_rows
+from sar.tracing.lazy import EdgeTensor, eager
 
 
 class DistributedBN1D(nn.Module):

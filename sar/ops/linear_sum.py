@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from sar.edges.scaled import is_scaling, note_scaled
 from sar.ops.aggregate import is_aggregated
 from sar.ops.arriving import note_linear
 from sar.ops.bias import add_bias
@@ -33,7 +34,6 @@ from sar.ops.overwrite import may_overwrite
 from sar.ops.remade import remade_linear
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
-from sar.ops.scaled import is_scaling, note_scaled
 
 
 class LinearSums(TorchFunctionMode):
