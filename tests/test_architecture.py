@@ -193,7 +193,7 @@ FOREIGN = ("torch", "numba", "numpy", "dgl")
 NOT_YET_PRIVATE = {
     "attention.py", "linear_of_mean.py", "column_blocks.py", "reuse.py", "overwrite.py",
     "frugal.py", "linear_sum.py", "bias.py", "head_sums.py", "remade.py", "arriving.py",
-    "scaled.py", "mean_layer.py", "function_guard.py", "constant.py",
+    "mean_layer.py", "function_guard.py",
 }  # fmt: skip
 # What only tensors, storages, autograd's nodes and torch's modules have.
 TENSORS_OWN = {
@@ -267,7 +267,7 @@ def test_undocumented_names_are_private() -> None:
 GUESSES = {
     "frames and counts": {
         "function_guard.py", "support.py", "undistributed.py", "callers.py", "linear_sum.py",
-        "reuse.py", "constant.py",
+        "reuse.py",
     },
     "names of nodes": {"projection.py", "remade.py", "reuse.py", "zeros.py"},
     "function modes": {"capture.py", "frugal.py", "linear_sum.py", "reuse.py"},
