@@ -92,7 +92,7 @@ def test_bytes_per_edge_where_partial_sums_travel(partitioned: Cutter) -> None:
         given = [column.clone() for column in arrays_of(sharded)]
         train_step(sharded, torch.rand(data.num_nodes("_N"), 4))
         relation = sharded.scope().relation
-        assert relation.linear is not None and relation.linear.plan is not None
+        assert linear_relation(relation, torch.ones(1, 4), None, sharded.policy) is not relation
         plan = relation.linear.plan
         assert sum(plan.send_counts) > sum(plan.num_pulled) > 0
         sent = plan.outgoing.edges
