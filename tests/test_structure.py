@@ -17,6 +17,7 @@ from torch import Tensor
 
 import sar
 from sar.edges import relation
+from sar.edges.push_pull import linear_relation
 from sar.graph.edge_graph import global_ends
 from sar.kernels.csc import compress
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
@@ -92,8 +93,7 @@ def test_bytes_per_edge_where_partial_sums_travel(partitioned: Cutter) -> None:
         given = [column.clone() for column in arrays_of(sharded)]
         train_step(sharded, torch.rand(data.num_nodes("_N"), 4))
         relation = sharded.scope().relation
-        assert linear_relation(relation, torch.ones(1, 4), None, sharded.policy) is not relation
-        plan = relation.linear.plan
+        plan = linear_relation(relation, torch.ones(1, 4), None, sharded.policy).plan
         assert sum(plan.send_counts) > sum(plan.num_pulled) > 0
         sent = plan.outgoing.edges
         for found, column in zip(arrays_of(sharded), given, strict=True):
