@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sar.graph import mean_layer, sharing, typed
+from sar.frontends.dgl import fused
+from sar.graph import sharing, typed
 from sar.graph.builtin import BuiltinMessage, Operand
 from sar.graph.counts import Counts, LocalCount
 from sar.graph.lazy import EdgeTensor, Scope, eager, node_of
 from sar.graph.program import Leaf, Node, Program, Softmax
 from sar.graph.readout import segment_reduce, segment_softmax, topk
 from sar.graph.support import not_supported
+from sar.graph.undistributed import refuse_undistributed
 from sar.ops import reverse_relation, run_messages, swap_sides
 
 
@@ -75,7 +77,7 @@ def install(kind: type | None = None) -> None:
             original = getattr(module, patch.name, None)
             if original is not None and not hasattr(original, "sharded"):
                 setattr(module, patch.name, _dispatching(original, patch))
-    mean_layer.install()
+    fused.install(Counts, refuse_undistributed)
     sharing.install()
     typed.install()
 

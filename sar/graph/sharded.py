@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -96,6 +97,17 @@ class ShardedGraph(Counts, OriginalMembers):
     def is_homogeneous(self) -> bool:
         """True with one node type and one edge type."""
         return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
+
+    @cached_property
+    def sole_relation(self) -> Relation | None:
+        """The relation of a graph of one kind of rows and edges, whose own rows come first.
+
+        ``None`` where there are several, where they are reversed, and for a block in another order.
+        """
+        if not (self.is_homogeneous and self._store.keep_seeds):
+            return None
+        relation = self._store.relations[self.canonical_etypes[0]]
+        return relation if isinstance(relation, Relation) else None
 
     @property
     def etypes(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""What the layers of other libraries see of this one, and every patch of such a library."""

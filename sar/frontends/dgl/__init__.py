@@ -1,0 +1,1 @@
+"""What DGL's layers see."""
