@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sar.config import EXACT
+from sar.layers.entry import NO_OPTIONS, OPTIONS
 
 DTYPES = (torch.float32, torch.float64)
 _LINEAR, _PRODUCT = nn.Linear.forward, F.linear
@@ -31,8 +32,9 @@ def rows_reason(x: Any, num_rows: int, *weights: Tensor) -> str | None:
         return f"rows have shape {tuple(x.shape)}, not [{num_rows}, width]"
     if x.dtype not in DTYPES:
         return f"rows are {x.dtype}"
-    if any(w.dtype != x.dtype or w.device != x.device for w in weights):
-        return "rows and weights differ in dtype or device"
+    for weight in weights:
+        if weight.dtype != x.dtype or weight.device != x.device:
+            return "rows and weights differ in dtype or device"
     return None
 
 
@@ -47,6 +49,8 @@ def linear_reason(layer: nn.Module, *names: str) -> str | None:
     return None
 
 
-def may_donate(x: Tensor) -> bool:
-    """Whether it is a tensor that an operation with a gradient made, in memory of its own."""
-    return x.requires_grad and not x.is_leaf and not x._is_view()
+def may_donate(layer: nn.Module, x: Tensor) -> bool:
+    """Whether backward may write over the input ``x``: the user asked for it, and an operation with
+    a gradient made it, in memory of its own."""
+    asked = layer.__dict__.get(OPTIONS, NO_OPTIONS).donate
+    return asked and x.requires_grad and not x.is_leaf and not x._is_view()
