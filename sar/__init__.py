@@ -37,7 +37,7 @@ from sar.errors import (
     PartitionError,
     SarError,
 )
-from sar.graph import (
+from sar.frontends.dgl import (
     ShardedGraph,
     construct_full_graph,
     construct_mfgs,
@@ -45,6 +45,7 @@ from sar.graph import (
     load_partition_data,
 )
 from sar.layers import optimize
+from sar.memory import set_activations
 from sar.nn import (
     DistributedBN1D,
     check,
@@ -53,7 +54,6 @@ from sar.nn import (
     gather_grads,
     global_mean,
     overlap_gradients,
-    set_activations,
     sync_params,
     trace,
 )

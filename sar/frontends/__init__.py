@@ -1,1 +1,1 @@
-"""What the layers of other libraries see of this one, and every patch of such a library."""
+"""What makes a part of a graph look like other libraries' graphs to their layers."""

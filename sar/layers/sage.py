@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from sar.comm import GradientReturn
 from sar.config import Policy
+from sar.edges.push_pull import linear_relation
+from sar.edges.relation import Relation
 from sar.layers.checks import graph_reason, linear_reason, may_donate, rows_reason
 from sar.layers.entry import FusedLayer, Inputs
 from sar.layers.sage_columns import sage_mean_by_columns
@@ -29,12 +30,11 @@ from sar.ops.aggregate import (
     mean_scale,
 )
 from sar.ops.first_order import first_order
-from sar.ops.linear import linear_relation
 from sar.ops.rectify import is_relu, rectified
-from sar.ops.relation import Relation
 from sar.ops.saving import frees_graph, owns_saved
-from sar.ops.wanted import agree_wanted
-from sar.ops.zeros import NonZeros, Skipped
+from sar.stream import GradientReturn
+from sar.stream.wanted import agree_wanted
+from sar.stream.zeros import NonZeros, Skipped
 
 
 def sage_mean(

@@ -25,7 +25,7 @@ from sar.ops.callers import layer_of_dgl
 from sar.ops.first_order import first_order
 from sar.ops.overwrite import may_overwrite
 from sar.ops.saving import spares_memory
-from sar.ops.wanted import agree_wanted
+from sar.stream.wanted import agree_wanted
 
 
 @dataclass(frozen=True)

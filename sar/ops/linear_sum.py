@@ -33,14 +33,12 @@ from sar.ops.overwrite import may_overwrite
 from sar.ops.remade import remade_linear
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
-from sar.ops.scaled import is_scaling, note_scaled
 
 
 class LinearSums(TorchFunctionMode):
     """Inside, linear layers of summed rows are computed late, see Note [Linear sums], and products
     of rows and a parameter, see Note [Head sums]; a bias is added by Note [Bias in place]; what
-    other linear layers read is noted for Note [Projected on arrival], and what products of rows
-    that ask for no gradient are made of for Note [Scaled rows]."""
+    other linear layers read is noted for Note [Projected on arrival]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,10 +86,6 @@ class LinearSums(TorchFunctionMode):
                 return remade
             out = func(*args)
             note_linear(out, *args)
-            return out
-        if func in PRODUCTS and not kwargs and is_scaling(*args):
-            out = func(*args)
-            note_scaled(out, *args)
             return out
         return func(*args, **kwargs)
 

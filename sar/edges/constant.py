@@ -1,0 +1,244 @@
+"""Results of constant rows: computed until the rows come again, then kept and never sent again.
+
+Note [Constant rows]. What a linear reduction makes of rows that nobody trains is the same in every
+epoch. Rows are those of an earlier call when they are the same tensor, unwritten since, or equal
+number by number, which a digest of 128 bits tells: so the second call with some rows is known
+whatever made them, and a product of features and degrees that a layer makes anew counts as well.
+Torch counts writes, except those through ``.data`` or through another library that shares the
+memory. Nothing is learned without gradients, where hidden rows look like features.
+
+One rank alone cannot know that the rows of the others are the same. So each call with rows that
+ask for no gradient begins with an agreement, one all-reduce of two numbers: in which call each
+rank's kept result was computed, 0 for none. Only when all name the same call is it used; it was
+computed from rows of which every owner now says that they are unchanged. Otherwise all ranks
+compute, and none waits for a rank that did not come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+from sar.config import Policy
+from sar.edges.relation import Relation
+from sar.partition.row_file import RowFile
+
+MOST_KEPT = 8  # results a relation; the one that was not used for longest goes
+_MOST_SEEN = 64
+
+_Key = tuple[tuple[str, Policy], tuple, bytes]  # what is computed, kinds of tensors, a digest
+
+
+class Kept(Protocol):
+    """What a call gave."""
+
+    def unchanged(self) -> bool:
+        """Whether it still is that."""
+
+
+@dataclass
+class _Result:
+    """A result, and the device that it is wanted on."""
+
+    result: Tensor
+    device: torch.device
+
+    def unchanged(self) -> bool:
+        return True  # nobody else gets this memory to write into
+
+
+@dataclass
+class _Entry:
+    """Rows that came twice.
+
+    Attributes:
+        tensors, versions: the rows and how often they had been written; empty once equal rows came
+            as other tensors, which are made anew each time.
+        memory: of the rows; held, so that no other can have its address.
+        kept, call: what call ``call`` gave; 0 is none.
+        sent_bytes: what this rank sent for it.
+    """
+
+    tensors: Sequence[Tensor]
+    versions: list[int]
+    memory: list[Tensor]
+    kept: Kept | None = None
+    call: int = 0
+    sent_bytes: int = 0
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the very tensors."""
+        pairs = zip(self.tensors, tensors, strict=False)
+        return len(self.tensors) == len(tensors) and all(a is b for a, b in pairs)
+
+    def unwritten(self) -> bool:
+        """Whether the tensors hold what they held."""
+        places = zip(self.tensors, self.memory, strict=True)
+        same = all(a.data_ptr() == b.data_ptr() for a, b in places)
+        return same and self.versions == [tensor._version for tensor in self.tensors]
+
+
+@dataclass
+class Use:
+    """One call for constant rows.
+
+    Attributes:
+        kept: what an earlier one gave, to be used now on all ranks.
+    """
+
+    group: Group
+    entry: _Entry | None
+    call: int
+    kept: Kept | None = None
+
+    @property
+    def again(self) -> bool:
+        """Whether the same rows came before, so that what this call gives may be kept."""
+        return self.entry is not None
+
+    def keep(self, result: Kept, sent_bytes_before: int) -> None:
+        """Keep what this call gives; all that was sent since is not sent again."""
+        if self.entry is not None:
+            self.entry.kept, self.entry.call = result, self.call
+            self.entry.sent_bytes = self.group.counters.sent_bytes - sent_bytes_before
+
+
+class Constants:
+    """The results of constant rows that a relation keeps.
+
+    Args:
+        group: the ranks that agree on each use.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._seen: OrderedDict[_Key, None] = OrderedDict()
+        self._calls = 0
+
+    def reduce(
+        self,
+        tensors: list[Tensor],
+        op: str,
+        policy: Policy,
+        compute: Callable[[], Tensor],
+        *,
+        own: bool = True,
+    ) -> Tensor:
+        """``compute()``, or what it gave for the same tensors; collective.
+
+        Args:
+            tensors: all that ``compute`` reads; none asks for a gradient.
+            op: what is computed of them.
+            own: the caller may write into the result: what is kept is handed out as a copy.
+        """
+        use = self.use(tensors, op, policy, learns=torch.is_grad_enabled())
+        if isinstance(use.kept, _Result):
+            out = use.kept.result.to(use.kept.device)
+            return out.clone() if own and out is use.kept.result else out
+        before = self.group.counters.sent_bytes
+        out = compute()
+        if use.again and not out.is_inference():
+            use.keep(_keep(out.clone() if own else out, policy.constant_inputs), before)
+        return out
+
+    def use(self, tensors: list[Tensor], op: str, policy: Policy, *, learns: bool) -> Use:
+        """Whether there is a result for the same tensors on all ranks, or will be; collective.
+
+        What is found counts as not sent again.
+
+        Args:
+            learns: the rows are those of a model's input, not hidden ones in an evaluation.
+        """
+        self._calls += 1
+        entry = None
+        if not policy.lossy.draws and not any(t.is_inference() for t in tensors):
+            entry = self._find((op, policy), tensors, learns)
+        if entry is not None and entry.kept is not None and not entry.kept.unchanged():
+            entry.kept, entry.call = None, 0
+        if self._all_kept(entry) and entry is not None:
+            self.group.counters.avoided_bytes += entry.sent_bytes
+            return Use(self.group, entry, self._calls, entry.kept)
+        return Use(self.group, entry, self._calls)
+
+    def _all_kept(self, entry: _Entry | None) -> bool:
+        """Whether every rank kept its result of one and the same call."""
+        call = 0 if entry is None else entry.call
+        span = torch.tensor([call, -call])
+        least, most = self.group.all_reduce(span, "min").tolist()
+        return least > 0 and least == -most
+
+    def _find(
+        self, what: tuple[str, Policy], tensors: list[Tensor], learns: bool
+    ) -> _Entry | None:
+        """What is known of rows that came before."""
+        kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
+        for key, entry in list(self._entries.items()):
+            if key[:2] == (what, kinds) and entry.holds(tensors):
+                if entry.unwritten():
+                    self._entries.move_to_end(key)
+                    return entry
+                del self._entries[key]  # nobody has these rows any more
+        if not learns:
+            return None
+        key = (what, kinds, b"".join(map(_digest, tensors)))
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            self._entries[key].tensors = self._entries[key].memory = []
+        elif self._came_before(key):
+            versions = [tensor._version for tensor in tensors]
+            self._entries[key] = _Entry(tensors, versions, [t.detach() for t in tensors])
+            if len(self._entries) > MOST_KEPT:
+                self._entries.popitem(last=False)
+        return self._entries.get(key)
+
+    def _came_before(self, key: _Key) -> bool:
+        """Whether equal rows came before; known from now on."""
+        if key in self._seen:
+            del self._seen[key]
+            return True
+        self._seen[key] = None
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.popitem(last=False)
+        return False
+
+
+def constants_of(relation: Relation) -> Constants:
+    """The results that a relation keeps."""
+    return relation.derived(Constants, lambda: Constants(relation.group))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    numbers = tensor.detach().cpu().contiguous().view(torch.uint8)
+    return hashlib.blake2b(numbers.numpy().data, digest_size=16).digest()
+
+
+def _keep(out: Tensor, mode: str) -> _Result:
+    held = out.detach()
+    if mode == "mapped":
+        try:
+            held = to_temporary_file(held)
+        except OSError as error:
+            warn_of_no_room(error)
+    return _Result(held, out.device)
+
+
+def warn_of_no_room(error: OSError) -> None:
+    """Say that what was to be kept in a file is not there."""
+    warnings.warn(f"constant_inputs: no room in a temporary file: {error}", stacklevel=3)
+
+
+def to_temporary_file(tensor: Tensor) -> Tensor:
+    """A copy in a mapped file without a name, which ends with the tensor or the process.
+
+    Raises ``OSError`` when there is no room for it.
+    """
+    return RowFile(tuple(tensor.shape), tensor.dtype, [tensor.cpu()]).tensor
