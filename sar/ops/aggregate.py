@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
-from weakref import ReferenceType, WeakValueDictionary, ref
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -233,17 +233,7 @@ def aggregate(
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
     with torch._C.DisableTorchFunction() if plain else nullcontext():
-        out = _agreed_aggregate(relation, x, op, policy, weight)
-    _results[id(out)] = out
-    return out
-
-
-def is_aggregated(rows: Tensor) -> bool:
-    """Whether :func:`aggregate` returned this very tensor."""
-    return _results.get(id(rows)) is rows
-
-
-_results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        return _agreed_aggregate(relation, x, op, policy, weight)
 
 
 def agree_sums(relation: Relation, x: Tensor, policy: Policy) -> Skipped:
