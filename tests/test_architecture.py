@@ -59,7 +59,7 @@ UPWARDS = {("nn", "tracing")}  # still; what mends one takes it out
 CIRCLES = {frozenset({"lazy", "recording"})}  # still, by the modules' last names
 WITHOUT_DGL = {
     "config", "errors", "files", "comm", "kernels", "stream", "edges", "ops", "graph", "memory",
-    "nn", "tracing",
+    "nn", "tracing", "layers",
 }  # fmt: skip
 LAUNCHER = ("torch.distributed.run", "torch.distributed.launcher", "torch.distributed.elastic")
 
@@ -191,9 +191,9 @@ def test_no_module_imports_itself_through_others() -> None:
 FOREIGN = ("torch", "numba", "numpy", "dgl")
 # Whose undocumented names wait for the files to go; what mends one takes it out.
 NOT_YET_PRIVATE = {
-    "attention.py", "linear_of_mean.py", "column_blocks.py", "reuse.py", "overwrite.py",
+    "attention.py", "reuse.py", 
     "frugal.py", "linear_sum.py", "bias.py", "head_sums.py", "remade.py", "arriving.py",
-    "mean_layer.py", "function_guard.py",
+    "function_guard.py",
 }  # fmt: skip
 # What only tensors, storages, autograd's nodes and torch's modules have.
 TENSORS_OWN = {
@@ -419,12 +419,12 @@ def test_only_portable_collectives() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_autograd_functions_live_in_ops() -> None:
+def test_autograd_functions_live_in_ops_and_layers() -> None:
     wrong = [
         at(path, node.lineno, node.name)
         for path, tree in sources()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and part_of(path) not in ("ops", "memory")
+        if isinstance(node, ast.ClassDef) and part_of(path) not in ("ops", "layers", "memory")
         for base in node.bases
         if ast.unparse(base).endswith("autograd.Function") or ast.unparse(base) == "Function"
     ]

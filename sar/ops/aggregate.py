@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
-from weakref import ReferenceType, WeakValueDictionary, ref
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -228,17 +228,7 @@ def aggregate(
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
     with without_modes() if plain else nullcontext():
-        out = _agreed_aggregate(relation, x, op, policy, weight)
-    _results[id(out)] = out
-    return out
-
-
-def is_aggregated(rows: Tensor) -> bool:
-    """Whether :func:`aggregate` returned this very tensor."""
-    return _results.get(id(rows)) is rows
-
-
-_results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        return _agreed_aggregate(relation, x, op, policy, weight)
 
 
 def agree_sums(relation: Relation, x: Tensor, policy: Policy) -> Skipped:

@@ -74,6 +74,12 @@ def saves_as_is() -> bool:
     return innermost_saving_hooks() is None
 
 
+def owns_saved() -> bool:
+    """Whether nobody but the operation that saves them gets to see its own saved tensors."""
+    repeated_or_kept = _state.notes is not None or not _state.hooked
+    return repeated_or_kept and _state.hooks == innermost_saving_hooks()
+
+
 def is_checkpointed() -> bool:
     """Whether ``torch.utils.checkpoint`` runs this code twice, without notes of the first time.
 
