@@ -191,7 +191,7 @@ def test_no_module_imports_itself_through_others() -> None:
 FOREIGN = ("torch", "numba", "numpy", "dgl")
 # Whose undocumented names wait for the files to go; what mends one takes it out.
 NOT_YET_PRIVATE = {
-    "attention.py", "reuse.py", 
+    "attention.py", "reuse.py",
     "frugal.py", "linear_sum.py", "bias.py", "head_sums.py", "remade.py", "arriving.py",
     "function_guard.py",
 }  # fmt: skip
