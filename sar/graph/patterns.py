@@ -16,7 +16,6 @@ from torch import Tensor
 from sar.graph.builtin import apply_binary
 from sar.graph.lazy import EdgeTensor
 from sar.graph.program import Call, Dropout, Leaf, Node, Softmax, refuse_written
-from sar.graph.projection import find_projection
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops import Relation
@@ -60,13 +59,7 @@ def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
     key = None if found.key is value else found.key.reshape(len(value), reach)
     query = found.query.reshape(relation.num_dst, reach)
     weight = None if found.weight is None else found.weight.reshape(-1)
-    projections = {}
-    if key is not None and found.scores.kind == ADDITIVE:
-        ends = {"key": found.key, "query": found.query}
-        projections = {name: find_projection(scores, value) for name, scores in ends.items()}
-        if any(projections.values()):  # as views they would keep the scores alive
-            key, query = key.clone(), query.clone()
-    out = attention(spec, flat, key, query, weight, projections)
+    out = attention(spec, flat, key, query, weight)
     return out.view(relation.num_dst, *value.shape[1:])
 
 

@@ -129,30 +129,33 @@ class Incoming:
     offset: int = 0
 
     @staticmethod
-    def of(
-        dout: Tensor,
-        out: Tensor,
-        normalizer: Normalizer,
-        *query: Tensor,
-        bias: Tensor | None = None,
-    ) -> Incoming:
-        """With delta computed from do and o.
+    def of(dout: Tensor, normalizer: Normalizer, delta: Tensor, *query: Tensor) -> Incoming:
+        """Side by side.
 
         Args:
-            out: [n, H * D] o + b.
+            delta: [n, H], see :func:`deltas`.
             query: of additive scores.
-            bias: [1, H, D] b; none is 0.
         """
-        delta = torch.empty_like(normalizer.largest)
-        arrays = _numpy(dout, out, delta)
-
-        def part(_: int, first: int, last: int) -> None:
-            loops.dots_of_heads(first, last, *arrays)
-
-        rows_in_parallel(part, len(dout), dout.numel())
-        if bias is not None:
-            delta -= head_sums(dout.view(len(dout), *bias.shape[1:]), bias)
         return Incoming(dout, torch.cat([*query, *normalizer, delta], 1))
+
+
+def deltas(dout: Tensor, out: Tensor, heads: int, bias: Tensor | None = None) -> Tensor:
+    """[n, H] <do_i, o_i> of contiguous rows [n, H * D].
+
+    Args:
+        out: o + b.
+        bias: H * D numbers b; none is 0.
+    """
+    delta = out.new_empty((len(out), heads))
+    arrays = _numpy(dout, out, delta)
+
+    def part(_: int, first: int, last: int) -> None:
+        loops.dots_of_heads(first, last, *arrays)
+
+    rows_in_parallel(part, len(dout), dout.numel())
+    if bias is not None:
+        delta -= head_sums(dout.view(len(dout), heads, bias.numel() // heads), bias)
+    return delta
 
 
 def attend(

@@ -23,28 +23,24 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from sar.ops.aggregate import is_aggregated
-from sar.ops.arriving import note_linear
-from sar.ops.bias import add_bias
 from sar.ops.callers import has_hooks, is_linear, module_of
 from sar.ops.capture import tensors_in
 from sar.ops.frugal import Frugal
-from sar.ops.head_sums import PRODUCTS, Product, can_wait, is_sum_of_last
 from sar.ops.overwrite import may_overwrite
-from sar.ops.remade import remade_linear
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
 from sar.ops.scaled import is_scaling, note_scaled
 
+_PRODUCTS = {torch.Tensor.mul, torch.Tensor.__mul__}
+
 
 class LinearSums(TorchFunctionMode):
-    """Inside, linear layers of summed rows are computed late, see Note [Linear sums], and products
-    of rows and a parameter, see Note [Head sums]; a bias is added by Note [Bias in place]; what
-    other linear layers read is noted for Note [Projected on arrival], and what products of rows
-    that ask for no gradient are made of for Note [Scaled rows]."""
+    """Inside, linear layers of summed rows are computed late, see Note [Linear sums]; what products
+    of rows that ask for no gradient are made of is noted for Note [Scaled rows]."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._late: dict[int, _Late | Product] = {}
+        self._late: dict[int, _Late] = {}
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -65,40 +61,21 @@ class LinearSums(TorchFunctionMode):
             # As Frugal, which is outside of this mode and would count its reference as another's.
             if late is None and takes_notes() and is_temporary(args):
                 return args[0].add_(args[1])
-            if isinstance(late, _Late) and late.is_alike(args[0]):
+            if late is not None and late.is_alike(args[0]):
                 in_place = is_temporary(args)  # before there is another reference
                 return late.add_to(args[0], in_place)
-            biased = _by_code_of_dgl(sys._getframe()) and add_bias(*args)
-            if isinstance(biased, Tensor):
-                return biased
-        if func in PRODUCTS and not kwargs and can_wait(*args):
-            if _by_code_of_dgl(sys._getframe()):
-                return self._hold(Product.of(*args))
-        if func is Tensor.sum and is_sum_of_last(args, kwargs):
-            product = self._late.get(id(args[0]))
-            if isinstance(product, Product) and not product.is_done:
-                return product.sums()
         if self._late:
             for tensor in tensors_in((args, kwargs)):
                 if (waiting := self._late.get(id(tensor))) is not None:
                     waiting.compute()
-        if func is F.linear and not kwargs and _are_alike(*args) and _by_linear_of_dgl():
-            remade = remade_linear(*args)
-            if remade is not None:
-                return remade
-            out = func(*args)
-            note_linear(out, *args)
-            return out
-        if func in PRODUCTS and not kwargs and is_scaling(*args):
+        if func in _PRODUCTS and not kwargs and is_scaling(*args):
             out = func(*args)
             note_scaled(out, *args)
             return out
         return func(*args, **kwargs)
 
     def _wait(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._hold(_Late(rows.new_empty(len(rows), len(weight)), rows, weight, bias))
-
-    def _hold(self, late: _Late | Product) -> Tensor:
+        late = _Late(rows.new_empty(len(rows), len(weight)), rows, weight, bias)
         self._late[id(late.out)] = late
         return late.out
 

@@ -1,0 +1,38 @@
+"""Whether a result was written into since a backward pass was given it, on any rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+
+
+class Writes:
+    """What is written into a result from now on, known without keeping its memory alive.
+
+    A backward pass that reads the result saves ``result.data``: autograd frees it like any saved
+    tensor, but does not guard it. Its guard raises an error where the caller wrote, and here the
+    result is computed again instead.
+    """
+
+    def __init__(self, result: Tensor) -> None:
+        self._counter = result.detach()  # one count for both
+        self._counter.data = result.new_empty(0)  # nothing is held, but it still counts
+        self._version = self._counter._version
+
+    @property
+    def happened(self) -> bool:
+        """Whether anybody wrote."""
+        return self._counter._version != self._version
+
+    def write(self) -> None:
+        """Note that the result is no more what it was: who reads it later gets torch's error."""
+        self._counter.zero_()
+
+
+def any_rank(group: Group, happened: bool) -> bool:
+    """Whether it happened on any rank, which may differ; collective."""
+    if group.size == 1:
+        return happened
+    return bool(group.all_reduce(torch.tensor(int(happened)), "max"))
