@@ -37,13 +37,14 @@ from sar.errors import (
     PartitionError,
     SarError,
 )
-from sar.graph import (
+from sar.frontends.dgl import (
     ShardedGraph,
     construct_full_graph,
     construct_mfgs,
     load_dgl_partition_data,
     load_partition_data,
 )
+from sar.memory import set_activations
 from sar.nn import (
     DistributedBN1D,
     check,
@@ -52,7 +53,6 @@ from sar.nn import (
     gather_grads,
     global_mean,
     overlap_gradients,
-    set_activations,
     sync_params,
     trace,
 )

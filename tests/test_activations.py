@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 import sar
 from sar.comm.buffers import BufferPool
-from sar.nn.activations import layers_of
-from sar.ops import paging
+from sar.memory import paging
+from sar.memory.activations import layers_of
 from sar.ops.frugal import Frugal
 from sar.train import ModelOptions, build_model
 

@@ -33,7 +33,7 @@ from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
 import sar
-from sar.graph.layer_blocks import plan_blocks
+from sar.frontends.dgl.layer_blocks import plan_blocks
 from sar.ops import attention as attention_module
 from sar.partition.arrays import GraphArrays
 

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 import sar
 from sar.comm import LocalGroup, ThreadGroup
-from sar.graph import passing
+from sar.edges.relation import build_relation
+from sar.frontends.dgl import passing
 from sar.kernels import compress
 from sar.kernels.attention import (
     Columns,
@@ -36,7 +37,6 @@ from sar.kernels.attention import (
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
 from sar.ops.keyed import keyed_dropout
-from sar.ops.relation import build_relation
 
 HEADS, WIDTH = 3, 5
 Step = Callable[[Any, Tensor], Tensor]

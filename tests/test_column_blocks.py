@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import sar
-from sar.nn.forwards import Forward
+from sar.memory.forwards import Forward
 from sar.ops.callers import is_mean_layer
 from sar.ops.column_blocks import BLOCK
 from sar.ops.frugal import Frugal
@@ -153,7 +153,8 @@ def test_means_travel_once_in_each_pass(
 
     path, rows = partitioned(mixed(), 3), whole(mixed().total_nodes, (70,), seed=1)
     got = run_threads(3, case)
-    monkeypatch.setattr(sys.modules["sar.graph.mean_layer"], "is_mean_layer", lambda part: False)
+    module = sys.modules["sar.frontends.dgl.mean_layer"]
+    monkeypatch.setattr(module, "is_mean_layer", lambda part: False)
     assert got == run_threads(3, case)
 
 

@@ -15,21 +15,12 @@ import torch.distributed as dist
 from harness import WorkerPool, run_threads
 from harness.late import run_late
 
-from sar.comm import (
-    GradientReturn,
-    HaloPlan,
-    LocalGroup,
-    build_halo_plan,
-    current_group,
-    exchange_counts,
-    fetch,
-    legacy,
-    use_group,
-)
+from sar.comm import LocalGroup, current_group, exchange_counts, legacy, use_group
 from sar.comm.buffers import BufferPool
 from sar.config import Config, Policy
 from sar.errors import CommError, NotSupportedError, PartitionError, SarError
 from sar.kernels import add_rows
+from sar.stream import GradientReturn, HaloPlan, build_halo_plan, fetch
 
 SIZES = [1, 2, 3, 4]
 

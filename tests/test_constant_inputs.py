@@ -16,7 +16,7 @@ from harness.rows import Part, whole
 from torch import Tensor
 
 import sar
-from sar.ops.constant import to_temporary_file
+from sar.edges.constant import to_temporary_file
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 WIDTH = 5

@@ -17,8 +17,8 @@ from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
 import sar
-from sar.ops import constant_halo
-from sar.ops.scaled import is_scaling, note_scaled, scaled_of
+from sar.edges import constant_halo
+from sar.edges.scaled import is_scaling, note_scaled, scaled_of
 from sar.partition.arrays import ETYPE_HOMO
 
 FEATURES, WIDTH, SIZE, EPOCHS = 6, 8, 3, 6

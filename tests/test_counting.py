@@ -19,8 +19,8 @@ from torch import Tensor
 
 import sar
 from sar.comm.buffers import BufferPool
-from sar.graph.lazy import eager
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.tracing.lazy import eager
 
 WIDTH = 5
 ROW = WIDTH * 8  # bytes of a float64 row

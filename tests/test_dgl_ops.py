@@ -16,8 +16,8 @@ from harness.parts import Cutter
 from torch import Tensor
 
 import sar
-from sar.graph.lazy import eager
 from sar.partition.arrays import GraphArrays
+from sar.tracing.lazy import eager
 
 GRAPHLESS = {"segment_reduce", "segment_softmax", "segment_mm", "gather_mm", "gather_mm_idx_b"}
 ARITHMETIC = ("add", "sub", "mul", "div")

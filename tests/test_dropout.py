@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.graph.lazy import EdgeTensor
 from sar.ops.keyed import keyed_dropout, keyed_uniform, reference_dropout
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.tracing.lazy import EdgeTensor
 
 CUTS = [
     (1, "random", {"block_bytes": 4096}),

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import sar
 from sar.comm import LocalGroup
-from sar.ops import aggregate, build_relation
+from sar.edges import build_relation
+from sar.ops import aggregate
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]  # (graph, x, weight, edge types) -> rows
@@ -171,7 +172,7 @@ def rows_times_weight(op: Any) -> Run:
 def test_weights_of_whole_rows_learn_by_a_kernel(
     op: Any, policy: dict, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sar.graph.passing.run_messages", None)  # not block by block
+    monkeypatch.setattr("sar.frontends.dgl.passing.run_messages", None)  # not block by block
     assert_exact(mixed(), lambda: (rows_times_weight(op), None), partitioned, (1, 3, 4), **policy)
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import sar
 from sar.errors import SarError
-from sar.graph.lazy import eager
 from sar.kernels import Factors, add_rows, compress, spmm, spmm_add, spmm_into
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.tracing.lazy import eager
 
 BINARY = [
     f"{lhs}_{op}_{rhs}"

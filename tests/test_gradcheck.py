@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 import sar
-from sar.graph.lazy import eager
 from sar.partition.arrays import GraphArrays
+from sar.tracing.lazy import eager
 
 NUM_NODES, WIDTH = 7, 2
 

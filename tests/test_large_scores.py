@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import sar
 from sar.comm import LocalGroup
+from sar.edges.relation import build_relation
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
-from sar.ops.relation import build_relation
 
 HEADS, WIDTH = 3, 16
 AS_GOOD = 3  # times the distance of DGL's float32 from exact numbers: both are rounding

@@ -17,7 +17,7 @@ from harness.parts import Cutter
 from torch import Tensor, nn
 
 import sar
-from sar.graph.undistributed import UNDISTRIBUTED
+from sar.frontends.dgl.undistributed import UNDISTRIBUTED
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "wrapping.md"
 ROW = re.compile(r"^\| `(\w+)` \| (exact|no graph|raises) \| (.*) \|$", re.M)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.graph.lazy import EdgeTensor
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.tracing.lazy import EdgeTensor
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "arithmetic": lambda e: (2 * e - 1) / (e.abs() + 1) ** 2,

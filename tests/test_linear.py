@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sar
-from sar.ops import linear
-from sar.ops.linear import LinearRelation, linear_relation
+from sar.edges import push_pull as linear
+from sar.edges.push_pull import LinearRelation, linear_relation
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.cover import cover_size, pulled_sources
 

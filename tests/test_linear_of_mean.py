@@ -34,7 +34,7 @@ WIDTH = 4
 SIZE = 3
 aten = torch.ops.aten
 aggregate_module = sys.modules["sar.ops.aggregate"]
-layer_module = sys.modules["sar.graph.mean_layer"]
+layer_module = sys.modules["sar.frontends.dgl.mean_layer"]
 
 
 def sage(width: int = WIDTH, kind: str = "mean", **options: Any) -> nn.Module:

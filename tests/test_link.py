@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sar
-from sar.graph.lazy import eager
 from sar.nn import (
     DistMultScorer,
     DotScorer,
@@ -35,6 +34,7 @@ from sar.nn import (
 )
 from sar.ops.keyed import keyed_uniform
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.tracing.lazy import eager
 
 DIM, TYPES, K, SEED = 5, 3, 3, 11
 CUTS = [(1, "random"), (3, "metis"), (4, "random"), (4, "adversarial"), (3, "adversarial")]

@@ -18,8 +18,8 @@ from harness.rows import Part
 from torch import Tensor
 
 import sar
-from sar.comm.wire import BFloat16, Codec, Int8, codec_of
 from sar.partition.arrays import ETYPE_HOMO
+from sar.stream.codec import BFloat16, Codec, Int8, codec_of
 
 WIDTH = 12
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import sar
-from sar.graph.node_count import NodeCount
+from sar.frontends.dgl.node_count import NodeCount
 from sar.ops import mailbox as mailbox_op
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 

@@ -21,9 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_comm import case_rotation, check_rotation
 
-from sar.comm import halo, paced
+from sar.comm import paced
 from sar.comm.paced import Lane, Message, Turn, Turns, steps_of, when_all_done
 from sar.errors import CommError
+from sar.stream import plan as halo
 
 
 def rows_between(src: int, dst: int, num: int) -> torch.Tensor:
@@ -384,7 +385,7 @@ def case_killed(group: Any) -> str:
 
 
 def halo_stream(plan: halo.HaloPlan) -> Any:
-    from sar.comm import fetch
+    from sar.stream import fetch
 
     return fetch(plan, torch.ones(5000, 64), plan.rounds(1))
 

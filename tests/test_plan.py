@@ -19,7 +19,7 @@ from sar.cli import plan as cli
 from sar.cli.plan import parse_rate
 from sar.cli.train import prepare_graph
 from sar.comm import sockets
-from sar.ops.out_edges import OutEdges
+from sar.edges.out_edges import OutEdges
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
 from sar.plan import probe as probing

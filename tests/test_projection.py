@@ -14,11 +14,11 @@ from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.graphs import mixed
 from harness.parts import Cutter
+from sar.frontends.dgl.projection import find_projection
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.graph.projection import find_projection
 from sar.kernels.attention import add_projected_grads
 from sar.kernels.attention_loops import FEW
 from sar.ops import attention as ops
@@ -75,7 +75,7 @@ def passed_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[bool]]]:
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of these tests count as DGL's."""
-    monkeypatch.setattr("sar.graph.projection.layer_of_dgl", lambda: nn.Identity())
+    monkeypatch.setattr("sar.frontends.dgl.projection.layer_of_dgl", lambda: nn.Identity())
 
 
 class Layer(nn.Module):

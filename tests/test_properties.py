@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import sar
-from sar.graph.lazy import eager
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.load import PartitionData
+from sar.tracing.lazy import eager
 
 drawn = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

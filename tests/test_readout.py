@@ -19,7 +19,7 @@ from harness.training import gathered
 from torch import Tensor, nn
 
 import sar
-from sar.graph.lazy import EdgeTensor
+from sar.tracing.lazy import EdgeTensor
 
 WIDTH = 6
 

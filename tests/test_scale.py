@@ -11,7 +11,8 @@ from harness.alone import AloneGroup
 from harness.resident import reachable_bytes
 
 import sar
-from sar.ops import Relation, aggregate, build_relation
+from sar.edges import Relation, build_relation
+from sar.ops import aggregate
 
 ROWS, EDGES = 2000, 1 << 14
 

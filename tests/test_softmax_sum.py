@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.graph import passing
-from sar.graph.lazy import EdgeTensor
+from sar.frontends.dgl import passing
 from sar.partition.arrays import GraphArrays
+from sar.tracing.lazy import EdgeTensor
 
 HEADS, WIDTH = 3, 2
 Step = Callable[[Any, Tensor, Tensor], Tensor]  # (graph, x, edge weights) -> rows

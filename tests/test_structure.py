@@ -16,9 +16,9 @@ from harness.rows import Part, whole
 from torch import Tensor
 
 import sar
+from sar.edges import relation
 from sar.graph.edge_graph import global_ends
 from sar.kernels.csc import compress
-from sar.ops import relation
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.sources.generate import rmat_graph
 

@@ -318,7 +318,7 @@ def test_layers_of_means_are_computed_as_a_whole(
     activations: str, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer's marks around layers do not take them apart."""
-    layer_module, calls = sys.modules["sar.graph.mean_layer"], []
+    layer_module, calls = sys.modules["sar.frontends.dgl.mean_layer"], []
     compute = getattr(layer_module, whole)
 
     def noted(*args: object) -> Tensor:

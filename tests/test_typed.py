@@ -13,7 +13,7 @@ from harness.parts import Cutter
 from torch import Tensor
 
 import sar
-from sar.graph import typed
+from sar.frontends.dgl import typed
 from sar.ops.typed import typed_product
 
 LENGTHS = [2, 0, 3, 0]

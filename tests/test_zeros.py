@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import sar
 from sar.kernels import nonzero
-from sar.ops.zeros import Skipped, skipped
+from sar.stream.zeros import Skipped, skipped
 
 WIDTH = 37  # more than a word of float32 has bits
 WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}

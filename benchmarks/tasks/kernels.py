@@ -6,11 +6,11 @@ import torch
 
 from sar import Policy
 from sar.comm import LocalGroup
+from sar.edges.relation import build_relation
 from sar.kernels import add_rows, compress, norm, relu, spmm
 from sar.kernels.attention import Scores, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE, MIXED
 from sar.ops.attention import Attention, attention
-from sar.ops.relation import build_relation
 
 _HEADS, _WIDTH, _ROWS = 2, 128, 64  # numbers enough that no other code is chosen
 

@@ -16,7 +16,7 @@ import sar
 from benchmarks import measure
 from benchmarks.tasks import sage
 from sar.comm.group import Done, Work
-from sar.comm.rotation import WINDOW
+from sar.stream.rounds import WINDOW
 
 
 @dataclass(frozen=True)

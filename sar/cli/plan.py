@@ -13,7 +13,7 @@ from typing import Any
 from sar.cli.inspect import aligned
 from sar.cli.train import add_model_arguments, model_options
 from sar.config import CONSTANT_INPUTS, parse_bytes
-from sar.nn.activations import ACTIVATIONS
+from sar.memory.activations import ACTIVATIONS
 from sar.plan import (
     KNOWN,
     GraphStatistics,

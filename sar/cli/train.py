@@ -26,7 +26,7 @@ from sar.cli.outputs import check_file, check_writable
 from sar.cli.report import gather_layers, gather_ranks, report
 from sar.comm import Group
 from sar.files import remove_left_over
-from sar.nn.activations import ACTIVATIONS
+from sar.memory.activations import ACTIVATIONS
 from sar.partition.load import PartitionData
 from sar.train import memory
 from sar.train.checkpoint import FILE_NAME

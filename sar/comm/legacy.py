@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm.group import current_group
-from sar.comm.halo import exchange_counts
+from sar.comm.routing import exchange_counts
 from sar.config import Config
 
 _NAMES = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}

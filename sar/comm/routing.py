@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from sar.comm.group import Group
-from sar.comm.halo import exchange_counts
+
+
+def exchange_counts(group: Group, counts: Sequence[int]) -> list[int]:
+    """Tell each rank how many rows this one has for it; learn the same from each."""
+    ones = [1] * group.size
+    return group.all_to_all(torch.tensor(counts, dtype=torch.int64), ones, ones).tolist()
 
 
 def send_rows(group: Group, owner: Tensor, rows: Tensor) -> Tensor:

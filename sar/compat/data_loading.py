@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sar.graph import load_dgl_partition_data
+from sar.frontends.dgl import load_dgl_partition_data
 
 __all__ = ["load_dgl_partition_data", "suffix_key_lookup"]
 

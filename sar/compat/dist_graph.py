@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sar.graph import ShardedGraph, construct_full_graph
+from sar.frontends.dgl import ShardedGraph, construct_full_graph
 from sar.partition.book import EType, PartitionBook
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData

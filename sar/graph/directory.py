@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sar.comm.routing import ask_rows, send_rows
-from sar.graph.sharded import ShardedGraph
+from sar.graph.view import GraphView
 
 
 class NodeDirectory:
@@ -18,7 +18,7 @@ class NodeDirectory:
     Raises ``ValueError`` on every rank when the original ids are not the numbers below N.
     """
 
-    def __init__(self, graph: ShardedGraph, ntype: str) -> None:
+    def __init__(self, graph: GraphView, ntype: str) -> None:
         self.group, self.num_nodes = graph.group, graph.num_nodes_global(ntype)
         self.share = max(1, -(-self.num_nodes // self.group.size))
         store = graph._store

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from sar.comm.routing import send_rows
-from sar.graph.sharded import ShardedGraph
+from sar.edges import as_stored
+from sar.edges.edge_list import EdgeEnds, edge_ends, relation_of_edges
 from sar.graph.transform import with_edges
-from sar.ops import as_stored
-from sar.ops.edge_list import EdgeEnds, edge_ends, relation_of_edges
+from sar.graph.view import G, GraphView
 
 
-def locate(graph: ShardedGraph, nids: Tensor) -> tuple[Tensor, Tensor]:
+def locate(graph: GraphView, nids: Tensor) -> tuple[Tensor, Tensor]:
     """(rank, row) of global node ids, int64 [n] each, inside the rank's rows of their type."""
     _, owner, row = graph._store.book.locate(nids)
     return owner, row
 
 
-def global_ends(graph: ShardedGraph) -> tuple[Tensor, Tensor]:
+def global_ends(graph: GraphView) -> tuple[Tensor, Tensor]:
     """Global ids of the sources and destinations of the local edges; collective.
 
     int64 [E] each, on the CPU, in the order of ``edata``.
@@ -31,12 +31,12 @@ def global_ends(graph: ShardedGraph) -> tuple[Tensor, Tensor]:
 
 
 def edge_graph(
-    graph: ShardedGraph,
+    graph: G,
     src: Tensor,
     dst: Tensor,
     eids: Tensor,
     columns: Mapping[str, Tensor] | None = None,
-) -> ShardedGraph:
+) -> G:
     """A graph of the same nodes with edges that any rank may give; collective.
 
     Every edge goes to the rank that owns its destination. What that costs depends on the edges, not
@@ -63,4 +63,4 @@ def edge_graph(
     device, etype = graph.device, graph.canonical_etypes[0]
     found = {name: value.to(device) for name, value in zip(names, values, strict=True)}
     store = with_edges(graph._store, etype, relation.to(device), eids.to(device), found)
-    return ShardedGraph(store, [etype], graph._policy)
+    return graph._over(store, [etype])

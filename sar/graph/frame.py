@@ -60,6 +60,11 @@ class Frame(MutableMapping[str, Tensor]):
         """
         return self.pending[name].like if name in self.pending else self[name]
 
+    def values_of(self, name: str) -> Tensor:
+        """The column, computed where it is the result of an edge program; collective then."""
+        column: Any = self[name]
+        return column.materialize() if hasattr(column, "materialize") else column
+
     def version(self, name: str) -> int:
         """Which of the tensors that the column has been it is now, counted alike on all ranks."""
         return self._versions.get(name, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sar.graph.sharded import ShardedGraph
+from sar.edges import AnyRelation
 from sar.graph.store import EType, GraphStore
-from sar.ops import AnyRelation
+from sar.graph.view import GraphView
 from sar.partition.keys import Keys
 
 Kind = str | EType
@@ -61,7 +62,7 @@ class KeyedRows:
         graphs: a whole graph, or the blocks of a model.
     """
 
-    def __init__(self, graphs: Sequence[ShardedGraph]) -> None:
+    def __init__(self, graphs: Sequence[GraphView]) -> None:
         stores = [graph._store for graph in graphs]
         self._stores = [weakref.ref(store) for store in stores]  # the first one holds this
         self.group = stores[0].group
@@ -109,7 +110,7 @@ class KeyedRows:
         return self.sets[found[0]].keys.to(x.device)
 
 
-def keyed_rows(graphs: Sequence[ShardedGraph]) -> KeyedRows:
+def keyed_rows(graphs: Sequence[GraphView]) -> KeyedRows:
     """The :class:`KeyedRows` of ``graphs``, kept with the first; collective when they are new."""
     first, stores = graphs[0]._store, [graph._store for graph in graphs]
     if first.keyed_rows is None or not first.keyed_rows.are_of(stores):
@@ -137,3 +138,28 @@ def _node_keys(keys: Keys, ntype: str, rows: Tensor) -> Callable[[], Tensor]:
 
 def _edge_keys(relation: AnyRelation) -> Callable[[], Tensor]:
     return lambda: relation.keys
+
+
+class _Current(threading.local):
+    """Who said which graphs a dropout without its own takes, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[object, Sequence[GraphView]]] = []
+
+
+current = _Current()
+
+
+class KnownRows:
+    """A context, to be entered repeatedly, in which dropout knows the rows that it knows now."""
+
+    def __init__(self) -> None:
+        self.stack = list(current.stack)
+        self.kept: list[list] = []
+
+    def __enter__(self) -> None:
+        self.kept.append(current.stack)
+        current.stack = list(self.stack)
+
+    def __exit__(self, *_: object) -> None:
+        current.stack = self.kept.pop()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
+from sar.edges import AnyRelation, Relation
 from sar.graph.frame import Frame
-from sar.ops import AnyRelation, Relation
 from sar.partition.book import PartitionBook
 from sar.partition.keys import Keys
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sar.edges import Relation, as_stored, reverse_relation
+from sar.edges.edge_list import EdgeEnds, edge_ends, relation_of_edges
 from sar.graph.frame import Frame
-from sar.graph.lazy import eager
 from sar.graph.store import EID, EType, GraphStore, edge_frame
-from sar.ops import Relation, as_stored, reverse_relation
-from sar.ops.edge_list import EdgeEnds, edge_ends, relation_of_edges
 
 
 def copy_frames(store: GraphStore) -> GraphStore:
@@ -133,5 +132,5 @@ def edge_subgraph(store: GraphStore, etype: EType, keep: Tensor) -> GraphStore:
         (relation.num_src, relation.num_dst),
         lambda: relation.make_keys()[chosen],
     )
-    columns = {name: eager(frame[name])[keep] for name in frame if name != EID}
+    columns = {name: frame.values_of(name)[keep] for name in frame if name != EID}
     return with_edges(store, etype, smaller.to(store.device), frame[EID][keep], columns)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sar.config import EXACT, Policy
+from sar.edges import Relation
 from sar.kernels import wide_dtype
-from sar.ops.relation import Relation
 from sar.ops.saving import once
-from sar.ops.wanted import agree_wanted
+from sar.stream.wanted import agree_wanted
 
 
 def input_travels(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar.config import Policy
+from sar.edges import Relation
 from sar.kernels.attention import Incoming, Normalizer, Scores, add_projected_grads, deltas
 from sar.kernels.attention import head_sums as sums_of_heads
 from sar.kernels.attention_loops import ADDITIVE
@@ -19,7 +20,6 @@ from sar.layers.result import Call, finish
 from sar.ops.attention import agreed, attention_backward
 from sar.ops.attention_passes import Attention, attention_forward, widened
 from sar.ops.first_order import first_order
-from sar.ops.relation import Relation
 from sar.ops.written import any_rank
 
 

@@ -1,6 +1,6 @@
 """What a training step needs beside the graph: normalization, losses, parameters and gradients."""
 
-from sar.nn.activations import set_activations
+from sar.memory.activations import set_activations
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.drift import check
 from sar.nn.dropout import Dropout, convert_dropout, dropout_rows, same_dropout

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.comm import Group, LocalGroup, current_group
-from sar.graph.lazy import EdgeTensor, eager
 from sar.ops.batch_norm import normalize_rows
+from sar.tracing.lazy import EdgeTensor, eager
 
 
 class DistributedBN1D(nn.Module):

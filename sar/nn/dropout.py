@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -12,23 +11,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sar.comm import current_group
-from sar.graph import ShardedGraph
-from sar.graph.lazy import EdgeTensor
-from sar.graph.message_dropout import in_function
-from sar.graph.rows import KeyedRows, Kind, keyed_rows
+from sar.graph import GraphView
+from sar.graph.rows import KeyedRows, Kind, current, keyed_rows
 from sar.ops.keyed import keyed_dropout
+from sar.tracing.lazy import EdgeTensor
+from sar.tracing.message_dropout import in_function
 
-Graphs = ShardedGraph | Sequence[ShardedGraph]
-
-
-class _Current(threading.local):
-    """Who said which graphs a dropout without its own takes, innermost last."""
-
-    def __init__(self) -> None:
-        self.stack: list[tuple[object, Sequence[ShardedGraph]]] = []
-
-
-_current = _Current()
+Graphs = GraphView | Sequence[GraphView]
 
 
 @contextmanager
@@ -40,11 +29,11 @@ def dropout_rows(graphs: Graphs) -> Iterator[None]:
     Args:
         graphs: a graph, or the blocks that a model is called with.
     """
-    _current.stack.append((None, _checked(graphs)))
+    current.stack.append((None, _checked(graphs)))
     try:
         yield
     finally:
-        _current.stack.pop()
+        current.stack.pop()
 
 
 def same_dropout() -> tuple[AbstractContextManager, AbstractContextManager]:
@@ -55,24 +44,6 @@ def same_dropout() -> tuple[AbstractContextManager, AbstractContextManager]:
     """
     group = current_group()
     return group.seeds.same_twice(group)
-
-
-def known_rows() -> AbstractContextManager:
-    """A context, to be entered repeatedly, in which dropout knows the rows that it knows now."""
-    return _Remembered(list(_current.stack))
-
-
-class _Remembered:
-    def __init__(self, stack: list[tuple[object, Sequence[ShardedGraph]]]) -> None:
-        self.stack = stack
-        self.kept: list[list] = []
-
-    def __enter__(self) -> None:
-        self.kept.append(_current.stack)
-        _current.stack = list(self.stack)
-
-    def __exit__(self, *_: object) -> None:
-        _current.stack = self.kept.pop()
 
 
 class _Bound:
@@ -150,12 +121,12 @@ class Dropout(nn.Dropout):
             return keyed_rows(_checked(graph))
         if self._bound.rows is not None:
             return self._bound.rows
-        if not _current.stack:
+        if not current.stack:
             raise ValueError(
                 "graph: got none, expected one: sar.nn.Dropout(p, graph), dropout(x, graph), or a "
                 "model of sar.convert_dropout that is called with its graph or blocks"
             )
-        return keyed_rows(_current.stack[-1][1])
+        return keyed_rows(current.stack[-1][1])
 
 
 def convert_dropout(model: nn.Module, graph: Graphs | None = None) -> nn.Module:
@@ -200,23 +171,23 @@ def _from_torch(old: nn.Dropout, rows: KeyedRows | None) -> Dropout:
 
 
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    graphs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, ShardedGraph)]
+    graphs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, GraphView)]
     if graphs:
-        _current.stack.append((module, graphs))
+        current.stack.append((module, graphs))
 
 
 def _leave(module: nn.Module, args: tuple, output: Any) -> None:
     # Runs also when _enter did not: after an error, or for a model that got no graph.
-    if _current.stack and _current.stack[-1][0] is module:
-        _current.stack.pop()
+    if current.stack and current.stack[-1][0] is module:
+        current.stack.pop()
 
 
-def _checked(graphs: Any) -> Sequence[ShardedGraph]:
-    listed = [graphs] if isinstance(graphs, ShardedGraph) else graphs
+def _checked(graphs: Any) -> Sequence[GraphView]:
+    listed = [graphs] if isinstance(graphs, GraphView) else graphs
     if not isinstance(listed, (list, tuple)) or not listed:
         raise TypeError(f"graph: got {type(graphs).__name__}, expected a ShardedGraph or a list")
     for one in listed:
-        if not isinstance(one, ShardedGraph):
+        if not isinstance(one, GraphView):
             raise TypeError(f"graph: got {type(one).__name__}, expected a ShardedGraph")
     return listed
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar.graph import ShardedGraph
+from sar.graph import GraphView
 from sar.nn.replicas import ShardedParameter
 from sar.ops.keyed import keyed_uniform
 
@@ -47,7 +47,7 @@ class ShardedEmbedding(nn.Module):
 
     def __init__(
         self,
-        graph: ShardedGraph,
+        graph: GraphView,
         ntype: str,
         dim: int,
         *,
@@ -97,9 +97,10 @@ def initial_rows(ids: Tensor, ntype: str, dim: int, seed: int = 0, bound: float 
 
 
 def _check(graph: Any, ntype: Any, dim: Any) -> None:
-    if not isinstance(graph, ShardedGraph):
+    if not isinstance(graph, GraphView):
         raise TypeError(f"graph: got {type(graph).__name__}, expected a ShardedGraph")
-    if ntype not in graph.ntypes_global:
-        raise ValueError(f"ntype: got {ntype!r}, expected one of {graph.ntypes_global}")
+    ntypes = graph._store.book.ntypes
+    if ntype not in ntypes:
+        raise ValueError(f"ntype: got {ntype!r}, expected one of {ntypes}")
     if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
         raise ValueError(f"dim: got {dim!r}, expected an int of at least 1")

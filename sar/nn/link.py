@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar.graph import ShardedGraph
-from sar.graph.lazy import eager
+from sar.edges import as_stored
+from sar.graph import GraphView
 from sar.nn.loss import global_mean
 from sar.nn.scorers import LinkScorer
-from sar.ops import Inputs, Messages, as_stored, run_messages
+from sar.ops import Inputs, Messages, run_messages
 from sar.ops.message_blocks import Rows
 from sar.ops.randomness import unchanged
 from sar.ops.reduce import wide_dtype
@@ -25,7 +25,7 @@ Ends = Tensor | tuple[Tensor, Tensor]
 
 
 def score_edges(
-    graph: ShardedGraph, scorer: LinkScorer, h: Ends, *, edge_type: str | None = None
+    graph: GraphView, scorer: LinkScorer, h: Ends, *, edge_type: str | None = None
 ) -> Tensor:
     """The score of every local edge; collective.
 
@@ -50,8 +50,8 @@ def score_edges(
 
 
 def link_loss(
-    graph: ShardedGraph,
-    negatives: ShardedGraph | Sequence[ShardedGraph],
+    graph: GraphView,
+    negatives: GraphView | Sequence[GraphView],
     scorer: LinkScorer,
     h: Ends,
     *,
@@ -77,15 +77,15 @@ def link_loss(
     Raises ``ValueError`` on every rank when there is no edge or no negative, and what
     :func:`score_edges` raises.
     """
-    false = [negatives] if isinstance(negatives, ShardedGraph) else negatives
-    if not isinstance(false, Sequence) or not all(isinstance(g, ShardedGraph) for g in false):
+    false = [negatives] if isinstance(negatives, GraphView) else negatives
+    if not isinstance(false, Sequence) or not all(isinstance(g, GraphView) for g in false):
         raise TypeError(f"negatives: got {type(negatives).__name__}, expected sharded graphs")
     on_edges = _mean_loss([graph], scorer, h, edge_type, -1)
     return (on_edges + _mean_loss(list(false), scorer, h, edge_type, 1)) / 2
 
 
 def _mean_loss(
-    graphs: list[ShardedGraph], scorer: LinkScorer, h: Ends, edge_type: str | None, sign: int
+    graphs: list[GraphView], scorer: LinkScorer, h: Ends, edge_type: str | None, sign: int
 ) -> Tensor:
     """Mean of softplus(sign * score) over the edges of all graphs and ranks."""
     count = sum(graph.num_edges_global() for graph in graphs)
@@ -98,7 +98,7 @@ def _mean_loss(
 
 
 def _losses(
-    graph: ShardedGraph, scorer: LinkScorer, h: Ends, edge_type: str | None, sign: int
+    graph: GraphView, scorer: LinkScorer, h: Ends, edge_type: str | None, sign: int
 ) -> Tensor:
     """[num_dst] sums of softplus(sign * score) over the edges into each owned row."""
     inputs = link_inputs(graph, scorer, h, edge_type)
@@ -111,7 +111,7 @@ def _losses(
 
 
 def _run(
-    graph: ShardedGraph,
+    graph: GraphView,
     scorer: LinkScorer,
     function: Callable[[Rows, Rows, Rows, Tensor], Rows],
     reduce: str,
@@ -130,7 +130,7 @@ def _scored(scorer: LinkScorer, src: Rows, dst: Rows, edge: Rows) -> Tensor:
     return scorer(src[0], dst[0], edge[0] if edge else None)
 
 
-def link_inputs(graph: ShardedGraph, scorer: LinkScorer, h: Ends, edge_type: str | None) -> Inputs:
+def link_inputs(graph: GraphView, scorer: LinkScorer, h: Ends, edge_type: str | None) -> Inputs:
     """What a scorer reads, checked on every rank; collective."""
     inputs, error = Inputs([], [], []), None
     try:
@@ -142,7 +142,7 @@ def link_inputs(graph: ShardedGraph, scorer: LinkScorer, h: Ends, edge_type: str
     return inputs
 
 
-def _inputs(graph: ShardedGraph, h: Ends, edge_type: str | None) -> Inputs:
+def _inputs(graph: GraphView, h: Ends, edge_type: str | None) -> Inputs:
     if len(graph.canonical_etypes) != 1 or graph.is_block:
         raise ValueError(
             f"graph: got {graph!r}, expected a whole graph of one relation; "
@@ -158,7 +158,7 @@ def _inputs(graph: ShardedGraph, h: Ends, edge_type: str | None) -> Inputs:
             raise ValueError(f"h: got shape {tuple(rows.shape)}, expected [{count}, D]")
     if edge_type is None:
         return Inputs([pair[0]], [pair[1]], [])
-    types = eager(graph.edata[edge_type])
+    types = graph.edge_column(edge_type)
     if types.dim() != 1 or types.dtype != torch.int64:
         raise TypeError(
             f"edge_type: column {edge_type!r} is {types.dtype} {tuple(types.shape)}, "

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
-from sar.graph.lazy import eager
 from sar.ops.reduce import mean_of_rows
+from sar.tracing.lazy import eager
 
 
 def global_mean(

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sar.graph import ShardedGraph
+from sar.graph import GraphView
 from sar.graph.directory import NodeDirectory
 from sar.graph.edge_graph import edge_graph, global_ends
-from sar.graph.lazy import eager
 from sar.ops.keyed import keyed_uniform
 
 # Which ends of an edge are replaced by random nodes: source, destination.
@@ -47,7 +46,7 @@ class NegativeSampler:
 
     def __init__(
         self,
-        graph: ShardedGraph,
+        graph: GraphView,
         k: int = 1,
         method: str = "per_source",
         *,
@@ -73,7 +72,7 @@ class NegativeSampler:
                 known[ntype] = NodeDirectory(graph, ntype)
             self.sides.append(known[ntype] if replaced else end)
 
-    def __call__(self, step: int) -> ShardedGraph:
+    def __call__(self, step: int) -> GraphView:
         """The negatives of a step, as a graph over the same nodes; collective.
 
         Its ``edata["_ID"]`` is k times the edge's original id plus j; it has the columns that were
@@ -98,7 +97,7 @@ def _mixed(seed: int, word: int) -> int:
     return int(keyed_uniform(torch.tensor([word]), 1, seed) * 2.0**53)
 
 
-def _check(graph: ShardedGraph, k: int, method: str, seed: int) -> None:
+def _check(graph: GraphView, k: int, method: str, seed: int) -> None:
     if len(graph.canonical_etypes) != 1 or graph.is_block:
         raise ValueError(
             f"graph: got {graph!r}, expected a whole graph of one relation; "
@@ -112,8 +111,8 @@ def _check(graph: ShardedGraph, k: int, method: str, seed: int) -> None:
         raise TypeError(f"seed: got {type(seed).__name__}, expected an int")
 
 
-def _column(graph: ShardedGraph, name: str) -> Tensor:
-    column = eager(graph.edata[name])
+def _column(graph: GraphView, name: str) -> Tensor:
+    column = graph.edge_column(name)
     if column.dtype != torch.int64 or column.dim() != 1:
         raise TypeError(
             f"columns: {name!r} is {column.dtype} {tuple(column.shape)}, expected int64 [E]"

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from sar.comm.routing import send_rows
-from sar.graph import ShardedGraph
+from sar.graph import GraphView
 from sar.graph.edge_graph import global_ends, locate
-from sar.graph.lazy import eager
 from sar.nn.link import Ends, link_inputs
 from sar.nn.scorers import LinkScorer
+from sar.tracing.lazy import eager
 
 _BATCH = 1024  # queries scored together on all ranks
 _SCORES = 1 << 20  # scores computed at once
@@ -22,7 +22,7 @@ _SCORES = 1 << 20  # scores computed at once
 
 @torch.no_grad()
 def rank_links(
-    graph: ShardedGraph,
+    graph: GraphView,
     scorer: LinkScorer,
     h: Ends,
     queries: Tensor,
@@ -82,7 +82,7 @@ class _Ranker:
 
     def __init__(
         self,
-        graph: ShardedGraph,
+        graph: GraphView,
         scorer: LinkScorer,
         rows: tuple[Tensor, Tensor],
         types: list[Tensor],

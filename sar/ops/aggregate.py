@@ -14,18 +14,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from sar.comm import GradientReturn, Round, fetch
-from sar.comm.rotation import WINDOW, fetch_messages
 from sar.config import CONSTANT_INPUTS, Policy
+from sar.edges.push_pull import LinearRelation, linear_relation
+from sar.edges.relation import Relation
+from sar.edges.shard_store import LOCAL
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.boundary import refuse_sampling, sampled_aggregate
 from sar.ops.first_order import first_order
-from sar.ops.linear import LinearRelation, linear_relation
-from sar.ops.relation import Relation
 from sar.ops.saving import spares_memory
-from sar.ops.shard_store import LOCAL
 from sar.ops.weights import weight_gradient
-from sar.ops.zeros import NonZeros, PackedGradients, PackedRows, Skipped, skipped
+from sar.stream import GradientReturn, Round, fetch
+from sar.stream.rounds import WINDOW, fetch_messages
+from sar.stream.zeros import NonZeros, PackedGradients, PackedRows, Skipped, skipped
 
 Streamed = Relation | LinearRelation
 Place = Callable[[], Tensor | None]  # memory of owned rows that nobody reads any more, if any

@@ -17,8 +17,8 @@ from sar.ops.attention_passes import Attention, Backward, Made, attention_forwar
 from sar.ops.boundary import refuse_sampling
 from sar.ops.first_order import first_order
 from sar.ops.saving import spares_memory
-from sar.ops.wanted import agree_wanted
 from sar.ops.written import Writes, any_rank
+from sar.stream.wanted import agree_wanted
 
 
 def attention(

@@ -5,7 +5,7 @@ destination do_i and four numbers a head: q_i, m_i, 1 / s_i and delta_i. Compute
 ends, v_j and k_j travel there and their gradients travel back: twice H (D + 1) numbers a row.
 Where it starts, what is known of i travels there, H (D + 4) numbers, and dq_i back, H of them;
 dv_j and dk_j are where they belong. Where about as many rows have edges to other ranks as from
-them, that is half. The edges out of owned rows are told once (:mod:`sar.ops.out_edges`) and take
+them, that is half. The edges out of owned rows are told once (:mod:`sar.edges.out_edges`) and take
 the place of edges by source among those that end here. Policies that keep one orientation only do
 without.
 """
@@ -18,14 +18,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sar.comm import GradientReturn, fetch
 from sar.config import EXACT
+from sar.edges.out_edges import OutEdges, out_edges_if_cheaper
+from sar.edges.shard_store import LOCAL
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import Columns, Incoming, Mask, attend_grad_additive
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_passes import Attention, widened
-from sar.ops.out_edges import OutEdges, out_edges_if_cheaper
-from sar.ops.shard_store import LOCAL
+from sar.stream import GradientReturn, fetch
 
 
 def edges_to_compute_at(spec: Attention, sources: Sequence[Tensor]) -> OutEdges | None:

@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sar.comm import WINDOW, GradientReturn, Round, Stream, fetch
 from sar.config import Policy
+from sar.edges.constant_halo import constant_halo
+from sar.edges.relation import Relation
+from sar.edges.shard_store import LOCAL
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import (
     Columns,
@@ -25,9 +27,7 @@ from sar.kernels.attention import (
     attend_grad_of_sources,
 )
 from sar.kernels.attention_loops import ADDITIVE
-from sar.ops.constant_halo import constant_halo
-from sar.ops.relation import Relation
-from sar.ops.shard_store import LOCAL
+from sar.stream import WINDOW, GradientReturn, Round, Stream, fetch
 
 # Buffers of rounds that stay for the next layer; without a wire backward has two at once.
 _IDLE, _IDLE_WITHOUT_WIRE = 3, 1

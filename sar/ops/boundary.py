@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sar.comm import GradientReturn, HaloPlan, Round, fetch
 from sar.config import Policy
+from sar.edges.relation import Relation
+from sar.edges.shard_store import LOCAL
 from sar.errors import NotSupportedError
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into
 from sar.ops.first_order import first_order
 from sar.ops.keyed import keyed_uniform
-from sar.ops.relation import Relation
-from sar.ops.shard_store import LOCAL
+from sar.stream import GradientReturn, HaloPlan, Round, fetch
 
 _PAIR = 0x9E3779B97F4A7C15  # spreads pairs of ranks over the seeds
 

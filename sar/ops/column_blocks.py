@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar.config import Policy
+from sar.edges.push_pull import linear_relation
+from sar.edges.relation import Relation
 from sar.ops.aggregate import aggregate_backward, aggregate_forward, mean_scale
 from sar.ops.first_order import first_order
-from sar.ops.linear import linear_relation
 from sar.ops.linear_of_mean import projects_first
 from sar.ops.overwrite import may_overwrite
-from sar.ops.relation import Relation
 from sar.ops.saving import once, repeats, valued
 
 BLOCK = 32  # columns: at most two cache lines of a row

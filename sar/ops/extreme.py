@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from sar.comm import GradientReturn, fetch
 from sar.config import Policy
+from sar.edges.relation import Relation
 from sar.kernels import ExtremeReducer, add_rows, add_to_winners
 from sar.ops.boundary import refuse_sampling
 from sar.ops.first_order import first_order
-from sar.ops.relation import Relation
+from sar.stream import GradientReturn, fetch
 
 
 def extreme_of_rows(relation: Relation, x: Tensor, policy: Policy, *, largest: bool) -> Tensor:

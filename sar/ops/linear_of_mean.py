@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from sar.comm import GradientReturn
 from sar.config import Policy
+from sar.edges.push_pull import linear_relation
+from sar.edges.relation import Relation
 from sar.ops.aggregate import (
     Arrival,
     Home,
@@ -34,12 +35,11 @@ from sar.ops.aggregate import (
     mean_scale,
 )
 from sar.ops.first_order import first_order
-from sar.ops.linear import linear_relation
 from sar.ops.linear_sum import AddLinear
 from sar.ops.overwrite import may_overwrite
-from sar.ops.relation import Relation
-from sar.ops.wanted import agree_wanted
-from sar.ops.zeros import NonZeros, Skipped
+from sar.stream import GradientReturn
+from sar.stream.wanted import agree_wanted
+from sar.stream.zeros import NonZeros, Skipped
 
 
 def linear_of_mean(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
+from sar.edges.scaled import is_scaling, note_scaled
 from sar.ops.aggregate import is_aggregated
 from sar.ops.callers import has_hooks, is_linear, module_of
 from sar.ops.capture import tensors_in
@@ -29,7 +30,6 @@ from sar.ops.frugal import Frugal
 from sar.ops.overwrite import may_overwrite
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
-from sar.ops.scaled import is_scaling, note_scaled
 
 _PRODUCTS = {torch.Tensor.mul, torch.Tensor.__mul__}
 

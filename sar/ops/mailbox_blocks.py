@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sar.comm import GradientReturn, fetch
+from sar.edges.arrivals import MailBlock
 from sar.kernels import add_rows
-from sar.ops.arrivals import MailBlock
 from sar.ops.message_blocks import Block, MessagePass, Rows, rounds_of
-from sar.ops.packing import RowLayout, sum_layout
+from sar.stream import GradientReturn, fetch
+from sar.stream.packing import RowLayout, sum_layout
 
 _MAX_RUNS = 2**32  # runs in a block, for the numbers that random functions are seeded by
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sar.edges.arrivals import MailBlock
 from sar.kernels import add_rows, wide_dtype
-from sar.ops.arrivals import MailBlock
 from sar.ops.capture import ReplaceCaptures, block_gradients, detached_leaf
 from sar.ops.mailbox_blocks import MailboxPass, fetch_table, grad_layout, return_table
 from sar.ops.message_blocks import pack_rows, unpack_rows
-from sar.ops.packing import flat_rows
+from sar.stream.packing import flat_rows
 
 
 class MailboxGrads:

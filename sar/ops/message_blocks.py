@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.comm import Round, fetch
 from sar.config import Policy
+from sar.edges.relation import Relation
 from sar.kernels import Csc
-from sar.ops.packing import RowLayout
 from sar.ops.randomness import seeded
-from sar.ops.relation import Relation
+from sar.stream import Round, fetch
+from sar.stream.packing import RowLayout
 
 Rows = list[Tensor]
 Weigh = Callable[[Tensor], Tensor]

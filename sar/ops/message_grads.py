@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sar.comm import GradientReturn, Round
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.ops.capture import ReplaceCaptures, block_gradients, detached_leaf
 from sar.ops.message_blocks import (
@@ -20,9 +19,10 @@ from sar.ops.message_blocks import (
     stream,
     unpack_rows,
 )
-from sar.ops.packing import RowLayout, flat_rows, sum_layout
 from sar.ops.reducers import Reducer
 from sar.ops.softmax_sum import Weights, softmax_sum
+from sar.stream import GradientReturn, Round
+from sar.stream.packing import RowLayout, flat_rows, sum_layout
 
 
 class _RowGrads:

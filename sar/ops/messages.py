@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar.config import Policy
+from sar.edges.relation import AnyRelation, Relation, ReversedRelation
 from sar.errors import NotSupportedError
 from sar.ops.boundary import refuse_sampling
 from sar.ops.capture import RecordCaptures
@@ -35,9 +36,8 @@ from sar.ops.message_grads import MessageGrads
 from sar.ops.push import push_logsumexp, push_sum
 from sar.ops.push_extreme import push_extreme
 from sar.ops.reducers import Reducer, make_reducer
-from sar.ops.relation import AnyRelation, Relation, ReversedRelation
 from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
-from sar.ops.wanted import agree_wanted
+from sar.stream.wanted import agree_wanted
 
 
 def run_messages(

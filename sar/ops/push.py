@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sar.comm import GradientReturn
 from sar.config import Policy
+from sar.edges.relation import Relation
 from sar.kernels import add_rows, wide_dtype
 from sar.ops.capture import RecordCaptures
 from sar.ops.first_order import first_order
@@ -33,7 +33,7 @@ from sar.ops.message_blocks import (
 )
 from sar.ops.message_grads import MessageGrads
 from sar.ops.reducers import make_reducer
-from sar.ops.relation import Relation
+from sar.stream import GradientReturn
 
 
 def push_sum(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sar.config import Policy
+from sar.edges.relation import Relation
 from sar.kernels import wide_dtype
 from sar.ops.message_blocks import Inputs, Messages, Rows
 from sar.ops.push import push_largest, push_sum
-from sar.ops.relation import Relation
 
 
 def push_extreme(

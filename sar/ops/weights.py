@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sar.comm import Round, fetch
 from sar.config import Policy
+from sar.edges.relation import Relation
 from sar.kernels import wide_dtype
 from sar.kernels.sddmm import edge_dots
-from sar.ops.relation import Relation
+from sar.stream import Round, fetch
 
 
 def weight_gradient(

@@ -84,8 +84,9 @@ def write_partitions(
             path.rename(work / path.name)
         if last is not None:
             last()
+        check_output(out, overwrite)  # others may have written there meanwhile
         with naming(out):
-            _move_into_place(work, out, overwrite)
+            _move_into_place(work, out)
     return str(out / f"{name}.json" if format == "dgl" else out)
 
 
@@ -186,9 +187,8 @@ def check_graph_name(name: str) -> str:
     return name
 
 
-def _move_into_place(work: Path, out: Path, overwrite: bool) -> None:
+def _move_into_place(work: Path, out: Path) -> None:
     """`work` becomes `out`, and what was there becomes `work`."""
-    check_output(out, overwrite)  # others may have written there meanwhile
     if out.exists() and any(out.iterdir()):
         exchange(work, out)
     else:

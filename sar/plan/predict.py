@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sar.comm.halo import LARGE
 from sar.plan.probe import Costs
 from sar.plan.statistics import GraphStatistics
+from sar.stream.plan import LARGE
 
 _RING = 2  # an all-reduce sends nearly twice the gradients
 # Of the shorter of computing and sending, what does not happen beside the longer: in forward a

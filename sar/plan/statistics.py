@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sar.edges.push_pull import LEAST_SAVED
 from sar.errors import NotSupportedError
-from sar.ops.linear import LEAST_SAVED
 from sar.partition.book import read_book
 from sar.partition.quality import CutQuality
 from sar.partition.summary import summarize

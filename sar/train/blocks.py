@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sar.comm import Group
-from sar.graph import ShardedGraph
-from sar.graph.layer_blocks import plan_blocks
+from sar.frontends.dgl import ShardedGraph
+from sar.frontends.dgl.layer_blocks import plan_blocks
 from sar.nn import DistributedBN1D
 from sar.train.data import NodeData
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.errors import MissingDependencyError
-from sar.graph import ShardedGraph
+from sar.frontends.dgl import ShardedGraph
 from sar.nn import DistributedBN1D, Dropout
 from sar.train.options import ModelOptions
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sar.comm import Group, current_group
 from sar.errors import NotSupportedError, SarError
-from sar.graph import ShardedGraph
+from sar.frontends.dgl import ShardedGraph
 from sar.nn import (
     ShardedParameter,
     check,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ class Cutter:
     """Writes partitions below ``folder``; the same graph and cut are written once."""
 
     folder: Path
+    _turn: threading.Lock = field(default_factory=threading.Lock)  # ranks may be threads
 
     def __call__(
         self, graph: GraphArrays, num_parts: int, method: str | Sequence[int] = "random"
@@ -36,10 +38,11 @@ class Cutter:
         for src, dst in graph.edges.values():
             digest.update(src.numpy().tobytes() + dst.numpy().tobytes())
         out = self.folder / f"{graph.name}-{num_parts}-{digest.hexdigest()[:16]}"
-        found = list(out.glob("*.json"))
-        if found:
-            return str(found[0])
-        return write_partitions(graph, parts, out, num_parts=num_parts)
+        with self._turn:
+            found = list(out.glob("*.json"))
+            if found:
+                return str(found[0])
+            return write_partitions(graph, parts, out, num_parts=num_parts)
 
 
 def node_parts(graph: GraphArrays, num_parts: int, method: str | Sequence[int]) -> np.ndarray:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sar.graph import ShardedGraph
-from sar.graph.legacy import ONE_SHOT
+from sar.frontends.dgl import ShardedGraph
+from sar.frontends.dgl.legacy import ONE_SHOT
 
 
 class _OneShot(type):

@@ -1,6 +1,6 @@
 """The original's graph classes; here a whole graph, a block and one relation are one class."""
 
-from sar.graph import ShardedGraph
+from sar.frontends.dgl import ShardedGraph
 
 GraphShardManager = ShardedGraph
 HeteroGraphShardManager = ShardedGraph

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.graph import ShardedGraph
-from sar.graph.lazy import eager
-from sar.ops import as_stored
-from sar.ops.edge_list import edge_ends
+from sar.edges import as_stored
+from sar.edges.edge_list import edge_ends
+from sar.frontends.dgl import ShardedGraph
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
 from sar.partition.require import require_dgl
 from sar.partition.shards import ShardEdges
 from sar.sampling import NeighborLoader
+from sar.tracing.lazy import eager
 
 _INPUT, _OUTPUT = "input:", "output:"  # before names of features, which may be both
 

@@ -1,0 +1,355 @@
+"""Sums with the fewest rows on the wire: source rows, or partial sums, per edge of a pair of ranks.
+
+See Note [Pull or push].
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+from sar.config import Policy
+from sar.edges.relation import Relation
+from sar.edges.shard_store import LOCAL, EdgeArrays, Ends, ends_of
+from sar.kernels import Csc, compress, spmm_add, spmm_into, transpose, wide_dtype
+from sar.partition.cover import cover_size, pulled_sources
+from sar.stream import HaloPlan, Round
+from sar.stream.plan import Combine
+
+# Note [Pull or push]
+# The edges of rank p with sources on rank q are a matrix A_pq with a row for each destination and a
+# column for each source; p needs A_pq x_q. What travels may be rows of x_q (pull), finished rows of
+# the product (push), or a mixture: a set of sources and destinations such that each edge has an end
+# in it. With the smallest such set,
+#     A_pq = [K S] [G; B]
+# where G selects the sources of the set, K has their edges, B has the edges out of all other
+# sources by destination ("slot"), and S puts each slot into its destination. q sends [G; B] x_q, p
+# multiplies by [K S]: the kernels of any other relation whose halo has as many rows. The [G; B] of
+# all peers are one matrix, so that a round's message is one product. Backward is the transpose of
+# either side, so as many rows travel home. q keeps the edges of B, p neither needs
+# nor compresses them.
+
+LEAST_SAVED = 0.05  # share of the halo's rows, over all ranks, below which nothing is changed
+
+logger = logging.getLogger("sar")
+
+
+class Outgoing:
+    """[G; B] for all peers: what this rank sends is this matrix times its rows.
+
+    Args:
+        edges: a segment for each row sent, by peer; of each peer, rows as they are come first.
+        num_rows: owned source rows.
+        keep: keep the edges by source, too, once backward has asked for them.
+    """
+
+    def __init__(self, edges: Csc, num_rows: int, keep: bool) -> None:
+        self.edges, self.num_rows, self.keep = edges, num_rows, keep
+        self._runs: dict[tuple[int, int], Csc] = {}
+        self._by_source: dict[tuple[int, int], Csc] = {}
+
+    def run(self, first: int, last: int) -> Csc:
+        """The edges of rows [first, last) sent, each a row of the result; kept."""
+        if (first, last) not in self._runs:
+            self._runs[first, last] = self.edges.segments(first, last)
+        return self._runs[first, last]
+
+    def by_source(self, first: int, last: int) -> Csc:
+        """The edges of rows [first, last) sent, by source; rows without edges left out."""
+        found = self._by_source.get((first, last))
+        if found is None:
+            part = self.run(first, last)
+            sent = part.row_of_edges()
+            found = compress(part.indices, sent, self.num_rows, compact=True, order=False)
+            if self.keep:
+                self._by_source[first, last] = found
+        return found
+
+
+class LinearPlan(HaloPlan):
+    """A plan that sends each peer some rows as they are and, behind them, partial sums.
+
+    Args:
+        outgoing: how rows sent come of owned ones.
+        num_pulled, num_slots: rows that each peer gets as they are, and partial sums.
+        recv_pulled: rows that come from each peer as they are.
+        Others are those of :class:`HaloPlan`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        outgoing: Outgoing,
+        num_pulled: list[int],
+        num_slots: list[int],
+        recv_counts: list[int],
+        recv_pulled: list[int],
+    ) -> None:
+        self.num_pulled = num_pulled
+        send_counts = [a + b for a, b in zip(num_pulled, num_slots, strict=True)]
+        self._starts = [*accumulate(send_counts, initial=0)]
+        sources, bounds = outgoing.edges.indices, outgoing.edges.indptr[self._starts].tolist()
+        send_idx: list[Tensor | None] = [
+            sources[low : low + num] for low, num in zip(bounds, num_pulled, strict=False)
+        ]
+        super().__init__(group, outgoing.num_rows, send_idx, recv_counts, send_counts)
+        self.outgoing, self.recv_pulled = outgoing, recv_pulled
+        self.device = sources.device
+
+    def gather(self, peer: int, rows: Sequence[Tensor], start: int, out: Tensor) -> None:
+        first = self._starts[peer] + start
+        self._gather(self.outgoing.edges.segments(first, first + len(out)), rows, out)
+
+    def gather_round(self, step: Round, rows: Sequence[Tensor], out: Tensor) -> None:
+        for first, last, place in self._runs(step):
+            edges = self.outgoing.run(first, last)
+            self._gather(edges, rows, out[place : place + last - first])
+
+    def scatter_round(self, step: Round, home: Tensor, grads: Tensor, combine: Combine) -> None:
+        for first, last, place in self._runs(step):
+            part = grads[place : place + last - first]
+            spmm_add(home, self.outgoing.by_source(first, last), part)
+
+    def _gather(self, edges: Csc, rows: Sequence[Tensor], out: Tensor) -> None:
+        widths = [part.shape[1] for part in rows]
+        for part, sums in zip(rows, out.split_with_sizes(widths, dim=1), strict=True):
+            spmm_into(sums, edges, part)
+
+    def _runs(self, step: Round) -> Iterator[tuple[int, int, int]]:
+        """Rows [first, last) sent to peers that follow each other, and where they begin in the
+        message of the round."""
+        first = last = place = 0
+        for peer in step.targets:
+            if self._starts[peer] != last:
+                if first < last:
+                    yield first, last, place
+                place += last - first
+                first = self._starts[peer]
+            last = self._starts[peer + 1]
+        if first < last:
+            yield first, last, place
+
+
+@dataclass
+class Fewest:
+    """What a relation keeps for its sums.
+
+    Attributes:
+        plan: what travels; ``None`` where the relation's own plan is as good.
+        pulled: per peer the halo rows of the relation that travel as they are, bool.
+        forward, reverse: edges of [K S] by destination and by source, by number of rounds.
+        rest: the other edges of the relation, by destination; sources index the whole halo.
+    """
+
+    plan: LinearPlan | None
+    pulled: list[Tensor]
+    rest: Csc | None = None
+    forward: dict[int, list[Csc]] = field(default_factory=dict)
+    reverse: dict[int, list[Csc]] = field(default_factory=dict)
+
+
+class LinearRelation:
+    """A relation as sums of copied rows need it: the edges that this rank has left to do.
+
+    Its methods are those of :class:`Relation`. There are no values per edge, so no order of edges
+    is kept.
+    """
+
+    def __init__(self, stored: Relation, plan: LinearPlan, fewest: Fewest) -> None:
+        self.stored, self.plan, self.fewest = stored, plan, fewest
+
+    def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
+        return self.stored.local(reverse=reverse, order=order)
+
+    def shards(self, num_rounds: int, *, order: bool = False) -> list[Csc]:
+        known = self.fewest.forward
+        if num_rounds not in known:
+            edges = self.stored.arrays()
+            pulled, num_dst = self.fewest.pulled, self.stored.num_dst
+            rounds, first = self.plan.rounds(num_rounds), not known
+            known[num_rounds] = [_left(edges, step, pulled, num_dst, first) for step in rounds]
+        return known[num_rounds]
+
+    def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
+        if num_rounds == LOCAL:
+            return self.stored.transposed(LOCAL, policy, order=order)
+        known = self.fewest.reverse
+        if policy.structure != "both" and num_rounds not in known:
+            return self._transposed(num_rounds)
+        if num_rounds not in known:
+            known[num_rounds] = list(self._transposed(num_rounds))
+        return iter(known[num_rounds])
+
+    def _transposed(self, num_rounds: int) -> Iterator[Csc]:
+        rounds = self.plan.rounds(num_rounds)
+        for csc, step in zip(self.shards(num_rounds), rounds, strict=True):
+            yield transpose(csc, step.num_recv, order=False)
+
+
+def _left(edges: EdgeArrays, step: Round, pulled: list[Tensor], num_dst: int, order: bool) -> Csc:
+    """The edges of [K S] of a round, by destination: those out of pulled rows, and one out of each
+    slot, whose position is -1."""
+    start, srcs, dsts, eids = 0, [], [], []
+    for peer, num_rows in zip(step.sources, step.recv_rows, strict=True):
+        src, dst = _edges_from(edges, peer)
+        mask = pulled[peer]
+        place = mask.cumsum(0, dtype=torch.int32) + (start - 1)
+        kept = mask[src.long()]
+        slots = dst[~kept].unique()
+        end = start + num_rows
+        behind = torch.arange(end - len(slots), end, dtype=torch.int32, device=src.device)
+        srcs += [place.index_select(0, src[kept]), behind]
+        dsts += [dst[kept], slots]
+        eids += [_positions(edges, peer)[kept], torch.full_like(slots, -1)]
+        start = end
+    csc = compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=order)
+    if csc.order is None:
+        return csc
+    return replace(csc, order=torch.cat(eids).index_select(0, csc.order))
+
+
+def _rest(edges: EdgeArrays, plan: HaloPlan, pulled: list[Tensor], num_dst: int) -> Csc:
+    """The edges out of rows that do not travel, by destination; see :class:`Fewest`."""
+    start, srcs, dsts, eids = 0, [], [], []
+    for peer, num_rows in enumerate(plan.recv_counts):
+        if peer != plan.group.rank:
+            src, dst = _edges_from(edges, peer)
+            away = ~pulled[peer][src.long()]
+            srcs.append(src[away] + start)
+            dsts.append(dst[away])
+            eids.append(_positions(edges, peer)[away])
+            start += num_rows
+    csc = compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=True)
+    positions = torch.cat(eids)
+    return csc if csc.order is None else replace(csc, order=positions.index_select(0, csc.order))
+
+
+def _remote_edges(relation: HaloPlan, fewest: Fewest, num_rounds: int) -> Iterator[Ends]:
+    """The remote edges of a relation with plan ``relation`` out of what its sums keep."""
+    peers = [peer for peer in range(relation.group.size) if peer != relation.group.rank]
+    if fewest.rest is not None:
+        yield ends_of(fewest.rest, peers, [relation.recv_counts[peer] for peer in peers])
+    if fewest.plan is None:
+        return
+    steps = fewest.plan.rounds(num_rounds)
+    for step, csc in zip(steps, fewest.forward[num_rounds], strict=True):
+        ends = ends_of(csc, step.sources, step.recv_rows)
+        kept, rows = ends.eid >= 0, []
+        for peer, num_rows in zip(step.sources, step.recv_rows, strict=True):
+            sources = fewest.pulled[peer].nonzero().view(-1).int()
+            rows += [sources, sources.new_zeros(num_rows - len(sources))]  # slots have no source
+        owner, _, dst, eid = (column[kept] for column in ends)
+        src = torch.cat(rows).index_select(0, csc.indices[kept])
+        yield Ends(owner, src, dst, eid)
+
+
+def linear_relation(
+    relation: Relation, x: Tensor, weight: Tensor | None, policy: Policy
+) -> Relation | LinearRelation:
+    """What a sum of rows ``x`` [num_src, width] streams over; collective.
+
+    The relation itself where weights belong to edges (the owner of a source does not know them),
+    where ``x`` is narrow (a partial sum would be rounded on its way), where ``policy`` says so and
+    where too little is saved. Otherwise the relation with the fewest rows, made at first need.
+    """
+    if relation.group.size == 1:
+        return relation
+    wanted = weight is None and policy.exchange == "auto" and wide_dtype(x.dtype) == x.dtype
+    width = x.shape[1] * x.element_size()
+    relation.plan.agree_once("(bytes per row, whether sums may be pushed)", width, int(wanted))
+    if not wanted:
+        return relation
+    if relation.linear is None:
+        relation.linear = _fewest_rows(relation, policy)
+    plan = relation.linear.plan
+    return relation if plan is None else LinearRelation(relation, plan, relation.linear)
+
+
+def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
+    """Collective; without a plan on all ranks when less than ``LEAST_SAVED`` would be saved."""
+    started, plan, ranks = time.perf_counter(), relation.plan, range(relation.group.size)
+    edges = relation.arrays()
+    covers = [_cover(edges, plan, peer) for peer in ranks]
+    pulled, recv_counts = [one[0] for one in covers], [one[1] for one in covers]
+    rows = torch.tensor([sum(plan.recv_counts), sum(recv_counts)])
+    before, after = relation.group.all_reduce(rows).tolist()
+    if after > (1 - LEAST_SAVED) * before:
+        return Fewest(None, [])
+    num_pulled = [int(rows.sum()) for rows in pulled]
+    outgoing, sent_rows, sent_sums = _tell(edges, plan, pulled, policy)
+    made = LinearPlan(relation.group, outgoing, sent_rows, sent_sums, recv_counts, num_pulled)
+    fewest = Fewest(made, pulled)
+    num_rounds = _num_rounds(policy, len(ranks))
+    fewest.rest = _rest(edges, plan, pulled, relation.num_dst)
+    LinearRelation(relation, made, fewest).shards(num_rounds)
+    relation.store.lend(partial(_remote_edges, plan, fewest, num_rounds))
+    seconds = time.perf_counter() - started
+    logger.debug("sums: %d rows instead of %d, found in %.3f s", after, before, seconds)
+    return fewest
+
+
+def _num_rounds(policy: Policy, size: int) -> int:
+    """For which edges are compressed first; under a budget it depends on the width of rows."""
+    return min(policy.rounds or size - 1, size - 1)
+
+
+def _positions(edges: EdgeArrays, peer: int) -> Tensor:
+    return edges.eid[edges.offsets[peer] : edges.offsets[peer + 1]]
+
+
+def _edges_from(edges: EdgeArrays, peer: int) -> tuple[Tensor, Tensor]:
+    span = slice(edges.offsets[peer], edges.offsets[peer + 1])
+    return edges.src[span], edges.dst[span]
+
+
+def _cover(edges: EdgeArrays, plan: HaloPlan, peer: int) -> tuple[Tensor, int]:
+    """Which halo rows of ``peer`` travel as they are, and how many rows do with partial sums."""
+    if peer == plan.group.rank:
+        return torch.zeros(0, dtype=torch.bool, device=plan.device), 0
+    src, dst = (ends.cpu().numpy() for ends in _edges_from(edges, peer))
+    pulled = pulled_sources(src, dst, plan.recv_counts[peer])
+    return torch.from_numpy(pulled).to(plan.device), cover_size(src, dst, pulled)
+
+
+def _tell(
+    edges: EdgeArrays, plan: HaloPlan, pulled: list[Tensor], policy: Policy
+) -> tuple[Outgoing, list[int], list[int]]:
+    """Tell every peer what it sends to this rank, hear what this one sends to them; collective.
+
+    Returns:
+        How rows sent come of owned ones; of those the numbers as they are, and of sums, per peer.
+    """
+    group = plan.group
+    sizes, parts = torch.zeros((group.size, 3), dtype=torch.int64), []
+    for peer in range(group.size):
+        if peer != group.rank:
+            src, dst = _edges_from(edges, peer)
+            away = ~pulled[peer][src.long()]
+            slots, slot = dst[away].unique(return_inverse=True)
+            told = [pulled[peer].nonzero().view(-1).int(), src[away], slot.int()]
+            sizes[peer] = torch.tensor([len(told[0]), len(told[1]), len(slots)])
+            parts += told
+    threes = [3] * group.size
+    heard = group.all_to_all(sizes.view(-1), threes, threes).view(-1, 3)
+    lengths = [(table[:, 0] + 2 * table[:, 1]).tolist() for table in (sizes, heard)]
+    received = group.all_to_all(torch.cat([pulled[0].new_empty(0).int(), *parts]), *lengths)
+    sent, sources, start = [], [], 0  # ends of the edges of Outgoing
+    for peer, part in enumerate(received.split(lengths[1])):
+        num_rows, num_edges, num_slots = heard[peer].tolist()
+        mine = plan.rows_for(peer) if peer != group.rank else part
+        idx, srcs, slot = part.split([num_rows, num_edges, num_edges])
+        as_they_are = torch.arange(start, start + num_rows, dtype=torch.int32, device=slot.device)
+        sent += [as_they_are, slot + (start + num_rows)]
+        sources.append(mine.index_select(0, torch.cat([idx, srcs])))
+        start += num_rows + num_slots
+    joined = compress(torch.cat(sent), torch.cat(sources), start, compact=False, order=False)
+    outgoing = Outgoing(joined, plan.num_rows, policy.structure == "both")
+    return outgoing, heard[:, 0].tolist(), heard[:, 2].tolist()

@@ -1,0 +1,17 @@
+"""The graph that DGL's layers see, its blocks, and how they are made from partition files."""
+
+from sar.frontends.dgl.build import (
+    construct_full_graph,
+    load_dgl_partition_data,
+    load_partition_data,
+)
+from sar.frontends.dgl.mfg import construct_mfgs
+from sar.frontends.dgl.sharded import ShardedGraph
+
+__all__ = [
+    "ShardedGraph",
+    "construct_full_graph",
+    "construct_mfgs",
+    "load_dgl_partition_data",
+    "load_partition_data",
+]

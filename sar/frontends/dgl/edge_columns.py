@@ -1,0 +1,45 @@
+"""Edge columns as whoever reads them sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+
+from torch import Tensor
+
+from sar.graph.frame import Frame
+from sar.tracing.lazy import EdgeTensor, Scope, stored
+from sar.tracing.program import Leaf
+
+
+class EdgeColumns(MutableMapping[str, Tensor]):
+    """A frame whose floating point columns are read as edge tensors.
+
+    So what is computed from an edge feature is computed block by block, as what is computed from
+    ``apply_edges``, in a layer's code as in any other.
+    """
+
+    def __init__(self, frame: Frame, scope: Scope) -> None:
+        self._frame, self._scope = frame, scope
+
+    def __getitem__(self, name: str) -> Tensor:
+        column = self._frame[name]
+        if isinstance(column, EdgeTensor) or not column.is_floating_point():
+            return column
+        made = EdgeTensor(Leaf("e", column, name), column, self._scope)
+        made.column = column
+        return made
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self._frame[name] = stored(value) if isinstance(value, Tensor) else value
+
+    def __delitem__(self, name: str) -> None:
+        del self._frame[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._frame
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._frame)
+
+    def __len__(self) -> int:
+        return len(self._frame)

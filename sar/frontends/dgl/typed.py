@@ -1,0 +1,53 @@
+"""Typed linear layers inside message functions: ``dgl.ops.segment_mm`` in one step.
+
+On the processor DGL multiplies type by type with torch's operators, so that a block of edges costs
+several calls for each of all types, and as many gradients of the size of all matrices. Outside of
+message functions nothing changes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.ops.typed import typed_product
+from sar.tracing.message_dropout import in_function
+
+
+def install() -> None:
+    """Put the product in place, once; a no-op while DGL is not imported."""
+    backend: Any = sys.modules.get("dgl.backend")
+    original = getattr(backend, "segment_mm", None)
+    if original is not None and not hasattr(original, "sharded"):
+        backend.segment_mm = _dispatching(original)
+
+
+def _dispatching(original: Callable) -> Callable:
+    @wraps(original)
+    def segment_mm(a: Any, b: Any, lengths: Any, *rest: Any) -> Tensor:
+        if rest or not in_function() or not _fits(a, b, lengths):
+            return original(a, b, lengths, *rest)
+        # A torch function, so that parameters are seen and replaced: Note [Captured tensors].
+        return typed_product(a.contiguous(), b.contiguous(), lengths.tolist())
+
+    segment_mm.sharded = typed_product  # type: ignore[attr-defined]
+    return segment_mm
+
+
+def _fits(a: Any, b: Any, lengths: Any) -> bool:
+    """Plain arguments of one floating type on the processor that DGL would accept, too."""
+    return (
+        all(isinstance(t, Tensor) and t.device.type == "cpu" for t in (a, b, lengths))
+        and a.dtype == b.dtype
+        and a.is_floating_point()
+        and not torch.is_autocast_enabled("cpu")
+        and (a.dim(), b.dim(), lengths.dim()) == (2, 3, 1)
+        and a.shape[1] == b.shape[1]
+        and len(lengths) == len(b)
+        and int(lengths.sum()) == len(a)
+    )

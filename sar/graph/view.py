@@ -1,0 +1,197 @@
+"""One rank's share of a graph, or some of its relations, as every front end shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+from sar.config import Policy, current_policy
+from sar.edges import AnyRelation
+from sar.graph.frame import Frame
+from sar.graph.store import EType, GraphStore
+
+G = TypeVar("G", bound="GraphView")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Whose edges a tensor has a row for, and how they are streamed."""
+
+    relation: AnyRelation
+    policy: Policy
+    device: torch.device
+
+
+class GraphView:
+    """Structure and counts; counts are local unless the name says global.
+
+    Args:
+        store: shared by the graph and its slices ``graph[etype]``.
+        etypes: the relations this object shows; ``None`` are all.
+        policy: how halos stream; ``None`` follows :class:`sar.Config` at each call.
+    """
+
+    def __init__(
+        self, store: GraphStore, etypes: Sequence[EType] | None = None, policy: Policy | None = None
+    ) -> None:
+        self._store = store
+        self._is_slice = etypes is not None
+        self.canonical_etypes = list(store.relations if etypes is None else etypes)
+        self._policy = policy
+
+    def _over(self: G, store: GraphStore, etypes: Sequence[EType] | None = None) -> G:
+        """A graph over ``store``, the same slice if this is one and no others are named."""
+        if etypes is None and self._is_slice:
+            etypes = self.canonical_etypes
+        return type(self)(store, etypes, self._policy)
+
+    @property
+    def group(self) -> Group:
+        """The ranks that hold the other parts."""
+        return self._store.group
+
+    @property
+    def policy(self) -> Policy:
+        """How halos stream."""
+        return current_policy(self._policy)
+
+    def with_policy(self: G, policy: Policy | None) -> G:
+        """The same graph, sharing all data, under another policy."""
+        return type(self)(
+            self._store, self.canonical_etypes if self._is_slice else None, policy
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the structure lies; features of layers are expected there."""
+        return self._store.device
+
+    @property
+    def is_block(self) -> bool:
+        """True for a layer's block made by :func:`sar.construct_mfgs`."""
+        return self._store.is_block
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """True with one node type and one edge type."""
+        return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
+
+    @property
+    def etypes(self) -> list[str]:
+        """Relation names, in the order of ``canonical_etypes``."""
+        return [etype[1] for etype in self.canonical_etypes]
+
+    @property
+    def ntypes(self) -> list[str]:
+        """Node types: all, or those of a slice's relation."""
+        if not self._is_slice:
+            return list(self._store.book.ntypes)
+        src, _, dst = self.canonical_etypes[0]
+        return [src] if src == dst else [src, dst]
+
+    @property
+    def srctypes(self) -> list[str]:
+        """Source node types: all, or a slice's one."""
+        return [self.canonical_etypes[0][0]] if self._is_slice else list(self._store.book.ntypes)
+
+    @property
+    def dsttypes(self) -> list[str]:
+        """Destination node types: all, or a slice's one."""
+        return [self.canonical_etypes[0][2]] if self._is_slice else list(self._store.book.ntypes)
+
+    def node_names(self, ntype: str) -> tuple[Tensor, str]:
+        """int64 ids that name this part's nodes of a type however the graph is cut, and their kind.
+
+        The kind is ``"original"``; where the partitions hold no original ids, the ids are the
+        partitioning's own and the kind is its digest.
+        """
+        return self._store.keys.node_names(ntype)
+
+    def _canonical(self, etype: str | EType | None) -> EType:
+        if etype is None:
+            if len(self.canonical_etypes) != 1:
+                raise ValueError(f"etype: got None, expected one of {self.canonical_etypes}")
+            return self.canonical_etypes[0]
+        matches = [known for known in self.canonical_etypes if etype in (known, known[1])]
+        if len(matches) != 1:
+            problem = "ambiguous" if matches else "unknown"
+            raise ValueError(
+                f"etype: got {problem} {etype!r}, expected one of {self.canonical_etypes}"
+            )
+        return matches[0]
+
+    def _relation(self, etype: str | EType | None) -> AnyRelation:
+        return self._store.relations[self._canonical(etype)]
+
+    def scope(self, etype: str | EType | None = None) -> Scope:
+        """What lazy edge tensors of a relation carry with them."""
+        return Scope(self._relation(etype), self.policy, self._store.device)
+
+    def _all_frames(self) -> list[Frame]:
+        store = self._store
+        return [
+            *(store.src_frames[ntype] for ntype in self.srctypes),
+            *(store.dst_frames[ntype] for ntype in self.dsttypes),
+            *(store.edge_frames[etype] for etype in self.canonical_etypes),
+        ]
+
+    def stored_columns(self) -> list[Tensor]:
+        """All columns of nodes and edges that lie in memory."""
+        return [column for frame in self._all_frames() for column in frame.save()[0].values()]
+
+    def edge_column(self, name: str) -> Tensor:
+        """[num_edges, ...] values of a column of the one relation; collective if computed now."""
+        return self._store.edge_frames[self._canonical(None)].values_of(name)
+
+    def _num_rows(self, rows: dict[str, Tensor], types: list[str], ntype: str | None) -> int:
+        if ntype is None:
+            return sum(len(rows[name]) for name in types)
+        if ntype not in types:
+            raise KeyError(f"ntype: got {ntype!r}, expected one of {types}")
+        return len(rows[ntype])
+
+    def num_src_nodes(self, ntype: str | None = None) -> int:
+        """Rows of ``srcdata``, of one type or all."""
+        return self._num_rows(self._store.src_rows, self.srctypes, ntype)
+
+    def num_dst_nodes(self, ntype: str | None = None) -> int:
+        """Rows of ``dstdata``, of one type or all."""
+        return self._num_rows(self._store.dst_rows, self.dsttypes, ntype)
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """Nodes of this rank; on a block, those on either side, counted once."""
+        store = self._store
+        if not store.is_block:
+            return self._num_rows(store.src_rows, self.ntypes, ntype)
+        names = self.ntypes if ntype is None else [ntype]
+        pairs = [(store.src_rows[name], store.dst_rows[name]) for name in names]
+        return sum(len(torch.unique(torch.cat(pair))) for pair in pairs)
+
+    def num_edges(self, etype: str | EType | None = None) -> int:
+        """Edges that end in rows of this rank, of one relation or all shown."""
+        etypes = self.canonical_etypes if etype is None else [self._canonical(etype)]
+        return sum(self._store.relations[name].num_edges for name in etypes)
+
+    def num_nodes_global(self, ntype: str | None = None) -> int:
+        """Nodes of the whole graph on all ranks."""
+        return self._store.book.num_nodes(ntype)
+
+    def num_edges_global(self, etype: str | EType | None = None) -> int:
+        """Edges on all ranks; on a block, the block's."""
+        etypes = self.canonical_etypes if etype is None else [self._canonical(etype)]
+        return sum(self._store.relations[name].num_edges_global for name in etypes)
+
+    def in_degrees(self, v: Any = "__ALL__", etype: str | EType | None = None) -> Tensor:
+        """int64 edges that end in each destination row, or in rows ``v``."""
+        degrees = self._relation(etype).in_degrees
+        return degrees if isinstance(v, str) else degrees[torch.as_tensor(v)]
+
+    def out_degrees(self, u: Any = "__ALL__", etype: str | EType | None = None) -> Tensor:
+        """int64 edges on all ranks that start in each source row, or in rows ``u``."""
+        degrees = self._relation(etype).out_degrees
+        return degrees if isinstance(u, str) else degrees[torch.as_tensor(u)]

@@ -1,0 +1,241 @@
+"""What layers do with the activations that backward needs: keep, recompute or move them away."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+
+from sar.comm import Group, current_group
+from sar.graph import GraphView
+from sar.graph.rows import KnownRows
+from sar.memory.forwards import Forward, replace, reset
+from sar.memory.inputs import LayerInputs
+from sar.memory.paging import Offload, RoundToBfloat16
+from sar.ops.frugal import Frugal
+from sar.ops.randomness import SameRandom
+from sar.ops.saving import Notes, hooked
+
+ACTIVATIONS = ("keep", "recompute", "offload", "lossy_bfloat16")
+_GRAPH_NAMES = ("graph", "g", "block", "mfg")
+
+
+def set_activations(
+    module: nn.Module | Sequence[nn.Module],
+    activations: str,
+    *,
+    directory: str | os.PathLike | None = None,
+) -> None:
+    """Say how a model, or some of its layers, hold what their backward passes need.
+
+    * ``"keep"``: as torch does; undoes an earlier call.
+    * ``"recompute"``: each layer keeps its inputs alone and runs its forward pass again in
+      backward, with the same dropout, batch statistics and buffers. Rows of other ranks are fetched
+      again. Layers are those of ``dgl.nn``, a module of yours that is called with a graph and holds
+      at most one such layer, or what a method ``graph_layers()`` of yours returns; in a list, the
+      modules themselves. Backward of one layer at a time has its activations in memory.
+    * ``"offload"``: everything saved inside the module is written to a file and mapped when
+      backward needs it.
+    * ``"lossy_bfloat16"``: floats saved inside the module are rounded to bfloat16. Gradients are
+      not exact any more; results of the forward pass are.
+
+    Parameters, buffers, arguments and columns of the graph stay where they are, and so do small
+    tensors; one that is written into before backward is a ``RuntimeError`` there. Gradients are
+    those of ``"keep"`` bit for bit, but for the last, and to rounding where a recomputed
+    ``SAGEConv`` multiplies its means in blocks of columns. State dicts do not change; copies of
+    the module have the same setting.
+
+    Args:
+        module: a model, a layer, or a list of layers to be taken as they are.
+        activations: one of the above.
+        directory: for ``"offload"``: an existing folder on a disk; ``None`` is the system's one for
+            temporary files. The file has no name there and ends with the process.
+
+    Raises:
+        TypeError, ValueError: an argument is of another type, not one of the above, or no folder
+            that can be written in.
+    """
+    modules = _checked(module)
+    if activations not in ACTIVATIONS:
+        raise ValueError(
+            f"activations: got {activations!r}, expected one of {', '.join(ACTIVATIONS)}"
+        )
+    folder = None if directory is None else _writable(directory, activations)
+    for one in modules:
+        reset([*one.modules(), *layers_of(one)])
+    if activations == "recompute":
+        for layer in layers_of(module) if isinstance(module, nn.Module) else modules:
+            replace(layer, _Recompute(layer))
+    elif activations != "keep":
+        for one in modules:
+            replace(one, _Elsewhere(one, activations, folder))
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """The layers of ``module`` that :func:`set_activations` finds; itself when there are none."""
+    return _layers(module) or [module]
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    said = getattr(module, "graph_layers", None)
+    if callable(said):
+        return list(said())
+    of_dgl = type(module).__module__.startswith("dgl.nn.")
+    if of_dgl and _takes_graph(module) and not isinstance(module, nn.Sequential):
+        return [module]
+    found = [layer for child in module.children() for layer in _layers(child)]
+    found = list(dict.fromkeys(found))
+    return [module] if len(found) < 2 and _takes_graph(module) else found
+
+
+def _takes_graph(module: nn.Module) -> bool:
+    names = list(inspect.signature(type(module).forward).parameters)
+    return len(names) > 1 and names[1] in _GRAPH_NAMES
+
+
+def _checked(module: Any) -> list[nn.Module]:
+    modules = [module] if isinstance(module, nn.Module) else module
+    got = type(module).__name__
+    if isinstance(modules, (list, tuple, nn.ModuleList)):
+        others = [type(one).__name__ for one in modules if not isinstance(one, nn.Module)]
+        if len(modules) and not others:
+            return list(modules)
+        got = f"a {got} with {others[0]}" if others else f"an empty {got}"
+    raise TypeError(f"module: got {got}, expected a module or a list of modules")
+
+
+def _writable(directory: str | os.PathLike, activations: str) -> str:
+    folder = os.fspath(directory)
+    if activations != "offload":
+        raise ValueError(f"directory: got {folder!r} with {activations!r}, expected 'offload'")
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ValueError(f"directory: got {folder!r}, expected a folder to write in")
+    return folder
+
+
+class _Recompute(Forward):
+    """Keeps the arguments and computes everything else again in backward."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.run(*args, **kwargs)
+        from torch.utils.checkpoint import checkpoint  # takes long to import
+
+        leaves = tree_leaves((args, kwargs))
+        inputs = LayerInputs(args, kwargs)
+
+        def run() -> Any:
+            args, kwargs = inputs.take()
+            return self.run(*args, **kwargs)
+
+        return checkpoint(
+            run,
+            use_reentrant=False,
+            preserve_rng_state=any(isinstance(x, Tensor) and not x.is_cpu for x in leaves),
+            context_fn=partial(_both_passes, self.module, _group_of(leaves)),
+        )
+
+
+def _both_passes(
+    module: nn.Module, group: Group
+) -> tuple[AbstractContextManager, AbstractContextManager]:
+    notes = Notes()
+    return _first(notes, Frugal()), _Again(module, group, notes)
+
+
+@contextmanager
+def _first(notes: Notes, frugal: Frugal) -> Iterator[None]:
+    with hooked(notes), frugal:
+        yield
+
+
+class _Again:
+    """The state that the forward pass began with; entered at each repetition."""
+
+    def __init__(self, module: nn.Module, group: Group, notes: Notes) -> None:
+        self.notes = notes
+        self.buffers: list[tuple[nn.Module, str, Tensor]] = [
+            (owner, name, value.clone())
+            for owner in module.modules()
+            for name, value in owner._buffers.items()
+            if owner.training and value is not None
+        ]
+        self.states = [group.seeds.again(), SameRandom(), KnownRows()]
+        self.entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for state in self.states:
+                stack.enter_context(state)
+            stack.enter_context(_buffers(self.buffers))
+            stack.enter_context(hooked(self.notes, again=True))
+            stack.enter_context(Frugal())
+            self.entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> None:
+        self.entered.pop().__exit__(*error)
+
+
+@contextmanager
+def _buffers(values: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+    """Inside, the modules have copies of ``values`` for buffers: nothing counts twice."""
+    later = [owner._buffers[name] for owner, name, _ in values]
+    for owner, name, value in values:
+        owner._buffers[name] = value.clone()
+    try:
+        yield
+    finally:
+        for (owner, name, _), buffer in zip(values, later, strict=True):
+            owner._buffers[name] = buffer
+
+
+class _Elsewhere(Forward):
+    """Passes what is saved inside through hooks that move it to a file or round it."""
+
+    def __init__(self, module: nn.Module, activations: str, directory: str | None) -> None:
+        super().__init__(module)
+        self.activations, self.directory = activations, directory
+        self._hooks: Offload | RoundToBfloat16 | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_hooks": None}  # copies of the module have their own file
+
+    @property
+    def hooks(self) -> Offload | RoundToBfloat16:
+        """Made when first needed."""
+        if self._hooks is None:
+            offload = self.activations == "offload"
+            self._hooks = Offload(self.directory) if offload else RoundToBfloat16()
+        return self._hooks
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.run(*args, **kwargs)
+        held = _held(self.module, tree_leaves((args, kwargs)))
+        hooks = self.hooks
+        with saved_tensors_hooks(lambda saved: hooks.pack(saved, held), hooks.unpack), hooked():
+            return self.run(*args, **kwargs)
+
+
+def _group_of(leaves: list[Any]) -> Group:
+    graphs = [leaf for leaf in leaves if isinstance(leaf, GraphView)]
+    return graphs[0].group if graphs else current_group()
+
+
+def _held(module: nn.Module, leaves: list[Any]) -> set[int]:
+    """Addresses of storages that others hold: parameters, buffers, arguments, graph columns."""
+    tensors = [*module.parameters(), *module.buffers()]
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            tensors.append(leaf)
+        elif isinstance(leaf, GraphView):
+            tensors.extend(leaf.stored_columns())
+    return {t.untyped_storage().data_ptr() for t in tensors if t.layout == torch.strided}

@@ -1,0 +1,17 @@
+"""Rows of other ranks: the plan of who sends what, its rounds, and what travels in them."""
+
+from sar.stream.plan import HaloPlan, Round, build_halo_plan, join_plans
+from sar.stream.rounds import WINDOW, GradientReturn, Stream, fetch
+from sar.stream.wanted import agree_wanted
+
+__all__ = [
+    "WINDOW",
+    "GradientReturn",
+    "HaloPlan",
+    "Round",
+    "Stream",
+    "agree_wanted",
+    "build_halo_plan",
+    "fetch",
+    "join_plans",
+]

@@ -1,0 +1,331 @@
+"""Recording torch functions on edge tensors: what goes along with the edges, and how.
+
+Shapes are found by running each function on meta tensors for E and for E + 1 edges: what grows is
+on the edge axis, which may move. A run on few random rows shows whether rows are mixed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sar.edges import AnyRelation
+from sar.tracing.lazy import CannotRecord, EdgeTensor, is_in_place, node_of
+from sar.tracing.message_dropout import DROPOUTS, arguments
+from sar.tracing.program import EDGE_COUNT, Call, Dropout, Item, Node
+
+_META = torch.device("meta")
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+_PROBE_ROWS = 6
+_PROBE_PART = (1, 3)  # start and length: neither from the start nor the middle, as a flip keeps it
+
+_COPY_UNLESS_DENSE = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
+
+# In-place functions, recorded as what they compute and bound to the same Python object.
+_IN_PLACE = {
+    Tensor.__iadd__: operator.add,
+    Tensor.__isub__: operator.sub,
+    Tensor.__imul__: operator.mul,
+    Tensor.__itruediv__: operator.truediv,
+}
+
+
+def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor) -> Any:
+    """Extend the program by one function; raises :class:`CannotRecord`."""
+    if func in DROPOUTS:
+        _, probability, inplace = arguments(*args, **kwargs)
+        return _record_dropout(first, probability, inplace)
+    in_place = _functional(func, args, kwargs)
+    if in_place is not None:
+        if args[0] is not first:
+            raise CannotRecord("it writes into a tensor that is stored")
+        func, kwargs = in_place
+    node, like, axes, bases = _infer(func, args, kwargs, first)
+    result = _wrap(node, like, axes, bases, first)
+    if in_place is None:
+        return result
+    if result.shape != first.shape or result.dtype != first.dtype:
+        raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place")
+    first.rebind(result.node, same_values=func is Tensor.detach)
+    return first
+
+
+def _functional(func: Callable, args: Any, kwargs: dict[str, Any]) -> tuple[Callable, dict] | None:
+    if kwargs.get("inplace"):
+        return func, {**kwargs, "inplace": False}
+    if func in _IN_PLACE:
+        return _IN_PLACE[func], kwargs
+    if func is Tensor.__setitem__:
+        mask = args[1]
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            return _filled, kwargs
+        raise CannotRecord("it writes rows")
+    if not is_in_place(func):
+        return None
+    name = func.__name__[:-1]
+    if name in _WRITES:
+        return _WRITES[name], kwargs
+    for where in (Tensor, torch, torch.nn.functional):
+        if hasattr(where, name):
+            return getattr(where, name), kwargs
+    raise CannotRecord("it writes in place")
+
+
+def _written(x: Tensor, value: Any) -> Tensor:
+    """``x`` after all its elements were set to ``value``, which broadcasts."""
+    return torch.where(torch.ones_like(x, dtype=torch.bool), value, x).to(x.dtype)
+
+
+_WRITES: dict[str, Callable] = {
+    "zero": torch.zeros_like,
+    "fill": _written,
+    "copy": _written,
+}
+
+
+def _filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """``x`` [e, ...] after ``x[mask] = value``, for one value and a mask of rows or elements."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError("it writes several values")
+    return torch.where(mask.view(*mask.shape, *[1] * (x.dim() - mask.dim())), value, x).to(x.dtype)
+
+
+def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
+    if p == 0:
+        return x
+    if x.axis != 0:
+        raise CannotRecord("its edges are not along the first dimension")
+    like = torch.empty(tuple(x.shape), dtype=x.dtype, device=_META)
+    relation = x.scope.relation
+    seed = relation.group.seeds.draw(relation.group)
+    node = Dropout(x.read(), p, relation, seed)
+    if not inplace:
+        return EdgeTensor(node, like, x.scope)
+    if x.column is not None:
+        return x.write(Tensor.copy_, (x, EdgeTensor(node, like, x.scope)), {})
+    x.rebind(node)
+    return x
+
+
+def _infer(
+    func: Callable, args: Any, kwargs: dict, first: EdgeTensor
+) -> tuple[Node, Any, dict[int, int], dict[int, EdgeTensor | None]]:
+    """The node, its value on meta tensors of all local edges, and, by the id of each of these, its
+    edge axis and what it is a view of.
+
+    Raises ``ValueError`` for a call that no reading can run, before anything is computed.
+    """
+    rows = first.num_edges
+    problem: Exception | None = None
+    ways = ((False, False), (True, False), (False, True), (True, True))
+    readings = [
+        _Reading(func, args, kwargs, first.scope.relation, aligned=aligned, count=count)
+        for aligned, count in ways
+    ]
+    for reading in readings:
+        try:
+            small, large = reading.on_meta(rows), reading.on_meta(rows + 1)
+        except _FAILURES as error:
+            problem = problem or error
+            continue
+        if len(_tensors(small)) != len(_tensors(large)):
+            problem = problem or CannotRecord("its number of results depends on the edges")
+            continue
+        pairs = list(zip(_tensors(small), _tensors(large), strict=True))
+        axes = [_growing(a, b, rows) for a, b in pairs]
+        if axes and None not in axes:
+            reading.check_rowwise([axis or 0 for axis in axes])
+            by_id = {id(a): axis or 0 for (a, _), axis in zip(pairs, axes, strict=True)}
+            shared = {id(a): reading.base_of(a) for a, _ in pairs}
+            return reading.node(), small, by_id, shared
+        problem = problem or CannotRecord("its result has no row per edge")
+    text = str(problem).split("\n")[0]
+    if not isinstance(problem, CannotRecord) and not any(r.runs() for r in readings):
+        name = getattr(func, "__name__", func)
+        raise ValueError(f"{name} on an edge tensor {tuple(first.shape)}: {text}")
+    raise CannotRecord(text)
+
+
+def _growing(small: Tensor, large: Tensor, rows: int) -> int | None:
+    """The one dimension that has a row per edge, whatever the number of edges."""
+    if small.dim() != large.dim():
+        return None
+    sizes = enumerate(zip(small.shape, large.shape, strict=True))
+    grown = [(d, a, b) for d, (a, b) in sizes if a != b]
+    return grown[0][0] if len(grown) == 1 and grown[0][1:] == (rows, rows + 1) else None
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def _axis(value: Tensor) -> int:
+    return value.axis if isinstance(value, EdgeTensor) else 0
+
+
+def _with_rows(value: Tensor, rows: int) -> list[int]:
+    """The shape of ``value`` with another number of edges."""
+    shape = list(value.shape)
+    shape[_axis(value)] = rows
+    return shape
+
+
+class _Reading:
+    """One reading of a call: which of its arguments go along with the edges.
+
+    Args:
+        relation: whose local edges the tensors have rows for.
+        aligned: eager tensors of that many rows are edge columns.
+        count: literal integers equal to it stand for it.
+    """
+
+    def __init__(
+        self,
+        func: Callable,
+        args: Any,
+        kwargs: dict,
+        relation: AnyRelation,
+        *,
+        aligned: bool,
+        count: bool,
+    ) -> None:
+        self.func, self.args, self.kwargs = func, tuple(args), kwargs
+        self.relation, self.rows = relation, relation.num_edges
+        self.aligned, self.count = aligned, count
+        self.shared: dict[int, EdgeTensor] = {}  # by the storage of the meta tensor
+
+    def on_meta(self, rows: int) -> Any:
+        """The call on tensors without data, for a number of edges."""
+
+        def column(value: Tensor) -> Tensor:
+            made = torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
+            if isinstance(value, EdgeTensor):
+                self.shared[_storage(made)] = value
+            return made
+
+        def other(value: Tensor) -> Tensor:
+            return torch.empty(value.shape, dtype=value.dtype, device=_META)
+
+        return self._run(rows, column, other)
+
+    def base_of(self, result: Tensor) -> EdgeTensor | None:
+        """The edge tensor that a result on meta tensors, which are dense, is a view of."""
+        base = self.shared.get(_storage(result))
+        copies = getattr(self.func, "__name__", "") in _COPY_UNLESS_DENSE
+        return None if base is None or (copies and not base.is_dense) else base
+
+    def check_rowwise(self, axes: list[int]) -> None:
+        """Shapes do not show whether rows are mixed (``cumsum``): compare 6 rows with 3.
+
+        Args:
+            axes: of each tensor of the result.
+        """
+        generator = torch.Generator().manual_seed(0)
+        blank: dict[int, Tensor] = {}
+
+        def column(value: Tensor) -> Tensor:
+            if id(value) not in blank:
+                blank[id(value)] = _random_rows(value, generator)
+            return blank[id(value)]
+
+        def part(value: Tensor) -> Tensor:
+            return column(value).narrow(_axis(value), *_PROBE_PART)
+
+        try:
+            whole = self._run(_PROBE_ROWS, column, _harmless)
+            piece = self._run(3, part, _harmless)
+        except (RuntimeError, ValueError, IndexError):  # random indices may be out of range
+            return
+        for long, short, axis in zip(_tensors(whole), _tensors(piece), axes, strict=True):
+            middle = long.narrow(axis, *_PROBE_PART)
+            if not _alike(middle, short):
+                raise CannotRecord("it mixes edges")
+
+    def runs(self) -> bool:
+        """Whether the call works on a few rows; some functions fail on meta tensors alone."""
+        generator = torch.Generator().manual_seed(0)
+        try:
+            self._run(_PROBE_ROWS, lambda value: _random_rows(value, generator), _harmless)
+        except _FAILURES:
+            return False
+        return True
+
+    def node(self) -> Call:
+        """The call with nodes in place of edge columns."""
+
+        def noted(value: Any) -> Any:
+            if isinstance(value, EdgeTensor) and value.scope.relation is self.relation:
+                return value.read()
+            if isinstance(value, EdgeTensor) or self._is_column(value):
+                return node_of(value, self.relation)
+            return EDGE_COUNT if self._is_count(value) else value
+
+        args, kwargs = tree_map(noted, (self.args, self.kwargs))
+        return Call(self.func, args, kwargs)
+
+    def _run(
+        self, rows: int, column: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
+    ) -> Any:
+        def replaced(value: Any) -> Any:
+            if isinstance(value, EdgeTensor) or self._is_column(value):
+                return column(value)
+            if isinstance(value, Tensor):
+                return other(value)
+            return rows if self._is_count(value) else value
+
+        args, kwargs = tree_map(replaced, (self.args, self.kwargs))
+        with torch.no_grad():
+            return self.func(*args, **kwargs)
+
+    def _is_column(self, value: Any) -> bool:
+        if not self.aligned or not isinstance(value, Tensor) or isinstance(value, EdgeTensor):
+            return False
+        return value.dim() > 0 and len(value) == self.rows
+
+    def _is_count(self, value: Any) -> bool:
+        return self.count and type(value) is int and value == self.rows
+
+
+def _harmless(value: Tensor) -> Tensor:
+    """What a trial run may write into: running statistics are buffers, without gradient."""
+    return value.detach() if value.requires_grad else value.clone()
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Equal but for rounding, which is more where rows are fewer."""
+    digits = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
+    a, b = a.double(), b.double()
+    size = float(a.nan_to_num(0, 0, 0).abs().max()) if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=0, atol=100 * digits * size, equal_nan=True)
+
+
+def _random_rows(like: Tensor, generator: torch.Generator) -> Tensor:
+    shape = _with_rows(like, _PROBE_ROWS)
+    if like.dtype.is_floating_point:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).to(like.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
+
+
+def _wrap(
+    node: Node,
+    like: Any,
+    axes: dict[int, int],
+    bases: dict[int, EdgeTensor | None],
+    first: EdgeTensor,
+) -> Any:
+    if isinstance(like, Tensor):
+        return EdgeTensor(node, like, first.scope, axes[id(like)], bases[id(like)])
+    if isinstance(like, (tuple, list)):
+        parts = [_wrap(Item(node, i), part, axes, bases, first) for i, part in enumerate(like)]
+        named = hasattr(like, "n_sequence_fields")  # as torch.max gives
+        return type(like)(parts) if named or type(like) in (tuple, list) else tuple(parts)
+    raise CannotRecord("its result is not a tensor")

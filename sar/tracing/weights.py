@@ -1,0 +1,223 @@
+"""Which softmax a message is linear in, and which of its scores weighs each element.
+
+A sum over edges whose messages are linear in one softmax needs no normalizer beforehand: see
+:mod:`sar.ops.softmax_sum`. Linearity is shown, not tried: the part of the program above the softmax
+runs once on two rows of stand-ins for its weights, which only functions known to be linear take.
+Whatever else they meet, the message does not count as linear.
+
+Note [Labels]
+Each weight of the two rows has a label: 1, 2, 3, ... A linear function is run on ones, on labels
+and on squared labels, with ones for its other operands. This gives sums w, s and q over the weights
+that an element of its result is made of. They all have the same label exactly where w q = s^2
+(Cauchy-Schwarz), and s / w is the label.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sar.ops import Weighting
+from sar.ops.randomness import unchanged
+from sar.tracing.lazy import METADATA, EdgeTensor
+from sar.tracing.message_dropout import DROPOUTS, arguments
+from sar.tracing.program import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf, inputs_of
+from sar.tracing.udf import call_udf
+
+# Linear in their tensors together; those of a sum must both be followed, and no number added.
+_JOINT = {
+    "view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "movedim", "t", "expand",
+    "flatten", "unflatten", "contiguous", "clone", "__getitem__", "unbind", "chunk", "split",
+    "select", "narrow", "tile", "repeat", "cat", "stack", "sum", "mean", "neg", "__neg__",
+}  # fmt: skip
+_ADDED = {"add", "__add__", "__radd__"}
+_PRODUCTS = {
+    "mul", "__mul__", "__rmul__", "matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "linear",
+}  # fmt: skip
+_QUOTIENTS = {"div", "true_divide", "__truediv__"}
+_OPTIONS = {"input", "other", "dim", "keepdim", "dim0", "dim1", "start_dim", "end_dim"}
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+
+
+class NotLinear(Exception):
+    """Weights met a function that is not known to be linear in them."""
+
+
+def weighted_by(messages: EdgeTensor) -> tuple[Softmax, Weighting] | None:
+    """A softmax by destination that ``messages`` are linear in; the same on all ranks.
+
+    ``None`` where no softmax can be shown to weigh every element of a message by one of its scores.
+    """
+    output = messages.read()
+    for softmax in _outermost(output):
+        if softmax.side == "v" and softmax.like is not None and messages.axis == 0:
+            try:
+                with torch.no_grad(), unchanged():
+                    return softmax, _weighting(output, softmax, messages.device)
+            except (NotLinear, *_FAILURES):  # user functions may not take stand-ins
+                continue
+    return None
+
+
+def _weighting(output: Node, softmax: Softmax, device: torch.device) -> Weighting:
+    like = softmax.like
+    if like is None:
+        raise NotLinear("scores of unknown shape")
+    labels = torch.arange(1, like.numel() + 1, dtype=torch.float64).view(like.shape)
+    weights = Followed(labels, softmax.dtype, device)
+    result = _Above(softmax, weights).value(output)
+    if not isinstance(result, Followed):
+        raise NotLinear("the message does not depend on it")
+    scores = math.prod(like.shape[1:])
+    first, second = (result.labels.long() - 1).view(BLANK_ROWS, -1)
+    if not torch.equal(second, first + scores) or bool((first >= scores).any()):
+        raise NotLinear("it mixes edges")
+    return Weighting(scores, first.to(device))
+
+
+class _Above:
+    """Evaluates what is above a softmax on its stand-ins, and on blanks otherwise."""
+
+    def __init__(self, softmax: Softmax, weights: Followed) -> None:
+        self._device = weights.device
+        self._values: dict[int, Any] = {id(softmax): weights}
+        self._depends: dict[int, bool] = {id(softmax): True}
+
+    def value(self, node: Node) -> Any:
+        """Stand-ins where ``node`` depends on the softmax; else blank rows on the meta device."""
+        if not self._is_above(node):
+            return _blank(node)
+        if id(node) not in self._values:
+            self._values[id(node)] = self._computed(node)
+        return self._values[id(node)]
+
+    def _is_above(self, node: Node) -> bool:
+        if id(node) not in self._depends:
+            self._depends[id(node)] = any([self._is_above(parent) for parent in inputs_of(node)])
+        return self._depends[id(node)]
+
+    def _computed(self, node: Node) -> Any:
+        if isinstance(node, Softmax):
+            raise NotLinear("softmax")
+        if isinstance(node, Dropout):  # a mask that is a function of the edge
+            return self.value(node.source)
+        if isinstance(node, Udf):
+            return self._called(node)
+        values = {id(parent): self.value(parent) for parent in node.parents()}
+        return node.compute(values, torch.arange(BLANK_ROWS, dtype=torch.int32))
+
+    def _called(self, udf: Udf) -> Any:
+        def rows(node: Node) -> Tensor:
+            value = self.value(node)
+            if isinstance(value, Followed):
+                return value
+            return torch.zeros(value.shape, dtype=value.dtype, device=self._device)
+
+        src, dst, edge = ([rows(node) for node in side] for side in (udf.src, udf.dst, udf.edge))
+        return call_udf(udf.function, udf.seen, src, dst, edge, BLANK_ROWS)
+
+
+def _outermost(output: Node) -> Iterator[Softmax]:
+    """The softmaxes below ``output`` that are reached without passing another."""
+    todo, seen = [output], {id(output)}
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Softmax):
+            yield node
+            continue
+        for parent in inputs_of(node):
+            if id(parent) not in seen:
+                seen.add(id(parent))
+                todo.append(parent)
+
+
+def _blank(node: Node) -> Tensor:
+    like = node.tensor if isinstance(node, Leaf) else node.like
+    if like is None:
+        raise NotLinear("rows of unknown shape")
+    shape = (BLANK_ROWS, *like.shape[1:]) if isinstance(node, Leaf) else like.shape
+    return torch.empty(shape, dtype=like.dtype, device="meta")
+
+
+class Followed(Tensor):
+    """What is linear in the weights of a softmax, without values: Note [Labels].
+
+    Attributes:
+        labels: float64 of the same shape, of the weight that each element is a multiple of.
+    """
+
+    labels: Tensor
+
+    @staticmethod
+    def __new__(cls, labels: Tensor, dtype: torch.dtype, device: torch.device) -> Followed:
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, labels.shape, dtype=dtype, device=device
+        )
+        made.labels = labels
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if func in METADATA or name == "__get__":
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func in DROPOUTS and isinstance(arguments(*args, **kwargs)[0], Followed):
+            return arguments(*args, **kwargs)[0]
+        if not _is_linear(name, args, kwargs):
+            raise NotLinear(name)
+        like = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, Followed))
+        made = _labels(func, args, kwargs)
+        return tree_map(lambda labels: Followed(labels, like.dtype, like.device), made)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotLinear(str(func))  # what no torch function shows
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Followed(labels={self.labels})"
+
+
+def _is_linear(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call is linear in what is followed among its arguments."""
+    leaves = tree_leaves((args, kwargs))
+    tensors = [a for a in leaves if isinstance(a, Tensor)]
+    followed = [a for a in tensors if isinstance(a, Followed)]
+    if set(kwargs) - _OPTIONS or any(isinstance(a, torch.dtype) for a in leaves):
+        return False
+    if name in _JOINT:
+        return len(followed) == len(tensors)
+    if name in _ADDED:
+        return len(followed) == len(leaves) == 2
+    if name in _PRODUCTS:
+        return len(followed) == 1 and len(tensors) <= 2
+    return name in _QUOTIENTS and len(followed) == 1 and args[0] is followed[0]
+
+
+def _labels(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Labels of what a linear function returns; raises :class:`NotLinear` where they mix."""
+
+    def run(power: int) -> Any:
+        def number(value: Any) -> Any:
+            if isinstance(value, Followed):
+                return value.labels**power
+            return torch.ones(value.shape).double() if isinstance(value, Tensor) else value
+
+        with torch.autocast("cpu", enabled=False):
+            return func(*tree_map(number, args), **tree_map(number, kwargs))
+
+    def label(w: Tensor, s: Tensor, q: Tensor) -> Tensor:
+        if not bool(((w * q - s * s).abs() < 1e-10 * s * s).all()):
+            raise NotLinear("an element depends on several weights, or on none")
+        return (s / w).round().contiguous()
+
+    return tree_map(label, run(0), run(1), run(2))
