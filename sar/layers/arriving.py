@@ -34,13 +34,12 @@ def input_travels(
         width: of what is made of a row and would travel instead.
         fused: whether this rank computes the layer as a whole.
 
-    Raises ``ValueError`` on every rank where ``x`` asks for a gradient on some ranks only.
+    Raises ``ValueError`` on every rank where ``x`` or ``weight`` asks for a gradient on some only.
     """
-    group, trained = relation.group, weight.requires_grad and torch.is_grad_enabled()
-    if group.size == 1 or not trained or policy.lossy != EXACT:
-        return False
-    agree_wanted(relation.plan, [("rows", x)], 1)
-    if x.requires_grad:
+    group = relation.group
+    agree_wanted(relation.plan, [("rows", x), ("their weight", weight)], 2)
+    trained = weight.requires_grad and torch.is_grad_enabled()
+    if x.requires_grad or not trained or group.size == 1 or policy.lossy != EXACT:
         return False
     fits = fused and x.dtype == wide_dtype(x.dtype) and x.shape[1] <= width
     mine = x.shape[1] if fits else 0

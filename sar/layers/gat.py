@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
@@ -16,7 +14,9 @@ from sar.kernels.attention import Incoming, Normalizer, Scores, add_projected_gr
 from sar.kernels.attention import head_sums as sums_of_heads
 from sar.kernels.attention_loops import ADDITIVE
 from sar.layers.arriving import Arriving
-from sar.layers.result import Call, finish
+from sar.layers.attention_entry import agree, finished, inputs_of_sum, why_not
+from sar.layers.entry import FusedLayer, Inputs
+from sar.layers.result import Call, copies, finish, grad_of_rows, like
 from sar.ops.attention import agreed, attention_backward
 from sar.ops.attention_passes import Attention, attention_forward, widened
 from sar.ops.first_order import first_order
@@ -63,22 +63,16 @@ def gat(
     """
     width = weight.shape[0] // heads
     spec = Attention(relation, policy, Scores(ADDITIVE, heads, width, slope=slope), dropout)
-    made_of = [x, weight] if fc_bias is None else [x, weight, fc_bias]
+    made_of = [x, weight, fc_bias]
     read = {
-        "values": _like(x, heads * width, made_of),
-        "keys": _like(x, heads, [*made_of, attn_src]),
-        "queries": _like(x, heads, [*made_of, attn_dst]),
+        "values": like(x, heads * width, made_of),
+        "keys": like(x, heads, [*made_of, attn_src]),
+        "queries": like(x, heads, [*made_of, attn_dst]),
     }
     call = Call(agreed(spec, read), input_travels, donate)
     result = _Gat.apply(call, x, weight, fc_bias, attn_src, attn_dst)
     out = finish(result, None if bias is None else bias.reshape(-1), call)
     return out.view(relation.num_dst, heads, width)
-
-
-def _like(x: Tensor, width: int, made_of: Sequence[Tensor]) -> Tensor:
-    """No rows of what is made of others, asking for a gradient if one of these does."""
-    asks = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in made_of)
-    return x.new_empty((0, width)).requires_grad_(asks)
 
 
 class _Parameters(NamedTuple):
@@ -88,13 +82,6 @@ class _Parameters(NamedTuple):
     fc_bias: Tensor | None
     attn_src: Tensor
     attn_dst: Tensor
-
-    @staticmethod
-    def copied(
-        weight: Tensor, fc_bias: Tensor | None, attn_src: Tensor, attn_dst: Tensor
-    ) -> _Parameters:
-        given = weight, fc_bias, attn_src, attn_dst
-        return _Parameters(*(p if p is None else p.detach().clone() for p in given))  # type: ignore
 
     def make(self, spec: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """v [num_src, H * D], k [num_src, H], q [num_dst, H] of the owned rows."""
@@ -155,9 +142,8 @@ class _Gat(Function):
         attn_src: Tensor,
         attn_dst: Tensor,
     ) -> Tensor:
-        used = _Parameters.copied(weight, fc_bias, attn_src, attn_dst)
-        rows = x.detach()
-        value, key, query = used.make(call.spec, rows)
+        used = _Parameters(*copies(weight, fc_bias, attn_src, attn_dst))  # type: ignore[arg-type]
+        value, key, query = used.make(call.spec, x.detach())
         made = used.arriving(call, x)
         out, normalizer, kept = attention_forward(
             call.spec, [value, key], query, query.new_zeros(0), made
@@ -197,22 +183,30 @@ class _Gat(Function):
             dweight = None if dweight is None else dweight + others[0]
             dfc_bias = None if dfc_bias is None else dfc_bias + others[1]
             dvectors[0] = dvectors[0] + others[2]
-        dx = None
-        if needs[1]:
-            dx = _grad_of_rows(x, dvalue, weight, value, call.donate)
+        dx = grad_of_rows(x, dvalue, weight, value, call.donate) if needs[1] else None
         given = (attn_src, attn_dst)
         dattn = [d.to(x.dtype).view_as(a) for d, a in zip(dvectors, given, strict=True)]
         return None, dx, dweight, dfc_bias, *dattn
 
 
-def _grad_of_rows(
-    x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donate: bool
-) -> Tensor:
-    """dv W, where v was or x, if that is as wide and free to take."""
-    rows = x.detach()
-    place = None
-    if value.shape == x.shape:
-        place = value
-    elif donate and not x.is_leaf and x.is_contiguous():
-        place = rows
-    return torch.mm(dvalue, weight.detach(), out=place) if place is not None else dvalue @ weight
+def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:
+    if inputs["edge_weight"] is not None:
+        return "edges have weights"
+    return why_not(layer, graph, inputs, ("fc",))
+
+
+def _agree(layer: Any, graph: Any, inputs: Inputs, fused: bool) -> bool:
+    numbers = layer._num_heads * (layer._out_feats + 1)
+    return agree(getattr(layer, "fc", None), numbers, graph, inputs, fused)
+
+
+def _run(layer: Any, graph: Any, inputs: Inputs, agreed: bool) -> Tensor:
+    x, known = inputs_of_sum(layer, graph, inputs["feat"])
+    weights = layer.fc.weight, layer.attn_l, layer.attn_r, layer.bias
+    known |= {"fc_bias": layer.fc.bias, "input_travels": agreed}
+    return finished(layer, gat(graph.sole_relation, x, *weights, graph.policy, **known), x)
+
+
+GAT = FusedLayer(
+    "dgl.nn.pytorch.conv.gatconv", "GATConv", ("c6642c862834763c",), _why_not, _run, agree=_agree
+)

@@ -8,6 +8,7 @@ by the time that attention's backward begins, its memory is free, unless the cal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,3 +124,29 @@ class _Result(Function):
             call.place = out
             call.writes.write()
         return dout, dout.sum(0) if ctx.needs_input_grad[1] else None, None, None
+
+
+def like(x: Tensor, width: int, made_of: Sequence[Tensor | None]) -> Tensor:
+    """No rows of what is made of others, asking for a gradient if one of these does."""
+    asks = any(tensor is not None and tensor.requires_grad for tensor in made_of)
+    return x.new_empty((0, width)).requires_grad_(asks and torch.is_grad_enabled())
+
+
+def copies(*parameters: Tensor | None) -> list[Tensor | None]:
+    """The numbers that parameters have now: backward makes of them again what forward made."""
+    return [one if one is None else one.detach().clone() for one in parameters]
+
+
+def grad_of_rows(x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donate: bool) -> Tensor:
+    """dv W of v = x W^T, where v was or x, if that is as wide and free to take.
+
+    Args:
+        value: v, which nobody else has and nobody reads any more.
+        donate: ``x`` may be taken if it is no leaf.
+    """
+    place = None
+    if value.shape == x.shape:
+        place = value
+    elif donate and not x.is_leaf and x.is_contiguous():
+        place = x.detach()
+    return torch.mm(dvalue, weight.detach(), out=place) if place is not None else dvalue @ weight

@@ -23,9 +23,7 @@ from sar.edges.scaled import is_plain
 
 ADDS = {torch.Tensor.add, torch.Tensor.__add__}
 # Linear layers save what they read, not their result; ours may have written into it themselves.
-_OURS = {
-    "AddLinearBackward", "_LinearOfMeanBackward", "_LinearOfNarrowMeanBackward", "_ValuedBackward",
-}  # fmt: skip
+_OURS = {"AddLinearBackward", "_ValuedBackward"}
 _MAKERS = {"AddmmBackward0", "MmBackward0", *_OURS}
 
 

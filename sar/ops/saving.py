@@ -73,6 +73,18 @@ def saves_as_is() -> bool:
     return _innermost_hooks() is None
 
 
+def owns_saved() -> bool:
+    """Whether nobody but the operation that saves them gets to see its own saved tensors."""
+    return is_innermost() if takes_notes() else saves_as_is()
+
+
+def frees_graph() -> bool:
+    """Whether a backward pass is running after which nobody can come back to its saved tensors."""
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    running = getattr(torch._C, "_current_graph_task_id", lambda: -1)() != -1
+    return keeps_graph is not None and running and not keeps_graph()
+
+
 def is_checkpointed() -> bool:
     """Whether ``torch.utils.checkpoint`` runs this code twice, without notes of the first time.
 

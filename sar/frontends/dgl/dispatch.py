@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from sar.edges import reverse_relation
-from sar.frontends.dgl import mean_layer, sharing, typed
+from sar.frontends.dgl import fused, sharing, typed
 from sar.frontends.dgl.counts import Counts, LocalCount
 from sar.frontends.dgl.readout import segment_reduce, segment_softmax, topk
+from sar.frontends.dgl.undistributed import refuse_undistributed
 from sar.ops import run_messages, swap_sides
 from sar.tracing.binary import BuiltinMessage, Operand
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of
@@ -76,7 +77,7 @@ def install(kind: type | None = None) -> None:
             original = getattr(module, patch.name, None)
             if original is not None and not hasattr(original, "sharded"):
                 setattr(module, patch.name, _dispatching(original, patch))
-    mean_layer.install()
+    fused.install(Counts, refuse_undistributed)
     sharing.install()
     typed.install()
 
