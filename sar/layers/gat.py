@@ -107,7 +107,7 @@ class _Gat(Function):
     ==========  =====================  =======================================================
     x           [num_src, F]           this rank; saved (an input). Donated and of another width
                                        than v it becomes dx
-    W, c        [H * D, F], [H * D]    replicated; copies are held; W is saved where dx is asked
+    W, c        [H * D, F], [H * D]    replicated; copies are held
     a_k, a_q    H * D numbers each     replicated; saved, and copies are held
     v           [num_src, H * D]       this rank; made in forward and again in backward, where dx
                                        takes its place if it is as wide
@@ -149,14 +149,13 @@ class _Gat(Function):
             call.spec, [value, key], query, query.new_zeros(0), made
         )
         ctx.call, ctx.used, ctx.kept = call, used, kept
-        kept_weight = weight if x.requires_grad else None
-        ctx.save_for_backward(x, kept_weight, attn_src, attn_dst, *normalizer)
+        ctx.save_for_backward(x, attn_src, attn_dst, *normalizer)
         return out.to(x.dtype)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, attn_src, attn_dst, largest, inverse = ctx.saved_tensors
+        x, attn_src, attn_dst, largest, inverse = ctx.saved_tensors
         call, used, needs = ctx.call, ctx.used, ctx.needs_input_grad
         spec, made = call.spec, used.arriving(call, x)
         value, key, query = used.make(spec, x.detach())
@@ -175,15 +174,15 @@ class _Gat(Function):
         dscores = [dkey, F.pad(dquery, (0, 0, 0, len(dkey) - len(dquery)))]
         vectors = [widened(vector).view(-1) for vector in (attn_src, attn_dst)]
         dvectors = list(add_projected_grads(dvalue, widened(value), dscores, vectors))
+        dfc_bias = dvalue.sum(0).to(x.dtype) if needs[3] else None
         dvalue = dvalue.to(x.dtype)
         dweight = dvalue.t() @ x.detach() if needs[2] else None
-        dfc_bias = dvalue.sum(0) if needs[3] else None
         if made is not None:
             others = made.finish()
             dweight = None if dweight is None else dweight + others[0]
             dfc_bias = None if dfc_bias is None else dfc_bias + others[1]
             dvectors[0] = dvectors[0] + others[2]
-        dx = grad_of_rows(x, dvalue, weight, value, call.donate) if needs[1] else None
+        dx = grad_of_rows(x, dvalue, used.weight, value, call.gives()) if needs[1] else None
         given = (attn_src, attn_dst)
         dattn = [d.to(x.dtype).view_as(a) for d, a in zip(dvectors, given, strict=True)]
         return None, dx, dweight, dfc_bias, *dattn

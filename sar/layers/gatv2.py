@@ -98,7 +98,7 @@ class _GatV2(Function):
     ==========  =====================  =======================================================
     x           [num_src, F]           this rank; saved (an input). Donated and of another width
                                        than v it becomes dx
-    W, c        [H * D, F], [H * D]    replicated; copies are held; W is saved where dx is asked
+    W, c        [H * D, F], [H * D]    replicated; copies are held
     V, d        the same, or none      replicated; like W and c
     w           H * D numbers          replicated; a copy is held
     v           [num_src, H * D]       this rank; made in forward and again in backward, where dx
@@ -140,14 +140,13 @@ class _GatV2(Function):
         made = used.arriving(call, x)
         out, normalizer, kept = attention_forward(call.spec, [value], query, used.attn, made)
         ctx.call, ctx.used, ctx.kept, ctx.shape = call, used, kept, attn.shape
-        weights = (weight, dst_weight) if x.requires_grad else (None, None)
-        ctx.save_for_backward(x, *weights, *normalizer)
+        ctx.save_for_backward(x, *normalizer)
         return out.to(x.dtype)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights, largest, inverse = ctx.saved_tensors
+        x, largest, inverse = ctx.saved_tensors
         call, used, needs = ctx.call, ctx.used, ctx.needs_input_grad
         spec, made = call.spec, used.arriving(call, x)
         value, query = used.make(spec, x.detach())
@@ -164,42 +163,23 @@ class _GatV2(Function):
         del incoming, dout, delta, query, place
         if used.dst_weight is None:
             dvalue[: len(dquery)] += dquery
-        grads = dvalue.to(x.dtype), dquery.to(x.dtype)
-        parameters = _grads_of_projections(x, *grads, needs[3:], made)
-        dx = _grad_of_both(x, grads, weights, value, call.donate) if needs[1] else None
-        dweight = dattn.to(x.dtype).view(ctx.shape) if dattn is not None else None
-        return None, dx, dweight, *parameters
-
-
-def _grads_of_projections(
-    x: Tensor, dvalue: Tensor, dquery: Tensor, asks: Any, made: Arriving | None
-) -> list[Tensor | None]:
-    """dW, dc, dV, dd."""
-    rows, others = x.detach(), (None, None) if made is None else made.finish()[:2]
-    ends = rows[: len(dquery)]
-    own = [
-        dvalue.t() @ rows if asks[0] else None,
-        dvalue.sum(0) if asks[1] else None,
-    ]
-    joined = [a if a is None or b is None else a + b for a, b in zip(own, others, strict=True)]
-    return [*joined, dquery.t() @ ends if asks[2] else None, dquery.sum(0) if asks[3] else None]
-
-
-def _grad_of_both(
-    x: Tensor,
-    grads: tuple[Tensor, Tensor],
-    weights: list[Tensor | None],
-    value: Tensor,
-    donate: bool,
-) -> Tensor | None:
-    """dx = dv W, and dq V of the first rows."""
-    (dvalue, dquery), (weight, dst_weight) = grads, weights
-    if weight is None:
-        return None
-    dx = grad_of_rows(x, dvalue, weight, value, donate)
-    if dst_weight is not None:
-        dx[: len(dquery)].addmm_(dquery, dst_weight.detach())
-    return dx
+        dbias, ddst_bias = (
+            wide.sum(0).to(x.dtype) if asked else None
+            for wide, asked in ((dvalue, needs[4]), (dquery, needs[6]))
+        )  # fmt: skip
+        dvalue, dquery = dvalue.to(x.dtype), dquery.to(x.dtype)
+        rows = x.detach()
+        dweight = dvalue.t() @ rows if needs[3] else None
+        ddst_weight = dquery.t() @ rows[: len(dquery)] if needs[5] else None
+        if made is not None:
+            others = made.finish()
+            dweight = None if dweight is None else dweight + others[0]
+            dbias = None if dbias is None else dbias + others[1]
+        dx = grad_of_rows(x, dvalue, used.weight, value, call.gives()) if needs[1] else None
+        if dx is not None and used.dst_weight is not None:
+            dx[: len(dquery)].addmm_(dquery, used.dst_weight)
+        dweight_of_scores = None if dattn is None else dattn.to(x.dtype).view(ctx.shape)
+        return None, dx, dweight_of_scores, dweight, dbias, ddst_weight, ddst_bias
 
 
 def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:

@@ -9,7 +9,7 @@ by the time that attention's backward begins, its memory is free, unless the cal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from sar.kernels import wide_dtype
 from sar.kernels.attention import deltas
 from sar.ops.attention_passes import Attention, widened
 from sar.ops.first_order import first_order
+from sar.ops.saving import frees_graph, owns_saved
 from sar.ops.written import Writes
 
 _LARGER = 4  # how many times a bias may exceed the root mean square of what it is added to
@@ -33,7 +34,9 @@ class Call:
     Attributes:
         spec: the attention.
         input_travels: see Note [Projected on arrival].
-        donate: whether gradients may take the memory of the layer's input and of its result.
+        donate: whether gradients may take the memory of the layer's input and of its result, unless
+            the graph is kept, or others have made something of what was saved.
+        owns: whether what is saved stays as it is.
         writes: into what was saved of the result; ``None``: the caller does not have it.
         is_written: whether anybody did, as this backward pass found it.
         delta: [n, H] of this backward pass, without meaning where ``is_written``.
@@ -43,10 +46,15 @@ class Call:
     spec: Attention
     input_travels: bool
     donate: bool
+    owns: bool = field(default_factory=owns_saved)
     writes: Writes | None = None
     is_written: bool = False
     delta: Tensor | None = None
     place: Tensor | None = None
+
+    def gives(self) -> bool:
+        """Whether this backward pass may write over the input and the result."""
+        return self.donate and self.owns and frees_graph()
 
     def take(self) -> tuple[Tensor, Tensor | None]:
         """delta and place, which the function behind has left for this backward pass."""
@@ -120,7 +128,7 @@ class _Result(Function):
         wide = widened(dout)
         call.is_written = call.writes is not None and call.writes.happened
         call.delta = deltas(wide, widened(out), call.spec.scores.heads, ctx.bias)
-        if call.donate and call.writes is not None and out.dtype == wide.dtype:
+        if call.gives() and call.writes is not None and out.dtype == wide.dtype:
             call.place = out
             call.writes.write()
         return dout, dout.sum(0) if ctx.needs_input_grad[1] else None, None, None
@@ -149,4 +157,4 @@ def grad_of_rows(x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donat
         place = value
     elif donate and not x.is_leaf and x.is_contiguous():
         place = x.detach()
-    return torch.mm(dvalue, weight.detach(), out=place) if place is not None else dvalue @ weight
+    return torch.mm(dvalue, weight, out=place) if place is not None else dvalue @ weight
