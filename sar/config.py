@@ -169,6 +169,7 @@ class Config:
 
 def current_policy(policy: Policy | None) -> Policy:
     """The graph's own policy or, where it has none, the one that :class:`Config` describes now."""
-    if policy is not None:
-        return policy
-    return Policy(rematerialize=not Config.disable_sr)
+    return _DESCRIBED[bool(Config.disable_sr)] if policy is None else policy
+
+
+_DESCRIBED = Policy(), Policy(rematerialize=False)

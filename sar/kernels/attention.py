@@ -309,7 +309,7 @@ def _scratch(like: Tensor, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _numpy(*tensors: Tensor) -> list[np.ndarray]:
-    return [array(tensor) for tensor in tensors]
+    return list(map(array, tensors))
 
 
 def _numbers(scores: Scores, like: Tensor) -> tuple[Any, ...]:

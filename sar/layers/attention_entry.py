@@ -28,16 +28,17 @@ def why_not(layer: Any, graph: Any, inputs: Inputs, projections: tuple[str, ...]
     reason = graph_reason(graph) or linear_reason(layer, *projections) or _parts_reason(layer)
     if reason is not None:
         return reason
-    relation, own = graph.sole_relation, layer._parameters.values()
-    parts = [weight for name in projections for weight in getattr(layer, name).parameters()]
-    weights = [weight for weight in (*own, *parts) if weight is not None]
+    relation, weights = graph.sole_relation, [*layer._parameters.values()]
+    for name in projections:
+        weights += getattr(layer, name)._parameters.values()
+    weights = list(filter(torch.is_tensor, weights))
     reason = rows_reason(x, relation.num_src, *weights, dtypes=(*DTYPES, torch.bfloat16))
     if reason is not None:
         return reason
+    if any([getattr(layer, name).weight.shape[1] != x.shape[1] for name in projections]):
+        return "weights do not fit the rows"
     if x.device.type != "cpu":
         return "the kernels of attention are the processor's"
-    if any(getattr(layer, name).weight.shape[1] != x.shape[1] for name in projections):
-        return "weights do not fit the rows"
     if not layer._allow_zero_in_degree and bool((relation.in_degrees == 0).any()):
         return "nodes without edges, of which its own code complains"
     return None

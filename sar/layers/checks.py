@@ -33,8 +33,9 @@ def rows_reason(
         return f"rows have shape {tuple(x.shape)}, not [{num_rows}, width]"
     if x.dtype not in dtypes:
         return f"rows are {x.dtype}"
-    if any(w.dtype != x.dtype or w.device != x.device for w in weights):
-        return "rows and weights differ in dtype or device"
+    for weight in weights:
+        if weight.dtype != x.dtype or weight.device != x.device:
+            return "rows and weights differ in dtype or device"
     return None
 
 

@@ -136,8 +136,11 @@ class _Result(Function):
 
 def like(x: Tensor, width: int, made_of: Sequence[Tensor | None]) -> Tensor:
     """No rows of what is made of others, asking for a gradient if one of these does."""
-    asks = any(tensor is not None and tensor.requires_grad for tensor in made_of)
-    return x.new_empty((0, width)).requires_grad_(asks and torch.is_grad_enabled())
+    rows = x.new_empty((0, width))
+    for tensor in made_of if torch.is_grad_enabled() else ():
+        if tensor is not None and tensor.requires_grad:
+            return rows.requires_grad_()
+    return rows
 
 
 def copies(*parameters: Tensor | None) -> list[Tensor | None]:

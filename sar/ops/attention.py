@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sar.config import EXACT
 from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_at_sources import BackwardAtSources, edges_to_compute_at
@@ -49,7 +50,8 @@ def agreed(spec: Attention, read: Mapping[str, Tensor | None]) -> Attention:
     Args:
         read: values, keys where they are others, then what else is read, or rows like them.
     """
-    refuse_sampling(spec.policy, "attention")
+    if spec.policy.lossy != EXACT:
+        refuse_sampling(spec.policy, "attention")
     given = [(name, tensor) for name, tensor in read.items() if tensor is not None]
     agree_wanted(spec.relation.plan, given, 1 if read["keys"] is None else 2)
     return replace(spec, window=1) if spares_memory() else spec

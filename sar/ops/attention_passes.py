@@ -31,6 +31,7 @@ from sar.stream import WINDOW, GradientReturn, Round, Stream, fetch
 
 # Buffers of rounds that stay for the next layer; without a wire backward has two at once.
 _IDLE, _IDLE_WITHOUT_WIRE = 3, 1
+_WIDE = (torch.float32, torch.float64)  # what wide_dtype() leaves as it is
 
 
 class Made(Protocol):
@@ -83,8 +84,8 @@ class Attention:
 
     def num_rounds(self, sources: Sequence[Tensor]) -> int:
         """Rounds of either pass: backward has rows and their gradients in flight."""
-        sizes = [(part, part.element_size() + wide_dtype(part.dtype).itemsize) for part in sources]
-        row_bytes = sum(part.shape[1] * size for part, size in sizes)
+        width, one = sum([part.shape[1] for part in sources]), sources[0]
+        row_bytes = width * (one.element_size() + wide_dtype(one.dtype).itemsize)
         return self.relation.plan.num_rounds(self.policy, row_bytes)
 
     def shards(self, num_rounds: int) -> list[Csc]:
@@ -115,9 +116,9 @@ def attention_forward(
     scores, mask = spec.scores, spec.mask
     query, weight = widened(query), widened(weight)
     running = Running.start(len(query), scores.heads, scores.width, query)
-    shards = spec.shards(spec.num_rounds(sources))
-    kept = []
-    stream = _stream(spec, sources, made, window=spec.window, may_keep=True)
+    num_rounds, kept = spec.num_rounds(sources), []
+    shards = spec.shards(num_rounds)
+    stream = _stream(spec, sources, num_rounds, made, window=spec.window, may_keep=True)
     for step, shard in zip(stream, shards, strict=True):
         value, key = _columns(scores, step.rows)
         attend(shard, scores, key, value, query, weight, running, mask)
@@ -152,6 +153,7 @@ class _Step:
 def _stream(
     spec: Attention,
     sources: Sequence[Tensor],
+    num_rounds: int,
     made: Made | None,
     kept: Sequence[Tensor] = (),
     window: int = WINDOW,
@@ -160,7 +162,7 @@ def _stream(
 ) -> Iterator[_Step]:
     """The owned rows, then those of each round; overwritten when the next is taken."""
     plan, policy, pool = spec.relation.plan, spec.policy, spec.relation.group.pool
-    rounds = plan.rounds(spec.num_rounds(sources))
+    rounds = plan.rounds(num_rounds)
     sent = sources if made is None else [made.rows]
 
     def begin() -> Stream:
@@ -189,7 +191,7 @@ def _stream(
 
 def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
     """Values and keys of owned tensors or of packed halo rows, in the wide dtype."""
-    wide = [widened(part) for part in rows]
+    wide = list(map(widened, rows))
     value = Columns(wide[0])
     width = scores.heads * scores.width
     if len(wide) == 2:
@@ -199,7 +201,8 @@ def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
 
 def widened(tensor: Tensor) -> Tensor:
     """The values of a tensor in the dtype to accumulate in, contiguous."""
-    return tensor.detach().to(wide_dtype(tensor.dtype)).contiguous()
+    rows = tensor.detach()
+    return (rows if rows.dtype in _WIDE else rows.to(wide_dtype(rows.dtype))).contiguous()
 
 
 class Backward:
@@ -238,7 +241,7 @@ class Backward:
         # Beside rows in use and gradients on their way, one more round is enough in flight; and
         # none where it would not travel meanwhile: ranks wait for each other's gradients anyway.
         ahead = spec.window > 1 and spec.relation.group.has_wire
-        stream = _stream(spec, self.sources, self.made, kept, 1, ahead)
+        stream = _stream(spec, self.sources, num_rounds, self.made, kept, 1, ahead)
         for step, csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
             grads = self.homes if step.round is None else [home.buffer(step.round)]
             self._shard(step.rows, csr, csc, grads)
