@@ -319,11 +319,14 @@ def _numbers(scores: Scores, like: Tensor) -> tuple[Any, ...]:
     return scores.kind, *sizes, kind(scores.slope), kind(scores.scale)
 
 
+_NO_KEYS = np.empty(0, np.int64)
+
+
 def _dropout(csc: Csc, mask: Mask | None, like: Tensor) -> tuple[Any, ...]:
     """Each edge's position, keys by position (empty: no dropout), seed, probability, factor."""
     kind = np.float32 if like.dtype == torch.float32 else np.float64
     if mask is None or mask.probability == 0:
-        return *_numpy(csc.indptr[:0], torch.empty(0, dtype=torch.int64)), 0, 0.0, kind(1)
+        return csc.arrays.indptr[:0], _NO_KEYS, 0, 0.0, kind(1)
     if csc.order is None:
         raise ValueError("csc: got no order, expected each edge's position for its dropout")
     p = float(mask.probability)
