@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from sar.edges.scaled import is_scaling, note_scaled
 from sar.ops.aggregate import is_aggregated
 from sar.ops.callers import has_hooks, is_linear, module_of
 from sar.ops.capture import tensors_in
@@ -31,12 +30,9 @@ from sar.ops.overwrite import may_overwrite
 from sar.ops.reuse import ADDS, is_plain, is_temporary
 from sar.ops.saving import takes_notes
 
-_PRODUCTS = {torch.Tensor.mul, torch.Tensor.__mul__}
-
 
 class LinearSums(TorchFunctionMode):
-    """Inside, linear layers of summed rows are computed late, see Note [Linear sums]; what products
-    of rows that ask for no gradient are made of is noted for Note [Scaled rows]."""
+    """Inside, linear layers of summed rows are computed late, see Note [Linear sums]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,10 +64,6 @@ class LinearSums(TorchFunctionMode):
             for tensor in tensors_in((args, kwargs)):
                 if (waiting := self._late.get(id(tensor))) is not None:
                     waiting.compute()
-        if func in _PRODUCTS and not kwargs and is_scaling(*args):
-            out = func(*args)
-            note_scaled(out, *args)
-            return out
         return func(*args, **kwargs)
 
     def _wait(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
