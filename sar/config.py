@@ -169,7 +169,9 @@ class Config:
 
 def current_policy(policy: Policy | None) -> Policy:
     """The graph's own policy or, where it has none, the one that :class:`Config` describes now."""
-    return _DESCRIBED[bool(Config.disable_sr)] if policy is None else policy
+    if policy is not None:
+        return policy
+    return _BY_CONFIG[bool(Config.disable_sr)]
 
 
-_DESCRIBED = Policy(), Policy(rematerialize=False)
+_BY_CONFIG = {no_sr: Policy(rematerialize=not no_sr) for no_sr in (False, True)}

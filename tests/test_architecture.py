@@ -168,7 +168,7 @@ def test_autograd_functions_live_in_ops_and_layers() -> None:
         at(path, node.lineno, node.name)
         for path, tree in sources()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and part_of(path) not in {"ops", "layers", "memory"}
+        if isinstance(node, ast.ClassDef) and part_of(path) not in ("ops", "layers", "memory")
         for base in node.bases
         if ast.unparse(base).endswith("autograd.Function") or ast.unparse(base) == "Function"
     ]

@@ -1,95 +1,27 @@
-"""GraphSAGE's layer of means as one function: DGL's numbers, and DGL's own code, with a word, where
-somebody looks into the layer."""
+"""GraphSAGE's layer of means as one function: DGL's numbers, kept or recomputed."""
 
 from __future__ import annotations
 
 import copy
-import pickle
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import dgl.nn
 import pytest
 import torch
-from harness import RankFailed, run_threads
+from harness import run_threads
 from harness.blocks import compare_blocks
-from harness.graphs import mixed, shop, to_dgl
+from harness.graphs import mixed, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
-from harness.rows import Part, assert_share, results, whole
-from torch import Tensor, nn
+from harness.rows import Part, results, whole
+from harness.sage import SIZE, WIDTH, Then, compare, fused_ones, sage
+from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 import sar
 from sar.comm import Group
-from sar.errors import NotSupportedError
-from sar.frontends.dgl import fused
-
-WIDTH = 4
-SIZE = 3
-
-
-def sage(width: int = WIDTH, before: int = WIDTH, kind: str = "mean", **options: Any) -> nn.Module:
-    return dgl.nn.SAGEConv(before, width, kind, **options)
-
-
-def fused_ones(model: nn.Module, **options: bool) -> nn.Module:
-    """It raises where a layer is not fused."""
-    return sar.optimize(model, strict=True, **options)
-
-
-def compare(
-    layer: nn.Module,
-    partitioned: Cutter,
-    size: int = SIZE,
-    run: Callable[..., Any] = run_threads,
-    method: str = "random",
-    on_rank: Callable[[int, nn.Module], Any] = lambda rank, layer: None,
-    width: int = WIDTH,
-    passes: int = 2,
-    **policy: Any,
-) -> None:
-    """``layer`` on some ranks is DGL's on the whole graph, with and without gradients."""
-    arrays, layer = mixed(), layer.double()
-    rows = whole(arrays.total_nodes, (width,), seed=1)
-    with torch.no_grad():
-        like = layer(to_dgl(arrays), rows)
-    factor = whole(arrays.total_nodes, tuple(like.shape[1:]), seed=2)
-    want = results(to_dgl(arrays), copy.deepcopy(layer), rows, factor)
-    path = partitioned(arrays, size, method)
-
-    def case(group: Group) -> None:
-        part, mine = Part(group, path, sar.Policy(**policy)), copy.deepcopy(layer)
-        on_rank(group.rank, mine)
-        for _ in range(passes):
-            mine.zero_grad()
-            got = results(part.graph, mine, rows[part.nodes], factor[part.nodes])
-            assert_share(group, got, want, part.nodes)
-            with torch.no_grad():
-                again = mine(part.graph, rows[part.nodes])
-            torch.testing.assert_close(again, want["out"][part.nodes], rtol=1e-11, atol=1e-11)
-
-    run(size, case)
-
-
-class Then(nn.Module):
-    """A layer, and what follows it."""
-
-    def __init__(self, *steps: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.steps = steps
-        self.parts = nn.ModuleList(step for step in steps if isinstance(step, nn.Module))
-
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        for step in self.steps:
-            x = step(graph, x) if isinstance(step, dgl.nn.SAGEConv) else step(x)
-        return x
-
-    def __deepcopy__(self, memo: dict) -> Then:
-        return type(self)(*(copy.deepcopy(step, memo) for step in self.steps))
+from sar.layers.sage_columns import BLOCK
 
 
 class Empty(dgl.nn.SAGEConv):
@@ -185,343 +117,77 @@ def test_rows_that_nobody_trains(width: int, partitioned: Cutter) -> None:
     run_late(SIZE, case)
 
 
-# -- how it is called, and who looks at it ------------------------------------------------------
+# -- recomputed: a few columns at a time --------------------------------------------------------
 
 
-class Own(dgl.nn.SAGEConv):
-    """A subclass that computes something else."""
-
-    def forward(self, graph: Any, feat: Tensor) -> Tensor:
-        return 2 * self.fc_self(feat) + graph.num_dst_nodes() * 0
-
-
-class Doubled(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
-class Noting(TorchFunctionMode):
-    """Sees every function."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-class Around(nn.Module):
-    """A layer, called by a function."""
-
-    def __init__(self, conv: nn.Module, call: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.conv, self.call = conv, call
-
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        return self.call(self.conv, graph, x)
-
-
-def changed(conv: nn.Module, **parts: Any) -> nn.Module:
-    for name, part in parts.items():
-        setattr(conv, name, part)
-    return conv
-
-
-def hooked(conv: Any) -> nn.Module:
-    conv.fc_self.register_forward_hook(lambda part, args, out: 2 * out)
-    return conv
-
-
-def watched(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
-    with Noting():
-        return conv(graph, x)
-
-
-def weighted(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
-    return conv(graph, x, x.new_full((graph.num_edges(), 1), 0.5))
-
-
-def repeated(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
-    """In backward, by torch."""
-    return checkpoint(conv, graph, x, use_reentrant=False)
-
-
-CALLS: dict[str, Callable[..., Tensor]] = {
-    "by position": lambda conv, graph, x: conv(graph, x, None),
-    "by name": lambda conv, graph, x: conv(graph, feat=x, edge_weight=None),
-    "all by name": lambda conv, graph, x: conv(feat=x, graph=graph),
-    "a checkpoint": repeated,
-}
-
-
-@pytest.mark.parametrize("kind", CALLS)
-def test_every_spelling_of_a_call_is_fused(kind: str, partitioned: Cutter) -> None:
-    compare(fused_ones(Around(sage(), CALLS[kind]), donate=True), partitioned)
-
-
-# The layer, and the warning where the user's doing keeps it from being fused.
-OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "gcn": (lambda: sage(kind="gcn"), ""),
-    "pool": (lambda: sage(kind="pool"), ""),
-    "another part": (lambda: changed(sage(), fc_neigh=Doubled(WIDTH, WIDTH, bias=False)), ""),
-    "a bias of the mean": (lambda: changed(sage(), fc_neigh=nn.Linear(WIDTH, WIDTH)), ""),
-    "broadcast": (lambda: changed(sage(), fc_neigh=nn.Linear(WIDTH, 1, bias=False)), ""),
-    "one part twice": (lambda: changed(conv := sage(bias=False), fc_neigh=conv.fc_self), ""),
-    "edge weights": (lambda: Around(sage(), weighted), ""),
-    "a pair": (lambda: Around(sage(), lambda conv, graph, x: conv(graph, (x, x))), ""),
-    "a hook on a part": (lambda: hooked(sage()), "Linear in it has a hook"),
-    "a mode": (lambda: Around(sage(), watched), "the mode Noting looks"),
-}
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_others_are_computed_as_they_say(kind: str, partitioned: Cutter) -> None:
-    """With one warning for each layer and reason, where the user is the reason."""
-    make, reason = OTHERS[kind]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        compare(make(), partitioned, run=run_late)
-    told = [str(w.message) for w in caught if "not the fused layer" in str(w.message)]
-    assert len(told) == (SIZE if reason else 0)
-    assert all(one.startswith("SAGEConv: ") and reason in one for one in told)
-    with pytest.raises((RankFailed, NotSupportedError), match="not fused, as strict=True asks"):
-        compare(fused_ones(make()), partitioned)
-
-
-@pytest.mark.parametrize("kind", ["hook", "global hook", "autocast"])
-def test_a_change_later_is_heeded_and_said_once(kind: str, partitioned: Cutter) -> None:
-    path, layer = partitioned(mixed(), 1), sage().double()
-    seen: list[Any] = []
-
-    def change(mine: Any) -> Any:
-        note = lambda part, args, out: seen.append(out.shape)  # noqa: E731
-        if kind == "hook":
-            return mine.fc_neigh.register_forward_hook(note)
-        if kind == "global hook":
-            return nn.modules.module.register_module_forward_hook(note)
-        context = torch.autocast("cpu", dtype=torch.bfloat16, enabled=True)
-        context.__enter__()
-        return context
-
-    def case(group: Group) -> None:
-        part, rows = Part(group, path), whole(57, (WIDTH,), seed=1)
-        inputs = rows[part.nodes], rows[part.nodes]
-        before = results(part.graph, layer, *inputs)
-        handle = change(layer)
-        try:
-            for _ in range(2):
-                layer.zero_grad()
-                after = results(part.graph, layer, *inputs)
-        finally:
-            handle.__exit__(None, None, None) if kind == "autocast" else handle.remove()
-        assert seen or kind == "autocast"
-        for name in before:  # products of float64 stay what they are under autocast
-            torch.testing.assert_close(after[name], before[name], rtol=1e-11, atol=1e-11)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run_threads(1, case)
-    told = [str(w.message) for w in caught if "not the fused layer" in str(w.message)]
-    assert len(told) == 1 and kind.split()[-1] in told[0]
-
-
-@pytest.mark.parametrize("kind", ["own forward", "replaced forward"])
-def test_a_forward_of_ones_own_is_said(kind: str, partitioned: Cutter) -> None:
-    """Once; what it computes is what it says."""
-    layer = Own(WIDTH, WIDTH, "mean") if kind == "own forward" else sage()
-    if kind == "replaced forward":
-        layer.forward = lambda graph, x: 2 * layer.fc_self(x)
-    with pytest.warns(UserWarning, match="a forward of its own") as told:
-        sar.optimize(nn.ModuleList([layer]))
-        sar.optimize(layer)
-    assert len(told) == 1
-    with pytest.raises(NotSupportedError, match="strict=True: .* a forward of its own"):
-        sar.optimize(layer, strict=True)
-    if kind == "own forward":
-        compare(layer, partitioned)
-
-
-@pytest.mark.parametrize("of", [dgl.nn.SAGEConv, nn.Linear])
-def test_changed_classes(
-    of: type[nn.Module], partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fused.uninstall()
-    forward = of.forward
-    monkeypatch.setattr(of, "forward", lambda layer, *args: 2 * forward(layer, *args))
-    if of is nn.Linear:
-        compare(sage(), partitioned)
-        return
-    with pytest.warns(UserWarning, match="not that of a known version"):
-        compare(sage(), partitioned)
-
-
-def test_the_class_gets_its_own_forward_back(partitioned: Cutter) -> None:
-    compare(sage(), partitioned, 1)
-    assert hasattr(dgl.nn.SAGEConv.forward, "__wrapped__")
-    fused.uninstall()
-    fused.uninstall()
-    assert not hasattr(dgl.nn.SAGEConv.forward, "__wrapped__")
-    compare(fused_ones(sage()), partitioned, 1)  # and is put before it anew
-
-
-class First(nn.Module):
-    """A module of a layer of several relations, for which it reads one side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = fused_ones(sage())
-
-    def forward(self, graph: Any, pair: tuple[Tensor, Tensor]) -> Tensor:
-        return self.conv(graph, pair[0])
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_rows_that_relations_share(alone: bool, partitioned: Cutter) -> None:
-    """Travel once for all that read them; as a whole each layer would fetch its own."""
-    path = partitioned(shop(), 2, "random")
-
-    def case(group: Group) -> None:
-        graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank))
-        modules: dict[str, nn.Module] = {name: sage() for name in graph.etypes}
-        layer = dgl.nn.HeteroGraphConv({**modules, "follows": First()})
-        inputs = {
-            ntype: torch.ones(graph.num_nodes(ntype), WIDTH, requires_grad=True)
-            for ntype in graph.ntypes
-        }
-        if alone:
-            layer.mods["follows"](graph["follows"], (inputs["user"], None)).sum().backward()
-            return
-        with pytest.raises(NotSupportedError, match="which travel once for all"):
-            layer(graph, inputs)
-
-    run_threads(2, case)
-
-
-def test_what_is_lossy_or_narrow_is_plain(partitioned: Cutter) -> None:
-    path, rows = partitioned(mixed(), 2), whole(mixed().total_nodes, (WIDTH,), seed=1)
-
-    def case(group: Group) -> None:
-        part, layer = Part(group, path), fused_ones(sage())
-        x = rows[part.nodes].float().requires_grad_()
-        lossy = part.graph.with_policy(sar.Policy(lossy=sar.Lossy(wire_dtype="bfloat16")))
-        with pytest.raises(NotSupportedError, match="the policy is lossy"):
-            layer(lossy, x)
-        with pytest.raises(NotSupportedError, match="rows are torch.bfloat16"):
-            layer.bfloat16()(part.graph, x.bfloat16())
-        layer.float()(part.graph, x)
-
-    run_threads(2, case)
-
-
-@pytest.mark.parametrize("activations", ["keep", "recompute"])
-def test_ranks_that_choose_differently_meet(activations: str, partitioned: Cutter) -> None:
-    """A hook on one rank alone: the others send it what it waits for, in both passes."""
-
-    def on_rank(rank: int, layer: nn.Module) -> None:
-        for conv in layer.parts:
-            if rank == 1:
-                conv.fc_self.register_forward_hook(lambda part, args, out: None)
-            else:
-                fused_ones(conv)
-        sar.set_activations(layer, activations)
-
-    for rounds in (1, SIZE - 1):
-        compare(LAYERS["two"](), partitioned, on_rank=on_rank, rounds=rounds)
-
-
-# -- memory that is written over ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("activations", ["keep", "recompute"])
-@pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize("width", [2, WIDTH])
-def test_the_input_is_written_over_where_that_was_asked_for(
-    width: int, donate: bool, activations: str, partitioned: Cutter
-) -> None:
-    """Not a leaf, not a view, and not while the graph is kept."""
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Group) -> None:
-        part, layer = Part(group, path), fused_ones(sage(width).double(), donate=donate)
-        sar.set_activations(layer, activations)
-        leaf = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
-        was = leaf.detach().clone()
-        for x, keep, may in [
-            (leaf * 1, False, donate), (leaf * 1, True, False), (leaf, False, False),
-            (leaf[:], False, False), ((leaf * 1)[:], False, False),
-        ]:  # fmt: skip
-            (dx,) = torch.autograd.grad(layer(part.graph, x).sum(), x, retain_graph=keep)
-            assert (x.data_ptr() == dx.data_ptr()) is may
-            assert torch.equal(x, was) is not may
-        with torch.no_grad():
-            layer(part.graph, leaf)
-        assert torch.equal(leaf, was)
-
-    run_threads(2, case)
-
-
-@pytest.mark.parametrize("width", [2, WIDTH])
-def test_whoever_reads_a_donated_input_later_is_told(width: int, partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Group) -> None:
-        part, layer = Part(group, path), fused_ones(sage(width), donate=True)
-        x = torch.ones(part.graph.num_nodes(), WIDTH, requires_grad=True)
-        rows = (x * 2).relu()  # which saves its result
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            layer(part.graph, rows).sum().backward()
-        rows = x * 2
-        squares = rows.square().sum()
-        layer(part.graph, rows).sum().backward()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            squares.backward()
-
-    run_threads(2, case)
+def recomputed(rank: int, layer: nn.Module) -> None:
+    sar.set_activations(layer, "recompute")
 
 
 @pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize("activations", ["keep", "recompute"])
-@pytest.mark.parametrize("width", [2, WIDTH])
-def test_backward_may_run_twice(
-    width: int, activations: str, donate: bool, partitioned: Cutter
+@pytest.mark.parametrize("widths", [(1, 3), (BLOCK, BLOCK), (BLOCK + 1, 70), (100, 100), (70, 5)])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_recomputed_layers_equal_dgl(
+    size: int, widths: tuple[int, int], donate: bool, partitioned: Cutter
 ) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Group) -> None:
-        part = Part(group, path)
-        conv = fused_ones(sage(width, activation=F.relu).double(), donate=donate)
-        sar.set_activations(conv, activations)
-        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
-        loss, weight = conv(part.graph, x * 1).square().sum(), conv.fc_neigh.weight
-        wanted = [weight, x, conv.fc_self.weight, conv.fc_self.bias]
-        grads = [torch.autograd.grad(loss, wanted, retain_graph=keep) for keep in (True, False)]
-        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-    run_threads(2, case)
+    layer, method = fused_ones(sage(widths[1], widths[0]), donate=donate), "random"
+    method = "adversarial" if size == 5 else "random"
+    compare(layer, partitioned, size, method=method, width=widths[0], on_rank=recomputed)
 
 
-@pytest.mark.parametrize("width", [2, WIDTH])
-def test_gradients_of_gradients_raise(width: int, partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Group) -> None:
-        part, conv = Part(group, path), fused_ones(sage(width))
-        x = torch.ones(part.graph.num_nodes(), WIDTH, requires_grad=True)
-        with pytest.raises(NotSupportedError, match="create_graph"):
-            torch.autograd.grad(conv(part.graph, x).sum(), x, create_graph=True)
-        with pytest.raises(NotSupportedError, match="create_graph"):  # never comes to the rows
-            out = conv(part.graph, x * 1).sum()
-            torch.autograd.grad(out, conv.fc_neigh.weight, create_graph=True)
-
-    run_threads(2, case)
+def wide(**options: Any) -> nn.Module:
+    return sage(40, 40, **options)
 
 
-def test_what_was_asked_for_stays_with_the_layer() -> None:
-    model = sar.optimize(nn.Sequential(sage(), nn.ReLU()), donate=True)
-    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert one[0].sar_options == sar.layers.LayerOptions(donate=True)
-    assert not hasattr(model[1], "sar_options") and "sar_options" not in model.state_dict()
-    assert sar.optimize(model) is model and not model[0].sar_options.donate
-    with pytest.raises(TypeError, match="model: got list"):
-        sar.optimize([sage()])
-    with pytest.raises(TypeError, match="donate: got int"):
-        sar.optimize(model, donate=1)
-    with pytest.raises(ValueError, match="expected one with a known layer"):
-        sar.optimize(nn.ReLU(), strict=True)
+RECOMPUTED: dict[str, Callable[[], nn.Module]] = {
+    "no bias": lambda: wide(bias=False),
+    "activation": lambda: wide(activation=F.relu),
+    "activation and norm": lambda: wide(activation=torch.tanh, norm=nn.LayerNorm(40)),
+    "relu": lambda: Then(wide(), F.relu),
+    "value needed": lambda: Then(wide(), torch.exp, torch.tanh),
+    "relu, value needed": lambda: Then(wide(activation=F.relu), torch.exp),
+    "twice relu": lambda: Then(wide(), F.relu, lambda x: F.relu(x) + F.relu(-x)),
+    "residual": lambda: Then(wide(), lambda x: F.relu(x) + x),
+    "relu of columns": lambda: Then(wide(), lambda x: F.relu(x.t()).t()),
+    "relu in place": lambda: Then(wide(), nn.ReLU(inplace=True)),
+    "relu in place, value needed": lambda: Then(wide(), F.relu_, torch.exp),
+    "relu in place of columns": lambda: Then(wide(), lambda x: F.relu_(x.t() * 1).t()),
+    "elu": lambda: Then(wide(), F.elu),
+}
+
+
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_what_surrounds_a_recomputed_layer(kind: str, partitioned: Cutter) -> None:
+    torch.manual_seed(0)
+    compare(fused_ones(RECOMPUTED[kind]()), partitioned, width=40, on_rank=recomputed)
+
+
+@pytest.mark.parametrize("policy", [{"rounds": 1}, *POLICIES])
+def test_policies_of_recomputed_layers(policy: dict[str, Any], partitioned: Cutter) -> None:
+    compare(fused_ones(wide()), partitioned, width=40, on_rank=recomputed, **policy)
+
+
+@pytest.mark.parametrize("name", ["fc_self", "fc_neigh"])
+def test_frozen_weights_of_recomputed_layers(name: str, partitioned: Cutter) -> None:
+    layer = wide()
+    getattr(layer, name).weight.requires_grad_(False)
+    compare(fused_ones(layer), partitioned, width=40, on_rank=recomputed)
+
+
+def test_means_travel_once_in_each_pass(partitioned: Cutter) -> None:
+    """Columns cost no bytes, also where the value is computed again: the means are kept then."""
+
+    def case(group: Group, is_plain: bool) -> list[int]:
+        part, sent = Part(group, path), []
+        for layer in (sage(70, 70), Then(sage(70, 70), torch.exp, torch.tanh)):
+            for conv in layer.modules() if is_plain else ():
+                conv.register_forward_hook(lambda part, args, out: None)
+            sar.set_activations(layer.double(), "recompute")
+            results(part.graph, layer, rows[part.nodes], rows[part.nodes])
+            start = group.counters.sent_bytes
+            results(part.graph, layer, rows[part.nodes], rows[part.nodes])
+            sent.append(group.counters.sent_bytes - start)
+        return sent
+
+    path, rows = partitioned(mixed(), 3), whole(mixed().total_nodes, (70,), seed=1)
+    assert run_threads(3, case, False) == run_threads(3, case, True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.config import Policy, current_policy
-from sar.edges import AnyRelation, Relation
+from sar.edges import AnyRelation
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 
@@ -81,17 +80,6 @@ class GraphView:
     def is_homogeneous(self) -> bool:
         """True with one node type and one edge type."""
         return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
-
-    @cached_property
-    def sole_relation(self) -> Relation | None:
-        """The relation of a graph of one kind of rows and edges, whose own rows come first.
-
-        ``None`` where there are several, where they are reversed, and for a block in another order.
-        """
-        if not (self.is_homogeneous and self._store.keep_seeds):
-            return None
-        relation = self._store.relations[self.canonical_etypes[0]]
-        return relation if isinstance(relation, Relation) else None
 
     @property
     def etypes(self) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sar.layers.arriving import input_travels
-from sar.layers.checks import DTYPES, graph_reason, linear_reason, may_donate, rows_reason
+from sar.layers.checks import DTYPES, graph_reason, linear_reason, rows_reason
 from sar.layers.entry import Inputs, options_of
 
 _DROPOUT, _SLOPE = nn.Dropout.forward, nn.LeakyReLU.forward
@@ -83,7 +83,7 @@ def inputs_of_sum(layer: Any, graph: Any, x: Tensor) -> tuple[Tensor, dict[str, 
         "heads": layer._num_heads,
         "slope": layer.leaky_relu.negative_slope,
         "dropout": dropout,
-        "donate": options_of(layer).donate and may_donate(x),
+        "donate": options_of(layer).donate,
     }
     return x, known
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sar.config import EXACT
+from sar.layers.entry import NO_OPTIONS, OPTIONS
 
 DTYPES = (torch.float32, torch.float64)
 _LINEAR, _PRODUCT = nn.Linear.forward, F.linear
@@ -50,6 +51,8 @@ def linear_reason(layer: nn.Module, *names: str) -> str | None:
     return None
 
 
-def may_donate(x: Tensor) -> bool:
-    """Whether it is a tensor that an operation with a gradient made, in memory of its own."""
-    return x.requires_grad and not x.is_leaf and not x._is_view()
+def may_donate(layer: nn.Module, x: Tensor) -> bool:
+    """Whether backward may write over the input ``x``: the user asked for it, and an operation with
+    a gradient made it, in memory of its own."""
+    asked = layer.__dict__.get(OPTIONS, NO_OPTIONS).donate
+    return asked and x.requires_grad and not x.is_leaf and not x._is_view()

@@ -26,8 +26,10 @@ from sar.errors import NotSupportedError
 from sar.layers.entry import FusedLayer, Inputs, Run, options_of
 from sar.ops.saving import is_innermost, once, takes_notes
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL = [getattr(torch_module, f"_global{name}", {}) for name in _HOOKS]
+_GLOBAL = [
+    torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks,
+    torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks,
+]  # fmt: skip
 _HARMLESS = ("sar.", "torch.utils._device")  # modes that change no result of a layer
 
 
@@ -117,7 +119,8 @@ def call_reason(layer: nn.Module) -> str | None:
     if any(_GLOBAL):
         return "torch has global hooks of modules, which look into it"
     for part in layer.modules():
-        if part is not layer and _has_hooks(part):
+        forward = part._forward_pre_hooks or part._forward_hooks
+        if part is not layer and (forward or part._backward_pre_hooks or part._backward_hooks):
             return f"{type(part).__name__} in it has a hook"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast is on"
@@ -127,15 +130,6 @@ def call_reason(layer: nn.Module) -> str | None:
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward mode gradients are computed"
     return None
-
-
-def _has_hooks(part: Any) -> bool:
-    return bool(
-        part._forward_pre_hooks
-        or part._forward_hooks
-        or part._backward_pre_hooks
-        or part._backward_hooks
-    )
 
 
 def own_forward(layer: nn.Module, entry: FusedLayer | None) -> str | None:

@@ -54,9 +54,8 @@ def gat(
         slope: of lrelu.
         dropout: (seed, probability) of the weights a; ``None`` for none.
         input_travels: what :func:`sar.layers.arriving.input_travels` said.
-        donate: gradients may take the memory of the result, and of ``x`` where it is no leaf and
-            asks for a gradient: whoever reads either after this layer's backward pass gets torch's
-            error of a tensor that was written.
+        donate: the gradient of ``x`` may take its memory, where it is no leaf and no view. That of
+            the result is free by then, unless somebody reads it.
 
     Returns:
         [num_dst, H, D]; ``bias`` alone where no edge ends.
@@ -118,7 +117,7 @@ class _Gat(Function):
                                        Note [Constant halo] says so
     m, 1 / s    [num_dst, H] each      this rank; saved
     o           [num_dst, H * D]       this rank; not saved here, see Note [Result first]
-    dv, dk, dq  as v, k, q             this rank; in backward; dv where o was if that is donated
+    dv, dk, dq  as v, k, q             this rank; in backward
     z, a, r     one chunk of edges     recomputed where they are used, never stored
     ==========  =====================  =======================================================
 
@@ -159,7 +158,7 @@ class _Gat(Function):
         call, used, needs = ctx.call, ctx.used, ctx.needs_input_grad
         spec, made = call.spec, used.arriving(call, x)
         value, key, query = used.make(spec, x.detach())
-        delta, place = call.take()
+        delta = call.take_delta()
         dout, no_weight = widened(dout), query.new_zeros(0)
         if any_rank(spec.relation.group, call.is_written):
             out = attention_forward(spec, [value, key], query, no_weight, made)[0]
@@ -168,9 +167,8 @@ class _Gat(Function):
         del dout, delta
         (dvalue, dkey), dquery, _ = attention_backward(
             spec, [value, key], query, no_weight, incoming, any(needs[1:5]), ctx.kept, made,
-            place if len(x) == spec.relation.num_dst else None,
         )  # fmt: skip
-        del incoming, place
+        del incoming
         dscores = [dkey, F.pad(dquery, (0, 0, 0, len(dkey) - len(dquery)))]
         vectors = [widened(vector).view(-1) for vector in (attn_src, attn_dst)]
         dvectors = list(add_projected_grads(dvalue, widened(value), dscores, vectors))

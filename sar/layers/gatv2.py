@@ -110,7 +110,7 @@ class _GatV2(Function):
                                        Note [Constant halo] says so
     m, 1 / s    [num_dst, H] each      this rank; saved
     o           [num_dst, H * D]       this rank; not saved here, see Note [Result first]
-    dv, dq      as v, q                this rank; in backward; dv where o was if that is donated
+    dv, dq      as v, q                this rank; in backward
     z, a, r     one chunk of edges     recomputed where they are used, never stored
     ==========  =====================  =======================================================
 
@@ -150,7 +150,7 @@ class _GatV2(Function):
         call, used, needs = ctx.call, ctx.used, ctx.needs_input_grad
         spec, made = call.spec, used.arriving(call, x)
         value, query = used.make(spec, x.detach())
-        delta, place = call.take()
+        delta = call.take_delta()
         dout = widened(dout)
         if any_rank(spec.relation.group, call.is_written):
             out = attention_forward(spec, [value], query, used.attn, made)[0]
@@ -158,9 +158,9 @@ class _GatV2(Function):
         incoming = Incoming.of(dout, Normalizer(largest, inverse), delta)
         (dvalue,), dquery, dattn = attention_backward(
             spec, [value], query, used.attn, incoming, needs[1] or needs[3] or needs[4], ctx.kept,
-            made, place if len(x) == spec.relation.num_dst else None,
+            made,
         )  # fmt: skip
-        del incoming, dout, delta, query, place
+        del incoming, dout, delta, query
         if used.dst_weight is None:
             dvalue[: len(dquery)] += dquery
         dbias, ddst_bias = (

@@ -34,13 +34,12 @@ class Call:
     Attributes:
         spec: the attention.
         input_travels: see Note [Projected on arrival].
-        donate: whether gradients may take the memory of the layer's input and of its result, unless
-            the graph is kept, or others have made something of what was saved.
+        donate: whether a gradient may take the memory of the layer's input, unless the graph is
+            kept, or others have made something of what was saved.
         owns: whether what is saved stays as it is.
         writes: into what was saved of the result; ``None``: the caller does not have it.
         is_written: whether anybody did, as this backward pass found it.
         delta: [n, H] of this backward pass, without meaning where ``is_written``.
-        place: memory of the result, which is a gradient's from now on.
     """
 
     spec: Attention
@@ -50,19 +49,17 @@ class Call:
     writes: Writes | None = None
     is_written: bool = False
     delta: Tensor | None = None
-    place: Tensor | None = None
 
     def gives(self) -> bool:
-        """Whether this backward pass may write over the input and the result."""
+        """Whether this backward pass may write over the input."""
         return self.donate and self.owns and frees_graph()
 
-    def take(self) -> tuple[Tensor, Tensor | None]:
-        """delta and place, which the function behind has left for this backward pass."""
-        delta, place = self.delta, self.place
-        self.delta = self.place = None
+    def take_delta(self) -> Tensor:
+        """What the function behind has left for this backward pass."""
+        delta, self.delta = self.delta, None
         if delta is None:
             raise RuntimeError("delta: got none, expected that of this backward pass")
-        return delta, place
+        return delta
 
 
 def finish(result: Tensor, bias: Tensor | None, call: Call) -> Tensor:
@@ -98,7 +95,7 @@ class _Result(Function):
     o       [n, H * D]  this rank; becomes out, unless b is so large that digits would be lost:
                         then it is saved beside out
     b       [H * D]     replicated; a copy is held where out is saved
-    out     [n, H * D]  this rank; saved: see Note [Result first]; donated, it becomes a gradient
+    out     [n, H * D]  this rank; saved: see Note [Result first]
     delta   [n, H]      this rank; of one backward pass
     ======  ==========  ======================================================================
 
@@ -128,9 +125,6 @@ class _Result(Function):
         wide = widened(dout)
         call.is_written = call.writes is not None and call.writes.happened
         call.delta = deltas(wide, widened(out), call.spec.scores.heads, ctx.bias)
-        if call.gives() and call.writes is not None and out.dtype == wide.dtype:
-            call.place = out
-            call.writes.write()
         return dout, dout.sum(0) if ctx.needs_input_grad[1] else None, None, None
 
 
@@ -153,11 +147,11 @@ def grad_of_rows(x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donat
 
     Args:
         value: v, which nobody else has and nobody reads any more.
-        donate: ``x`` may be taken if it is no leaf.
+        donate: ``x`` may be taken if it is no leaf and no view.
     """
     place = None
     if value.shape == x.shape:
         place = value
-    elif donate and not x.is_leaf and x.is_contiguous():
+    elif donate and not x.is_leaf and not x._is_view() and x.is_contiguous():
         place = x.detach()
     return torch.mm(dvalue, weight, out=place) if place is not None else dvalue @ weight

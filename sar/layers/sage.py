@@ -19,7 +19,7 @@ from sar.config import Policy
 from sar.edges.push_pull import linear_relation
 from sar.edges.relation import Relation
 from sar.layers.checks import graph_reason, linear_reason, may_donate, rows_reason
-from sar.layers.entry import FusedLayer, Inputs, options_of
+from sar.layers.entry import FusedLayer, Inputs
 from sar.layers.sage_columns import sage_mean_by_columns
 from sar.ops.aggregate import (
     Place,
@@ -256,10 +256,8 @@ def _run_recomputed(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
 def _computed(function: Callable[..., Tensor], layer: Any, graph: Any, x: Tensor) -> Tensor:
     own, neigh = layer.fc_self, layer.fc_neigh
     x = layer.feat_drop(x).contiguous()
-    donate = options_of(layer).donate and may_donate(x)
-    z = function(
-        graph.sole_relation, x, own.weight, neigh.weight, own.bias, graph.policy, donate=donate
-    )
+    relation, policy, donate = graph.sole_relation, graph.policy, may_donate(layer, x)
+    z = function(relation, x, own.weight, neigh.weight, own.bias, policy, donate=donate)
     activation = layer.activation
     if activation is not None:
         z = rectified(z) if is_relu(activation) else activation(z)

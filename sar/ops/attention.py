@@ -66,7 +66,6 @@ def attention_backward(
     wanted: bool,
     kept: Sequence[Tensor] = (),
     made: Made | None = None,
-    place: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
     """Gradients of the sources, of the queries and of the weight, in the wide dtype; collective.
 
@@ -74,12 +73,12 @@ def attention_backward(
         incoming: of additive scores with the queries.
         wanted: whether anybody asks for gradients of the sources.
         kept: halos of the forward pass, if they were kept.
-        made, place: as in :class:`Backward`.
+        made: as in :class:`Backward`.
     """
     edges = edges_to_compute_at(spec, sources) if wanted and made is None else None
     if edges is not None:
-        return *BackwardAtSources(spec, edges, sources, incoming, place).run(), None
-    return Backward(spec, sources, query, weight, incoming, wanted, made, place).run(kept)
+        return *BackwardAtSources(spec, edges, sources, incoming).run(), None
+    return Backward(spec, sources, query, weight, incoming, wanted, made).run(kept)
 
 
 class _Attention(Function):

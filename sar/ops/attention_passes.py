@@ -211,23 +211,18 @@ class Backward:
     Args:
         wanted: whether anybody asks for gradients of the sources; without, none are sent.
         made: what makes values and keys of halo rows where other rows travel.
-        place: memory for the gradient of the values.
     """
 
     def __init__(
         self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
         incoming: Incoming, wanted: bool, made: Made | None,
-        place: Tensor | None,
     ) -> None:  # fmt: skip
         self.spec, self.sources, self.wanted = spec, sources, wanted
         self.made = made
         self.query, self.weight = widened(query), widened(weight)
         self.incoming = incoming
         wide = wide_dtype(sources[0].dtype)
-        self.homes = [
-            torch.empty_like(part, dtype=wide) if place is None or number else place
-            for number, part in enumerate(sources)
-        ]
+        self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
         self.additive = spec.scores.kind == ADDITIVE
         threads = (torch.get_num_threads(),) if self.additive else ()
         self.dquery = self.query.new_zeros((*threads, *self.query.shape))

@@ -75,7 +75,8 @@ def saves_as_is() -> bool:
 
 def owns_saved() -> bool:
     """Whether nobody but the operation that saves them gets to see its own saved tensors."""
-    return is_innermost() if takes_notes() else saves_as_is()
+    repeated_or_kept = _state.notes is not None or not _state.hooked
+    return repeated_or_kept and _state.hooks == _innermost_hooks()
 
 
 def frees_graph() -> bool:

@@ -26,10 +26,6 @@ class Writes:
         """Whether anybody wrote."""
         return self._counter._version != self._version
 
-    def write(self) -> None:
-        """Note that the result is no more what it was: who reads it later gets torch's error."""
-        self._counter.zero_()
-
 
 def any_rank(group: Group, happened: bool) -> bool:
     """Whether it happened on any rank, which may differ; collective."""
