@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ class _Memory:
     """What numpy makes an array of, and holds as long as the array."""
 
     __slots__ = ("__array_interface__", "tensor")
+    tensor: Tensor
+    __array_interface__: dict[str, Any]
 
 
 def array(tensor: Tensor, shape: tuple[int, ...] | None = None) -> np.ndarray:

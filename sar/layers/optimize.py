@@ -25,8 +25,8 @@ def optimize(model: M, *, donate: bool = False, strict: bool = False) -> M:
     Args:
         donate: in backward a layer writes the gradient of its input over the input, one tensor of
             the layer's rows less; attention layers do it where that is of another width than their
-            values, whose memory they take otherwise. That goes for what an operation with a gradient made, not for
-            your own leaves, nor for views. Nothing else may read the input in backward then: where
+            values, whose memory it takes otherwise. That goes for what an operation with a gradient
+            made, not for your own leaves, nor for views. Nothing else may read the input in backward then: where
             it would, as a relu between two layers that saved its result, torch raises a
             ``RuntimeError`` (give the layer ``activation=F.relu`` instead). What you read of it
             after backward is the gradient. A backward pass that keeps the graph writes over
