@@ -15,10 +15,10 @@ from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_at_sources import BackwardAtSources, edges_to_compute_at
 from sar.ops.attention_passes import Attention, Backward, Made, attention_forward, widened
-from sar.ops.boundary import refuse_sampling
 from sar.ops.first_order import first_order
 from sar.ops.saving import spares_memory
 from sar.ops.written import Writes, any_rank
+from sar.stream.sampled import refuse_sampling
 from sar.stream.wanted import agree_wanted
 
 
