@@ -28,10 +28,9 @@ def why_not(layer: Any, graph: Any, inputs: Inputs, projections: tuple[str, ...]
     reason = graph_reason(graph) or linear_reason(layer, *projections) or _parts_reason(layer)
     if reason is not None:
         return reason
-    relation, weights = graph.sole_relation, [*layer._parameters.values()]
+    relation, weights = graph.sole_relation, [*layer.parameters(recurse=False)]
     for name in projections:
-        weights += getattr(layer, name)._parameters.values()
-    weights = list(filter(torch.is_tensor, weights))
+        weights += getattr(layer, name).parameters()
     reason = rows_reason(x, relation.num_src, *weights, dtypes=(*DTYPES, torch.bfloat16))
     if reason is not None:
         return reason

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sar._private import without_modes
 from sar.config import EXACT
 from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
@@ -39,7 +40,7 @@ def attention(
     Returns:
         [num_dst, H * D] in the dtype of ``value``; 0 where no edge ends.
     """
-    with torch._C.DisableTorchFunction():  # modes would slow it
+    with without_modes():  # modes would slow it
         spec = agreed(spec, {"values": value, "keys": key, "queries": query, "weight": weight})
         return _Attention.apply(spec, value, key, query, weight)
 

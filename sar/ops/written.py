@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sar._private import version_of
 from sar.comm import Group
 
 
@@ -19,12 +20,12 @@ class Writes:
     def __init__(self, result: Tensor) -> None:
         self._counter = result.detach()  # one count for both
         self._counter.data = result.new_empty(0)  # nothing is held, but it still counts
-        self._version = self._counter._version
+        self._version = version_of(self._counter)
 
     @property
     def happened(self) -> bool:
         """Whether anybody wrote."""
-        return self._counter._version != self._version
+        return version_of(self._counter) != self._version
 
 
 def any_rank(group: Group, happened: bool) -> bool:
