@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sar.edges import Relation
-from sar.frontends.dgl.projection import find_projection
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
@@ -60,13 +59,7 @@ def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
     key = None if found.key is value else found.key.reshape(len(value), reach)
     query = found.query.reshape(relation.num_dst, reach)
     weight = None if found.weight is None else found.weight.reshape(-1)
-    projections = {}
-    if key is not None and found.scores.kind == ADDITIVE:
-        ends = {"key": found.key, "query": found.query}
-        projections = {name: find_projection(scores, value) for name, scores in ends.items()}
-        if any(projections.values()):  # as views they would keep the scores alive
-            key, query = key.clone(), query.clone()
-    out = attention(spec, flat, key, query, weight, projections)
+    out = attention(spec, flat, key, query, weight)
     return out.view(relation.num_dst, *value.shape[1:])
 
 
