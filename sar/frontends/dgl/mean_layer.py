@@ -8,7 +8,6 @@ Note [Linear of mean].
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from sar.config import EXACT
 from sar.edges.relation import Relation
 from sar.frontends.dgl.counts import Counts
-from sar.frontends.dgl.undistributed import refuse_undistributed
 from sar.ops.callers import is_linear, is_mean_layer
 from sar.ops.column_blocks import linear_by_columns
 from sar.ops.frugal import Frugal
@@ -33,25 +31,19 @@ _MODULE = "dgl.nn.pytorch.conv.sageconv"
 _DTYPES = (torch.float32, torch.float64)
 
 
-def install() -> None:
-    """Put it before the layer's forward, once; a no-op while that is not imported, or not DGL's."""
-    layer: Any = getattr(sys.modules.get(_MODULE), "SAGEConv", None)
-    if layer is not None and layer.forward.__module__ == _MODULE:
-        if not hasattr(layer.forward, "sharded"):
-            layer.forward = _before(layer.forward)
+def before(forward: Callable) -> Callable:
+    """``SAGEConv.forward`` that is computed as a whole where that fits; its own if not DGL's."""
+    if forward.__module__ != _MODULE:
+        return forward
 
-
-def _before(forward: Callable) -> Callable:
     @wraps(forward)
     def call(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(graph, Counts) and len(args) == 1 and not kwargs:
             linear = _linear_of(self, graph, *args)
             if linear is not None:
-                refuse_undistributed()
                 return _compute(self, graph, *args, linear)
         return forward(self, graph, *args, **kwargs)
 
-    call.sharded = linear_of_mean  # type: ignore[attr-defined]
     return call
 
 
