@@ -34,6 +34,7 @@ BELOW = {
     "stream": _ROWS,
     "edges": _ROWS | {"stream"},
     "ops": _ROWS | {"stream", "edges"},
+    "layers": LEAVES | {"comm", "stream", "edges", "ops"},
     "graph": _ROWS | {"stream", "edges", "ops"},
     "memory": _ROWS | {"stream", "edges", "ops", "graph"},
     "tracing": _ROWS | {"stream", "edges", "ops", "graph"},
@@ -42,7 +43,7 @@ BELOW = {
 }
 WITHOUT_DGL = {
     "config", "errors", "files", "comm", "kernels", "stream", "edges", "ops", "graph", "memory",
-    "tracing",
+    "tracing", "layers",
 }  # fmt: skip
 LAUNCHER = ("torch.distributed.run", "torch.distributed.launcher", "torch.distributed.elastic")
 
@@ -162,12 +163,12 @@ def test_only_portable_collectives() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_autograd_functions_live_in_ops() -> None:
+def test_autograd_functions_live_in_ops_and_layers() -> None:
     wrong = [
         at(path, node.lineno, node.name)
         for path, tree in sources()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and part_of(path) not in ("ops", "memory")
+        if isinstance(node, ast.ClassDef) and part_of(path) not in ("ops", "layers", "memory")
         for base in node.bases
         if ast.unparse(base).endswith("autograd.Function") or ast.unparse(base) == "Function"
     ]

@@ -20,6 +20,7 @@ from sar.cli.plan import parse_rate
 from sar.cli.train import prepare_graph
 from sar.comm import sockets
 from sar.edges.out_edges import OutEdges
+from sar.edges.push_pull import linear_relation
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
 from sar.plan import probe as probing
@@ -41,7 +42,7 @@ def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, in
     relation = graph._relation(None)
     plan = relation.plan
     graph.aggregate(torch.ones(graph.num_nodes(), 1), "sum")
-    sums = relation.linear.plan or plan
+    sums = linear_relation(relation, torch.ones(1, 1), None, graph.policy).plan
     sent = sum(plan.send_counts), sum(sums.send_counts)
     ends = OutEdges(relation).plan
     counts = [ends.recv_counts, ends.send_counts]

@@ -172,10 +172,11 @@ class Sar(Task):
         activations: str = "keep",
         exchange: str = "auto",
         zeros: str = "send",
+        donate: bool = False,
     ) -> None:
         import sar
 
-        self.sar, self.activations = sar, activations
+        self.sar, self.activations, self.donate = sar, activations, donate
         self.group = sar.initialize_comms(rank, size, None, "gloo", master_port_number=port)
         data = sar.load_dgl_partition_data(parts, rank, "cpu")
         policy = sar.Policy(rounds=rounds, exchange=exchange, zeros=zeros)
@@ -194,6 +195,8 @@ class Sar(Task):
         super().start()
         self.sar.sync_params(self.model)
         self.sar.set_activations(self.model, self.activations)
+        if self.donate:
+            self.sar.optimize(self.model, donate=True)
 
     def make_structure(self) -> None:
         """What the first epoch would make of the edges, and keep."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,14 +14,11 @@ from torch import Tensor
 from sar.comm import Group
 from sar.config import Policy
 from sar.edges.arrivals import Arrivals, arrange
-from sar.edges.constant import Constants
 from sar.edges.shard_store import LOCAL, EdgeArrays, ShardStore
 from sar.kernels import INT32_EDGES, Csc
 from sar.stream import HaloPlan, build_halo_plan, join_plans
 
-if TYPE_CHECKING:
-    from sar.edges.out_edges import OutEdges
-    from sar.edges.push_pull import Fewest
+T = TypeVar("T")
 
 
 class Relation:
@@ -59,11 +56,9 @@ class Relation:
         self.plan, self.group = plan, plan.group
         self.num_src, self.num_dst, self.num_edges = num_src, num_dst, len(src)
         self.make_keys = make_keys
-        self.constants = Constants(self.group)
         edges = EdgeArrays(src, dst, eid, list(offsets))
         self.store = ShardStore(plan, num_src, num_dst, edges)
-        self.linear: Fewest | None = None  # see sar.edges.push_pull
-        self.out_edges: OutEdges | None = None  # see sar.edges.out_edges
+        self._derived: dict[Hashable, Any] = {}
         self.num_edges_global = self._count_edges()
         self.in_degrees = torch.bincount(dst, minlength=num_dst)
         self.out_degrees = self._count_out_degrees(edges)
@@ -118,6 +113,15 @@ class Relation:
         """
         return self.store.transposed(num_rounds, order=order, keep=policy.structure == "both")
 
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gave for ``key`` the first time; on another device it is made anew.
+
+        Collective where ``make`` is.
+        """
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
+
     def to(self, device: torch.device) -> Relation:
         """The same relation with its arrays on ``device``; no communication."""
         moved = copy(self)
@@ -127,8 +131,7 @@ class Relation:
         moved.store = self.store.to(moved.plan)
         for name in ("in_degrees", "out_degrees"):
             setattr(moved, name, getattr(self, name).to(device))
-        moved.linear = moved.out_edges = None
-        moved.constants = Constants(self.group)
+        moved._derived = {}
         return moved
 
     def _count_edges(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sar.ops.overwrite import frees_graph
+from sar.ops.saving import frees_graph
 
 
 class LayerInputs:

@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.nn import Parameter
 
 from sar.config import CONSTANT_INPUTS, Policy
+from sar.edges.constant import constants_of
 from sar.edges.push_pull import LinearRelation, linear_relation
 from sar.edges.relation import Relation
 from sar.edges.shard_store import LOCAL
@@ -273,7 +274,7 @@ def _agreed_aggregate(
     tensors = [x] if weight is None else [x, weight]
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
         return compute()
-    return relation.constants.reduce(tensors, op, policy, compute)
+    return constants_of(relation).reduce(tensors, op, policy, compute)
 
 
 def _aggregate(

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from sar.edges.scaled import is_scaling, note_scaled
 from sar.ops.aggregate import is_aggregated
 from sar.ops.arriving import note_linear
 from sar.ops.bias import add_bias
@@ -39,8 +38,7 @@ from sar.ops.saving import takes_notes
 class LinearSums(TorchFunctionMode):
     """Inside, linear layers of summed rows are computed late, see Note [Linear sums], and products
     of rows and a parameter, see Note [Head sums]; a bias is added by Note [Bias in place]; what
-    other linear layers read is noted for Note [Projected on arrival], and what products of rows
-    that ask for no gradient are made of for Note [Scaled rows]."""
+    other linear layers read is noted for Note [Projected on arrival]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,10 +86,6 @@ class LinearSums(TorchFunctionMode):
                 return remade
             out = func(*args)
             note_linear(out, *args)
-            return out
-        if func in PRODUCTS and not kwargs and is_scaling(*args):
-            out = func(*args)
-            note_scaled(out, *args)
             return out
         return func(*args, **kwargs)
 

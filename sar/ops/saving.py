@@ -73,6 +73,19 @@ def saves_as_is() -> bool:
     return _innermost_hooks() is None
 
 
+def owns_saved() -> bool:
+    """Whether nobody but the operation that saves them gets to see its own saved tensors."""
+    repeated_or_kept = _state.notes is not None or not _state.hooked
+    return repeated_or_kept and _state.hooks == _innermost_hooks()
+
+
+def frees_graph() -> bool:
+    """Whether a backward pass is running after which nobody can come back to its saved tensors."""
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    running = getattr(torch._C, "_current_graph_task_id", lambda: -1)() != -1
+    return keeps_graph is not None and running and not keeps_graph()
+
+
 def is_checkpointed() -> bool:
     """Whether ``torch.utils.checkpoint`` runs this code twice, without notes of the first time.
 

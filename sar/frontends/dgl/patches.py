@@ -19,22 +19,25 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sar.frontends.dgl import mean_layer, operators, readout
+from sar.frontends.dgl import operators, readout
 from sar.frontends.dgl.counts import Counts, LocalCount
+from sar.frontends.dgl.fused import fused
 from sar.frontends.dgl.naming import named
 from sar.frontends.dgl.sharing import sharing
 from sar.frontends.dgl.typed import in_functions
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
+from sar.layers import entries
 
 Replace = Callable[[Any], Any]  # the original to what stands in its place
 
 
 class Place(NamedTuple):
-    """Where an original was: an attribute of a module or of a class."""
+    """An attribute of a module or of a class, what it was and what it is."""
 
     holder: Any
     name: str
     original: Any
+    replacement: Any
 
 
 def install() -> None:
@@ -45,15 +48,20 @@ def install() -> None:
         for name in _missing():
             if name in sys.modules:
                 module = import_module(name)  # waits while another thread imports it
-                _undo[name] = [_put(*patch) for patch in _patches_of(name, module)]
+                patches = _patches_of(name, module)
+                _undo[name] = [place for patch in patches for place in _put(*patch)]
 
 
 def uninstall() -> None:
-    """Put every original back; the next use of a sharded graph installs again."""
+    """Put every original back; the next use of a sharded graph installs again.
+
+    What somebody else has replaced meanwhile stays as it is.
+    """
     with _lock:
         for name in reversed(list(_undo)):
-            for holder, attribute, original in reversed(_undo.pop(name)):
-                setattr(holder, attribute, original)
+            for place in reversed(_undo.pop(name)):
+                if getattr(place.holder, place.name) is place.replacement:  # nobody else's
+                    setattr(place.holder, place.name, place.original)
 
 
 _lock = Lock()
@@ -64,20 +72,23 @@ def _missing() -> list[str]:
     return [name for name in _PATCHES if name not in _undo]
 
 
-def _put(holder: Any, name: str, replace: Replace) -> Place:
-    place = Place(holder, name, vars(holder)[name])
-    setattr(holder, name, replace(place.original))
-    return place
+def _put(holder: Any, name: str, replace: Replace) -> Iterator[Place]:
+    original = getattr(holder, "__dict__", {}).get(name)
+    if original is not None:
+        place = Place(holder, name, original, replace(original))
+        setattr(holder, name, place.replacement)
+        yield place
 
 
 def _patches_of(name: str, module: ModuleType) -> Iterator[tuple[Any, str, Replace]]:
-    """(holder, attribute, replacement of it) of a module; what this DGL lacks is left out."""
+    """(holder, attribute, replacement of it) of a module. A DGL may lack some."""
     for path, replace in _PATCHES[name].items():
         *outer, attribute = path.split(".")
         holder = getattr(module, outer[0], None) if outer else module
-        if attribute in getattr(holder, "__dict__", ()):
-            yield holder, attribute, replace
+        yield holder, attribute, replace
     if name == _LAYERS:
+        for entry in entries():
+            yield getattr(sys.modules.get(entry.module), entry.name, None), "forward", fused(entry)
         kinds = [one for one in vars(module).values() if isinstance(one, type)]
         for kind in dict.fromkeys(kinds):
             if issubclass(kind, nn.Module):
@@ -127,7 +138,7 @@ _SEGMENTS = {
     "segment_softmax": _for(LocalCount, readout.segment_softmax),
 }
 _SEVERAL = _for(operators.GraphMarker, operators.of_several)
-_LAYERS = "dgl.nn.pytorch"  # and its classes that take a graph, after what replaces their code
+_LAYERS = "dgl.nn.pytorch"  # last, so that errors of what replaces a layer's code name it, too
 
 _PATCHES: dict[str, dict[str, Replace]] = {
     "dgl": _REVERSE | _SEGMENTS,
@@ -150,7 +161,6 @@ _PATCHES: dict[str, dict[str, Replace]] = {
         "gsddmm_internal_hetero": _SEVERAL,
     },
     "dgl.nn.pytorch.conv.graphconv": _REVERSE,
-    "dgl.nn.pytorch.conv.sageconv": {"SAGEConv.forward": mean_layer.before},
     "dgl.nn.pytorch.hetero": {"HeteroGraphConv.forward": sharing},
     # Sequential asks isinstance(graph, DGLGraph), and nothing else of it.
     "dgl.nn.pytorch.utils": {"DGLGraph": lambda original: (original, Counts)},

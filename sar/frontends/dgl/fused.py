@@ -1,0 +1,36 @@
+"""Fused layers before the ``forward`` of DGL's classes, on sharded graphs alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from sar.frontends.dgl.counts import Counts
+from sar.layers import FusedLayer, choose
+from sar.layers.choice import class_reason
+
+
+def fused(entry: FusedLayer) -> Callable[[Callable], Callable]:
+    """What makes of the ``forward`` of a class of the table one that may run its fused layer."""
+
+    def replace(original: Callable[..., Any]) -> Callable[..., Any]:
+        bind, changed = inspect.signature(original).bind, class_reason(entry, original)
+
+        @wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            graph = args[1] if len(args) > 1 else kwargs.get("graph")
+            if not isinstance(graph, Counts):
+                return original(*args, **kwargs)
+            bound = bind(*args, **kwargs)
+            bound.apply_defaults()
+            layer, graph, *_ = bound.args
+            choice = choose(entry, changed, layer, graph, bound.arguments)
+            if choice.run is None:
+                return original(*args, **kwargs)
+            return choice.run(layer, graph, bound.arguments)
+
+        return forward
+
+    return replace
