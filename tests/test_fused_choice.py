@@ -363,3 +363,31 @@ def test_what_was_asked_for_stays_with_the_layer() -> None:
         sar.optimize(model, donate=1)
     with pytest.raises(ValueError, match="expected one with a known layer"):
         sar.optimize(nn.ReLU(), strict=True)
+
+
+USES: dict[str, Callable[[Tensor], Tensor]] = {
+    "alone": lambda h: h,
+    "beside another": lambda h: h + 0.5 * h.sin(),
+    "a residual behind": lambda h: h * 1,
+}
+
+
+@pytest.mark.parametrize("kind", USES)
+@pytest.mark.parametrize("width", [2, WIDTH])
+def test_gradients_of_donated_results_of_relus(width: int, kind: str, partitioned: Cutter) -> None:
+    """What two read is not handed over; numbers are DGL's."""
+    use = USES[kind]
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = sage(activation=F.relu), sage(activation=F.relu)
+            self.last = sage(width)
+
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            first = self.first(graph, x)
+            second = self.second(graph, use(first))
+            both = use(second) + first if kind == "a residual behind" else use(second)
+            return self.last(graph, both)
+
+    compare(fused_ones(Residual(), donate=True), partitioned)

@@ -219,10 +219,11 @@ class Sar(Task):
         return [(row["layer"], row["pass"], row["sent"]) for row in traced.summary()]
 
     def plan(self) -> Any:
-        """The plan that the widest layer follows: the fewest rows, once a sum has run."""
-        relation = self.graph._relation(None)
-        fewest = relation.linear
-        return relation.plan if fewest is None or fewest.plan is None else fewest.plan
+        """The plan that sums at the widest layer follow; collective."""
+        from sar.edges.push_pull import linear_relation
+
+        relation, like = self.graph._relation(None), torch.ones(1, self.row_numbers)
+        return linear_relation(relation, like, None, self.graph.policy).plan
 
     def round_bytes(self) -> int:
         """Most bytes that this rank sends and receives in one round at the widest layer."""

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 ADDS = {torch.Tensor.add, torch.Tensor.__add__}
 # Linear layers save what they read, not their result; ours may have written into it themselves.
-_OURS = {"AddLinearBackward", "_ValuedBackward"}
+_OURS = {"_ValuedBackward"}
 _MAKERS = {"AddmmBackward0", "MmBackward0", *_OURS}
 
 

@@ -103,6 +103,14 @@ class NonZeros:
         self.halo: dict[range, list[Tensor]] = {}
         self._summed = summed
 
+    def rows(self, x: Tensor, keep: bool) -> RowMessages:
+        """What rows ``x`` travel in."""
+        return PackedRows(self, x, keep)
+
+    def gradients(self, width: int, dtype: torch.dtype) -> GradientMessages:
+        """What gradients of such rows go home in."""
+        return PackedGradients(self)
+
     def check(self) -> None:
         """Raise ``NotSupportedError`` where somebody began to read the gradients after the sum."""
         rows = self._summed()
