@@ -26,6 +26,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sar._private import version_of
 from sar.comm import Group
 from sar.config import Policy
 from sar.edges.relation import Relation
@@ -83,7 +84,7 @@ class _Entry:
         """Whether the tensors hold what they held."""
         places = zip(self.tensors, self.memory, strict=True)
         same = all(a.data_ptr() == b.data_ptr() for a, b in places)
-        return same and self.versions == [tensor._version for tensor in self.tensors]
+        return same and self.versions == [version_of(tensor) for tensor in self.tensors]
 
 
 @dataclass
@@ -194,7 +195,7 @@ class Constants:
             self._entries.move_to_end(key)
             self._entries[key].tensors = self._entries[key].memory = []
         elif self._came_before(key):
-            versions = [tensor._version for tensor in tensors]
+            versions = [version_of(tensor) for tensor in tensors]
             self._entries[key] = _Entry(tensors, versions, [t.detach() for t in tensors])
             if len(self._entries) > MOST_KEPT:
                 self._entries.popitem(last=False)

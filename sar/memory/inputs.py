@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sar._private import tree_flatten, tree_unflatten
 from sar.ops.saving import frees_graph
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
+from sar._private import without_modes
 from sar.config import CONSTANT_INPUTS, Policy
 from sar.edges.constant import constants_of
 from sar.edges.push_pull import LinearRelation, linear_relation
@@ -226,7 +227,7 @@ def aggregate(
 
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
-    with torch._C.DisableTorchFunction() if plain else nullcontext():
+    with without_modes() if plain else nullcontext():
         return _agreed_aggregate(relation, x, op, policy, weight)
 
 

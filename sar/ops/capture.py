@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+
+from sar._private import tree_map
 
 
 class RecordCaptures(TorchFunctionMode):

@@ -23,6 +23,7 @@ from weakref import ReferenceType
 import torch
 from torch import Tensor
 
+from sar._private import has_backward_hooks
 from sar.comm import exchange_counts
 from sar.config import EXACT, Policy
 from sar.errors import NotSupportedError
@@ -68,7 +69,7 @@ def _is_relu(node: Any) -> bool:
 
 def _is_read(x: Tensor) -> bool:
     """Whether somebody reads the gradient of ``x`` itself."""
-    return x.retains_grad or bool(x._backward_hooks)
+    return x.retains_grad or has_backward_hooks(x)
 
 
 def _has_zeros(node: Any) -> bool:

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sar._private import make_wrapper, tree_leaves, tree_map, without_overrides
 from sar.edges import AnyRelation
 from sar.errors import SarError
 from sar.graph.view import Scope
@@ -61,9 +61,7 @@ class EdgeTensor(Tensor):
         """``like``: its shape, but for the size of ``axis``, and dtype; ``base``: of a view."""
         shape = list(like.shape)
         shape[axis] = scope.relation.num_edges
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, dtype=like.dtype, device=scope.device
-        )
+        made = make_wrapper(cls, shape, dtype=like.dtype, device=scope.device)
         made.node, made.scope, made.axis = node, scope, axis
         row = math.prod(shape[:axis] + shape[axis + 1 :]) * like.element_size()
         node.row_bytes = max(node.row_bytes, row)
@@ -192,7 +190,7 @@ class EdgeTensor(Tensor):
         if view is not None and getattr(func, "__name__", "") == "__get__":
             return view(args[0])
         if func in METADATA or getattr(func, "__name__", "") == "__get__":
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_overrides():
                 return func(*args, **kwargs)
         from sar.tracing.recording import record
 

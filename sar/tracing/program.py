@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sar._private import tree_leaves, tree_map, version_of
 from sar.edges import AnyRelation
 from sar.ops import Inputs, Messages, Weighting
 from sar.ops.keyed import keyed_dropout
@@ -41,7 +41,7 @@ class Node:
     like: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._versions = [_version(tensor) for tensor in self.reads()]
+        self._versions = [version_of(tensor) for tensor in self.reads()]
 
     def parents(self) -> Iterable[Node]:
         """The nodes whose values this one needs."""
@@ -54,7 +54,7 @@ class Node:
     @property
     def is_written(self) -> bool:
         """Whether one of them was written in place since this was recorded."""
-        return self._versions != [_version(tensor) for tensor in self.reads()]
+        return self._versions != [version_of(tensor) for tensor in self.reads()]
 
     def compute(self, values: Values, position: Tensor) -> Any:
         """The value on a block, from the parents' in ``values`` (by ``id``).
@@ -371,11 +371,6 @@ def refuse_written(outputs: list[Node]) -> None:
             )
         seen.add(id(node))
         stack.extend(inputs_of(node))
-
-
-def _version(tensor: Tensor) -> int:
-    """Writes so far; those of inference tensors are not counted."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sar._private import storage_id, tree_leaves, tree_map
 from sar.edges import AnyRelation
 from sar.tracing.lazy import CannotRecord, EdgeTensor, is_in_place, node_of
 from sar.tracing.message_dropout import DROPOUTS, arguments
@@ -160,10 +160,6 @@ def _growing(small: Tensor, large: Tensor, rows: int) -> int | None:
     return grown[0][0] if len(grown) == 1 and grown[0][1:] == (rows, rows + 1) else None
 
 
-def _storage(value: Tensor) -> int:
-    return value.untyped_storage()._cdata
-
-
 def _axis(value: Tensor) -> int:
     return value.axis if isinstance(value, EdgeTensor) else 0
 
@@ -205,7 +201,7 @@ class _Reading:
         def column(value: Tensor) -> Tensor:
             made = torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
             if isinstance(value, EdgeTensor):
-                self.shared[_storage(made)] = value
+                self.shared[storage_id(made)] = value
             return made
 
         def other(value: Tensor) -> Tensor:
@@ -215,7 +211,7 @@ class _Reading:
 
     def base_of(self, result: Tensor) -> EdgeTensor | None:
         """The edge tensor that a result on meta tensors, which are dense, is a view of."""
-        base = self.shared.get(_storage(result))
+        base = self.shared.get(storage_id(result))
         copies = getattr(self.func, "__name__", "") in _COPY_UNLESS_DENSE
         return None if base is None or (copies and not base.is_dense) else base
 

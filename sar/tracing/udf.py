@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar._private import version_of
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
 from sar.ops.capture import RecordCaptures, ReplaceCaptures, detached_leaf, leaves_of
@@ -74,7 +75,7 @@ class Recorder(Mapping[str, Tensor]):
 
     @property
     def written(self) -> list[str]:
-        return [name for name, rows in self.read.items() if rows._version]
+        return [name for name, rows in self.read.items() if version_of(rows)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._frame)

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sar._private import make_wrapper, tree_leaves, tree_map
 from sar.errors import NotSupportedError
 
 N = TypeVar("N", bound="NodeCount")
@@ -47,7 +47,8 @@ class NodeCount(Tensor):
     """int64 counts of owned rows, for layers that both allocate and divide by ``batch_num_nodes``.
 
     As a size of a tensor (``torch.ones(count, 4)``, ``repeat_interleave``) it is this rank's count.
-    whole graph. Shape, dtype and device may change. Whatever else is done with one raises
+    ``x / count`` divides by the count of all ranks, so that a mean over nodes is that of the whole
+    graph. Shape, dtype and device may change. Whatever else is done with one raises
     ``NotSupportedError``: which number is meant is not known. It has no values of its own, so no
     function of torch can read one past this class.
 
@@ -62,9 +63,7 @@ class NodeCount(Tensor):
     @classmethod
     def of(cls: type[N], here: Tensor, everywhere: Tensor | None) -> N:
         """The pair as one tensor."""
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, here.shape, dtype=here.dtype, device=here.device
-        )
+        made: N = make_wrapper(cls, here.shape, dtype=here.dtype, device=here.device)
         made.here, made.everywhere = here, everywhere
         return made
 

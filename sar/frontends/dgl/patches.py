@@ -19,6 +19,15 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from sar._private import (
+    EDGE_SOFTMAX,
+    SDDMM,
+    SPMM,
+    TOP_ROWS,
+    TYPED_EDGE_SOFTMAX,
+    TYPED_SDDMM,
+    TYPED_SPMM,
+)
 from sar.frontends.dgl import operators, readout
 from sar.frontends.dgl.counts import Counts, LocalCount
 from sar.frontends.dgl.fused import fused
@@ -145,20 +154,20 @@ _PATCHES: dict[str, dict[str, Replace]] = {
     "dgl.transforms": _REVERSE,
     "dgl.transforms.functional": _REVERSE,
     "dgl.backend": {"segment_mm": in_functions},
-    "dgl.readout": {"_topk_on": _for(Counts, readout.topk)},
+    "dgl.readout": {TOP_ROWS.name: _for(Counts, readout.topk)},
     "dgl.ops": _SEGMENTS,
     "dgl.ops.segment": _SEGMENTS,
     "dgl.ops.edge_softmax": {
-        "edge_softmax_internal": _for_marked(operators.edge_softmax),
-        "edge_softmax_hetero_internal": _SEVERAL,
+        EDGE_SOFTMAX.name: _for_marked(operators.edge_softmax),
+        TYPED_EDGE_SOFTMAX.name: _SEVERAL,
     },
     "dgl.ops.spmm": {
-        "gspmm_internal": _for_marked(operators.gspmm),
-        "gspmm_internal_hetero": _SEVERAL,
+        SPMM.name: _for_marked(operators.gspmm),
+        TYPED_SPMM.name: _SEVERAL,
     },
     "dgl.ops.sddmm": {
-        "gsddmm_internal": _for_marked(operators.gsddmm),
-        "gsddmm_internal_hetero": _SEVERAL,
+        SDDMM.name: _for_marked(operators.gsddmm),
+        TYPED_SDDMM.name: _SEVERAL,
     },
     "dgl.nn.pytorch.conv.graphconv": _REVERSE,
     "dgl.nn.pytorch.hetero": {"HeteroGraphConv.forward": sharing},
