@@ -110,12 +110,22 @@ def in_backward() -> bool:
     return task() != -1
 
 
-def keeps_graph() -> bool:
-    """Whether the running backward pass can be run again; missing: taken to be so."""
-    keeps: Callable[[], bool] = _found(
-        "torch._C._autograd._get_current_graph_task_keep_graph", lambda: True
-    )
-    return keeps()
+def frees_graph() -> bool:
+    """Whether a backward pass is running after which nobody can come back to its saved tensors;
+    missing: taken to be none."""
+    keeps: Any = _found("torch._C._autograd._get_current_graph_task_keep_graph", lambda: True)
+    return in_backward() and not keeps()
+
+
+def in_forward_mode() -> bool:
+    """Whether gradients in forward mode are computed; missing: taken not to be."""
+    return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+
+
+def function_modes() -> list[Any]:
+    """The modes that see torch's functions, outermost first; missing: as if there were none."""
+    modes = _found("torch.overrides._get_current_function_mode_stack", list)
+    return modes()
 
 
 def innermost_saving_hooks() -> Any:
@@ -170,6 +180,23 @@ def memory_events(profiled: Any) -> list[tuple[int, int]]:
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """The children by name, one that has several names under each; missing: under its first."""
     return getattr(module, "_modules", None) or dict(module.named_children())
+
+
+DEVICE_MODES = "torch.utils._device"
+"""Module of the mode behind ``torch.device`` as a context, which changes no result of a layer;
+missing: nobody has its name."""
+
+_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks on its passes; missing: as if it had none."""
+    return any(getattr(module, f"_{kind}", None) for kind in _HOOKS)
+
+
+def has_global_hooks() -> bool:
+    """Whether there are hooks on the passes of all modules; missing: as if there were none."""
+    return any(getattr(nn.modules.module, f"_global_{kind}", None) for kind in _HOOKS)
 
 
 NormBase: Any = _found(

@@ -416,16 +416,18 @@ def test_functions_of_dgl_that_layers_call(name: str, taken: list[str]) -> None:
 
 def test_what_dgl_lacks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dgl")
-    from sar.frontends.dgl import dispatch
+    from sar.frontends.dgl import patches
 
+    patches.uninstall()
     for name in NAMES:
         function, modules = getattr(_private, name)
         for module in modules:
             monkeypatch.delattr(importlib.import_module(module), function)
-    dispatch.install()
+    patches.install()
     for name in NAMES:
         function, modules = getattr(_private, name)
         assert not any(hasattr(sys.modules[module], function) for module in modules)
+    patches.uninstall()
 
 
 def test_dgls_metis_cuts_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,3 +474,67 @@ def test_all_names_are_tested_here() -> None:
 def _is_own(name: str, value: Any) -> bool:
     source = SOURCE.read_text()
     return f"\ndef {name}(" in source or f"\n{name}" in source
+
+
+# ---- what others can see of a layer
+
+
+class Noted(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_function_modes_in_force(without: Any) -> None:
+    with torch.device("cpu"):
+        assert type(_private.function_modes()[-1]).__module__ == _private.DEVICE_MODES
+    with Noted() as outer, Noted() as inner:
+        assert _private.function_modes()[-2:] == [outer, inner]
+        old = without("torch.overrides", "_get_current_function_mode_stack")
+        assert old.function_modes() == []
+
+
+def test_hooks_of_modules() -> None:
+    part, bare = nn.Linear(2, 2), types.SimpleNamespace()
+    assert not _private.has_hooks(part) and not _private.has_hooks(bare)  # type: ignore[arg-type]
+    adders = ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"]
+    for name in adders:
+        handle = getattr(part, f"register_{name}")(lambda *_: None)
+        assert _private.has_hooks(part), name
+        handle.remove()
+    assert not _private.has_hooks(part) and not _private.has_global_hooks()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert _private.has_global_hooks()
+    handle.remove()
+
+
+def test_whether_a_backward_pass_keeps_its_graph(without: Any) -> None:
+    found = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, ask: Any) -> Tensor:
+            ctx.ask = ask
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+            found.append(ctx.ask())
+            return dout, None
+
+    x = torch.ones(1, requires_grad=True)
+    out = Asks.apply(x, _private.frees_graph)
+    out.backward(retain_graph=True)
+    out.backward()
+    assert found == [False, True] and not _private.frees_graph()
+    old = without("torch:_C:_autograd", "_get_current_graph_task_keep_graph")
+    Asks.apply(x, old.frees_graph).backward()
+    assert found[2:] == [False]
+
+
+def test_forward_mode(without: Any) -> None:
+    from torch.autograd import forward_ad
+
+    assert not _private.in_forward_mode()
+    with forward_ad.dual_level():
+        assert _private.in_forward_mode()
+    assert not without("torch.autograd.forward_ad", "_current_level").in_forward_mode()

@@ -19,17 +19,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
+from sar._private import DEVICE_MODES, function_modes, has_global_hooks, has_hooks, in_forward_mode
 from sar.errors import NotSupportedError
 from sar.layers.entry import FusedLayer, Inputs, Run, options_of
 from sar.ops.saving import is_innermost, once, takes_notes
 
-_GLOBAL = [
-    torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks,
-    torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks,
-]  # fmt: skip
-_HARMLESS = ("sar.", "torch.utils._device")  # modes that change no result of a layer
+_HARMLESS = ("sar.", DEVICE_MODES)  # modes that change no result of a layer
 
 
 @dataclass(frozen=True)
@@ -112,18 +108,17 @@ def call_reason(layer: nn.Module) -> str | None:
 
     Hooks of the layer itself run outside of it.
     """
-    if any(_GLOBAL):
+    if has_global_hooks():
         return "torch has global hooks of modules, which look into it"
     for part in layer.modules():
-        forward = part._forward_pre_hooks or part._forward_hooks
-        if part is not layer and (forward or part._backward_pre_hooks or part._backward_hooks):
+        if part is not layer and has_hooks(part):
             return f"{type(part).__name__} in it has a hook"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast is on"
-    for mode in torch.overrides._get_current_function_mode_stack():
+    for mode in function_modes():
         if not type(mode).__module__.startswith(_HARMLESS):
             return f"the mode {type(mode).__name__} looks at torch functions"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if in_forward_mode():
         return "forward mode gradients are computed"
     return None
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.push_pull import linear_relation
 from sar.edges.relation import Relation
@@ -30,8 +31,8 @@ from sar.ops.aggregate import (
     mean_scale,
 )
 from sar.ops.first_order import first_order
-from sar.ops.rectify import hand_over, is_relu, rectified
-from sar.ops.saving import frees_graph, owns_saved
+from sar.ops.rectify import is_relu, rectified
+from sar.ops.saving import owns_saved
 from sar.stream import GradientReturn
 from sar.stream.wanted import agree_wanted
 from sar.stream.zeros import NonZeros, Skipped
@@ -162,10 +163,7 @@ class _MeanLayer(Function):
         home = ctx.means.home(dmean, place)
         dbias = dz.sum(0) if asks_bias else None
         home.own()[: len(dz)].addmm_(dz, own)  # by torch, which counts it as a write into x
-        dx = home.finish()
-        if ctx.donate and is_last:
-            hand_over(x, dx)
-        return dx, down, dweight, dbias, None, None
+        return home.finish(), down, dweight, dbias, None, None
 
 
 class _NarrowMeanLayer(Function):
@@ -218,8 +216,6 @@ class _NarrowMeanLayer(Function):
             donate = ctx.donate and ctx.owns and frees_graph()
             dx = torch.mm(dy, weight, out=x.detach() if donate else None)
             dx[: len(dz)].addmm_(dz, own)
-            if donate:
-                hand_over(x, dx)
         return dx, down, dweight, dbias, None, None
 
 

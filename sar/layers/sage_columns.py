@@ -22,12 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.push_pull import linear_relation
 from sar.edges.relation import Relation
 from sar.ops.aggregate import aggregate_backward, aggregate_forward, mean_scale
 from sar.ops.first_order import first_order
-from sar.ops.saving import frees_graph, once, owns_saved, repeats, valued
+from sar.ops.saving import once, owns_saved, repeats, valued
 
 BLOCK = 32  # columns: at most two cache lines of a row
 

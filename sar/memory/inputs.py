@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sar._private import tree_flatten, tree_unflatten
-from sar.ops.saving import frees_graph
+from sar._private import frees_graph, tree_flatten, tree_unflatten
 
 
 class LayerInputs:

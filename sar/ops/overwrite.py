@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sar._private import frees_graph
 from sar.ops.reuse import is_plain, references
-from sar.ops.saving import frees_graph
 
 
 def may_overwrite(saved: Tensor, gradient: Tensor) -> bool:

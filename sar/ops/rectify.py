@@ -28,13 +28,6 @@ def rectified(x: Tensor) -> Tensor:
     return _Rectify.apply(x) if x.requires_grad and torch.is_grad_enabled() else x.relu_()
 
 
-def hand_over(x: Tensor, dx: Tensor) -> None:
-    """Tell the relu that made ``x`` that ``dx``, its gradient, lies where ``x`` was: if this is the
-    whole gradient, nobody else has it, and the relu's own is written there, too."""
-    if isinstance(getattr(x.grad_fn, "given", None), int) and not x._backward_hooks:
-        x.grad_fn.given = dx.data_ptr()  # type: ignore[union-attr]
-
-
 class _Rectify(Function):
     """y = max(x, 0), where x was.
 
@@ -44,7 +37,7 @@ class _Rectify(Function):
     x       any         this rank; not saved. Becomes y
     marks   1 / number  this rank; noted: which numbers of y are not zero. A bit where there is a
                         kernel, else a bool
-    dy      any         this rank. Becomes dx where it was handed over, see :func:`hand_over`
+    dy      any         this rank; not written into
     ======  ==========  ======================================================
 
     dx = dy where marked, else 0. A repeated forward pass (Note [Repeated forward]) that saves
@@ -54,7 +47,6 @@ class _Rectify(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.of_relu = True  # see sar.stream.zeros
-        ctx.given = 0  # address of what was handed over
         ctx.mark_dirty(x)
         ctx.by_bits = x.is_cpu and x.dtype in relu.DTYPES and x.is_contiguous()
         marks = relu.rectify(x) if ctx.by_bits else ~(x.relu_() <= 0)
@@ -69,8 +61,6 @@ class _Rectify(Function):
             kept = torch.ones(dy.shape, dtype=dy.dtype)
             relu.mask(kept, ctx.marks)
             return dy * kept
-        # A sum with another gradient is a tensor of its own, made while what was handed over lived.
-        is_given, ctx.given = dy.data_ptr() == ctx.given and dy.is_contiguous(), 0
-        dx = dy.detach() if is_given else dy.clone(memory_format=torch.contiguous_format)
+        dx = dy.clone(memory_format=torch.contiguous_format)
         relu.mask(dx, ctx.marks)
         return dx

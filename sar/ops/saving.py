@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.autograd import Function
 
-from sar._private import in_backward, innermost_saving_hooks, keeps_graph
+from sar._private import innermost_saving_hooks
 
 T = TypeVar("T")
 
@@ -78,11 +78,6 @@ def owns_saved() -> bool:
     """Whether nobody but the operation that saves them gets to see its own saved tensors."""
     repeated_or_kept = _state.notes is not None or not _state.hooked
     return repeated_or_kept and _state.hooks == innermost_saving_hooks()
-
-
-def frees_graph() -> bool:
-    """Whether a backward pass is running after which nobody can come back to its saved tensors."""
-    return in_backward() and not keeps_graph()
 
 
 def is_checkpointed() -> bool:

@@ -69,7 +69,7 @@ def uninstall() -> None:
     with _lock:
         for name in reversed(list(_undo)):
             for place in reversed(_undo.pop(name)):
-                if getattr(place.holder, place.name) is place.replacement:  # nobody else's
+                if vars(place.holder).get(place.name) is place.replacement:  # nobody else's
                     setattr(place.holder, place.name, place.original)
 
 
