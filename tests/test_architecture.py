@@ -269,7 +269,7 @@ GUESSES = {
         "function_guard.py", "callers.py", "linear_sum.py",
         "reuse.py",
     },
-    "names of nodes": {"projection.py", "remade.py", "reuse.py", "zeros.py"},
+    "names of nodes": {"projection.py", "remade.py", "reuse.py"},
     "function modes": {"capture.py", "frugal.py", "linear_sum.py", "reuse.py"},
 }  # fmt: skip
 NODE = r"[\w.\[\]]*(?:node|grad_fn|before|maker|\bfn)"
