@@ -264,7 +264,7 @@ def test_undocumented_names_are_private() -> None:
 # Files that still guess, by how; what mends one takes it out.
 GUESSES = {
     "frames and counts": {
-        "function_guard.py", "support.py", "undistributed.py", "reuse.py",
+        "function_guard.py", "reuse.py",
     },
     "names of nodes": {"reuse.py"},
     "function modes": {"capture.py", "frugal.py", "reuse.py"},

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.edges import AnyRelation, Relation, ReversedRelation
+from sar.errors import NotSupportedError
 from sar.frontends.dgl import pending
 from sar.frontends.dgl.builtin import REDUCTIONS, BuiltinReduce, parse_message, parse_reduce
 from sar.frontends.dgl.mailbox import reduce_udf
@@ -31,7 +32,6 @@ from sar.tracing.binary import (
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of, stored
 from sar.tracing.message_dropout import Drawn
 from sar.tracing.program import Call, Item, Leaf, Node, Program, Udf
-from sar.tracing.support import not_supported
 from sar.tracing.udf import frozen, probe
 from sar.tracing.weights import weighted_by
 
@@ -144,7 +144,7 @@ def _udf_columns(
     src, dst, edge = _sides(store, etype)
     seen, scope = probe(func, src, dst, edge), scope_of(store, etype, policy)
     if seen.written[2]:
-        raise not_supported(
+        raise NotSupportedError(
             f"message function: writes edge columns {seen.written[2]} in place; expected a new "
             "tensor, because its blocks may be computed again, in any order"
         )
