@@ -191,7 +191,7 @@ def test_no_module_imports_itself_through_others() -> None:
 FOREIGN = ("torch", "numba", "numpy", "dgl")
 # Whose undocumented names wait for the files to go; what mends one takes it out.
 NOT_YET_PRIVATE = {
-    "frugal.py", "function_guard.py", "reuse.py",
+    "function_guard.py",
 }  # fmt: skip
 # What only tensors, storages, autograd's nodes and torch's modules have.
 TENSORS_OWN = {
@@ -264,10 +264,10 @@ def test_undocumented_names_are_private() -> None:
 # Files that still guess, by how; what mends one takes it out.
 GUESSES = {
     "frames and counts": {
-        "function_guard.py", "reuse.py",
+        "function_guard.py",
     },
-    "names of nodes": {"reuse.py"},
-    "function modes": {"capture.py", "frugal.py", "reuse.py"},
+    "names of nodes": set(),
+    "function modes": {"capture.py"},
 }  # fmt: skip
 NODE = r"[\w.\[\]]*(?:node|grad_fn|before|maker|\bfn)"
 COUNTED = {"_getframe", "getrefcount", "_use_count", "_storage_Use_Count", "currentframe"}
