@@ -20,6 +20,7 @@ from sar.edges import AnyRelation
 from sar.ops import Inputs, Messages, Weighting
 from sar.ops.keyed import keyed_dropout
 from sar.tracing.binary import apply_binary
+from sar.tracing.capture import TORCH_CAPTURES
 from sar.tracing.message_dropout import Drawn, KeyedDropout
 from sar.tracing.support import not_supported
 from sar.tracing.udf import Probe, call_udf
@@ -255,6 +256,7 @@ class Program:
             ordered=bool(udfs),
             linear_in_src=_linear_in_src(self.order),
             sort_by=self._type_column(udfs),
+            capturing=TORCH_CAPTURES,
             captures=tuple({**captures, **self._captured()}.values()),
             hidden=tuple(hidden.values()),
             widest=max((node.row_bytes for node in self.order), default=0),

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
-from sar.ops.capture import RecordCaptures, ReplaceCaptures, detached_leaf, leaves_of
+from sar.ops.capture import detached_leaf, leaves_of
 from sar.ops.randomness import unchanged
+from sar.tracing.capture import RecordCaptures, ReplaceCaptures
 from sar.tracing.message_dropout import FindDropout, inside_function
 
 _PROBE_ROWS = 2
