@@ -15,6 +15,7 @@ from sar.comm import Group
 from sar.config import Policy
 from sar.edges.arrivals import Arrivals, arrange
 from sar.edges.constant import Constants
+from sar.edges.derived import DERIVED, Derived
 from sar.edges.shard_store import LOCAL, EdgeArrays, ShardStore
 from sar.kernels import INT32_EDGES, Csc
 from sar.stream import HaloPlan, build_halo_plan, join_plans
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from sar.edges.push_pull import Fewest
 
 
-class Relation:
+class Relation(Derived):
     """Edges of one canonical edge type, grouped by the partition that owns their source.
 
     Shards are compressed for the rounds in use on first need; see Note [Structure] in
@@ -121,7 +122,7 @@ class Relation:
     def to(self, device: torch.device) -> Relation:
         """The same relation with its arrays on ``device``; no communication."""
         moved = copy(self)
-        for name in ("keys", "arrivals"):
+        for name in ("keys", "arrivals", DERIVED):
             moved.__dict__.pop(name, None)
         moved.plan = self.plan.to(device)
         moved.store = self.store.to(moved.plan)
@@ -162,7 +163,7 @@ class Relation:
         return degrees
 
 
-class ReversedRelation:
+class ReversedRelation(Derived):
     """The same edges the other way round; each stays where it ended before it was turned.
 
     Rows of sources and destinations change places. What a reduction needs is pushed to the owners,

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sar.edges import AnyRelation
-from sar.tracing.lazy import CannotRecord, EdgeTensor, is_in_place, node_of
+from sar.errors import SarError
+from sar.tracing.edge_rows import EdgeRows, node_of
 from sar.tracing.message_dropout import DROPOUTS, arguments
-from sar.tracing.program import EDGE_COUNT, Call, Dropout, Item, Node
+from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Node
 
 _META = torch.device("meta")
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
@@ -35,7 +36,11 @@ _IN_PLACE = {
 }
 
 
-def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor) -> Any:
+class CannotRecord(SarError):
+    """A function whose result is not one row per edge."""
+
+
+def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> Any:
     """Extend the program by one function; raises :class:`CannotRecord`."""
     if func in DROPOUTS:
         _, probability, inplace = arguments(*args, **kwargs)
@@ -53,6 +58,12 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor)
         raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place")
     first.rebind(result.node, same_values=func is Tensor.detach)
     return first
+
+
+def is_in_place(func: Callable) -> bool:
+    """Whether a torch function writes into its first argument, as its name tells."""
+    name = getattr(func, "__name__", "")
+    return func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
 
 
 def _functional(func: Callable, args: Any, kwargs: dict[str, Any]) -> tuple[Callable, dict] | None:
@@ -95,7 +106,7 @@ def _filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return torch.where(mask.view(*mask.shape, *[1] * (x.dim() - mask.dim())), value, x).to(x.dtype)
 
 
-def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
+def _record_dropout(x: EdgeRows, p: float, inplace: bool) -> EdgeRows:
     if p == 0:
         return x
     if x.axis != 0:
@@ -105,16 +116,16 @@ def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
     seed = relation.group.seeds.draw(relation.group)
     node = Dropout(x.read(), p, relation, seed)
     if not inplace:
-        return EdgeTensor(node, like, x.scope)
+        return type(x)(node, like, x.scope)
     if x.column is not None:
-        return x.write(Tensor.copy_, (x, EdgeTensor(node, like, x.scope)), {})
+        return x.write(Tensor.copy_, (x, type(x)(node, like, x.scope)), {})
     x.rebind(node)
     return x
 
 
 def _infer(
-    func: Callable, args: Any, kwargs: dict, first: EdgeTensor
-) -> tuple[Node, Any, dict[int, int], dict[int, EdgeTensor | None]]:
+    func: Callable, args: Any, kwargs: dict, first: EdgeRows
+) -> tuple[Node, Any, dict[int, int], dict[int, EdgeRows | None]]:
     """The node, its value on meta tensors of all local edges, and, by the id of each of these, its
     edge axis and what it is a view of.
 
@@ -165,7 +176,7 @@ def _storage(value: Tensor) -> int:
 
 
 def _axis(value: Tensor) -> int:
-    return value.axis if isinstance(value, EdgeTensor) else 0
+    return value.axis if isinstance(value, EdgeRows) else 0
 
 
 def _with_rows(value: Tensor, rows: int) -> list[int]:
@@ -197,14 +208,14 @@ class _Reading:
         self.func, self.args, self.kwargs = func, tuple(args), kwargs
         self.relation, self.rows = relation, relation.num_edges
         self.aligned, self.count = aligned, count
-        self.shared: dict[int, EdgeTensor] = {}  # by the storage of the meta tensor
+        self.shared: dict[int, EdgeRows] = {}  # by the storage of the meta tensor
 
     def on_meta(self, rows: int) -> Any:
         """The call on tensors without data, for a number of edges."""
 
         def column(value: Tensor) -> Tensor:
             made = torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
-            if isinstance(value, EdgeTensor):
+            if isinstance(value, EdgeRows):
                 self.shared[_storage(made)] = value
             return made
 
@@ -213,7 +224,7 @@ class _Reading:
 
         return self._run(rows, column, other)
 
-    def base_of(self, result: Tensor) -> EdgeTensor | None:
+    def base_of(self, result: Tensor) -> EdgeRows | None:
         """The edge tensor that a result on meta tensors, which are dense, is a view of."""
         base = self.shared.get(_storage(result))
         copies = getattr(self.func, "__name__", "") in _COPY_UNLESS_DENSE
@@ -259,9 +270,9 @@ class _Reading:
         """The call with nodes in place of edge columns."""
 
         def noted(value: Any) -> Any:
-            if isinstance(value, EdgeTensor) and value.scope.relation is self.relation:
+            if isinstance(value, EdgeRows) and value.scope.relation is self.relation:
                 return value.read()
-            if isinstance(value, EdgeTensor) or self._is_column(value):
+            if isinstance(value, EdgeRows) or self._is_column(value):
                 return node_of(value, self.relation)
             return EDGE_COUNT if self._is_count(value) else value
 
@@ -272,7 +283,7 @@ class _Reading:
         self, rows: int, column: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
     ) -> Any:
         def replaced(value: Any) -> Any:
-            if isinstance(value, EdgeTensor) or self._is_column(value):
+            if isinstance(value, EdgeRows) or self._is_column(value):
                 return column(value)
             if isinstance(value, Tensor):
                 return other(value)
@@ -283,7 +294,7 @@ class _Reading:
             return self.func(*args, **kwargs)
 
     def _is_column(self, value: Any) -> bool:
-        if not self.aligned or not isinstance(value, Tensor) or isinstance(value, EdgeTensor):
+        if not self.aligned or not isinstance(value, Tensor) or isinstance(value, EdgeRows):
             return False
         return value.dim() > 0 and len(value) == self.rows
 
@@ -319,11 +330,11 @@ def _wrap(
     node: Node,
     like: Any,
     axes: dict[int, int],
-    bases: dict[int, EdgeTensor | None],
-    first: EdgeTensor,
+    bases: dict[int, EdgeRows | None],
+    first: EdgeRows,
 ) -> Any:
     if isinstance(like, Tensor):
-        return EdgeTensor(node, like, first.scope, axes[id(like)], bases[id(like)])
+        return type(first)(node, like, first.scope, axes[id(like)], bases[id(like)])
     if isinstance(like, (tuple, list)):
         parts = [_wrap(Item(node, i), part, axes, bases, first) for i, part in enumerate(like)]
         named = hasattr(like, "n_sequence_fields")  # as torch.max gives

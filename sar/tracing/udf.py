@@ -68,9 +68,11 @@ class Recorder(Mapping[str, Tensor]):
         if name not in self.read:
             frame = self._frame  # what is pending must not be computed, which is collective
             column = frame.like(name) if isinstance(frame, Frame) else frame[name]
-            shape = (*self._rows, *tuple(column.shape)[1:])  # the column may be lazy
+            with torch._C.DisableTorchFunction():  # the column may be lazy; it is not captured
+                shape, kind, device = tuple(column.shape), column.dtype, column.device
             with torch.inference_mode(False):  # where writes are counted
-                self.read[name] = torch.zeros(shape, dtype=column.dtype, device=column.device)
+                rows = torch.zeros((*self._rows, *shape[1:]), dtype=kind, device=device)
+            self.read[name] = rows
         return self.read[name]
 
     @property

@@ -26,7 +26,7 @@ from sar.ops import Weighting
 from sar.ops.randomness import unchanged
 from sar.tracing.lazy import METADATA, EdgeTensor
 from sar.tracing.message_dropout import DROPOUTS, arguments
-from sar.tracing.program import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf, inputs_of
+from sar.tracing.nodes import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf
 from sar.tracing.udf import call_udf
 
 # Linear in their tensors together; those of a sum must both be followed, and no number added.
@@ -98,7 +98,7 @@ class _Above:
 
     def _is_above(self, node: Node) -> bool:
         if id(node) not in self._depends:
-            self._depends[id(node)] = any([self._is_above(parent) for parent in inputs_of(node)])
+            self._depends[id(node)] = any([self._is_above(parent) for parent in node.inputs])
         return self._depends[id(node)]
 
     def _computed(self, node: Node) -> Any:
@@ -130,7 +130,7 @@ def _outermost(output: Node) -> Iterator[Softmax]:
         if isinstance(node, Softmax):
             yield node
             continue
-        for parent in inputs_of(node):
+        for parent in node.inputs:
             if id(parent) not in seen:
                 seen.add(id(parent))
                 todo.append(parent)

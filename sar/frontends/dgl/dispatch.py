@@ -23,7 +23,8 @@ from sar.frontends.dgl.readout import segment_reduce, segment_softmax, topk
 from sar.ops import run_messages, swap_sides
 from sar.tracing.binary import BuiltinMessage, Operand
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of
-from sar.tracing.program import Leaf, Node, Program, Softmax
+from sar.tracing.nodes import Leaf, Node, Softmax
+from sar.tracing.program import Program
 from sar.tracing.support import not_supported
 
 
@@ -103,7 +104,7 @@ def _reverse(graph: Any, copy_ndata: bool = True, copy_edata: bool = False, **_:
 def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str = "dst") -> Tensor:
     """Softmax over the edges that end in the same node, lazily.
 
-    The result is a node of the program (:class:`sar.tracing.program.Softmax`): a sum weighted by it
+    The result is a node of the program (:class:`sar.tracing.nodes.Softmax`): a sum weighted by it
     computes its own normalizer on the way, other uses store one row per destination.
 
     Args:

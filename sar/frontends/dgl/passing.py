@@ -12,7 +12,6 @@ from sar.edges import AnyRelation, Relation, ReversedRelation
 from sar.frontends.dgl import pending
 from sar.frontends.dgl.builtin import REDUCTIONS, BuiltinReduce, parse_message, parse_reduce
 from sar.frontends.dgl.mailbox import reduce_udf
-from sar.frontends.dgl.patterns import attend_if_matched
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import reverse
@@ -30,7 +29,9 @@ from sar.tracing.binary import (
 )
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of, stored
 from sar.tracing.message_dropout import Drawn
-from sar.tracing.program import Call, Item, Leaf, Node, Program, Udf
+from sar.tracing.nodes import Call, Item, Leaf, Node, Udf
+from sar.tracing.patterns import attend_if_matched
+from sar.tracing.program import Program
 from sar.tracing.support import not_supported
 from sar.tracing.udf import frozen, probe
 from sar.tracing.weights import weighted_by

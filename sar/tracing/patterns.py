@@ -20,7 +20,7 @@ from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
 from sar.tracing.binary import apply_binary
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.program import Call, Dropout, Leaf, Node, Softmax, refuse_written
+from sar.tracing.nodes import Call, Dropout, Leaf, Node, Softmax, refuse_written
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
