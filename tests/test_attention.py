@@ -93,8 +93,8 @@ def matches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     seen: list[bool] = []
     original = passing.attend_if_matched
 
-    def spy(messages: Any) -> Tensor | None:
-        out = None if "off" in seen else original(messages)
+    def spy(messages: Any, project: Any) -> Tensor | None:
+        out = None if "off" in seen else original(messages, project)
         seen.append(out is not None)
         return out
 

@@ -18,7 +18,7 @@ from sar.graph.view import Scope
 from sar.tracing.edge_reduce import reduction_of
 from sar.tracing.edge_rows import EdgeRows, eager, made_eager, node_of, stored, stored_values
 from sar.tracing.message_dropout import DROPOUTS
-from sar.tracing.recording import CannotRecord, is_in_place, record
+from sar.tracing.recording import CannotRecord, is_in_place, record, record_again
 from sar.tracing.support import not_supported
 
 __all__ = ["CannotRecord", "EdgeTensor", "Scope", "eager", "node_of", "stored"]
@@ -49,6 +49,9 @@ class EdgeTensor(EdgeRows):
     def _call(cls, func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
         """A function of the values."""
         first = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, EdgeTensor))
+        again = record_again(func, args, kwargs, first)
+        if again is not NotImplemented:
+            return again
         if func in _ESCAPES:
             refuse_escape(func, args)
         else:

@@ -35,6 +35,7 @@ class Node:
         like: its value for ``BLANK_ROWS`` edges on the meta device, where that is known.
         inputs: the nodes that it depends on; the normalizer of a softmax follows from its scores.
         tensors: eager tensors that the value is made of, besides those of the inputs.
+        versions: of these tensors, when this was recorded.
         asks: whether one of all these tensors wanted a gradient when this was recorded.
     """
 
@@ -44,9 +45,10 @@ class Node:
     def _reads(self, inputs: Sequence[Node], tensors: Sequence[Tensor]) -> None:
         """Note what the value is made of, and which state these tensors are in."""
         self.inputs, self.tensors = inputs, tensors
-        self._versions, self.asks = [], False
+        self.versions, self.asks = [], False
         for tensor in tensors:
-            self._versions.append(-1 if tensor.is_inference() else tensor._version)
+            # Writes so far; those of inference tensors are not counted.
+            self.versions.append(-1 if tensor.is_inference() else tensor._version)
             self.asks = self.asks or tensor.requires_grad
         for node in inputs:
             self.asks = self.asks or node.asks
@@ -54,14 +56,6 @@ class Node:
     def parents(self) -> Sequence[Node]:
         """The nodes whose values this one needs."""
         return self.inputs
-
-    @property
-    def is_written(self) -> bool:
-        """Whether one of its tensors was written in place since this was recorded."""
-        for tensor, version in zip(self.tensors, self._versions, strict=True):
-            if version != (-1 if tensor.is_inference() else tensor._version):  # not counted there
-                return True
-        return False
 
     def compute(self, values: Values, position: Tensor) -> Any:
         """The value on a block, from the parents' in ``values`` (by ``id``).
@@ -241,7 +235,9 @@ def refuse_written(outputs: list[Node]) -> None:
         node = stack.pop()
         if id(node) in seen:
             continue
-        if node.is_written:
+        for tensor, version in zip(node.tensors, node.versions, strict=True):
+            if version == (-1 if tensor.is_inference() else tensor._version):
+                continue
             name = getattr(node, "name", "")
             raise not_supported(
                 f"{f'column {name!r}' if name else 'a tensor or parameter'} was written in place "

@@ -7,16 +7,19 @@ on the edge axis, which may move. A run on few random rows shows whether rows ar
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.nn import Parameter
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from sar.edges import AnyRelation
 from sar.errors import SarError
 from sar.tracing.edge_rows import EdgeRows, node_of
+from sar.tracing.memo import is_known, keep, literals, recall, state_of_torch
 from sar.tracing.message_dropout import DROPOUTS, arguments
 from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Node
 
@@ -50,14 +53,87 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -
         if args[0] is not first:
             raise CannotRecord("it writes into a tensor that is stored")
         func, kwargs = in_place
-    node, like, axes, bases = _infer(func, args, kwargs, first)
-    result = _wrap(node, like, axes, bases, first)
+    outcome = _infer(func, args, kwargs, first)
+    leaves, spec = tree_flatten((args, kwargs))
+    if in_place is None:
+        key = _key(func, leaves, spec, first)
+        if key is not None:
+            keep(first.scope.relation, key, outcome)
+    result = outcome.result(func, leaves, spec, first)
     if in_place is None:
         return result
     if result.shape != first.shape or result.dtype != first.dtype:
         raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place")
     first.rebind(result.node, same_values=func is Tensor.detach)
     return first
+
+
+def record_again(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> Any:
+    """As :func:`record` where an equal call was recorded before; else ``NotImplemented``."""
+    leaves, spec = tree_flatten((args, kwargs))
+    outcome = recall(first.scope.relation, _key(func, leaves, spec, first))
+    return NotImplemented if outcome is None else outcome.result(func, leaves, spec, first)
+
+
+def _key(func: Callable, leaves: list[Any], spec: TreeSpec, first: EdgeRows) -> Hashable | None:
+    """Note [Remembered outcomes]; floating point tensors have stand-ins when rows are compared."""
+    if not is_known(func):
+        return None
+    key: list[Any] = [func, spec, state_of_torch(), literals(leaves, EdgeRows)]
+    if key[-1] is None:
+        return None
+    for leaf in leaves:
+        if isinstance(leaf, EdgeRows):
+            if leaf.scope.relation is not first.scope.relation:
+                return None
+            key.append((leaf.kind, leaf.is_dense))
+        elif isinstance(leaf, Tensor):
+            if type(leaf) not in _PLAIN or not leaf.is_floating_point():
+                return None
+            key.append((leaf.shape, leaf.dtype, leaf.device, leaf.layout))
+    return tuple(key)
+
+
+_PLAIN = (Tensor, Parameter)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What was found out about a call.
+
+    Attributes:
+        aligned, count: as of :class:`_Reading`.
+        like: its value on meta tensors of all local edges.
+        axes: where the edges are, by the id of each tensor of ``like``.
+        bases: the place among the arguments of what each of them is a view of, if of any.
+    """
+
+    aligned: bool
+    count: bool
+    like: Any
+    axes: dict[int, int]
+    bases: dict[int, int | None]
+
+    def result(self, func: Callable, leaves: list[Any], spec: TreeSpec, first: EdgeRows) -> Any:
+        """The call on the present arguments, recorded."""
+        relation = first.scope.relation
+        given: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, EdgeRows) and leaf.scope.relation is relation:
+                given.append(leaf.read())
+            elif isinstance(leaf, EdgeRows) or self._is_column(leaf, relation):
+                given.append(node_of(leaf, relation))
+            else:
+                is_count = self.count and type(leaf) is int and leaf == relation.num_edges
+                given.append(EDGE_COUNT if is_count else leaf)
+        args, kwargs = tree_unflatten(given, spec)
+        bases = {key: None if at is None else leaves[at] for key, at in self.bases.items()}
+        return _wrap(Call(func, args, kwargs), self.like, self.axes, bases, first)
+
+    def _is_column(self, value: Any, relation: AnyRelation) -> bool:
+        if not self.aligned or not isinstance(value, Tensor):
+            return False
+        return value.dim() > 0 and len(value) == relation.num_edges
 
 
 def is_in_place(func: Callable) -> bool:
@@ -123,11 +199,8 @@ def _record_dropout(x: EdgeRows, p: float, inplace: bool) -> EdgeRows:
     return x
 
 
-def _infer(
-    func: Callable, args: Any, kwargs: dict, first: EdgeRows
-) -> tuple[Node, Any, dict[int, int], dict[int, EdgeRows | None]]:
-    """The node, its value on meta tensors of all local edges, and, by the id of each of these, its
-    edge axis and what it is a view of.
+def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeRows) -> _Outcome:
+    """Find out about a call.
 
     Raises ``ValueError`` for a call that no reading can run, before anything is computed.
     """
@@ -152,8 +225,8 @@ def _infer(
         if axes and None not in axes:
             reading.check_rowwise([axis or 0 for axis in axes])
             by_id = {id(a): axis or 0 for (a, _), axis in zip(pairs, axes, strict=True)}
-            shared = {id(a): reading.base_of(a) for a, _ in pairs}
-            return reading.node(), small, by_id, shared
+            bases = {id(a): reading.place_of_base(a) for a, _ in pairs}
+            return _Outcome(reading.aligned, reading.count, small, by_id, bases)
         problem = problem or CannotRecord("its result has no row per edge")
     text = str(problem).split("\n")[0]
     if not isinstance(problem, CannotRecord) and not any(r.runs() for r in readings):
@@ -224,11 +297,14 @@ class _Reading:
 
         return self._run(rows, column, other)
 
-    def base_of(self, result: Tensor) -> EdgeRows | None:
-        """The edge tensor that a result on meta tensors, which are dense, is a view of."""
+    def place_of_base(self, result: Tensor) -> int | None:
+        """The argument that a result on meta tensors, which are dense, is a view of, if of any."""
         base = self.shared.get(_storage(result))
         copies = getattr(self.func, "__name__", "") in _COPY_UNLESS_DENSE
-        return None if base is None or (copies and not base.is_dense) else base
+        if base is None or (copies and not base.is_dense):
+            return None
+        leaves = tree_leaves((self.args, self.kwargs))
+        return next(place for place, leaf in enumerate(leaves) if leaf is base)
 
     def check_rowwise(self, axes: list[int]) -> None:
         """Shapes do not show whether rows are mixed (``cumsum``): compare 6 rows with 3.
@@ -248,8 +324,8 @@ class _Reading:
             return column(value).narrow(_axis(value), *_PROBE_PART)
 
         try:
-            whole = self._run(_PROBE_ROWS, column, _harmless)
-            piece = self._run(3, part, _harmless)
+            whole = self._run(_PROBE_ROWS, column, _stand_ins())
+            piece = self._run(3, part, _stand_ins())
         except (RuntimeError, ValueError, IndexError):  # random indices may be out of range
             return
         for long, short, axis in zip(_tensors(whole), _tensors(piece), axes, strict=True):
@@ -261,23 +337,10 @@ class _Reading:
         """Whether the call works on a few rows; some functions fail on meta tensors alone."""
         generator = torch.Generator().manual_seed(0)
         try:
-            self._run(_PROBE_ROWS, lambda value: _random_rows(value, generator), _harmless)
+            self._run(_PROBE_ROWS, lambda value: _random_rows(value, generator), _stand_ins())
         except _FAILURES:
             return False
         return True
-
-    def node(self) -> Call:
-        """The call with nodes in place of edge columns."""
-
-        def noted(value: Any) -> Any:
-            if isinstance(value, EdgeRows) and value.scope.relation is self.relation:
-                return value.read()
-            if isinstance(value, EdgeRows) or self._is_column(value):
-                return node_of(value, self.relation)
-            return EDGE_COUNT if self._is_count(value) else value
-
-        args, kwargs = tree_map(noted, (self.args, self.kwargs))
-        return Call(self.func, args, kwargs)
 
     def _run(
         self, rows: int, column: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
@@ -302,9 +365,19 @@ class _Reading:
         return self.count and type(value) is int and value == self.rows
 
 
-def _harmless(value: Tensor) -> Tensor:
-    """What a trial run may write into: running statistics are buffers, without gradient."""
-    return value.detach() if value.requires_grad else value.clone()
+def _stand_ins() -> Callable[[Tensor], Tensor]:
+    """What trial runs get for eager tensors, and may write into; the same in each run.
+
+    Other numbers for floating point: a weight that is still 0 would hide that rows are mixed.
+    """
+    generator = torch.Generator().manual_seed(1)
+
+    def stand_in(value: Tensor) -> Tensor:
+        if type(value) not in _PLAIN or not value.is_floating_point():
+            return value.detach().clone()
+        return torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
+
+    return stand_in
 
 
 def _tensors(result: Any) -> list[Tensor]:

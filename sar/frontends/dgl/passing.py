@@ -12,6 +12,7 @@ from sar.edges import AnyRelation, Relation, ReversedRelation
 from sar.frontends.dgl import pending
 from sar.frontends.dgl.builtin import REDUCTIONS, BuiltinReduce, parse_message, parse_reduce
 from sar.frontends.dgl.mailbox import reduce_udf
+from sar.frontends.dgl.projection import find_projection
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import reverse
@@ -28,6 +29,7 @@ from sar.tracing.binary import (
     scalar_weight,
 )
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of, stored
+from sar.tracing.memo import remembered
 from sar.tracing.message_dropout import Drawn
 from sar.tracing.nodes import Call, Item, Leaf, Node, Udf
 from sar.tracing.patterns import attend_if_matched
@@ -120,9 +122,11 @@ def edge_values(
     scope: Scope, message: BuiltinMessage, operands: dict[Operand, Tensor]
 ) -> EdgeTensor:
     """A built-in message as a lazy edge tensor; no communication."""
-    return EdgeTensor(
-        _node(message, operands, scope.relation), message_like(message, operands), scope
-    )
+    key: list[Any] = ["message", message]  # all that its look depends on
+    for operand, tensor in operands.items():
+        key.append((operand, tensor.shape[1:], tensor.dtype))
+    like = remembered(scope.relation, tuple(key), lambda: message_like(message, operands))
+    return EdgeTensor(_node(message, operands, scope.relation), like, scope)
 
 
 def _node(message: BuiltinMessage, operands: dict[Operand, Tensor], relation: AnyRelation) -> Node:
@@ -247,7 +251,7 @@ def _agree_operands(scope: Scope, operands: dict[Operand, Tensor]) -> None:
 def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:
     """Evaluate an edge program by a kernel or block by block, reduced at the destinations."""
     scope = messages.scope
-    out = attend_if_matched(messages) if op in ("sum", "mean") else None
+    out = attend_if_matched(messages, find_projection) if op in ("sum", "mean") else None
     if out is not None:
         return mean_of_sum(out, scope.relation) if op == "mean" else out
     by_sum = op in ("sum", "mean") and isinstance(scope.relation, Relation)
