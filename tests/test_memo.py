@@ -62,7 +62,9 @@ def attended(factor: Any, change: Callable[[Tensor], Tensor] = lambda e: e) -> S
     def step(graph: Any, x: Tensor) -> Tensor:
         graph.ndata["h"] = x
         graph.apply_edges(fn.u_dot_v("h", "h", "e"))
-        graph.edata["p"] = edge_softmax(graph, change(graph.edata.pop("e") * factor))
+        scores = graph.edata.pop("e")
+        scores = change(scores if factor is None else scores * factor)
+        graph.edata["p"] = edge_softmax(graph, scores)
         graph.update_all(fn.u_mul_e("h", "p", "m"), fn.sum("m", "out"))
         return graph.ndata["out"]
 
@@ -99,7 +101,10 @@ CHANGES: dict[str, list[tuple[Step, Tensor]]] = {
         (attended(0.5, lambda e: e.clamp(-1, 1)), rows()),
         (attended(0.5, lambda e: e.clamp(-2, 1)), rows()),
         (added(lambda e: F.leaky_relu(e, 0.5)), rows()), (added(lambda e: F.elu(e, 0.5)), rows()),
-        (added(torch.abs), rows()), (added(lambda e: torch.t(e).t()), rows()),
+        (attended(None, lambda e: e.mul(0.5)), rows()),
+        (attended(None, lambda e: e.add(0.5)), rows()),
+        (added(lambda e: torch.abs(e).mean(1)[:, None]), rows()),
+        (added(lambda e: torch.t(e).mean(0)[:, None]), rows()),
     ],
     "an index": [
         (attended(0.5, lambda e: e[:, torch.tensor([0, 0])].sum(1, keepdim=True)), rows()),

@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sar.graph.view import Scope
 from sar.tracing.edge_reduce import reduction_of
 from sar.tracing.edge_rows import EdgeRows, eager, made_eager, node_of, stored, stored_values
+from sar.tracing.in_place import CannotRecord, is_in_place
 from sar.tracing.message_dropout import DROPOUTS
-from sar.tracing.recording import CannotRecord, is_in_place, record, record_again
+from sar.tracing.recording import record, record_again
 from sar.tracing.support import not_supported
 
 __all__ = ["CannotRecord", "EdgeTensor", "Scope", "eager", "node_of", "stored"]

@@ -6,7 +6,6 @@ on the edge axis, which may move. A run on few random rows shows whether rows ar
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,8 @@ from torch.nn import Parameter
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from sar.edges import AnyRelation
-from sar.errors import SarError
 from sar.tracing.edge_rows import EdgeRows, node_of
+from sar.tracing.in_place import CannotRecord, functional
 from sar.tracing.memo import is_known, keep, literals, recall, state_of_torch
 from sar.tracing.message_dropout import DROPOUTS, arguments
 from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Node
@@ -30,25 +29,13 @@ _PROBE_PART = (1, 3)  # start and length: neither from the start nor the middle,
 
 _COPY_UNLESS_DENSE = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
 
-# In-place functions, recorded as what they compute and bound to the same Python object.
-_IN_PLACE = {
-    Tensor.__iadd__: operator.add,
-    Tensor.__isub__: operator.sub,
-    Tensor.__imul__: operator.mul,
-    Tensor.__itruediv__: operator.truediv,
-}
-
-
-class CannotRecord(SarError):
-    """A function whose result is not one row per edge."""
-
 
 def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> Any:
     """Extend the program by one function; raises :class:`CannotRecord`."""
     if func in DROPOUTS:
         _, probability, inplace = arguments(*args, **kwargs)
         return _record_dropout(first, probability, inplace)
-    in_place = _functional(func, args, kwargs)
+    in_place = functional(func, args, kwargs)
     if in_place is not None:
         if args[0] is not first:
             raise CannotRecord("it writes into a tensor that is stored")
@@ -134,52 +121,6 @@ class _Outcome:
         if not self.aligned or not isinstance(value, Tensor):
             return False
         return value.dim() > 0 and len(value) == relation.num_edges
-
-
-def is_in_place(func: Callable) -> bool:
-    """Whether a torch function writes into its first argument, as its name tells."""
-    name = getattr(func, "__name__", "")
-    return func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
-
-
-def _functional(func: Callable, args: Any, kwargs: dict[str, Any]) -> tuple[Callable, dict] | None:
-    if kwargs.get("inplace"):
-        return func, {**kwargs, "inplace": False}
-    if func in _IN_PLACE:
-        return _IN_PLACE[func], kwargs
-    if func is Tensor.__setitem__:
-        mask = args[1]
-        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-            return _filled, kwargs
-        raise CannotRecord("it writes rows")
-    if not is_in_place(func):
-        return None
-    name = func.__name__[:-1]
-    if name in _WRITES:
-        return _WRITES[name], kwargs
-    for where in (Tensor, torch, torch.nn.functional):
-        if hasattr(where, name):
-            return getattr(where, name), kwargs
-    raise CannotRecord("it writes in place")
-
-
-def _written(x: Tensor, value: Any) -> Tensor:
-    """``x`` after all its elements were set to ``value``, which broadcasts."""
-    return torch.where(torch.ones_like(x, dtype=torch.bool), value, x).to(x.dtype)
-
-
-_WRITES: dict[str, Callable] = {
-    "zero": torch.zeros_like,
-    "fill": _written,
-    "copy": _written,
-}
-
-
-def _filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """``x`` [e, ...] after ``x[mask] = value``, for one value and a mask of rows or elements."""
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError("it writes several values")
-    return torch.where(mask.view(*mask.shape, *[1] * (x.dim() - mask.dim())), value, x).to(x.dtype)
 
 
 def _record_dropout(x: EdgeRows, p: float, inplace: bool) -> EdgeRows:
