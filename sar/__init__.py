@@ -44,6 +44,7 @@ from sar.frontends.dgl import (
     load_dgl_partition_data,
     load_partition_data,
 )
+from sar.layers import optimize
 from sar.memory import set_activations
 from sar.nn import (
     DistributedBN1D,
@@ -99,6 +100,7 @@ __all__ = [
     "manual_seed",
     "message_has_parameters",
     "nfs_ip_init",
+    "optimize",
     "overlap_gradients",
     "partition_graph",
     "patch_dgl",

@@ -33,6 +33,7 @@ from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
 import sar
+from sar.edges.out_edges import OutEdges
 from sar.frontends.dgl.layer_blocks import plan_blocks
 from sar.ops import attention as attention_module
 from sar.partition.arrays import GraphArrays
@@ -232,7 +233,7 @@ def test_layers_with_and_without_dropout(partitioned: Cutter, passes: list[bool]
         part, log = Part(group, path), logged(group)
         x = part.node_rows(whole_rows(mixed().total_nodes, (FEATURES,), 1))
         layer()(part.graph, x * 1).sum().backward()
-        edges = part.graph.scope().relation.out_edges
+        edges = part.graph.scope().relation.derived(OutEdges, pytest.fail)
         assert all(csc.order is None for csc in edges._shards[2]), "4 bytes an edge"
         model = Both()
         for epoch in range(2):
@@ -363,7 +364,7 @@ def case_traffic(group: Any, path: str, policy: dict, widths: list[int]) -> list
     log.clear()
     loss.backward()
     relation = part.graph.scope().relation
-    edges = relation.out_edges
+    edges = relation.derived(OutEdges, lambda: None)
     ends = 0 if edges is None else sum(edges.plan.send_counts)
     return [sent, log, sum(relation.plan.send_counts), ends, sum(relation.plan.recv_counts)]
 
@@ -469,7 +470,7 @@ def test_moved_relations_are_told_anew(partitioned: Cutter) -> None:
         x = part.node_rows(whole_rows(mixed().total_nodes, (FEATURES,), 1))
         layer()(part.graph, x * 1).sum().backward()
         relation = part.graph.scope().relation
-        assert relation.out_edges is not None
-        assert relation.to(torch.device("cpu")).out_edges is None
+        assert relation.derived(OutEdges, lambda: None) is not None
+        assert relation.to(torch.device("cpu")).derived(OutEdges, lambda: None) is None
 
     run_threads(2, case)

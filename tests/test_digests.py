@@ -22,7 +22,7 @@ from benchmarks.tasks import mutations
 from sar.__main__ import main
 from sar.errors import PartitionError
 from sar.partition import digest, mapped, shards
-from sar.partition.book import read_book
+from sar.partition.book_file import read_book
 from sar.partition.load import load_partition
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions

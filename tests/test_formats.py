@@ -19,7 +19,7 @@ from written_graphs import EDGES, GRAPHS, NODES, assert_same, cut, plain
 
 from sar.errors import PartitionError
 from sar.partition.arrays import NTYPE_HOMO
-from sar.partition.book import read_book
+from sar.partition.book_file import read_book
 from sar.partition.dgl_format import read_graph, read_tensor_dict
 from sar.partition.digest import graph_digest
 from sar.partition.formats import layout, out_files

@@ -17,15 +17,15 @@ import sar
 from sar.__main__ import main
 from sar.cli import plan as cli
 from sar.cli.plan import parse_rate
-from sar.cli.train import prepare_graph
 from sar.comm import sockets
 from sar.edges.out_edges import OutEdges
+from sar.edges.push_pull import linear_relation
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
 from sar.plan import probe as probing
 from sar.plan.probe import probe
 from sar.plan.statistics import GraphStatistics
-from sar.train.models import build_model
+from sar.train.models import build_model, prepare_graph
 from sar.train.options import ModelOptions
 
 COSTS = Costs(1e6, 1000.0, 10.0, 0.0, 1e-6, 1e-8, [1024], [512], [], 1e-9, 0.0, 0.0, 3, 4e8, 1000)
@@ -41,7 +41,7 @@ def rows_in_flight(group: sar.comm.Group, path: str) -> tuple[list[int], int, in
     relation = graph._relation(None)
     plan = relation.plan
     graph.aggregate(torch.ones(graph.num_nodes(), 1), "sum")
-    sums = relation.linear.plan or plan
+    sums = linear_relation(relation, torch.ones(1, 1), None, graph.policy).plan
     sent = sum(plan.send_counts), sum(sums.send_counts)
     ends = OutEdges(relation).plan
     counts = [ends.recv_counts, ends.send_counts]

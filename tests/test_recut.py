@@ -16,7 +16,7 @@ from written_graphs import EDGES, GRAPHS, NODES, cut, plain
 
 from sar.__main__ import main
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.book import read_book
+from sar.partition.book_file import read_book
 from sar.partition.cut import METHODS
 from sar.partition.dgl_format import read_tensor_dict
 from sar.partition.digest import graph_digest

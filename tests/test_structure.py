@@ -17,6 +17,7 @@ from torch import Tensor
 
 import sar
 from sar.edges import relation
+from sar.edges.push_pull import Fewest, linear_relation
 from sar.graph.edge_graph import global_ends
 from sar.kernels.csc import compress
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
@@ -92,8 +93,7 @@ def test_bytes_per_edge_where_partial_sums_travel(partitioned: Cutter) -> None:
         given = [column.clone() for column in arrays_of(sharded)]
         train_step(sharded, torch.rand(data.num_nodes("_N"), 4))
         relation = sharded.scope().relation
-        assert relation.linear is not None and relation.linear.plan is not None
-        plan = relation.linear.plan
+        plan = linear_relation(relation, torch.ones(1, 4), None, sharded.policy).plan
         assert sum(plan.send_counts) > sum(plan.num_pulled) > 0
         sent = plan.outgoing.edges
         for found, column in zip(arrays_of(sharded), given, strict=True):
@@ -101,7 +101,7 @@ def test_bytes_per_edge_where_partial_sums_travel(partitioned: Cutter) -> None:
         rows = 8 * relation.num_dst * (2 + group.size) + 16 * sent.num_segments
         rows += 8 * sent.num_edges + 8 * sum(relation.plan.recv_counts)
         del data, given
-        kept = reachable_bytes(relation.store, relation.linear)
+        kept = reachable_bytes(relation.store, relation.derived(Fewest, pytest.fail))
         return [kept, 12 * relation.num_edges, rows + 4096]
 
     found = run_threads(4, case, partitioned(graph, 4, "random"))

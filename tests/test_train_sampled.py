@@ -11,7 +11,6 @@ from test_train import cut, graph, on_ranks, without_seconds
 from torch import Tensor
 
 from sar.__main__ import main
-from sar.cli.train import prepare_graph
 from sar.comm import Group
 from sar.partition.load import PartitionData
 from sar.train import (
@@ -22,6 +21,7 @@ from sar.train import (
     build_model,
     load_node_data,
 )
+from sar.train.models import prepare_graph
 from sar.train.options import SampledOptions
 from sar.train.sampled import Batches
 

@@ -39,7 +39,7 @@ def exchange(options: Options) -> Report:
 
 
 def _count(path: Path) -> tuple[int, int, float]:
-    from sar.partition.book import read_book
+    from sar.partition.book_file import read_book
     from sar.partition.cover import count_fewest
     from sar.partition.load import load_partition
 

@@ -172,10 +172,11 @@ class Sar(Task):
         activations: str = "keep",
         exchange: str = "auto",
         zeros: str = "send",
+        donate: bool = False,
     ) -> None:
         import sar
 
-        self.sar, self.activations = sar, activations
+        self.sar, self.activations, self.donate = sar, activations, donate
         self.group = sar.initialize_comms(rank, size, None, "gloo", master_port_number=port)
         data = sar.load_dgl_partition_data(parts, rank, "cpu")
         policy = sar.Policy(rounds=rounds, exchange=exchange, zeros=zeros)
@@ -194,6 +195,8 @@ class Sar(Task):
         super().start()
         self.sar.sync_params(self.model)
         self.sar.set_activations(self.model, self.activations)
+        if self.donate:
+            self.sar.optimize(self.model, donate=True)
 
     def make_structure(self) -> None:
         """What the first epoch would make of the edges, and keep."""
@@ -216,10 +219,11 @@ class Sar(Task):
         return [(row["layer"], row["pass"], row["sent"]) for row in traced.summary()]
 
     def plan(self) -> Any:
-        """The plan that the widest layer follows: the fewest rows, once a sum has run."""
-        relation = self.graph._relation(None)
-        fewest = relation.linear
-        return relation.plan if fewest is None or fewest.plan is None else fewest.plan
+        """The plan that sums at the widest layer follow; collective."""
+        from sar.edges.push_pull import linear_relation
+
+        relation, like = self.graph._relation(None), torch.ones(1, self.row_numbers)
+        return linear_relation(relation, like, None, self.graph.policy).plan
 
     def round_bytes(self) -> int:
         """Most bytes that this rank sends and receives in one round at the widest layer."""

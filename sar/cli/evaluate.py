@@ -17,14 +17,14 @@ from torch import Tensor
 from sar.cli.inputs import add_input_arguments, resolve_parts
 from sar.cli.launch import add_rank_arguments, check_rank_arguments, joined, launch, run_rank
 from sar.cli.outputs import check_writable
-from sar.cli.train import load_rank, prepare_graph
+from sar.cli.train import load_rank
 from sar.comm import Group
 from sar.files import PARTIAL, naming, remove_left_over, staged
 from sar.partition.load import PartitionData
 from sar.train.checkpoint import FILE_NAME, load_checkpoint, load_model
 from sar.train.data import check_fields
 from sar.train.metrics import predict
-from sar.train.models import build_model
+from sar.train.models import build_model, prepare_graph
 from sar.train.options import DataOptions, ModelOptions, TrainOptions
 from sar.train.trainer import Trainer
 

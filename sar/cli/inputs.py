@@ -14,7 +14,7 @@ from sar.cli.partition import WARNING
 from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
-from sar.partition.book import read_book
+from sar.partition.book_file import read_book
 from sar.partition.cut import DEFAULT_METHOD, METHODS
 from sar.partition.sources.inputs import reads_other_files
 

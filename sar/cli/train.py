@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import sar
+from sar._private import prepare_optimizers
 from sar.cli.inputs import add_input_arguments, parts_of_rank, resolve_parts
 from sar.cli.launch import (
     add_rank_arguments,
@@ -31,7 +32,7 @@ from sar.partition.load import PartitionData
 from sar.train import memory
 from sar.train.checkpoint import FILE_NAME
 from sar.train.data import NodeData, check_fields, load_node_data
-from sar.train.models import build_model
+from sar.train.models import build_model, prepare_graph
 from sar.train.options import (
     METRICS,
     MFGS,
@@ -185,8 +186,8 @@ def run(args: argparse.Namespace) -> int:
 
 def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     """What one rank does."""
-    for name in ("dgl", "torch._dynamo"):  # the latter by the first optimizer step otherwise
-        importlib.import_module(name)
+    importlib.import_module("dgl")
+    prepare_optimizers()
     baseline = memory.resident_mb()
     memory.reset_peak()
     model_options, data_options, options = _options(args)
@@ -249,13 +250,6 @@ def load_rank(
     )
     graph = sar.construct_full_graph(partition, policy_of(args))
     return partition, graph, data.to(device)
-
-
-def prepare_graph(graph: sar.ShardedGraph, options: ModelOptions) -> sar.ShardedGraph:
-    """GCN and GAT want one self loop at each node (arXiv 1609.02907, 1710.10903)."""
-    if options.model not in ("gcn", "gat"):
-        return graph
-    return graph.remove_self_loop().add_self_loop()
 
 
 def model_options(args: argparse.Namespace) -> ModelOptions:

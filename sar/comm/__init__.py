@@ -6,7 +6,8 @@ from sar.comm.meeting import serve_store, tell_failure
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
 from sar.comm.routing import exchange_counts
-from sar.comm.seeds import SeedStream, manual_seed
+from sar.comm.seeding import manual_seed
+from sar.comm.seeds import SeedStream
 from sar.comm.setup import (
     DEFAULT_TIMEOUT,
     backend,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import builtins
 import json
+from typing import TYPE_CHECKING
 
 import torch
 
 from sar import errors
-from sar.comm.group import Group
+
+if TYPE_CHECKING:
+    from sar.comm.group import Group
 
 _STATUS_BYTES = 1024
 

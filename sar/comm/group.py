@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sar.comm.agreement import agree
 from sar.comm.buffers import BufferPool
 from sar.comm.meter import Meter
 from sar.comm.seeds import SeedStream
@@ -230,8 +231,6 @@ class Group(ABC):
 
     def agree(self, error: Exception | None, what: str = "", alike: object = None) -> None:
         """Raise on every rank if any rank passes an error; see :mod:`sar.comm.agreement`."""
-        from sar.comm.agreement import agree
-
         agree(self, error, what, alike)
 
     def _staged(self, tensor: Tensor) -> Tensor:

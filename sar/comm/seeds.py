@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sar._private import in_backward
 from sar.errors import SarError
 
 if TYPE_CHECKING:
     from sar.comm.group import Group
-
-_LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # what torch.manual_seed takes
 
 
 class SeedStream:
@@ -22,7 +21,7 @@ class SeedStream:
     Every rank has its own and draws in lockstep, as it takes part in collectives.
 
     Attributes:
-        base: what :func:`manual_seed` was given; ``None`` until it is given or first needed.
+        base: what :func:`sar.manual_seed` was given; ``None`` until it is given or first needed.
         count: seeds drawn since.
         notes: seeds asked for by :meth:`note` since the last draw.
         replays: draws are those of an earlier forward pass.
@@ -57,7 +56,7 @@ class SeedStream:
         Rank 0's torch seed is the base then. Raises ``SarError`` inside a backward pass: a forward
         that is recomputed there would get other masks than it had.
         """
-        if torch._C._current_graph_task_id() != -1 and not self.replays:
+        if in_backward() and not self.replays:
             raise SarError(
                 "dropout: drawn again in backward, expected the forward's masks; give "
                 "torch.utils.checkpoint context_fn=sar.nn.same_dropout, use_reentrant=False"
@@ -84,7 +83,7 @@ class SeedStream:
 
     def _begin(self, group: Group) -> None:
         if self.base is None:
-            self.base = int(group.broadcast(torch.tensor(_signed(torch.initial_seed()))))
+            self.base = int(group.broadcast(torch.tensor(signed(torch.initial_seed()))))
 
     def same_twice(self, group: Group) -> tuple[AbstractContextManager, AbstractContextManager]:
         """Contexts of a forward pass and of its repetition, which draws the same seeds.
@@ -117,36 +116,6 @@ class _Again:
         seeds.base, seeds.count, seeds.notes, seeds.replays = self.kept.pop()
 
 
-def manual_seed(seed: int, *, group: Group | None = None) -> None:
-    """Seed torch's generators and restart the group's stream of dropout seeds; collective.
-
-    Args:
-        seed: int, the same on every rank.
-
-    Raises:
-        TypeError, ValueError: on every rank, when a seed is no int, out of torch's range
-            [-2**63, 2**64) or not the one of the other ranks.
-    """
-    from sar.comm.group import current_group
-
-    group = group or current_group()
-    error: Exception | None = None
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        error = TypeError(f"seed: got {type(seed).__name__}, expected an int")
-    elif not _LOWEST <= seed <= _HIGHEST:
-        error = ValueError(f"seed: got {seed}, expected an int in [-2**63, 2**64)")
-    group.agree(error, "manual_seed")
-    seeds = [int(one) for one in group.all_gather(torch.tensor(_signed(seed)))]
-    other = next((rank for rank, one in enumerate(seeds) if one != seeds[0]), None)
-    if other is not None:
-        raise ValueError(
-            f"seed: rank 0 gave {seeds[0]}, rank {other} {seeds[other]}; expected the same on all "
-            "ranks"
-        )
-    torch.manual_seed(seed)
-    group.seeds.restart(_signed(seed))
-
-
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
     """The same 64 bits as an int64."""
     return (seed + 2**63) % 2**64 - 2**63

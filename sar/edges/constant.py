@@ -1,11 +1,11 @@
 """Results of constant rows: computed until the rows come again, then kept and never sent again.
 
 Note [Constant rows]. What a linear reduction makes of rows that nobody trains is the same in every
-epoch. Rows are taken to be the ones of an earlier call when they are the same tensor (or the same
-view of it), hold the same memory, and have not been written since: torch counts writes, except
-those through ``.data`` or through another library that shares the memory. Rows that are noted to
-be others times numbers (Note [Scaled rows]) are the ones of an earlier call when those others are
-and the numbers are equal. A result that its receiver wrote into counts as lost.
+epoch. Rows are those of an earlier call when they are the same tensor, unwritten since, or equal
+number by number, which a digest of 128 bits tells: so the second call with some rows is known
+whatever made them, and a product of features and degrees that a layer makes anew counts as well.
+Torch counts writes, except those through ``.data`` or through another library that shares the
+memory. Nothing is learned without gradients, where hidden rows look like features.
 
 One rank alone cannot know that the rows of the others are the same. So each call with rows that
 ask for no gradient begins with an agreement, one all-reduce of two numbers: in which call each
@@ -16,41 +16,26 @@ compute, and none waits for a rank that did not come.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from sar._private import version_of
 from sar.comm import Group
 from sar.config import Policy
-from sar.edges.scaled import Scaled, note_scaled, scaled_of
+from sar.edges.relation import Relation
 from sar.partition.row_file import RowFile
 
+MOST_KEPT = 8  # results a relation; the one that was not used for longest goes
+_MOST_SEEN = 64
 
-class _Seen:
-    """Rows as they were at some moment; knows whether they still are.
-
-    Their memory is held as long as they live, so that no other memory can have the same address.
-    """
-
-    def __init__(self, made: Scaled, forget: Callable[[Any], None]) -> None:
-        self.root = weakref.ref(_root(made.rows), forget)
-        self.version, self.held = made.rows._version, made.rows.detach()
-        self.factors = [factor.clone() for factor in made.factors]
-
-    def unchanged(self, made: Scaled) -> bool:
-        rows = made.rows
-        return (
-            self.root() is _root(rows)
-            and rows._version == self.version
-            and rows.data_ptr() == self.held.data_ptr()
-            and all(map(torch.equal, self.factors, made.factors))
-        )
+_Key = tuple[tuple[str, Policy], tuple, bytes]  # what is computed, kinds of tensors, a digest
 
 
 class Kept(Protocol):
@@ -62,37 +47,44 @@ class Kept(Protocol):
 
 @dataclass
 class _Result:
-    """A result and the writes into it; handed out without a copy where nobody else holds it."""
+    """A result, and the device that it is wanted on."""
 
     result: Tensor
-    version: int
     device: torch.device
 
     def unchanged(self) -> bool:
-        return self.result._version == self.version
-
-    def hand_out(self) -> Tensor:
-        if self.result.device != self.device:
-            out = self.result.to(self.device)
-        else:
-            alone = _num_holders(self.result) == _num_holders_of_one()
-            out = self.result.detach() if alone else self.result.clone()
-        note_scaled(out, self.result)
-        return out
+        return True  # nobody else gets this memory to write into
 
 
 @dataclass
 class _Entry:
-    """What is known of some rows: as they were last seen, and the result of call ``call``.
+    """Rows that came twice.
 
     Attributes:
-        sent_bytes: what this rank sent for the result.
+        tensors, versions: the rows and how often they had been written; empty once equal rows came
+            as other tensors, which are made anew each time.
+        memory: of the rows; held, so that no other can have its address.
+        kept, call: what call ``call`` gave; 0 is none.
+        sent_bytes: what this rank sent for it.
     """
 
-    seen: list[_Seen]
+    tensors: Sequence[Tensor]
+    versions: list[int]
+    memory: list[Tensor]
     kept: Kept | None = None
     call: int = 0
     sent_bytes: int = 0
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the very tensors."""
+        pairs = zip(self.tensors, tensors, strict=False)
+        return len(self.tensors) == len(tensors) and all(a is b for a, b in pairs)
+
+    def unwritten(self) -> bool:
+        """Whether the tensors hold what they held."""
+        places = zip(self.tensors, self.memory, strict=True)
+        same = all(a.data_ptr() == b.data_ptr() for a, b in places)
+        return same and self.versions == [version_of(tensor) for tensor in self.tensors]
 
 
 @dataclass
@@ -103,7 +95,7 @@ class Use:
         kept: what an earlier one gave, to be used now on all ranks.
     """
 
-    constants: Constants
+    group: Group
     entry: _Entry | None
     call: int
     kept: Kept | None = None
@@ -117,8 +109,7 @@ class Use:
         """Keep what this call gives; all that was sent since is not sent again."""
         if self.entry is not None:
             self.entry.kept, self.entry.call = result, self.call
-            sent = self.constants.group.counters.sent_bytes - sent_bytes_before
-            self.entry.sent_bytes = sent
+            self.entry.sent_bytes = self.group.counters.sent_bytes - sent_bytes_before
 
 
 class Constants:
@@ -130,48 +121,54 @@ class Constants:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self._entries: dict[Any, _Entry] = {}
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._seen: OrderedDict[_Key, None] = OrderedDict()
         self._calls = 0
 
     def reduce(
-        self, tensors: list[Tensor], op: str, policy: Policy, compute: Callable[[], Tensor]
+        self,
+        tensors: list[Tensor],
+        op: str,
+        policy: Policy,
+        compute: Callable[[], Tensor],
+        *,
+        own: bool = True,
     ) -> Tensor:
         """``compute()``, or what it gave for the same tensors; collective.
 
         Args:
             tensors: all that ``compute`` reads; none asks for a gradient.
             op: what is computed of them.
+            own: the caller may write into the result: what is kept is handed out as a copy.
         """
-        use = self.use(tensors, op, policy)
+        use = self.use(tensors, op, policy, learns=torch.is_grad_enabled())
         if isinstance(use.kept, _Result):
-            return use.kept.hand_out()
+            out = use.kept.result.to(use.kept.device)
+            return out.clone() if own and out is use.kept.result else out
         before = self.group.counters.sent_bytes
         out = compute()
         if use.again and not out.is_inference():
-            use.keep(_keep(out, policy.constant_inputs), before)
+            use.keep(_keep(out.clone() if own else out, policy.constant_inputs), before)
         return out
 
-    def use(self, tensors: list[Tensor], op: str, policy: Policy) -> Use:
+    def use(self, tensors: list[Tensor], op: str, policy: Policy, *, learns: bool) -> Use:
         """Whether there is a result for the same tensors on all ranks, or will be; collective.
 
         What is found counts as not sent again.
+
+        Args:
+            learns: the rows are those of a model's input, not hidden ones in an evaluation.
         """
         self._calls += 1
-        never = policy.lossy.draws or any(t.is_inference() for t in tensors)
-        made = [scaled_of(tensor) for tensor in tensors]
-        key = None if never else (op, policy, *map(_name, made))
-        entry = None if key is None else self._entries.get(key)
-        again = entry is not None and all(
-            seen.unchanged(one) for seen, one in zip(entry.seen, made, strict=True)
-        )
-        if entry is not None and not (again and entry.kept and entry.kept.unchanged()):
+        entry = None
+        if not policy.lossy.draws and not any(t.is_inference() for t in tensors):
+            entry = self._find((op, policy), tensors, learns)
+        if entry is not None and entry.kept is not None and not entry.kept.unchanged():
             entry.kept, entry.call = None, 0
         if self._all_kept(entry) and entry is not None:
             self.group.counters.avoided_bytes += entry.sent_bytes
-            return Use(self, entry, self._calls, entry.kept)
-        if key is not None and not again:
-            entry = self._entries[key] = self._watched(key, made)
-        return Use(self, entry if again else None, self._calls)
+            return Use(self.group, entry, self._calls, entry.kept)
+        return Use(self.group, entry, self._calls)
 
     def _all_kept(self, entry: _Entry | None) -> bool:
         """Whether every rank kept its result of one and the same call."""
@@ -180,28 +177,49 @@ class Constants:
         least, most = self.group.all_reduce(span, "min").tolist()
         return least > 0 and least == -most
 
-    def _watched(self, key: Any, made: list[Scaled]) -> _Entry:
-        """An entry that is dropped when one of the tensors dies."""
-        owner = weakref.ref(self)
+    def _find(
+        self, what: tuple[str, Policy], tensors: list[Tensor], learns: bool
+    ) -> _Entry | None:
+        """What is known of rows that came before."""
+        kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
+        for key, entry in list(self._entries.items()):
+            if key[:2] == (what, kinds) and entry.holds(tensors):
+                if entry.unwritten():
+                    self._entries.move_to_end(key)
+                    return entry
+                del self._entries[key]  # nobody has these rows any more
+        if not learns:
+            return None
+        key = (what, kinds, b"".join(map(_digest, tensors)))
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            self._entries[key].tensors = self._entries[key].memory = []
+        elif self._came_before(key):
+            versions = [version_of(tensor) for tensor in tensors]
+            self._entries[key] = _Entry(tensors, versions, [t.detach() for t in tensors])
+            if len(self._entries) > MOST_KEPT:
+                self._entries.popitem(last=False)
+        return self._entries.get(key)
 
-        def forget(_: Any) -> None:
-            constants = owner()
-            if constants is not None:
-                constants._entries.pop(key, None)
-
-        return _Entry([_Seen(one, forget) for one in made])
-
-
-def _root(tensor: Tensor) -> Tensor:
-    """The tensor that a view is of: it lives as long as the view does, and shares its writes."""
-    return tensor if tensor._base is None else tensor._base
+    def _came_before(self, key: _Key) -> bool:
+        """Whether equal rows came before; known from now on."""
+        if key in self._seen:
+            del self._seen[key]
+            return True
+        self._seen[key] = None
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.popitem(last=False)
+        return False
 
 
-def _name(made: Scaled) -> tuple:
-    """Names rows among those that live."""
-    rows = made.rows
-    place = (rows.storage_offset(), tuple(rows.shape), rows.stride())
-    return (id(_root(rows)), place, rows.dtype, rows.device, len(made.factors))
+def constants_of(relation: Relation) -> Constants:
+    """The results that a relation keeps."""
+    return relation.derived(Constants, lambda: Constants(relation.group))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    numbers = tensor.detach().cpu().contiguous().view(torch.uint8)
+    return hashlib.blake2b(numbers.numpy().data, digest_size=16).digest()
 
 
 def _keep(out: Tensor, mode: str) -> _Result:
@@ -211,8 +229,7 @@ def _keep(out: Tensor, mode: str) -> _Result:
             held = to_temporary_file(held)
         except OSError as error:
             warn_of_no_room(error)
-    note_scaled(out, held)
-    return _Result(held, held._version, out.device)
+    return _Result(held, out.device)
 
 
 def warn_of_no_room(error: OSError) -> None:
@@ -226,13 +243,3 @@ def to_temporary_file(tensor: Tensor) -> Tensor:
     Raises ``OSError`` when there is no room for it.
     """
     return RowFile(tuple(tensor.shape), tensor.dtype, [tensor.cpu()]).tensor
-
-
-def _num_holders(tensor: Tensor) -> int:
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-@cache
-def _num_holders_of_one() -> int:
-    """What is counted when a single tensor holds its memory."""
-    return _num_holders(torch.empty(1))

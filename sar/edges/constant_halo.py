@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sar.config import CONSTANT_INPUTS, Policy
-from sar.edges.constant import Use, to_temporary_file, warn_of_no_room
+from sar.edges.constant import Use, constants_of, to_temporary_file, warn_of_no_room
 from sar.edges.relation import Relation
 from sar.stream import Round
 
@@ -53,7 +53,8 @@ def constant_halo(
     relation.plan.agree_once("number of the mode of constant_inputs", mode)
     if policy.constant_inputs != "mapped":
         return fetch()
-    use = relation.constants.use([rows], f"halo in {len(rounds)} rounds", policy)
+    what = f"halo in {len(rounds)} rounds"
+    use = constants_of(relation).use([rows], what, policy, learns=may_keep)
     if isinstance(use.kept, _KeptHalo):
         return zip(rounds, (halo.to(rows.device) for halo in use.kept.rounds), strict=True)
     before, landed = relation.group.counters.sent_bytes, fetch()

@@ -99,9 +99,7 @@ def out_edges_if_cheaper(
         bytes_of_start: that would travel for each remote row in which edges start.
         bytes_of_end: that travel for each in which edges end, if backward computes at the sources.
     """
-    if relation.out_edges is None:
-        relation.out_edges = OutEdges(relation)
-    edges = relation.out_edges
+    edges = relation.derived(OutEdges, lambda: OutEdges(relation))
     cheaper = edges.num_ends * bytes_of_end < edges.num_starts * bytes_of_start
     return edges if cheaper else None
 

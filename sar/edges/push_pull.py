@@ -267,10 +267,8 @@ def linear_relation(
     relation.plan.agree_once("(bytes per row, whether sums may be pushed)", width, int(wanted))
     if not wanted:
         return relation
-    if relation.linear is None:
-        relation.linear = _fewest_rows(relation, policy)
-    plan = relation.linear.plan
-    return relation if plan is None else LinearRelation(relation, plan, relation.linear)
+    fewest = relation.derived(Fewest, lambda: _fewest_rows(relation, policy))
+    return relation if fewest.plan is None else LinearRelation(relation, fewest.plan, fewest)
 
 
 def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:

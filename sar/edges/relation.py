@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,18 +14,14 @@ from torch import Tensor
 from sar.comm import Group
 from sar.config import Policy
 from sar.edges.arrivals import Arrivals, arrange
-from sar.edges.constant import Constants
-from sar.edges.derived import DERIVED, Derived
 from sar.edges.shard_store import LOCAL, EdgeArrays, ShardStore
 from sar.kernels import INT32_EDGES, Csc
 from sar.stream import HaloPlan, build_halo_plan, join_plans
 
-if TYPE_CHECKING:
-    from sar.edges.out_edges import OutEdges
-    from sar.edges.push_pull import Fewest
+T = TypeVar("T")
 
 
-class Relation(Derived):
+class Relation:
     """Edges of one canonical edge type, grouped by the partition that owns their source.
 
     Shards are compressed for the rounds in use on first need; see Note [Structure] in
@@ -60,11 +56,9 @@ class Relation(Derived):
         self.plan, self.group = plan, plan.group
         self.num_src, self.num_dst, self.num_edges = num_src, num_dst, len(src)
         self.make_keys = make_keys
-        self.constants = Constants(self.group)
         edges = EdgeArrays(src, dst, eid, list(offsets))
         self.store = ShardStore(plan, num_src, num_dst, edges)
-        self.linear: Fewest | None = None  # see sar.edges.push_pull
-        self.out_edges: OutEdges | None = None  # see sar.edges.out_edges
+        self._derived: dict[Hashable, Any] = {}
         self.num_edges_global = self._count_edges()
         self.in_degrees = torch.bincount(dst, minlength=num_dst)
         self.out_degrees = self._count_out_degrees(edges)
@@ -119,17 +113,25 @@ class Relation(Derived):
         """
         return self.store.transposed(num_rounds, order=order, keep=policy.structure == "both")
 
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gave for ``key`` the first time; on another device it is made anew.
+
+        Collective where ``make`` is.
+        """
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
+
     def to(self, device: torch.device) -> Relation:
         """The same relation with its arrays on ``device``; no communication."""
         moved = copy(self)
-        for name in ("keys", "arrivals", DERIVED):
+        for name in ("keys", "arrivals"):
             moved.__dict__.pop(name, None)
         moved.plan = self.plan.to(device)
         moved.store = self.store.to(moved.plan)
         for name in ("in_degrees", "out_degrees"):
             setattr(moved, name, getattr(self, name).to(device))
-        moved.linear = moved.out_edges = None
-        moved.constants = Constants(self.group)
+        moved._derived = {}
         return moved
 
     def _count_edges(self) -> int:
@@ -163,7 +165,7 @@ class Relation(Derived):
         return degrees
 
 
-class ReversedRelation(Derived):
+class ReversedRelation:
     """The same edges the other way round; each stays where it ended before it was turned.
 
     Rows of sources and destinations change places. What a reduction needs is pushed to the owners,
@@ -176,6 +178,13 @@ class ReversedRelation(Derived):
         self.num_edges, self.num_edges_global = forward.num_edges, forward.num_edges_global
         self.in_degrees, self.out_degrees = forward.out_degrees, forward.in_degrees
         self.offsets, self.make_keys = forward.offsets, forward.make_keys
+        self._derived: dict[Hashable, Any] = {}
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """As :meth:`Relation.derived`; nothing is shared with the relation that was turned."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
     @property
     def keys(self) -> Tensor:

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from torch import Tensor
+
+from sar._private import llvm_tools, without_counting
 
 # Sums may be reordered, so that they use vector units; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
@@ -28,9 +29,9 @@ STREAMED = 16  # bytes that are streamed at once
 _EDGES_A_THREAD = 4096  # fewer are not worth one
 _ELEMENTS_A_THREAD = 1 << 17
 
-# Kernels own no memory (`_nrt`): counting who refers to an array costs more than what is done with
+# Kernels own no memory: counting who refers to an array costs more than what is done with
 # one edge. Where they need room, the caller passes it.
-_OPTIONS: Any = {"nogil": True, "cache": True, "fastmath": _FAST, "_nrt": False}
+_OPTIONS: Any = {"nogil": True, "cache": True, "fastmath": _FAST, **without_counting()}
 kernel: Any = numba.njit(**_OPTIONS)
 inlined: Any = numba.njit(inline="always")
 _emitted: Any = intrinsic  # the decorated function takes the arguments of the compiled one
@@ -46,7 +47,7 @@ def prefetch_byte(typing_context: Any, array: Any, offset: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         address = builder.gep(builder.bitcast(data, byte), [args[1]])
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        function = llvm_tools().get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         read, keep, data_cache = (ir.Constant(word, value) for value in (0, 3, 1))
         builder.call(function, [address, read, keep, data_cache])
         return context.get_dummy_value()
@@ -66,7 +67,7 @@ def copy_bytes(
         for at, offset in ((0, 1), (2, 3)):
             data = context.make_array(signature.args[at])(context, builder, args[at]).data
             places.append(builder.gep(builder.bitcast(data, byte), [args[offset]]))
-        cgutils.raw_memcpy(builder, places[0], places[1], args[4], 1)
+        llvm_tools().raw_memcpy(builder, places[0], places[1], args[4], 1)
         return context.get_dummy_value()
 
     return signature, emit
@@ -90,7 +91,7 @@ def stream_bytes(
             data = context.make_array(signature.args[at])(context, builder, args[at]).data
             places.append(builder.gep(builder.bitcast(data, byte), [args[offset]]))
         hint = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-        with cgutils.for_range(builder, builder.udiv(args[4], size)) as loop:
+        with llvm_tools().for_range(builder, builder.udiv(args[4], size)) as loop:
             offset = builder.mul(loop.index, size)
             ends = [builder.gep(place, [offset]) for place in places]
             target, source = (builder.bitcast(end, vector.as_pointer()) for end in ends)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
 
+from sar._private import tree_leaves
 from sar.comm import Group, current_group
 from sar.graph import GraphView
 from sar.graph.rows import KnownRows
@@ -165,8 +165,8 @@ class _Again:
         self.buffers: list[tuple[nn.Module, str, Tensor]] = [
             (owner, name, value.clone())
             for owner in module.modules()
-            for name, value in owner._buffers.items()
-            if owner.training and value is not None
+            for name, value in owner.named_buffers(recurse=False, remove_duplicate=False)
+            if owner.training
         ]
         self.states = [group.seeds.again(), SameRandom(), KnownRows()]
         self.entered: list[ExitStack] = []
@@ -187,14 +187,14 @@ class _Again:
 @contextmanager
 def _buffers(values: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
     """Inside, the modules have copies of ``values`` for buffers: nothing counts twice."""
-    later = [owner._buffers[name] for owner, name, _ in values]
+    later = [getattr(owner, name) for owner, name, _ in values]
     for owner, name, value in values:
-        owner._buffers[name] = value.clone()
+        setattr(owner, name, value.clone())
     try:
         yield
     finally:
         for (owner, name, _), buffer in zip(values, later, strict=True):
-            owner._buffers[name] = buffer
+            setattr(owner, name, buffer)
 
 
 class _Elsewhere(Forward):

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sar.ops.overwrite import frees_graph
+from sar._private import frees_graph, tree_flatten, tree_unflatten
 
 
 class LayerInputs:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from sar._private import StorageWeakRef, version_of
 from sar.errors import SarError
 
 LEAST_BYTES = 1 << 16  # smaller tensors stay
@@ -117,13 +117,13 @@ class _Known:
     def get(self, tensor: Tensor, *key: Any) -> Any:
         """What :meth:`put` got for the same memory and content; ``None`` without."""
         made = self._made.get((tensor.untyped_storage().data_ptr(), *key))
-        if made is None or made.source.expired() or made.version != tensor._version:
+        if made is None or made.source.expired() or made.version != version_of(tensor):
             return None
         return made
 
     def put(self, made: Any, tensor: Tensor, *key: Any) -> None:
         storage = tensor.untyped_storage()
-        made.source, made.version = StorageWeakRef(storage), tensor._version
+        made.source, made.version = StorageWeakRef(storage), version_of(tensor)
         self._made[(storage.data_ptr(), *key)] = made
 
 
@@ -166,15 +166,15 @@ class _Guarded:
     """A tensor that stays where it is; torch does not see writes into what hooks give back."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.version = tensor, tensor._version
+        self.tensor, self.version = tensor, version_of(tensor)
 
     def get(self) -> Tensor:
         """The tensor; raises ``RuntimeError``, as torch does, if it has been written into."""
-        if self.tensor._version != self.version:
+        if version_of(self.tensor) != self.version:
             raise RuntimeError(
                 f"activations: a tensor of shape {tuple(self.tensor.shape)} that backward needs "
                 f"was written into after the forward pass: it is at version "
-                f"{self.tensor._version}, expected {self.version}"
+                f"{version_of(self.tensor)}, expected {self.version}"
             )
         return self.tensor
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sar._private import children_of
 from sar.comm import Group, LocalGroup, current_group
 from sar.ops.batch_norm import normalize_rows
 from sar.tracing.lazy import EdgeTensor, eager
@@ -147,7 +148,7 @@ def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module
         done[module] = module
         if isinstance(module, (nn.BatchNorm1d, nn.LazyBatchNorm1d)):
             done[module] = _from_torch(module)
-        for name, child in list(module._modules.items()):  # named_children hides shared ones
+        for name, child in list(children_of(module).items()):  # named_children hides shared ones
             if child is not None:
                 setattr(module, name, _converted(child, done))
     return done[module]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from sar._private import children_of, tree_leaves
 from sar.comm import current_group
 from sar.graph import GraphView
 from sar.graph.rows import KeyedRows, Kind, current, keyed_rows
@@ -158,7 +158,7 @@ def _converted(
         done[module] = module
         if type(module) in (nn.Dropout, Dropout):
             done[module] = _from_torch(module, rows)  # type: ignore[arg-type]
-        for name, child in list(module._modules.items()):  # named_children hides shared ones
+        for name, child in list(children_of(module).items()):  # named_children hides shared ones
             if child is not None:
                 setattr(module, name, _converted(child, rows, done))
     return done[module]

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sar._private import can_be_renumbered, sequence_number, set_sequence_number
 from sar.ops.aggregate import sends_gradients
 
 _SHIFT = 40  # bits of a node's own number, which counts the operations of a thread
@@ -23,7 +24,7 @@ def wire_first(loss: Tensor) -> None:
     torch whose nodes cannot be renumbered keeps its own order.
     """
     ahead: dict[Any, int] = {}
-    stack: list[Any] = [loss.grad_fn] if hasattr(loss.grad_fn, "_set_sequence_nr") else []
+    stack: list[Any] = [loss.grad_fn] if can_be_renumbered(loss.grad_fn) else []
     while stack:  # depth first: a node is done when all that follow it are
         node = stack[-1]
         following = [after for after, _ in node.next_functions if after is not None]
@@ -36,5 +37,5 @@ def wire_first(loss: Tensor) -> None:
         most = max((ahead[after] for after in following), default=0)
         ahead[node] = most + sends_gradients(node)
         if ahead[node]:
-            own = node._sequence_nr() & _OWN
-            node._set_sequence_nr(own | ahead[node] << _SHIFT)
+            own = sequence_number(node) & _OWN
+            set_sequence_number(node, own | ahead[node] << _SHIFT)

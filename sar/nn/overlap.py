@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar._private import version_of
 from sar.comm import Group, current_group
 from sar.comm.group import Work
 from sar.nn.drift import warn_of_local_norms
@@ -94,7 +95,7 @@ class OverlappedGradients:
             grad = param.grad
             if grad is not None and grad.layout == torch.strided:
                 part.copy_(grad.detach().reshape(-1))
-            self._sent[param] = (grad, -1 if grad is None else grad._version)
+            self._sent[param] = (grad, -1 if grad is None else version_of(grad))
         self._works.append((flat, self._group.begin_sum(flat)))
 
     def _finish(self) -> None:
@@ -128,7 +129,7 @@ class OverlappedGradients:
                 if grad.layout != torch.strided:
                     sparse.append(param)
                 row[0] = 1
-            row[1] = grad is not sent or (grad is not None and grad._version != version)
+            row[1] = grad is not sent or (grad is not None and version_of(grad) != version)
         flags[-1, 0], flags[-1, 1] = len(sparse), self._is_changed
         if self._group.all_reduce(flags, "max")[-1, 0]:
             error = TypeError("model: got a sparse gradient, expected dense") if sparse else None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar._private import after_backward
 from sar.comm import Group, current_group
 from sar.comm.gather import gather_json
 from sar.comm.meter import COMPUTE, OTHER, Meter, Span
@@ -75,8 +76,7 @@ class _Marks:
     def _backward(self, _grads: Any) -> None:
         before = self.meter.switch(self.name, "backward")
         if before[1] != "backward":  # the first layer that this backward meets
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self.meter.switch(*before))
+            after_backward(lambda: self.meter.switch(*before))
 
 
 def _is_graph(value: Any) -> bool:

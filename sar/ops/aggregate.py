@@ -5,84 +5,80 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import chain
 from typing import Any
-from weakref import ReferenceType, WeakValueDictionary, ref
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
+from sar._private import without_modes
 from sar.config import CONSTANT_INPUTS, Policy
+from sar.edges.constant import constants_of
 from sar.edges.push_pull import LinearRelation, linear_relation
 from sar.edges.relation import Relation
 from sar.edges.shard_store import LOCAL
 from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
-from sar.ops.boundary import refuse_sampling, sampled_aggregate
 from sar.ops.first_order import first_order
 from sar.ops.saving import spares_memory
 from sar.ops.weights import weight_gradient
-from sar.stream import GradientReturn, Round, fetch
-from sar.stream.rounds import WINDOW, fetch_messages
-from sar.stream.zeros import NonZeros, PackedGradients, PackedRows, Skipped, skipped
+from sar.stream import GradientReturn, Pass, Round
+from sar.stream.rounds import WINDOW
+from sar.stream.sampled import Sample, refuse_sampling
+from sar.stream.zeros import NonZeros, Skipped, skipped
 
 Streamed = Relation | LinearRelation
+Wire = NonZeros | Sample  # how rows, and their gradients, travel where it is not as they are
 Place = Callable[[], Tensor | None]  # memory of owned rows that nobody reads any more, if any
 
 
 def aggregate_forward(
     relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
-    kept: list[Tensor] | None = None, zeros: NonZeros | None = None,
+    kept: list[Tensor] | None = None, wire: Wire | None = None,
 ) -> Tensor:  # fmt: skip
     """[num_dst, width] scaled sums in the wide dtype of ``x`` ([num_src, width], contiguous).
 
-    The halo of each round is appended to ``kept``; with ``zeros`` it comes without its zeros.
+    The halo of each round is appended to ``kept``; ``wire`` says how it travels, if not as it is.
     Where memory is spared, a rank's own rows wait for the first round, see :func:`_local_last`.
     """
-    out, finish = begin_aggregate(relation, x, weight, scale, policy, kept, zeros)
+    out, finish = begin_aggregate(relation, x, weight, scale, policy, kept, wire)
     finish()
     return out
 
 
 def begin_aggregate(
     relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
-    kept: list[Tensor] | None = None, zeros: NonZeros | None = None,
+    kept: list[Tensor] | None = None, wire: Wire | None = None,
 ) -> tuple[Tensor, Callable[[], None]]:  # fmt: skip
     """:func:`aggregate_forward` in two parts: sums over a rank's own edges, while the first rounds
     travel, and what waits for the rounds and adds them."""
-    plan, factors, order = relation.plan, Factors(edge=weight, row=scale), weight is not None
-    num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
-    rounds = plan.rounds(num_rounds)
-    if zeros is None:
-        stream = fetch(plan, x, rounds, kept is not None, policy.lossy)
-    else:
-        stream = fetch_messages(PackedRows(zeros, x, kept is not None), rounds)
-    arriving = zip(stream, relation.shards(num_rounds, order=order), strict=True)
-    first = []
-    if _local_last(spares_memory(), rounds):
-        first.append(next(arriving))
-        plan.group.pool.clear()
-    out = spmm(relation.local(order=order), x, factors)  # while rounds are on the wire
+    factors = Factors(edge=weight, row=scale)
+    messages = None if wire is None else wire.rows(x, kept is not None)
+    steps = iter(
+        Pass(
+            relation, policy, x, order=weight is not None, keep=kept, messages=messages,
+            local_last=spares_memory(),
+        )
+    )  # fmt: skip
+    out = spmm(next(steps).shard, x, factors)  # while rounds are on the wire
     sums = out.detach()  # autograd may know the other by then
 
     def finish() -> None:
-        for (_, halo), shard in chain(first, arriving):
-            spmm_add(sums, shard, halo, factors)
-            if kept is not None:
-                kept.append(halo)
+        for step in steps:
+            spmm_add(sums, step.shard, step.rows, factors)
 
     return out, finish
 
 
 def aggregate_backward(
     relation: Streamed, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
-    zeros: NonZeros | None = None, spares_memory: bool = False,
+    wire: Wire | None = None, spares_memory: bool = False,
     place: Place | None = None,
 ) -> GradientReturn:  # fmt: skip
     """Gradients of [num_src, width] rows, in the wide dtype, the last rounds of them still on
-    their way home; no row is fetched. With ``zeros`` those of numbers that were zero stay away;
-    with ``spares_memory`` all are home. ``place`` is called once rounds are on their way."""
+    their way home; no row is fetched. ``wire`` says how they travel, if not as they are; with
+    ``spares_memory`` all are home. ``place`` is called once rounds are on their way."""
     if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
         dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
     plan, factors, order = relation.plan, Factors(edge=weight, gathered=scale), weight is not None
@@ -93,18 +89,15 @@ def aggregate_backward(
         own = next(relation.transposed(LOCAL, policy, order=order))
         return spmm(own, dout, factors, None if place is None else place())
 
-    packed = None if zeros is None else PackedGradients(zeros)
     shape = (dout.shape[1], dout.dtype)
+    messages = None if wire is None else wire.gradients(*shape)
     rounds = plan.rounds(num_rounds)
     home = GradientReturn(
-        plan, *shape, local, add_rows, lossy=policy.lossy, messages=packed,
+        plan, *shape, local, add_rows, lossy=policy.lossy, messages=messages,
         local_last=_local_last(spares_memory, rounds),
     )  # fmt: skip
-    for step, shard in zip(rounds, shards, strict=True):
-        grads = home.buffer(step)
+    for (_, grads), shard in zip(home.each(rounds), shards, strict=True):
         spmm_into(grads, shard, dout, factors)
-        home.send(step, grads)
-        del grads
     if spares_memory:
         home.settle()
     home.own()
@@ -153,6 +146,8 @@ class _Aggregate(Function):
                                       fetched again in backward, or kept as the policy says
     zeros     a bit per number of     this rank; kept where the policy skips zeros, see
               x and of the halo       Note [Zeros]
+    sample    the remote rows of a    this rank and peers; kept where the policy draws some, see
+              lossy policy            :mod:`sar.stream.sampled`
     out       [num_dst, width]        this rank; not saved
     ========  ======================  =====================================================
 
@@ -173,15 +168,16 @@ class _Aggregate(Function):
         arrival: Arrival,
         skips: Skipped,
         summed: ReferenceType[Tensor],
+        sample: Sample | None,
     ) -> Tensor:
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, scale, x if asks else None)
         ctx.relation, ctx.policy, ctx.arrival = relation, policy, arrival
         ctx.spares_memory = spares_memory()
         ctx.kept = [] if asks and not policy.rematerialize else None
-        zeros = NonZeros(relation.plan, x, summed) if skips else None
-        ctx.zeros = zeros if skips is Skipped.ROWS_AND_GRADIENTS else None
-        out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept, zeros)
+        wire: Wire | None = NonZeros(relation.plan, x, summed) if skips else sample
+        ctx.wire = None if skips is Skipped.ROWS else wire
+        out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept, wire)
         if ctx.spares_memory:
             relation.plan.group.pool.clear()
         return out.to(x.dtype)
@@ -192,10 +188,10 @@ class _Aggregate(Function):
         weight, scale, x = ctx.saved_tensors
         dx, dweight, dout = None, None, dout.contiguous()
         if ctx.needs_input_grad[0]:
-            if ctx.zeros is not None:
-                ctx.zeros.check()
+            if ctx.wire is not None:
+                ctx.wire.check()
             home = aggregate_backward(
-                ctx.relation, dout, weight, scale, ctx.policy, ctx.zeros, ctx.spares_memory
+                ctx.relation, dout, weight, scale, ctx.policy, ctx.wire, ctx.spares_memory
             )
             if x is not None:
                 home.finish()  # no rounds held while rows are fetched
@@ -206,7 +202,7 @@ class _Aggregate(Function):
             dweight = dweight.to(weight.dtype)
         if ctx.spares_memory:
             ctx.relation.plan.group.pool.clear()
-        return dx, dweight, None, None, None, None, None, None
+        return dx, dweight, *(None,) * 7
 
 
 def aggregate(
@@ -231,18 +227,8 @@ def aggregate(
 
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
-    with torch._C.DisableTorchFunction() if plain else nullcontext():
-        out = _agreed_aggregate(relation, x, op, policy, weight)
-    _results[id(out)] = out
-    return out
-
-
-def is_aggregated(rows: Tensor) -> bool:
-    """Whether :func:`aggregate` returned this very tensor."""
-    return _results.get(id(rows)) is rows
-
-
-_results: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+    with without_modes() if plain else nullcontext():
+        return _agreed_aggregate(relation, x, op, policy, weight)
 
 
 def agree_sums(relation: Relation, x: Tensor, policy: Policy) -> Skipped:
@@ -273,7 +259,7 @@ def _agreed_aggregate(
     tensors = [x] if weight is None else [x, weight]
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
         return compute()
-    return relation.constants.reduce(tensors, op, policy, compute)
+    return constants_of(relation).reduce(tensors, op, policy, compute)
 
 
 def _aggregate(
@@ -283,14 +269,18 @@ def _aggregate(
     scale = mean_scale(relation, x.dtype) if op == "mean" else None
     if weight is not None and weight.requires_grad:
         refuse_sampling(policy, "edge weights that ask for a gradient")
+    sample: Sample | None = None
+    streamed: Streamed = relation
     if policy.lossy.boundary_rate < 1 and torch.is_grad_enabled():
-        out = sampled_aggregate(relation, flat, weight, scale, policy)
+        sample = Sample(relation.plan, policy, relation.group.seeds.draw(relation.group))
     else:
         streamed = linear_relation(relation, flat, weight, policy)
-        arrival: Arrival = []
-        if flat.requires_grad:
-            flat = Home.apply(flat, arrival)
-        out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival, skips, ref(x))
+    arrival: Arrival = []
+    if flat.requires_grad:
+        flat = Home.apply(flat, arrival)
+    out = _Aggregate.apply(
+        flat, weight, scale, streamed, policy, arrival, skips, ref(x), sample
+    )
     return out if x.dim() == 2 else out.view(relation.num_dst, *x.shape[1:])
 
 

@@ -20,11 +20,11 @@ from sar.ops.arriving import Arriving, LinearRows, all_found, linear_of
 from sar.ops.attention_at_sources import BackwardAtSources, edges_to_compute_at
 from sar.ops.attention_passes import Attention, Backward, attention_forward, widened
 from sar.ops.bias import Writes, any_rank
-from sar.ops.boundary import refuse_sampling
 from sar.ops.callers import layer_of_dgl
 from sar.ops.first_order import first_order
 from sar.ops.overwrite import may_overwrite
 from sar.ops.saving import spares_memory
+from sar.stream.sampled import refuse_sampling
 from sar.stream.wanted import agree_wanted
 
 

@@ -22,13 +22,6 @@ def layer_of_dgl() -> Any:
     return frame.f_locals.get("self")
 
 
-def is_mean_layer(layer: Any) -> bool:
-    """Whether it is DGL's GraphSAGE layer of means."""
-    kind = type(layer)
-    is_sage = kind.__module__ == "dgl.nn.pytorch.conv.sageconv" and kind.__name__ == "SAGEConv"
-    return is_sage and layer._aggre_type == "mean"
-
-
 def is_linear(part: Any) -> bool:
     """Whether it is a linear layer of torch with torch's code, not somebody's own."""
     return type(part) is Linear and "forward" not in part.__dict__

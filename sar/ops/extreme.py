@@ -11,9 +11,9 @@ from torch.autograd import Function
 from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.kernels import ExtremeReducer, add_rows, add_to_winners
-from sar.ops.boundary import refuse_sampling
 from sar.ops.first_order import first_order
-from sar.stream import GradientReturn, fetch
+from sar.stream import GradientReturn, Pass
+from sar.stream.sampled import refuse_sampling
 
 
 def extreme_of_rows(relation: Relation, x: Tensor, policy: Policy, *, largest: bool) -> Tensor:
@@ -54,13 +54,9 @@ class _Extreme(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, relation: Relation, policy: Policy, largest: bool) -> Tensor:
-        plan = relation.plan
-        num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
-        stream = fetch(plan, x, plan.rounds(num_rounds), lossy=policy.lossy)
         running = ExtremeReducer(largest, relation.num_dst, x)
-        running.add_shard(relation.local(order=True), x)  # while rounds are on the wire
-        for (_, halo), shard in zip(stream, relation.shards(num_rounds, order=True), strict=True):
-            running.add_shard(shard, halo)
+        for step in Pass(relation, policy, x, order=True):
+            running.add_shard(step.shard, step.rows)
         ctx.save_for_backward(running.edge)
         ctx.relation, ctx.policy = relation, policy
         return running.result()
@@ -80,8 +76,7 @@ class _Extreme(Function):
         shape = dout.shape[1], dout.dtype
         home = GradientReturn(plan, *shape, local, add_rows, lossy=policy.lossy)
         shards = relation.shards(num_rounds, order=True)
-        for step, shard in zip(plan.rounds(num_rounds), shards, strict=True):
-            grads = home.buffer(step).zero_()
-            add_to_winners(grads, shard, winner, dout)
-            home.send(step, grads)
+        each = home.each(plan.rounds(num_rounds))
+        for (_, grads), shard in zip(each, shards, strict=True):
+            add_to_winners(grads.zero_(), shard, winner, dout)
         return home.finish(), None, None, None

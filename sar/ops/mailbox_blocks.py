@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sar.edges.arrivals import MailBlock
 from sar.kernels import add_rows
-from sar.ops.message_blocks import Block, MessagePass, Rows, rounds_of
+from sar.ops.message_blocks import Block, MessagePass, Rows, row_bytes
 from sar.stream import GradientReturn, fetch
 from sar.stream.packing import RowLayout, sum_layout
 
@@ -105,7 +105,7 @@ def fetch_table(spec: MailboxPass, layout: RowLayout, packed: Tensor) -> Tensor:
     """[num_src + halo, width]: the owned rows, then the whole halo; fetched in rounds."""
     relation = spec.messages.relation
     plan, starts = relation.plan, relation.halo_starts
-    num_rounds = rounds_of(spec.messages, layout)
+    num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
     table = packed.new_empty((len(packed) + sum(plan.recv_counts), packed.shape[1]))
     table[: len(packed)] = packed
     for step, halo in fetch(
@@ -124,12 +124,11 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
     own = table[: relation.num_src]
     shape, lossy = (table.shape[1], table.dtype), spec.messages.policy.lossy
     home = GradientReturn(plan, *shape, lambda: own, add_rows, lossy=lossy)
-    for step in plan.rounds(rounds_of(spec.messages, layout)):
-        buffer = home.buffer(step)
+    num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
+    for step, buffer in home.each(plan.rounds(num_rounds)):
         parts = buffer.split(step.recv_rows)
         for peer, rows in zip(step.sources, parts, strict=True):
             rows.copy_(table[starts[peer] : starts[peer] + len(rows)])
-        home.send(step, buffer)
     return home.finish()
 
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.kernels import Csc
 from sar.ops.capture import Captures, NoCaptures
 from sar.ops.randomness import seeded
-from sar.stream import Round, fetch
+from sar.stream import Pass, Step
 from sar.stream.packing import RowLayout
 
 Rows = list[Tensor]
@@ -182,41 +181,41 @@ def unpack_rows(layout: RowLayout | None, rows: Tensor | None, idx: Tensor) -> l
     return layout.unpack(rows.index_select(0, idx))
 
 
-def rounds_of(spec: MessagePass, layout: RowLayout | None) -> int:
-    """Rounds of this pass; forward and backward use the same."""
-    row_bytes = spec.pushed_bytes
-    if layout is not None:
-        row_bytes += 2 * layout.row_bytes  # backward: rows in, gradients out
-    return spec.relation.plan.num_rounds(spec.policy, max(1, row_bytes))
-
-
-def stream(
+def passing(
     spec: MessagePass,
     layout: RowLayout | None,
     packed: Tensor | None,
-    keep: bool = False,
-) -> Iterator[tuple[Round | None, Tensor | None, Csc]]:
-    """The own shard (round ``None``), then one shard a round, each with the rows it reads."""
-    relation, num_rounds = spec.relation, rounds_of(spec, layout)
-    rounds = relation.plan.rounds(num_rounds)
-    halos: Iterator[Tensor | None] = iter([None] * len(rounds))
-    if packed is not None:
-        fetched = fetch(relation.plan, packed, rounds, keep, spec.policy.lossy)
-        halos = (halo for _, halo in fetched)
-    yield None, packed, relation.local(order=True)
-    shards = relation.shards(num_rounds, order=True)
-    yield from zip(rounds, halos, shards, strict=True)
+    keep: list[Tensor] | None = None,
+    kept: Sequence[Tensor] = (),
+) -> Pass:
+    """The steps of a pass, with the packed rows that each reads."""
+    return Pass(
+        spec.relation,
+        spec.policy,
+        packed,
+        row_bytes=row_bytes(spec, layout),
+        order=True,
+        keep=keep,
+        kept=kept,
+    )
 
 
-def blocks(spec: MessagePass, number: int, shard: Csc, kinds: list[Tensor], size: int) -> Iterator:
-    """Cut a shard's edges into :class:`Block` of at most ``size`` edges.
+def row_bytes(spec: MessagePass, layout: RowLayout | None) -> int:
+    """What rounds of this pass are chosen by; forward and backward use the same."""
+    size = spec.pushed_bytes
+    if layout is not None:
+        size += 2 * layout.row_bytes  # backward: rows in, gradients out
+    return max(1, size)
+
+
+def blocks(spec: MessagePass, step: Step, kinds: list[Tensor], size: int) -> Iterator[Block]:
+    """Cut the edges of a step into blocks of at most ``size`` edges.
 
     Args:
-        number: of the shard in the stream.
         kinds: the edge inputs, for ``sort_by``.
     """
     messages, chosen = spec.messages, spec.chosen
-    for index, (src, dst, position) in enumerate(shard.edge_blocks(size)):
+    for index, (src, dst, position) in enumerate(step.shard.edge_blocks(size)):
         if messages.ordered:  # as the function would see them in DGL
             order = _ascending(position)
             if messages.sort_by is not None:
@@ -228,7 +227,7 @@ def blocks(spec: MessagePass, number: int, shard: Csc, kinds: list[Tensor], size
             inside = chosen[position.long()]
             src, dst, position = src[inside], dst[inside], position[inside]
         if len(src):
-            yield Block(number * 2**32 + index, src, dst, position)
+            yield Block(step.number * 2**32 + index, src, dst, position)
 
 
 def _ascending(position: Tensor) -> Tensor:
@@ -240,7 +239,7 @@ def _ascending(position: Tensor) -> Tensor:
 
 def block_size(spec: MessagePass, layout: RowLayout | None, others: Sequence[Tensor]) -> int:
     """Edges a block: inputs and outputs, and any value between, stay below the policy's bytes."""
-    row_bytes = sum(RowLayout([t]).row_bytes for t in others)
-    row_bytes += layout.row_bytes if layout is not None else 0
-    row_bytes = max(1, row_bytes, spec.messages.widest)
-    return max(_MIN_BLOCK_EDGES, spec.policy.block_bytes // row_bytes)
+    an_edge = sum(RowLayout([t]).row_bytes for t in others)
+    an_edge += layout.row_bytes if layout is not None else 0
+    an_edge = max(1, an_edge, spec.messages.widest)
+    return max(_MIN_BLOCK_EDGES, spec.policy.block_bytes // an_edge)

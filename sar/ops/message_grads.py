@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sar.kernels import Csc, add_rows, wide_dtype
+from sar.kernels import add_rows, wide_dtype
 from sar.ops.capture import block_gradients, detached_leaf
 from sar.ops.message_blocks import (
     Block,
@@ -15,13 +15,12 @@ from sar.ops.message_blocks import (
     block_size,
     blocks,
     pack_rows,
-    rounds_of,
-    stream,
+    passing,
     unpack_rows,
 )
 from sar.ops.reducers import Reducer
 from sar.ops.softmax_sum import Weights, softmax_sum
-from sar.stream import GradientReturn, Round
+from sar.stream import GradientReturn, Round, Step
 from sar.stream.packing import RowLayout, flat_rows, sum_layout
 
 
@@ -91,30 +90,25 @@ class MessageGrads:
         layout, packed = pack_rows(self.src)
         size = block_size(self.spec, layout, [*self.dst, *self.edge, *grads])
         home: GradientReturn | None = None
-        for number, (step, halo, shard) in enumerate(self._stream(layout, packed)):
-            target = self._target(home, step)
-            for block in blocks(self.spec, number, shard, self.edge, size):
-                self._block(block, unpack_rows(layout, halo, block.src), grads, target)
-            if step is None and target is not None:
+        for step in self._steps(layout, packed):
+            target = self._target(home, step.round)
+            for block in blocks(self.spec, step, self.edge, size):
+                self._block(block, unpack_rows(layout, step.rows, block.src), grads, target)
+            if step.round is None and target is not None:
                 home = self._open_return(target)
-            elif home is not None and step is not None and target is not None:
-                home.send(step, target)
+            elif home is not None and step.round is not None and target is not None:
+                home.send(step.round, target)
         return None if home is None else home.finish()
 
-    def _stream(
-        self, layout: RowLayout | None, packed: Tensor | None
-    ) -> Iterator[tuple[Round | None, Tensor | None, Csc]]:
-        """The forward's stream; nothing is fetched where the halo is kept or has no influence."""
-        if packed is None or not (self.kept or self.spec.messages.linear_in_src):
-            yield from stream(self.spec, layout, packed)
+    def _steps(self, layout: RowLayout | None, packed: Tensor | None) -> Iterator[Step]:
+        """The forward's steps; nothing is fetched where the halo is kept or has no influence."""
+        if packed is None or self.kept or not self.spec.messages.linear_in_src:
+            yield from passing(self.spec, layout, packed, kept=self.kept)
             return
-        relation, num_rounds = self.spec.relation, rounds_of(self.spec, layout)
-        yield None, packed, relation.local(order=True)
-        shards = relation.shards(num_rounds, order=True)
         blank = packed.new_zeros((1, packed.shape[1]))  # only its shape matters
-        for index, step in enumerate(relation.plan.rounds(num_rounds)):
-            halo = self.kept[index] if self.kept else blank.expand(step.num_recv, -1)
-            yield step, halo, shards[index]
+        for step in passing(self.spec, layout, None):
+            step.rows = packed if step.round is None else blank.expand(step.round.num_recv, -1)
+            yield step
 
     def _open_return(self, own: Tensor) -> GradientReturn:
         plan, width = self.spec.relation.plan, own.shape[1]

@@ -18,7 +18,6 @@ from torch.autograd import Function
 from sar.config import Policy
 from sar.edges.relation import AnyRelation, Relation, ReversedRelation
 from sar.errors import NotSupportedError
-from sar.ops.boundary import refuse_sampling
 from sar.ops.capture import Recording
 from sar.ops.first_order import first_order
 from sar.ops.message_blocks import (
@@ -29,7 +28,7 @@ from sar.ops.message_blocks import (
     block_size,
     blocks,
     pack_rows,
-    stream,
+    passing,
     unpack_rows,
 )
 from sar.ops.message_grads import MessageGrads
@@ -37,6 +36,7 @@ from sar.ops.push import push_logsumexp, push_sum
 from sar.ops.push_extreme import push_extreme
 from sar.ops.reducers import Reducer, make_reducer
 from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
+from sar.stream.sampled import refuse_sampling
 from sar.stream.wanted import agree_wanted
 
 
@@ -147,11 +147,9 @@ def _forward(
     kept: list[Tensor] = []
     layout, packed = pack_rows(src)
     size = block_size(spec, layout, [*dst, *edge, *like])
-    for number, (step, halo, shard) in enumerate(stream(spec, layout, packed, keep)):
-        if keep and step is not None and halo is not None:
-            kept.append(halo)
-        for block in blocks(spec, number, shard, edge, size):
-            src_rows = unpack_rows(layout, halo, block.src)
+    for step in passing(spec, layout, packed, kept if keep else None):
+        for block in blocks(spec, step, edge, size):
+            src_rows = unpack_rows(layout, step.rows, block.src)
             dst_rows = [t.index_select(0, block.dst) for t in dst]
             edge_rows = [t.index_select(0, block.position) for t in edge]
             weigh = None if softmax is None else softmax.weigher(block.dst)

@@ -16,14 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sar._private import frees_graph
 from sar.ops.reuse import is_plain, references
-
-
-def frees_graph() -> bool:
-    """Whether a backward pass is running after which nobody can come back to its saved tensors."""
-    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    running = getattr(torch._C, "_current_graph_task_id", lambda: -1)() != -1
-    return keeps_graph is not None and running and not keeps_graph()
 
 
 def may_overwrite(saved: Tensor, gradient: Tensor) -> bool:

@@ -28,7 +28,7 @@ from sar.ops.message_blocks import (
     block_size,
     blocks,
     pack_rows,
-    stream,
+    passing,
     unpack_rows,
 )
 from sar.ops.message_grads import MessageGrads
@@ -119,16 +119,16 @@ def _push(
     home = GradientReturn(plan, width, dtype, lambda: own, combine)
     layout, packed = pack_rows(src)
     size = block_size(spec, layout, [*dst, *edge, like])
-    for number, (step, halo, shard) in enumerate(stream(spec, layout, packed)):
-        target = own if step is None else home.buffer(step).fill_(start)
-        for block in blocks(spec, number, shard, edge, size):
+    for step in passing(spec, layout, packed):
+        target = own if step.round is None else home.buffer(step.round).fill_(start)
+        for block in blocks(spec, step, edge, size):
             dst_rows = [t.index_select(0, block.dst) for t in dst]
             edge_rows = [t.index_select(0, block.position) for t in edge]
-            src_rows = unpack_rows(layout, halo, block.src)
+            src_rows = unpack_rows(layout, step.rows, block.src)
             (values,) = spec.call(block, src_rows, dst_rows, edge_rows, recorded)
             combine(target, block.src, values.reshape(len(values), width).to(dtype))
-        if step is not None:
-            home.send(step, target)
+        if step.round is not None:
+            home.send(step.round, target)
     return home.finish()
 
 

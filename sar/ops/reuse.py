@@ -19,13 +19,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from sar.edges.scaled import is_plain
-
 ADDS = {torch.Tensor.add, torch.Tensor.__add__}
 # Linear layers save what they read, not their result; ours may have written into it themselves.
-_OURS = {
-    "AddLinearBackward", "_LinearOfMeanBackward", "_LinearOfNarrowMeanBackward", "_ValuedBackward",
-}  # fmt: skip
+_OURS = {"_ValuedBackward"}
 _MAKERS = {"AddmmBackward0", "MmBackward0", *_OURS}
 
 
@@ -38,6 +34,11 @@ def is_temporary(terms: tuple) -> bool:
 def is_temporary_of(func: Any, args: tuple) -> bool:
     """The same of the first argument of a torch function, such as relu, as a mode gets it."""
     return _fits(args[0], args[0]) and references(args[0]) == _references_in(func)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether it lies in memory of its own as it seems to."""
+    return x.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def is_made_here(x: Tensor) -> bool:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from sar._private import innermost_saving_hooks
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
         notes: where :func:`once` notes its results, or, with ``again``, finds them.
     """
     before = _state.notes, _state.hooked, _state.hooks
-    _state.notes, _state.hooked, _state.hooks = notes, True, _innermost_hooks()
+    _state.notes, _state.hooked, _state.hooks = notes, True, innermost_saving_hooks()
     if notes is not None:
         notes.next = 0 if again else None
     try:
@@ -65,12 +66,18 @@ def takes_notes() -> bool:
 
 def is_innermost() -> bool:
     """Whether nobody inside of the forward pass has hooks of saved tensors, as to repeat a part."""
-    return _state.hooks == _innermost_hooks()
+    return _state.hooks == innermost_saving_hooks()
 
 
 def saves_as_is() -> bool:
     """Whether saved tensors are simply kept: nobody moves, copies or computes them again."""
-    return _innermost_hooks() is None
+    return innermost_saving_hooks() is None
+
+
+def owns_saved() -> bool:
+    """Whether nobody but the operation that saves them gets to see its own saved tensors."""
+    repeated_or_kept = _state.notes is not None or not _state.hooked
+    return repeated_or_kept and _state.hooks == innermost_saving_hooks()
 
 
 def is_checkpointed() -> bool:
@@ -80,13 +87,8 @@ def is_checkpointed() -> bool:
     """
     if takes_notes():
         return False
-    top: Any = _innermost_hooks()
+    top = innermost_saving_hooks()
     return top is not None and top[0].__module__ == "torch.utils.checkpoint"
-
-
-def _innermost_hooks() -> object:
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda tracing: None)
-    return top(True)
 
 
 def repeats() -> bool:

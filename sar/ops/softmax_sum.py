@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sar._private import version_of
 from sar.kernels import wide_dtype
 from sar.ops.message_blocks import Weigh, Weighting
 from sar.ops.reducers import Reducer, SumReducer
@@ -93,12 +94,12 @@ class SoftmaxSum(SumReducer):
     def keep(self, out: Tensor) -> None:
         """Hold the result, which the caller may write into, for backward."""
         self._out = out.detach()  # shares the memory and the count of writes
-        self._version = out._version
+        self._version = version_of(out)
 
     @property
     def is_written(self) -> bool:
         """Whether the result is not what it was."""
-        return self._out._version != self._version
+        return version_of(self._out) != self._version
 
     def weights(self, dout: Tensor) -> Weights:
         """What backward knows of each destination, with the gradient of the result."""

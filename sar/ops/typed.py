@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sar._private import without_modes
 from sar.ops.first_order import first_order
 
 
@@ -55,7 +56,7 @@ class _TypedProduct(Function):
         ctx.save_for_backward(a, b)
         ctx.lengths = lengths
         out = a.new_empty((len(a), b.shape[2]))
-        with torch._C.DisableTorchFunction():  # modes that record have seen the call
+        with without_modes():  # modes that record have seen the call
             for kind, rows in _segments(lengths):
                 torch.mm(a[rows], b[kind], out=out[rows])
         return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.kernels import wide_dtype
 from sar.kernels.sddmm import edge_dots
-from sar.stream import Round, fetch
+from sar.stream import Pass
 
 
 def weight_gradient(
@@ -29,15 +29,9 @@ def weight_gradient(
     Returns:
         [num_edges] in the wide dtype of ``x``; as large as the weight itself.
     """
-    plan, wide = relation.plan, wide_dtype(x.dtype)
-    num_rounds = plan.num_rounds(policy, x.shape[1] * x.element_size())
-    rounds = plan.rounds(num_rounds)
-    stream: Iterator[tuple[Round, Tensor]]
-    stream = zip(rounds, kept, strict=True) if kept else fetch(plan, x, rounds, lossy=policy.lossy)
+    wide = wide_dtype(x.dtype)
     dweight = torch.empty(relation.num_edges, dtype=wide)
     dout = dout.to(wide).contiguous()
-    edge_dots(dweight, relation.local(order=True), x.to(wide), dout, scale)
-    shards = relation.shards(num_rounds, order=True)
-    for (_, halo), shard in zip(stream, shards, strict=True):
-        edge_dots(dweight, shard, halo.to(wide), dout, scale)
+    for step in Pass(relation, policy, x, order=True, kept=kept):
+        edge_dots(dweight, step.shard, step.rows.to(wide), dout, scale)
     return dweight

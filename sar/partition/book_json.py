@@ -21,7 +21,7 @@ FILE_KEYS = ("part_graph", "node_feats", "edge_feats")
 
 
 def parse_book(path: str) -> PartitionBook:
-    """The book in a JSON file; see `sar.partition.book.read_book`."""
+    """The book in a JSON file; see `sar.partition.book_file.read_book`."""
     config = _load_json(path)
     num_parts = _count(config, "num_parts", path)
     if not 1 <= num_parts <= MAX_PARTS:

@@ -1,6 +1,6 @@
 """How loops over nodes and edges are compiled: kept on disk, other threads run meanwhile.
 
-They own no memory (`_nrt`): counting who refers to an array costs more than what is done with one
+They own no memory: counting who refers to an array costs more than what is done with one
 edge. Where they need room, the caller passes it. Ids are not checked: `GraphArrays.validate` did.
 """
 
@@ -10,5 +10,7 @@ from typing import Any
 
 import numba
 
-_OPTIONS: Any = {"nogil": True, "cache": True, "_nrt": False}
+from sar._private import without_counting
+
+_OPTIONS: Any = {"nogil": True, "cache": True, **without_counting()}
 compiled: Any = numba.njit(**_OPTIONS)

@@ -16,8 +16,8 @@ from sar.partition.book import (
     HOMOGENEOUS_NTYPE,
     EType,
     PartitionBook,
-    read_book,
 )
+from sar.partition.book_file import read_book
 from sar.partition.dgl_format import GraphFile, read_graph, read_tensor_dict
 from sar.partition.digest import file_digest
 from sar.partition.features import FeatureStore

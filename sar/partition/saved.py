@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from sar._private import REBUILD_TENSOR, STORAGE_FROM_BYTES, rebuild_tensor
 from sar.errors import PartitionError
 from sar.partition.mapped import MappedFile, MappedTensor
 from sar.partition.unpickle import PlainUnpickler
@@ -28,7 +29,6 @@ _STORAGES = {
     "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
     "FloatStorage": torch.float32, "DoubleStorage": torch.float64,
 }  # fmt: skip
-_REBUILD = ("torch._utils", "_rebuild_tensor_v2")
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: magic, lengths of name and extra field
 
 
@@ -114,7 +114,7 @@ class _Mapping(PlainUnpickler):
         self._file, self._entries, self._stem = file, entries, stem
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == _REBUILD:
+        if (module, name) == REBUILD_TENSOR:
             return self._tensor
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
@@ -143,9 +143,9 @@ class _Loading(PlainUnpickler):
     """Tensors in memory, as ``pickle.dump`` writes them."""
 
     def find_class(self, module: str, name: str) -> Callable:
-        if (module, name) == _REBUILD:
-            return torch._utils._rebuild_tensor_v2
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
+        if (module, name) == REBUILD_TENSOR:
+            return rebuild_tensor
+        if (module, name) == STORAGE_FROM_BYTES:
             return _storage
         return super().find_class(module, name)
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition.book import PartitionBook, read_book
+from sar.partition.book import PartitionBook
+from sar.partition.book_file import read_book
 from sar.partition.cover import count_fewest
 from sar.partition.load import PartitionData, ShardEdges, load_partition
 from sar.partition.quality import Counts, balance, count_true

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from sar._private import NUMPY_MAKERS, NUMPY_MODULES
+
 _PLAIN = {
     "builtins": {
         "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list",
@@ -26,8 +28,6 @@ _PLAIN = {
     "numpy": {"dtype", "ndarray", "matrix"},
 }  # fmt: skip
 _OLD = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # names of Python 2
-_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
-_REBUILD = {"_reconstruct", "scalar"}
 _SPARSE = {f"{kind}_{what}" for kind in ("bsr", "coo", "csc", "csr", "dia", "lil") for what in
            ("matrix", "array")}  # fmt: skip
 
@@ -84,7 +84,7 @@ def _plain(module: str, name: str, file: str) -> tuple[str, str]:
     module = _OLD.get(module, module)
     if module.startswith("scipy.sparse") and name in _SPARSE:
         return "scipy.sparse", name
-    if name in _PLAIN.get(module, ()) or (module in _NUMPY and name in _REBUILD):
+    if name in _PLAIN.get(module, ()) or (module in NUMPY_MODULES and name in NUMPY_MAKERS):
         return module, name
     raise NotPlainError(
         f"{file}: names {module}.{name}, expected arrays of numbers and containers of them; "

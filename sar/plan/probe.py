@@ -27,12 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from sar._private import memory_events
 from sar.allocator import allocator_environment
 from sar.comm import Group, ThreadGroup, current_group, sockets
 from sar.comm.group import Work as Exchange
 from sar.config import Policy
 from sar.errors import SarError
-from sar.train.models import build_model
+from sar.train.models import build_model, prepare_graph
 from sar.train.options import ModelOptions
 
 _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
@@ -129,7 +130,6 @@ class _Run:
 
     def __init__(self, work: Work, path: str, group: Group, **policy: Any) -> None:
         import sar
-        from sar.cli.train import prepare_graph
 
         data = sar.load_dgl_partition_data(path, group.rank, "cpu")
         whole = Policy(constant_inputs=work.constant_inputs, **policy)
@@ -301,10 +301,9 @@ def _peak_bytes(work: Work, path: str) -> float:
     before = _live_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as prof:
         run.step()
-    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = peak = 0
-    for event in sorted(events, key=lambda one: one.start_ns()):
-        now += event.nbytes()
+    for _, nbytes in sorted(memory_events(prof), key=lambda event: event[0]):
+        now += nbytes
         peak = max(peak, now)
     return before + peak
 

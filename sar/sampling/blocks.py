@@ -1,7 +1,7 @@
 """DGL's blocks, made of arrays that are known to fit.
 
 ``dgl.create_block`` looks for the largest id and makes a graph of each relation first: eleven times
-what the block takes itself. What stands below is not part of DGL's documented interface.
+what the block takes itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sar._private import dgl_makers
 from sar.partition.book import EType
 from sar.partition.require import require_dgl
 
@@ -34,30 +35,26 @@ def make_block(
         sources, targets: how many nodes of each type there are.
     """
     require_dgl("DGL's blocks")
-    from dgl import heterograph_index, utils
-    from dgl.heterograph import DGLBlock
-
+    dgl = dgl_makers()
     relations, ntypes = sorted(edges), sorted(sources)
     made = []
     for etype in relations:
         (src, dst), counts = edges[etype], (sources[etype[0]], targets[etype[2]])
         if etype in starts:
             given = starts[etype], src, src[:0], _FORMATS, True
-            made.append(heterograph_index.create_unitgraph_from_csr(2, *counts, *given))
+            made.append(dgl.from_csr(2, *counts, *given))
         else:
-            made.append(heterograph_index.create_unitgraph_from_coo(2, *counts, src, dst, _FORMATS))
+            made.append(dgl.from_coo(2, *counts, src, dst, _FORMATS))
     nodes = [*(sources[n] for n in ntypes), *(targets[n] for n in ntypes)]
-    index = heterograph_index.create_heterograph_from_relations(
-        _meta_graph(tuple(ntypes), tuple(relations)), made, utils.toindex(nodes, "int64")
+    index = dgl.from_relations(
+        _meta_graph(tuple(ntypes), tuple(relations)), made, dgl.to_index(nodes, "int64")
     )
-    return DGLBlock(index, (ntypes, ntypes), [etype[1] for etype in relations])
+    return dgl.block(index, (ntypes, ntypes), [etype[1] for etype in relations])
 
 
 @cache
 def _meta_graph(ntypes: tuple[str, ...], relations: tuple[EType, ...]) -> Any:
     """Node types as sources, then as destinations, and a relation for each edge."""
-    from dgl import graph_index
-
     src = [ntypes.index(etype[0]) for etype in relations]
     dst = [len(ntypes) + ntypes.index(etype[2]) for etype in relations]
-    return graph_index.from_coo(2 * len(ntypes), src, dst, True)
+    return dgl_makers().meta_graph(2 * len(ntypes), src, dst, True)

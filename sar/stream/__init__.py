@@ -1,5 +1,6 @@
 """Rows of other ranks: the plan of who sends what, its rounds, and what travels in them."""
 
+from sar.stream.passes import Pass, Shards, Step
 from sar.stream.plan import HaloPlan, Round, build_halo_plan, join_plans
 from sar.stream.rounds import WINDOW, GradientReturn, Stream, fetch
 from sar.stream.wanted import agree_wanted
@@ -8,7 +9,10 @@ __all__ = [
     "WINDOW",
     "GradientReturn",
     "HaloPlan",
+    "Pass",
     "Round",
+    "Shards",
+    "Step",
     "Stream",
     "agree_wanted",
     "build_halo_plan",

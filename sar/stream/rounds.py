@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +61,7 @@ def fetch(
         the order they were asked for. Overwritten when the next round is taken, unless ``keep``.
     """
     columns = [rows] if isinstance(rows, Tensor) else rows
-    codec = _codec(plan, lossy.wire_dtype, columns[0].dtype)
+    codec = codec_for(plan, lossy.wire_dtype, columns[0].dtype)
     return fetch_messages(RowMessages(plan, columns, keep, codec), rounds, window, ahead)
 
 
@@ -72,7 +72,8 @@ def fetch_messages(
     return Stream(messages, rounds, window, ahead)
 
 
-def _codec(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None:
+def codec_for(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None:
+    """What rows of a dtype are coded by; ``None``: they travel as they are."""
     group = plan.group
     return None if name is None else codec_of(name, dtype, group.seeds.noise(group.rank))
 
@@ -149,7 +150,7 @@ class GradientReturn:
         messages: GradientMessages | None = None,
         local_last: bool = False,
     ) -> None:
-        codec = _codec(plan, lossy.gradient_wire_dtype, dtype)
+        codec = codec_for(plan, lossy.gradient_wire_dtype, dtype)
         self._messages = messages or GradientMessages(plan, width, dtype, combine, codec)
         self._local, self._window, self._local_last = local, window, local_last
         self._home: Tensor | None = None
@@ -173,6 +174,14 @@ class GradientReturn:
         distances = back if plan.is_large(self._messages.row_bytes) else ()
         work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
         self._flights.append(_Flight(step, work, send, recv))
+
+    def each(self, rounds: Sequence[Round]) -> Iterator[tuple[Round, Tensor]]:
+        """A buffer for every round, sent when the next one is asked for."""
+        for step in rounds:
+            grads = self.buffer(step)
+            yield step, grads
+            self.send(step, grads)
+            del grads
 
     def finish(self) -> Tensor:
         """Wait for what is in flight; the whole gradient of the owned rows."""

@@ -23,6 +23,7 @@ from weakref import ReferenceType
 import torch
 from torch import Tensor
 
+from sar._private import has_backward_hooks
 from sar.comm import exchange_counts
 from sar.config import EXACT, Policy
 from sar.errors import NotSupportedError
@@ -68,7 +69,7 @@ def _is_relu(node: Any) -> bool:
 
 def _is_read(x: Tensor) -> bool:
     """Whether somebody reads the gradient of ``x`` itself."""
-    return x.retains_grad or bool(x._backward_hooks)
+    return x.retains_grad or has_backward_hooks(x)
 
 
 def _has_zeros(node: Any) -> bool:
@@ -102,6 +103,14 @@ class NonZeros:
         self.received = exchange_counts(plan.group, self.sent)
         self.halo: dict[range, list[Tensor]] = {}
         self._summed = summed
+
+    def rows(self, x: Tensor, keep: bool) -> RowMessages:
+        """What rows ``x`` travel in."""
+        return PackedRows(self, x, keep)
+
+    def gradients(self, width: int, dtype: torch.dtype) -> GradientMessages:
+        """What gradients of such rows go home in."""
+        return PackedGradients(self)
 
     def check(self) -> None:
         """Raise ``NotSupportedError`` where somebody began to read the gradients after the sum."""

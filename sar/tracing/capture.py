@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
+from sar._private import tree_map
 from sar.ops.capture import tensors_in
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from sar._private import make_wrapper, tree_map, without_overrides
 from sar.edges import AnyRelation
 from sar.graph.view import Scope
 from sar.ops import run_messages
@@ -63,9 +63,7 @@ class EdgeRows(Tensor):
         shape, dtype = list(like.shape), like.dtype
         shape[axis] = scope.relation.num_edges
         with_grad = torch.is_grad_enabled()
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, dtype=dtype, device=scope.device
-        )
+        made = make_wrapper(cls, shape, dtype=dtype, device=scope.device)
         made.node, made.scope, made.axis = node, scope, axis
         row = (*shape[:axis], *shape[axis + 1 :])
         made.kind = row, dtype, axis
@@ -83,7 +81,7 @@ class EdgeRows(Tensor):
 
     def _ask(self, asks: bool) -> None:
         """Let torch know whether a gradient of the values is wanted."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_overrides():
             if asks and not self.requires_grad:
                 self.requires_grad_(True).register_hook(_refuse_gradient)
             elif not asks and self.requires_grad:
@@ -153,7 +151,7 @@ class EdgeRows(Tensor):
 
     def _refuse_unusable(self) -> None:
         """Raise ``NotSupportedError`` where the program does not tell the values."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_overrides():
             function = self.grad_fn
         if function is not None:
             raise not_supported(_of_function(function, tuple(self.shape)))

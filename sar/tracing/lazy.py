@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sar._private import tree_leaves, tree_map, without_overrides
 from sar.graph.view import Scope
 from sar.tracing.edge_reduce import reduction_of
 from sar.tracing.edge_rows import EdgeRows, eager, made_eager, node_of, stored, stored_values
@@ -43,7 +43,7 @@ class EdgeTensor(EdgeRows):
                 return view(args[0])
         elif func not in METADATA:
             return cls._call(func, *_first_by_place(args, kwargs or {}))
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_overrides():
             return func(*args, **(kwargs or {}))
 
     @classmethod

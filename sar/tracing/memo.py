@@ -46,7 +46,7 @@ def remembered(relation: AnyRelation, key: Hashable | None, find: Callable[[], T
     """What ``find`` gives, or gave for this key; it is called where there is no key."""
     if key is None:
         return find()
-    table: dict[Hashable, T] = relation.derived("edge programs", dict)
+    table = relation.derived("edge programs", dict[Hashable, Any])
     if key not in table:
         keep(relation, key, find())
     return table[key]
@@ -54,7 +54,7 @@ def remembered(relation: AnyRelation, key: Hashable | None, find: Callable[[], T
 
 def keep(relation: AnyRelation, key: Hashable, outcome: Any) -> None:
     """Remember an outcome."""
-    table = relation.derived("edge programs", dict)
+    table = relation.derived("edge programs", dict[Hashable, Any])
     if len(table) >= MOST:
         table.clear()
     table[key] = outcome
@@ -62,7 +62,7 @@ def keep(relation: AnyRelation, key: Hashable, outcome: Any) -> None:
 
 def recall(relation: AnyRelation, key: Hashable | None) -> Any:
     """The outcome that was kept for this key; ``None``: there is none."""
-    return None if key is None else relation.derived("edge programs", dict).get(key)
+    return None if key is None else relation.derived("edge programs", dict[Hashable, Any]).get(key)
 
 
 def state_of_torch() -> tuple[Any, ...]:

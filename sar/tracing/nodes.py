@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sar._private import tree_flatten, tree_unflatten, version_of
 from sar.edges import AnyRelation
 from sar.ops.keyed import keyed_dropout
 from sar.tracing.message_dropout import Drawn, KeyedDropout
@@ -47,8 +47,7 @@ class Node:
         self.inputs, self.tensors = inputs, tensors
         self.versions, self.asks = [], False
         for tensor in tensors:
-            # Writes so far; those of inference tensors are not counted.
-            self.versions.append(-1 if tensor.is_inference() else tensor._version)
+            self.versions.append(version_of(tensor))
             self.asks = self.asks or tensor.requires_grad
         for node in inputs:
             self.asks = self.asks or node.asks
@@ -236,7 +235,7 @@ def refuse_written(outputs: list[Node]) -> None:
         if id(node) in seen:
             continue
         for tensor, version in zip(node.tensors, node.versions, strict=True):
-            if version == (-1 if tensor.is_inference() else tensor._version):
+            if version == version_of(tensor):
                 continue
             name = getattr(node, "name", "")
             raise not_supported(

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from sar._private import storage_id, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from sar.edges import AnyRelation
 from sar.tracing.edge_rows import EdgeRows, node_of
 from sar.tracing.in_place import CannotRecord, functional
@@ -62,7 +62,7 @@ def record_again(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeR
     return NotImplemented if outcome is None else outcome.result(func, leaves, spec, first)
 
 
-def _key(func: Callable, leaves: list[Any], spec: TreeSpec, first: EdgeRows) -> Hashable | None:
+def _key(func: Callable, leaves: list[Any], spec: Any, first: EdgeRows) -> Hashable | None:
     """Note [Remembered outcomes]; floating point tensors have stand-ins when rows are compared."""
     if not is_known(func):
         return None
@@ -101,7 +101,7 @@ class _Outcome:
     axes: dict[int, int]
     bases: dict[int, int | None]
 
-    def result(self, func: Callable, leaves: list[Any], spec: TreeSpec, first: EdgeRows) -> Any:
+    def result(self, func: Callable, leaves: list[Any], spec: Any, first: EdgeRows) -> Any:
         """The call on the present arguments, recorded."""
         relation = first.scope.relation
         given: list[Any] = []
@@ -185,10 +185,6 @@ def _growing(small: Tensor, large: Tensor, rows: int) -> int | None:
     return grown[0][0] if len(grown) == 1 and grown[0][1:] == (rows, rows + 1) else None
 
 
-def _storage(value: Tensor) -> int:
-    return value.untyped_storage()._cdata
-
-
 def _axis(value: Tensor) -> int:
     return value.axis if isinstance(value, EdgeRows) else 0
 
@@ -230,7 +226,7 @@ class _Reading:
         def column(value: Tensor) -> Tensor:
             made = torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
             if isinstance(value, EdgeRows):
-                self.shared[_storage(made)] = value
+                self.shared[storage_id(made)] = value
             return made
 
         def other(value: Tensor) -> Tensor:
@@ -240,7 +236,7 @@ class _Reading:
 
     def place_of_base(self, result: Tensor) -> int | None:
         """The argument that a result on meta tensors, which are dense, is a view of, if of any."""
-        base = self.shared.get(_storage(result))
+        base = self.shared.get(storage_id(result))
         copies = getattr(self.func, "__name__", "") in _COPY_UNLESS_DENSE
         if base is None or (copies and not base.is_dense):
             return None

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar._private import version_of, without_modes
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
 from sar.ops.capture import detached_leaf, leaves_of
@@ -22,7 +23,7 @@ _PROBE_ROWS = 2
 
 
 class EdgeBatch:
-    """The edges of one block as a message function sees them, like DGL's ``EdgeBatch``.
+    """The edges of one block as a message function sees them.
 
     Attributes:
         src, dst, data: columns of the sources, destinations and edges, [e, ...] each.
@@ -68,7 +69,7 @@ class Recorder(Mapping[str, Tensor]):
         if name not in self.read:
             frame = self._frame  # what is pending must not be computed, which is collective
             column = frame.like(name) if isinstance(frame, Frame) else frame[name]
-            with torch._C.DisableTorchFunction():  # the column may be lazy; it is not captured
+            with without_modes():  # the column may be lazy; it is not captured
                 shape, kind, device = tuple(column.shape), column.dtype, column.device
             with torch.inference_mode(False):  # where writes are counted
                 rows = torch.zeros((*self._rows, *shape[1:]), dtype=kind, device=device)
@@ -77,7 +78,7 @@ class Recorder(Mapping[str, Tensor]):
 
     @property
     def written(self) -> list[str]:
-        return [name for name, rows in self.read.items() if rows._version]
+        return [name for name, rows in self.read.items() if version_of(rows)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._frame)
@@ -185,7 +186,7 @@ def call_udf(
 
 
 def rows_to_write(names: list[str], rows: list[Tensor], written: list[str]) -> dict[str, Tensor]:
-    """The rows by name; of columns that are written in place copies, as DGL's always are."""
+    """The rows by name; of columns that are written in place copies."""
     return {
         name: block.clone() if name in written else block
         for name, block in zip(names, rows, strict=True)

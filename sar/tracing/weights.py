@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sar._private import make_wrapper, tree_leaves, tree_map, without_overrides
 from sar.ops import Weighting
 from sar.ops.randomness import unchanged
 from sar.tracing.lazy import METADATA, EdgeTensor
@@ -164,9 +164,7 @@ class Followed(Tensor):
 
     @staticmethod
     def __new__(cls, labels: Tensor, dtype: torch.dtype, device: torch.device) -> Followed:
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, labels.shape, dtype=dtype, device=device
-        )
+        made = make_wrapper(cls, labels.shape, dtype=dtype, device=device)
         made.labels = labels
         return made
 
@@ -176,7 +174,7 @@ class Followed(Tensor):
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if func in METADATA or name == "__get__":
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_overrides():
                 return func(*args, **kwargs)
         if func in DROPOUTS and isinstance(arguments(*args, **kwargs)[0], Followed):
             return arguments(*args, **kwargs)[0]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar._private import NormBase
 from sar.comm import Group
 from sar.frontends.dgl import ShardedGraph
 from sar.frontends.dgl.layer_blocks import plan_blocks
@@ -79,7 +80,7 @@ def _repeated(data: NodeData, group: Group) -> str | None:
 
 def _dependence(model: nn.Module) -> str | None:
     """Why blocks would give another result than the whole graph."""
-    norms = (nn.modules.batchnorm._NormBase, DistributedBN1D)
+    norms = (NormBase, DistributedBN1D)
     if any(isinstance(part, norms) for part in model.modules()):
         return "batch norm takes its statistics over all nodes"
     return None

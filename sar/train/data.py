@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
-from sar.partition.book import PartitionBook, read_book
+from sar.partition.book import PartitionBook
+from sar.partition.book_file import read_book
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData, read_node_features
 from sar.partition.row_file import RowFile

@@ -68,6 +68,13 @@ class _Layer(nn.Module):
         return F.relu(x, inplace=True) if self.rectifies else x  # nobody saved what it overwrites
 
 
+def prepare_graph(graph: ShardedGraph, options: ModelOptions) -> ShardedGraph:
+    """GCN and GAT want one self loop at each node (arXiv 1609.02907, 1710.10903)."""
+    if options.model not in ("gcn", "gat"):
+        return graph
+    return graph.remove_self_loop().add_self_loop()
+
+
 def build_model(options: ModelOptions, in_feats: int, num_classes: int) -> Stack:
     """The model that ``options`` describe, with fresh parameters from torch's generator.
 

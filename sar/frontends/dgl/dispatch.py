@@ -16,10 +16,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sar._private import (
+    EDGE_SOFTMAX,
+    SDDMM,
+    SPMM,
+    TOP_ROWS,
+    TYPED_EDGE_SOFTMAX,
+    TYPED_SDDMM,
+    TYPED_SPMM,
+)
 from sar.edges import reverse_relation
-from sar.frontends.dgl import mean_layer, sharing, typed
+from sar.frontends.dgl import fused, sharing, typed
 from sar.frontends.dgl.counts import Counts, LocalCount
 from sar.frontends.dgl.readout import segment_reduce, segment_softmax, topk
+from sar.frontends.dgl.undistributed import refuse_undistributed
 from sar.ops import run_messages, swap_sides
 from sar.tracing.binary import BuiltinMessage, Operand
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of
@@ -77,7 +87,7 @@ def install(kind: type | None = None) -> None:
             original = getattr(module, patch.name, None)
             if original is not None and not hasattr(original, "sharded"):
                 setattr(module, patch.name, _dispatching(original, patch))
-    mean_layer.install()
+    fused.install(Counts, refuse_undistributed)
     sharing.install()
     typed.install()
 
@@ -199,14 +209,12 @@ def gsddmm(
 
 _SEQUENTIAL = "dgl.nn.pytorch.utils"
 _PATCHES = (
-    Patch(
-        "edge_softmax_internal", ("dgl.ops.edge_softmax",), GraphMarker, _of_marked(edge_softmax)
-    ),
-    Patch("gspmm_internal", ("dgl.ops.spmm",), GraphMarker, _of_marked(gspmm)),
-    Patch("gsddmm_internal", ("dgl.ops.sddmm",), GraphMarker, _of_marked(gsddmm)),
-    Patch("edge_softmax_hetero_internal", ("dgl.ops.edge_softmax",), GraphMarker, _of_several),
-    Patch("gspmm_internal_hetero", ("dgl.ops.spmm",), GraphMarker, _of_several),
-    Patch("gsddmm_internal_hetero", ("dgl.ops.sddmm",), GraphMarker, _of_several),
+    Patch(*EDGE_SOFTMAX, GraphMarker, _of_marked(edge_softmax)),
+    Patch(*SPMM, GraphMarker, _of_marked(gspmm)),
+    Patch(*SDDMM, GraphMarker, _of_marked(gsddmm)),
+    Patch(*TYPED_EDGE_SOFTMAX, GraphMarker, _of_several),
+    Patch(*TYPED_SPMM, GraphMarker, _of_several),
+    Patch(*TYPED_SDDMM, GraphMarker, _of_several),
     Patch(
         "reverse",
         ("dgl", "dgl.transforms", "dgl.transforms.functional", "dgl.nn.pytorch.conv.graphconv"),
@@ -215,5 +223,5 @@ _PATCHES = (
     ),
     Patch("segment_reduce", ("dgl.ops.segment", "dgl.ops", "dgl"), LocalCount, segment_reduce),
     Patch("segment_softmax", ("dgl.ops.segment", "dgl.ops", "dgl"), LocalCount, segment_softmax),
-    Patch("_topk_on", ("dgl.readout",), Counts, topk),
+    Patch(*TOP_ROWS, Counts, topk),
 )

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sar._private import tree_leaves, tree_map
 from sar.tracing.support import not_supported
 
 

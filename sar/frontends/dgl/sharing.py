@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sar._private import version_of
 from sar.config import Policy
 from sar.edges import Relation
 from sar.frontends.dgl.counts import Counts
@@ -92,8 +93,7 @@ class SharedRows:
 
 def _state(x: Tensor, policy: Policy) -> tuple:
     """What must be unchanged between asking and handing out."""
-    version = 0 if x.is_inference() else x._version
-    return version, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), policy
+    return version_of(x), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), policy
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from sar._private import dgl_metis
 from sar.errors import PartitionError
 from sar.partition.require import require_dgl
 
@@ -34,16 +35,17 @@ def metis(
     """
     dgl = require_dgl("method 'metis' ('random' does not)")
     graph = dgl.graph((src, dst), num_nodes=len(types))
-    weights = dgl.backend.to_dgl_nd(torch.from_numpy(_weights(dst, types, balance_edges)))
+    weights = torch.from_numpy(_weights(dst, types, balance_edges))
+    function, index, weights_of_dgl = dgl_metis(graph, weights)
     # What DGL's metis_partition_assignment ends in. Its Python before that leaves its own blocks
     # behind on the thread. Recursive bisection, not k-way: it cuts fewer edges on nearly every
     # graph tried, and k-way depends even more on what memory held before.
     with _alone, _quiet(), _cleared_memory() as call:
         found = call(
-            dgl.partition._CAPI_DGLMetisPartition_Hetero,
-            graph._graph,
+            function,
+            index,
             num_parts,
-            weights,
+            weights_of_dgl,
             "recursive",
             True,  # fewest edges cut
         )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar._private import NUMPY_MAKERS, NUMPY_MODULES
 from sar.errors import MissingDependencyError, SarError
 from sar.partition.arrays import GraphArrays
 from sar.partition.require import require_dgl
@@ -213,8 +214,9 @@ def _numpy_globals() -> list[Any]:
     rebuild = np.empty(0).__reduce__()[0]
     scalar = np.float64(0).__reduce__()[0]
     listed: list[Any] = [np.ndarray, np.dtype]
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        listed += [(rebuild, f"{module}._reconstruct"), (scalar, f"{module}.scalar")]
+    for module in NUMPY_MODULES:
+        makers = zip((rebuild, scalar), NUMPY_MAKERS)
+        listed += [(maker, f"{module}.{name}") for maker, name in makers]
     kinds = (np.int64, np.int32, np.float32, np.float64, np.bool_)
     return listed + [type(np.dtype(kind)) for kind in kinds]
 

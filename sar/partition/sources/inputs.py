@@ -14,7 +14,7 @@ import torch
 
 from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
-from sar.partition.book import read_book
+from sar.partition.book_file import read_book
 from sar.partition.glt_format import GltFolder
 from sar.partition.mapped import BLOCK_BYTES
 from sar.partition.progress import Counter, Progress, silent

@@ -19,7 +19,8 @@ from torch import Tensor
 from sar.errors import PartitionError
 from sar.partition import npy
 from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
-from sar.partition.book import PartitionBook, read_book
+from sar.partition.book import PartitionBook
+from sar.partition.book_file import read_book
 from sar.partition.features import FeatureStore
 from sar.partition.foreign import open_folder
 from sar.partition.load import (

@@ -1,16 +1,14 @@
-"""Linear layers of means over neighbours, a few columns of the means at a time.
+"""GraphSAGE's layer of means, recomputed: a few columns of the means at a time.
 
-Note [Column blocks]. z = x W_own^T + mean(x) W^T + b takes, with its gradients, x, z, the mean and
-both parts of dx: five tensors of the size of a layer's rows. But z is a sum over blocks c of the
-columns of x,
+Note [Column blocks]. Recomputed, it would take five tensors of the size of a layer's rows with its
+gradients: x, z, the mean and both parts of dx. But z is a sum over blocks c of the columns of x,
 
     z = x W_own^T + b + sum over c of (S A x_c) W_c^T,
 
 and what backward needs is a matter of these blocks, too: dW_c = dz^T (S A x_c) and
-dx_c = dz W_own,c + A^T S (dz W_c). So neither the mean nor a part of dx is ever whole, and dx_c
-goes where x_c was (Note [Overwritten]): x, dz and a block remain. The rows of a block are fetched
-again in backward, as a recomputed layer fetches rows again; no more bytes travel than without
-blocks.
+dx_c = dz W_own,c + A^T S (dz W_c). So neither the mean nor a part of dx is ever whole, and dx_c may
+go where x_c was. The rows of a block are fetched again in backward, as a recomputed layer fetches
+rows again; no more bytes travel than without blocks.
 """
 
 from __future__ import annotations
@@ -24,63 +22,49 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.push_pull import linear_relation
 from sar.edges.relation import Relation
 from sar.ops.aggregate import aggregate_backward, aggregate_forward, mean_scale
 from sar.ops.first_order import first_order
-from sar.ops.linear_of_mean import projects_first
-from sar.ops.overwrite import may_overwrite
-from sar.ops.saving import once, repeats, valued
+from sar.ops.saving import once, owns_saved, repeats, valued
 
 BLOCK = 32  # columns: at most two cache lines of a row
 
 
-def linear_by_columns(
-    relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, policy: Policy
-) -> Tensor:
-    """x @ own^T + mean @ weight^T + bias, where mean_i is that of the rows x_j over edges (j -> i).
+def sage_mean_by_columns(
+    relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
+    policy: Policy, *, donate: bool = False,
+) -> Tensor:  # fmt: skip
+    """:func:`sar.layers.sage.sage_mean` in a layer that is recomputed; see Note [Column blocks].
 
-    Collective, as is its backward pass. See Note [Column blocks].
+    On all ranks or none: rows travel a few columns at a time.
 
     Args:
-        x: [num_src, width_in] owned source rows, which are the destinations, too; asks for a
-            gradient.
-        own, weight: [width, width_in] of the dtype of ``x``, float32 or float64.
-        bias: [width] or none.
-
-    Returns:
-        [num_dst, width].
+        x: [num_src, width_in] contiguous owned source rows, which are the destinations, too; asks
+            for a gradient. Others are those of :func:`sar.layers.sage.sage_mean`.
     """
-    blocks = once(lambda: _Blocks(relation, policy, x.dtype))
+    blocks = once(lambda: _Blocks(relation, policy, mean_scale(relation, x.dtype)))
     blocks.kept.clear()
-    saved = _LinearByColumns.apply(x, own, weight, bias, blocks)
+    saved = _MeanLayerByColumns.apply(x, own, weight, bias, blocks, donate)
     tensors = [None if t is None else t.detach() for t in (x, own, weight, bias)]
-
-    def value() -> Tensor:
-        with torch._C.DisableTorchFunction():  # modes would slow it
-            return blocks.forward(*tensors)  # type: ignore[arg-type]
-
-    return valued(saved, value)
+    return valued(saved, lambda: blocks.forward(*tensors))  # type: ignore[arg-type]
 
 
 @dataclass
 class _Blocks:
-    """The means of one layer, as its two passes need them."""
+    """The means of one recomputed layer, as its two passes need them."""
 
     relation: Relation
     policy: Policy
-    dtype: torch.dtype
-    scale: Tensor = field(init=False)
+    scale: Tensor
     kept: list[Tensor] = field(default_factory=list)  # means of a repeated forward pass
-
-    def __post_init__(self) -> None:
-        self.scale = mean_scale(self.relation, self.dtype)
 
     def forward(self, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's value."""
         out = F.linear(x, own, bias)
-        if projects_first(weight):
+        if weight.shape[1] > weight.shape[0]:
             out.add_(self.mean(x @ weight.t()))
         else:
             for columns in _columns(x):
@@ -94,7 +78,7 @@ class _Blocks:
 
     def backward(self, x: Tensor, dz: Tensor, own: Tensor, weight: Tensor, dx: Tensor) -> Tensor:
         """dweight; fills ``dx``, which may be ``x``."""
-        if projects_first(weight):
+        if weight.shape[1] > weight.shape[0]:
             dy = self.home(dz)
             dweight = dy.t() @ x
             torch.mm(dz, own, out=dx).addmm_(dy, weight)
@@ -129,13 +113,13 @@ def _columns(x: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK, x.shape[1]))
 
 
-class _LinearByColumns(Function):
+class _MeanLayerByColumns(Function):
     """z = x own^T + (S A x) weight^T + b, whose value is computed elsewhere: Note [Saved first].
 
     ========  =====================  =====================================================
     tensor    shape                  owner and lifetime
     ========  =====================  =====================================================
-    x         [num_src, width_in]    this rank; saved. Becomes dx if nobody else has it
+    x         [num_src, width_in]    this rank; saved. Becomes dx if it is donated
     own       [width, width_in]      replicated; saved (a parameter)
     weight    [width, width_in]      replicated; saved (a parameter)
     b         [width] or none        replicated
@@ -153,20 +137,21 @@ class _LinearByColumns(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, blocks: _Blocks
-    ) -> Tensor:
+        ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
+        blocks: _Blocks, donate: bool,
+    ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, own, weight)
-        ctx.blocks = blocks
+        ctx.blocks, ctx.donate, ctx.owns = blocks, donate, owns_saved()
         return x.new_zeros(()).expand(len(x), len(own))
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, own, weight = ctx.saved_tensors
-        dx = x if may_overwrite(x, dz) else torch.empty_like(x)
+        dx = x.detach() if ctx.donate and ctx.owns and frees_graph() else torch.empty_like(x)
         dz = dz.contiguous()
         asks_own, asks_bias = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
         down = dz.t() @ x if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
         dweight = ctx.blocks.backward(x, dz, own, weight, dx)
-        return dx.detach(), down, dweight, dbias, None
+        return dx, down, dweight, dbias, None, None

@@ -1,0 +1,276 @@
+"""GraphSAGE's layer of means as one function of autograd: DGL's ``SAGEConv(.., "mean")``.
+
+z = x W_own^T + b + mean(x) W^T, then the layer's activation and norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from sar._private import frees_graph
+from sar.config import Policy
+from sar.edges.push_pull import linear_relation
+from sar.edges.relation import Relation
+from sar.layers.checks import graph_reason, linear_reason, may_donate, rows_reason
+from sar.layers.entry import FusedLayer, Inputs
+from sar.layers.sage_columns import sage_mean_by_columns
+from sar.ops.aggregate import (
+    Place,
+    aggregate,
+    aggregate_backward,
+    agree_sums,
+    begin_aggregate,
+    mean_scale,
+)
+from sar.ops.first_order import first_order
+from sar.ops.rectify import is_relu, rectified
+from sar.ops.saving import owns_saved
+from sar.stream import GradientReturn
+from sar.stream.wanted import agree_wanted
+from sar.stream.zeros import NonZeros, Skipped
+
+
+def sage_mean(
+    relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
+    policy: Policy, *, donate: bool = False,
+) -> Tensor:  # fmt: skip
+    """O x @ own^T + bias + mean @ weight^T: mean_i is that of the rows x_j over edges (j -> i).
+
+    Collective, as is its backward pass; ranks that compute the same by
+    :func:`sar.ops.aggregate.aggregate` and torch exchange the same messages. Own rows are
+    multiplied while rows for the mean travel; in backward the gradients of rows go home before what
+    can be computed beside them is.
+
+    Args:
+        x: [num_src, width_in] contiguous owned source rows; O x, the first num_dst of them, are the
+            destinations.
+        own, weight: [width, width_in] of the dtype of ``x``, float32 or float64.
+        bias: [width] or none.
+        policy: not lossy.
+        donate: backward writes dx over ``x``, unless it keeps the graph.
+
+    Returns:
+        [num_dst, width], which nobody else has or saved.
+    """
+    is_narrow = weight.shape[1] > weight.shape[0]  # rows are made narrower before they are summed
+    asks = torch.is_grad_enabled() and (x.requires_grad or (is_narrow and weight.requires_grad))
+    if not asks:
+        return _of_constant_rows(relation, x, own, weight, bias, policy, is_narrow)
+    summed = x.new_empty((0, len(weight))).requires_grad_() if is_narrow else x
+    agree_wanted(relation.plan, [("rows of a mean", summed)], 1)
+    means = _Means(relation, policy, agree_sums(relation, summed, policy))
+    function = _NarrowMeanLayer if is_narrow else _MeanLayer
+    return function.apply(x, own, weight, bias, means, donate)
+
+
+def _of_constant_rows(
+    relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
+    policy: Policy, is_narrow: bool,
+) -> Tensor:  # fmt: skip
+    """The same where no gradient travels: the sums may be those of an earlier call."""
+    summed = x @ weight.t() if is_narrow else x
+    agree_wanted(relation.plan, [("rows of a mean", summed)], 1)
+    mean = aggregate(relation, summed, "mean", policy)
+    z = F.linear(x[: len(mean)], own, bias)
+    return z.add_(mean) if is_narrow else z.addmm_(mean, weight.t())
+
+
+@dataclass
+class _Means:
+    """The means of one layer, as its two passes stream them."""
+
+    relation: Relation
+    policy: Policy
+    skips: Skipped
+    zeros: NonZeros | None = None
+
+    def begin(self, rows: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """S A rows, which are whole when what comes with them has been called."""
+        self.scale = mean_scale(self.relation, rows.dtype)
+        self.streamed = linear_relation(self.relation, rows, None, self.policy)
+        zeros = NonZeros(self.streamed.plan, rows, ref(rows)) if self.skips else None
+        self.zeros = zeros if self.skips is Skipped.ROWS_AND_GRADIENTS else None
+        return begin_aggregate(self.streamed, rows, None, self.scale, self.policy, None, zeros)
+
+    def home(self, dout: Tensor, place: Place | None = None) -> GradientReturn:
+        """A^T S dout, the last rounds of it still on their way."""
+        if self.zeros is not None:
+            self.zeros.check()
+        return aggregate_backward(
+            self.streamed, dout, None, self.scale, self.policy, self.zeros, place=place
+        )
+
+
+class _MeanLayer(Function):
+    """z = O x own^T + b + (S A x) weight^T.
+
+    ========  =====================  =====================================================
+    tensor    shape                  owner and lifetime
+    ========  =====================  =====================================================
+    x         [num_src, width_in]    this rank; saved (an input). Becomes dx if it is donated
+    own       [width, width_in]      replicated; saved (a parameter)
+    weight    [width, width_in]      replicated; saved (a parameter)
+    b         [width] or none        replicated
+    S         [num_dst]              this rank; 1 / in-degree; held
+    mean      [num_dst, width_in]    this rank; saved. Becomes dmean in the last backward pass
+    halo      [<= round, width_in]   peers; fetched per round, reduced, dropped
+    z         [num_dst, width]       this rank; not saved
+    dx        [num_src, width_in]    this rank; the tensor that gradients come home to
+    ========  =====================  =====================================================
+
+    Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
+    dweight = D^T mean; dmean = D weight, where the mean was; dx = A^T S dmean, on its way home
+    while the others are computed; down = D^T O x, before the own part of dx takes its place; db =
+    the sum of the rows of D; dx += O^T D own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
+        means: _Means, donate: bool,
+    ) -> Tensor:  # fmt: skip
+        mean, finish = means.begin(x)
+        z = F.linear(x[: len(mean)], own, bias)
+        finish()
+        ctx.save_for_backward(x, own, weight, mean)
+        ctx.means, ctx.donate, ctx.owns = means, donate, owns_saved()
+        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        return z.addmm_(mean, weight.t())
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        x, own, weight, mean = ctx.saved_tensors
+        _, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
+        is_last = ctx.owns and frees_graph()
+        dz, down = dz.contiguous(), None
+        dweight = dz.t() @ mean if asks_weight else None
+        dmean = torch.mm(dz, weight, out=mean if is_last else None)
+
+        def place() -> Tensor | None:  # called when the first rounds travel
+            nonlocal down
+            down = dz.t() @ x[: len(dz)] if asks_own else None
+            return x.detach() if ctx.donate and is_last else None
+
+        home = ctx.means.home(dmean, place)
+        dbias = dz.sum(0) if asks_bias else None
+        home.own()[: len(dz)].addmm_(dz, own)  # by torch, which counts it as a write into x
+        return home.finish(), down, dweight, dbias, None, None
+
+
+class _NarrowMeanLayer(Function):
+    """z = O x own^T + b + S A y with y = x weight^T, which is narrower than x.
+
+    ========  =====================  =====================================================
+    tensor    shape                  owner and lifetime
+    ========  =====================  =====================================================
+    x         [num_src, width_in]    this rank; saved (an input). Becomes dx if it is donated
+    own       [width, width_in]      replicated; saved (a parameter)
+    weight    [width, width_in]      replicated; saved (a parameter)
+    b         [width] or none        replicated
+    S         [num_dst]              this rank; 1 / in-degree; held
+    y, dy     [num_src, width]       this rank; in one pass each
+    halo      [<= round, width]      peers; fetched per round, reduced, dropped
+    z         [num_dst, width]       this rank; not saved
+    ========  =====================  =====================================================
+
+    Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
+    dy = A^T S D, on its way home while the next two are computed; down = D^T O x; db = the sum of
+    the rows of D; dweight = dy^T x; dx = dy weight, where x was; dx += O^T D own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
+        means: _Means, donate: bool,
+    ) -> Tensor:  # fmt: skip
+        mean, finish = means.begin(x @ weight.t())
+        z = F.linear(x[: len(mean)], own, bias)
+        finish()
+        ctx.save_for_backward(x, own, weight)
+        ctx.means, ctx.donate, ctx.owns = means, donate, owns_saved()
+        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        return z.add_(mean)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        x, own, weight = ctx.saved_tensors
+        asks_x, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
+        dz = dz.contiguous()
+        home = ctx.means.home(dz)
+        down = dz.t() @ x[: len(dz)] if asks_own else None
+        dbias = dz.sum(0) if asks_bias else None
+        dy = home.finish()
+        dweight = dy.t() @ x if asks_weight else None
+        dx = None
+        if asks_x:
+            donate = ctx.donate and ctx.owns and frees_graph()
+            dx = torch.mm(dy, weight, out=x.detach() if donate else None)
+            dx[: len(dz)].addmm_(dz, own)
+        return dx, down, dweight, dbias, None, None
+
+
+def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:
+    if layer._aggre_type != "mean":
+        return f"the aggregator {layer._aggre_type!r} has no fused form"
+    if inputs["edge_weight"] is not None:
+        return "edges have weights"
+    x = inputs["feat"]
+    reason = linear_reason(layer, "fc_self", "fc_neigh") or graph_reason(graph)
+    if reason is not None:
+        return reason
+    own, neigh = layer.fc_self, layer.fc_neigh
+    weights = [own.weight, neigh.weight, *own.parameters()]
+    reason = rows_reason(x, graph.sole_relation.num_src, *weights)
+    if reason is not None:
+        return reason
+    if own is neigh or neigh.bias is not None:
+        return "fc_neigh has a bias, or is fc_self"
+    if not own.weight.shape == neigh.weight.shape == (len(own.weight), x.shape[1]):
+        return "weights do not fit the rows"
+    return None
+
+
+def _why_not_recomputed(layer: Any, graph: Any, inputs: Inputs) -> str | None:
+    if graph.policy.zeros != "send":
+        return "rows travel without their zeros"
+    return None if inputs["feat"].requires_grad else "rows ask for no gradient"
+
+
+def _run(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
+    return _computed(sage_mean, layer, graph, inputs["feat"])
+
+
+def _run_recomputed(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
+    return _computed(sage_mean_by_columns, layer, graph, inputs["feat"])
+
+
+def _computed(function: Callable[..., Tensor], layer: Any, graph: Any, x: Tensor) -> Tensor:
+    own, neigh = layer.fc_self, layer.fc_neigh
+    x = layer.feat_drop(x).contiguous()
+    relation, policy, donate = graph.sole_relation, graph.policy, may_donate(layer, x)
+    z = function(relation, x, own.weight, neigh.weight, own.bias, policy, donate=donate)
+    activation = layer.activation
+    if activation is not None:
+        z = rectified(z) if is_relu(activation) else activation(z)
+    return z if layer.norm is None else layer.norm(z)
+
+
+SAGE = FusedLayer(
+    "dgl.nn.pytorch.conv.sageconv",
+    "SAGEConv",
+    ("4499b40ca6d15ecf",),
+    _why_not,
+    _run,
+    _why_not_recomputed,
+    _run_recomputed,
+)

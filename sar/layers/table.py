@@ -1,0 +1,34 @@
+"""The table: which class of another library each fused layer stands for."""
+
+from __future__ import annotations
+
+from sar.layers.entry import FusedLayer
+from sar.layers.sage import SAGE
+
+_TABLE: dict[tuple[str, str], FusedLayer] = {}
+
+
+def register(entry: FusedLayer) -> None:
+    """Put a fused layer into the table, in place of one for the same class.
+
+    A front end that is installed already takes it when it is installed again.
+    """
+    _TABLE[entry.module, entry.name] = entry
+
+
+def entries() -> tuple[FusedLayer, ...]:
+    """All fused layers."""
+    return tuple(_TABLE.values())
+
+
+def entry_of(kind: type) -> FusedLayer | None:
+    """The fused layer for a class, or for the first of its bases that has one."""
+    for base in kind.__mro__:
+        found = _TABLE.get((base.__module__, base.__name__))
+        if found is not None:
+            return found
+    return None
+
+
+for _entry in (SAGE,):
+    register(_entry)

@@ -1,0 +1,66 @@
+"""Relu where its argument was, remembered by a bit for each number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from sar.kernels import relu
+from sar.ops.saving import is_innermost, once
+
+_RELUS = (F.relu, torch.relu, Tensor.relu)
+
+
+def is_relu(function: Any) -> bool:
+    """Whether an activation is torch's relu."""
+    return function in _RELUS or type(function) is nn.ReLU
+
+
+def rectified(x: Tensor) -> Tensor:
+    """max(x, 0), written where ``x`` is, which nobody else reads nor saved.
+
+    Neither ``x`` nor the result is saved, so that whoever reads the result may write over it.
+    """
+    return _Rectify.apply(x) if x.requires_grad and torch.is_grad_enabled() else x.relu_()
+
+
+class _Rectify(Function):
+    """y = max(x, 0), where x was.
+
+    ======  ==========  ======================================================
+    tensor  shape       owner and lifetime
+    ======  ==========  ======================================================
+    x       any         this rank; not saved. Becomes y
+    marks   1 / number  this rank; noted: which numbers of y are not zero. A bit where there is a
+                        kernel, else a bool
+    dy      any         this rank; not written into
+    ======  ==========  ======================================================
+
+    dx = dy where marked, else 0. A repeated forward pass (Note [Repeated forward]) that saves
+    nothing behind it ends before x is computed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.of_relu = True  # see sar.stream.zeros
+        ctx.mark_dirty(x)
+        ctx.by_bits = x.is_cpu and x.dtype in relu.DTYPES and x.is_contiguous()
+        marks = relu.rectify(x) if ctx.by_bits else ~(x.relu_() <= 0)
+        ctx.marks = once(lambda: marks) if is_innermost() else marks
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        if not ctx.by_bits:
+            return dy * ctx.marks
+        if torch.is_grad_enabled():  # this pass is differentiated, too
+            kept = torch.ones(dy.shape, dtype=dy.dtype)
+            relu.mask(kept, ctx.marks)
+            return dy * kept
+        dx = dy.clone(memory_format=torch.contiguous_format)
+        relu.mask(dx, ctx.marks)
+        return dx
