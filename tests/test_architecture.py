@@ -191,8 +191,7 @@ def test_no_module_imports_itself_through_others() -> None:
 FOREIGN = ("torch", "numba", "numpy", "dgl")
 # Whose undocumented names wait for the files to go; what mends one takes it out.
 NOT_YET_PRIVATE = {
-    "attention.py", "reuse.py",
-    "frugal.py", "linear_sum.py", "bias.py", "head_sums.py", "remade.py", "arriving.py",
+    "frugal.py", "reuse.py",
 }  # fmt: skip
 # What only tensors, storages, autograd's nodes and torch's modules have.
 TENSORS_OWN = {
@@ -265,10 +264,10 @@ def test_undocumented_names_are_private() -> None:
 # Files that still guess, by how; what mends one takes it out.
 GUESSES = {
     "frames and counts": {
-        "support.py", "undistributed.py", "callers.py", "linear_sum.py", "reuse.py",
+        "support.py", "undistributed.py", "reuse.py",
     },
-    "names of nodes": {"projection.py", "remade.py", "reuse.py", "zeros.py"},
-    "function modes": {"frugal.py", "linear_sum.py", "reuse.py"},
+    "names of nodes": {"reuse.py"},
+    "function modes": {"frugal.py", "reuse.py"},
 }  # fmt: skip
 NODE = r"[\w.\[\]]*(?:node|grad_fn|before|maker|\bfn)"
 COUNTED = {"_getframe", "getrefcount", "_use_count", "_storage_Use_Count", "currentframe"}

@@ -182,7 +182,6 @@ def test_a_weight_that_is_still_zero_hides_nothing(partitioned: Cutter) -> None:
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "AGNNConv": gnn.AGNNConv,
-    "GATv2Conv": lambda: gnn.GATv2Conv(4, 4, 2, attn_drop=0.5, allow_zero_in_degree=True),
     "DotGatConv": lambda: gnn.DotGatConv(4, 4, 2, allow_zero_in_degree=True),
 }
 
@@ -210,7 +209,7 @@ def test_a_second_call_finds_nothing_out(
             outs.append(layer(part.graph, rows()[part.nodes]).detach())
             found.append(list(calls))
         assert found[0] and not found[1] and not found[2]
-        assert name == "GATv2Conv" or torch.equal(outs[0], outs[2])  # its dropout draws anew
+        assert torch.equal(outs[0], outs[2])
 
     run_threads(1, case)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from sar.edges import Relation
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
-from sar.ops.attention import Attention, Projection, attention
+from sar.ops.attention import Attention, attention
 from sar.tracing.binary import apply_binary
 from sar.tracing.edge_rows import EdgeRows
 from sar.tracing.memo import Outline, outline, remembered
@@ -67,16 +67,11 @@ class _Found:
         return [(name, getattr(self, name)) for name in names]
 
 
-def attend_if_matched(
-    messages: EdgeRows, project: Callable[[Tensor, Tensor], Projection | None] | None = None
-) -> Tensor | None:
+def attend_if_matched(messages: EdgeRows) -> Tensor | None:
     """The sum of ``messages`` per destination when they are attention; ``None`` otherwise.
 
     Matched are ``v_j * dropout(softmax(z))``, dropout optional, with additive (GAT), mixed (GATv2)
     or dot product scores z. Collective when matched, the same on all ranks.
-
-    Args:
-        project: what additive scores are of the rows that are summed, if that is known.
     """
     relation = messages.scope.relation
     if not isinstance(relation, Relation):
@@ -95,13 +90,7 @@ def attend_if_matched(
     query = found.query if found.factor is None else found.query * found.factor.view(())
     query = query.reshape(relation.num_dst, reach)
     weight = None if found.weight is None else found.weight.reshape(-1)
-    projections = {}
-    if key is not None and scores.kind == ADDITIVE and project is not None:
-        ends = {"key": found.key, "query": found.query}
-        projections = {name: project(tensor, value) for name, tensor in ends.items()}
-        if any(projections.values()):  # as views they would keep the scores alive
-            key, query = key.clone(), query.clone()
-    out = attention(spec, flat, key, query, weight, projections)
+    out = attention(spec, flat, key, query, weight)
     return out.view(relation.num_dst, *value.shape[1:])
 
 

@@ -12,7 +12,6 @@ from sar.edges import AnyRelation, Relation, ReversedRelation
 from sar.frontends.dgl import pending
 from sar.frontends.dgl.builtin import REDUCTIONS, BuiltinReduce, parse_message, parse_reduce
 from sar.frontends.dgl.mailbox import reduce_udf
-from sar.frontends.dgl.projection import find_projection
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import reverse
@@ -251,7 +250,7 @@ def _agree_operands(scope: Scope, operands: dict[Operand, Tensor]) -> None:
 def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:
     """Evaluate an edge program by a kernel or block by block, reduced at the destinations."""
     scope = messages.scope
-    out = attend_if_matched(messages, find_projection) if op in ("sum", "mean") else None
+    out = attend_if_matched(messages) if op in ("sum", "mean") else None
     if out is not None:
         return mean_of_sum(out, scope.relation) if op == "mean" else out
     by_sum = op in ("sum", "mean") and isinstance(scope.relation, Relation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +21,6 @@ from sar.frontends.dgl.undistributed import refuse_undistributed
 from sar.graph import transform
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.store import EType, GraphStore
-from sar.ops.callers import layer_of_dgl
-from sar.ops.linear_sum import LinearSums, may_wait
 from sar.tracing.lazy import eager
 from sar.tracing.support import check_module_of, unsupported_member
 
@@ -131,8 +129,7 @@ class ShardedGraph(Counts, OriginalMembers):
         frames = {id(f): f for f in self._all_frames()}
         saved = {key: frame.save() for key, frame in frames.items()}
         try:
-            with LinearSums() if may_wait(layer_of_dgl()) else nullcontext():
-                yield
+            yield
         finally:
             for key, frame in frames.items():
                 frame.restore(saved[key])

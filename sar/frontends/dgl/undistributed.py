@@ -8,7 +8,6 @@ from types import FrameType
 import torch
 
 from sar.errors import NotSupportedError
-from sar.ops.callers import module_of
 
 _EXPLAINS = "searches subgraphs of one process' graph; explain on a graph that is not partitioned"
 _WALKS = "walks over the edges of the whole graph; learn on a graph that is not partitioned"
@@ -37,7 +36,7 @@ def refuse_undistributed() -> None:
     """Raise ``NotSupportedError`` when code of such a module is among the callers."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if module_of(frame).startswith("dgl."):
+        if frame.f_globals.get("__name__", "").startswith("dgl."):
             owner = frame.f_locals.get("self")
             name = type(owner).__name__
             if isinstance(owner, torch.nn.Module) and name in UNDISTRIBUTED:
