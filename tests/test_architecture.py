@@ -264,7 +264,7 @@ def test_undocumented_names_are_private() -> None:
 # Files that still guess, by how; what mends one takes it out.
 GUESSES = {
     "frames and counts": {
-        "support.py", "undistributed.py", "reuse.py",
+        "reuse.py",
     },
     "names of nodes": {"reuse.py"},
     "function modes": {"frugal.py", "reuse.py"},

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from sar._private import make_wrapper, tree_map, without_overrides
 from sar.edges import AnyRelation
+from sar.errors import NotSupportedError
 from sar.graph.view import Scope
 from sar.ops import run_messages
 from sar.tracing.nodes import BLANK_ROWS, Call, Leaf, Node
 from sar.tracing.program import Program
-from sar.tracing.support import not_supported
 
 
 class EdgeRows(Tensor):
@@ -107,12 +107,12 @@ class EdgeRows(Tensor):
         self._refuse_unusable()
         with_grad = torch.is_grad_enabled()
         if self._recorded_with_grad and not with_grad and self.node.asks:
-            raise not_supported(
+            raise NotSupportedError(
                 f"an edge tensor {tuple(self.shape)}: written in place where gradients are "
                 "disabled, but its values have one; expected the write on its .detach()"
             )
         if not same_values and any(x.column is not None for x in self._bases()):
-            raise not_supported(
+            raise NotSupportedError(
                 f"an edge tensor {tuple(self.shape)}: a view of an edge column, written in place; "
                 "expected the write on the column, or on a copy that is stored"
             )
@@ -154,13 +154,13 @@ class EdgeRows(Tensor):
         with without_overrides():
             function = self.grad_fn
         if function is not None:
-            raise not_supported(_of_function(function, tuple(self.shape)))
+            raise NotSupportedError(_of_function(function, tuple(self.shape)))
         is_stale = self._is_stale
         if self.base is not None:
             views = zip((self, *self._bases()), self._bases(), strict=False)
             is_stale |= any(x._writes_of_base != base._writes for x, base in views)
         if is_stale:
-            raise not_supported(
+            raise NotSupportedError(
                 f"an edge tensor {tuple(self.shape)}: a tensor that shares its values was written "
                 "in place; expected the write on a copy, or a view that is taken after it"
             )
@@ -208,7 +208,7 @@ def _of_function(function: Any, shape: tuple[int, ...]) -> str:
 
 
 def _refuse_gradient(gradient: Tensor) -> None:
-    raise not_supported(
+    raise NotSupportedError(
         f"a torch.autograd.Function: got an edge tensor and gives {tuple(gradient.shape)} numbers "
         "as its gradient, whose values exist block by block; expected it to be called in a message "
         "function, or with the edge tensor's .materialize()"

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from sar._private import tree_leaves, tree_map, without_overrides
+from sar.errors import NotSupportedError
 from sar.graph.view import Scope
 from sar.tracing.edge_reduce import reduction_of
 from sar.tracing.edge_rows import EdgeRows, eager, made_eager, node_of, stored, stored_values
 from sar.tracing.in_place import CannotRecord, is_in_place
 from sar.tracing.message_dropout import DROPOUTS
 from sar.tracing.recording import record, record_again
-from sar.tracing.support import not_supported
 
 __all__ = ["CannotRecord", "EdgeTensor", "Scope", "eager", "node_of", "stored"]
 
@@ -105,12 +105,12 @@ def _refuse_places(func: Callable, x: EdgeTensor, kwargs: dict[str, Any]) -> Non
     """Raise ``NotSupportedError`` where values are wanted in another tensor, or other rows."""
     name = getattr(func, "__name__", str(func))
     if kwargs.get("out") is not None:
-        raise not_supported(
+        raise NotSupportedError(
             f"{name}: got an edge tensor {tuple(x.shape)} and out=, expected to be called without "
             "it: values exist block by block"
         )
     if name in _RESHAPES:
-        raise not_supported(
+        raise NotSupportedError(
             f"{name}: got an edge tensor {tuple(x.shape)}, whose shape stays; expected "
             f"{name.removesuffix('_')}, which gives a view"
         )
@@ -127,7 +127,7 @@ def refuse_escape(func: Callable, args: Any) -> None:
     for x in tree_leaves(args):
         if isinstance(x, EdgeTensor) and not x.is_stored:
             name = getattr(func, "__name__", func)
-            raise not_supported(
+            raise NotSupportedError(
                 f"{name}: got an edge tensor {tuple(x.shape)}, whose values exist block by block; "
                 "expected its .materialize(), which every rank calls and which takes "
                 f"{x.num_bytes} bytes on this rank"
@@ -146,7 +146,7 @@ def hold_local_edges(func: Callable, args: Any, kwargs: Any, problem: Exception)
     if budget is not None and not all(x.is_stored for x in tensors):
         error = None
         if size > int(budget):
-            error = not_supported(
+            error = NotSupportedError(
                 f"{name} on an edge tensor cannot be streamed ({problem}) and the local edges take "
                 f"{size} bytes, expected at most the memory budget of {budget}"
             )

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from sar._private import tree_flatten, tree_unflatten, version_of
 from sar.edges import AnyRelation
+from sar.errors import NotSupportedError
 from sar.ops.keyed import keyed_dropout
 from sar.tracing.message_dropout import Drawn, KeyedDropout
-from sar.tracing.support import not_supported
 from sar.tracing.udf import Probe, call_udf
 
 Values = dict[int, Any]
@@ -238,7 +238,7 @@ def refuse_written(outputs: list[Node]) -> None:
             if version == version_of(tensor):
                 continue
             name = getattr(node, "name", "")
-            raise not_supported(
+            raise NotSupportedError(
                 f"{f'column {name!r}' if name else 'a tensor or parameter'} was written in place "
                 "after an edge tensor was made of it, whose values are computed when used; "
                 "expected the write on a copy, or .materialize() of the edge tensor before it"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.edges import AnyRelation, Relation, ReversedRelation
+from sar.errors import NotSupportedError
 from sar.frontends.dgl import pending
 from sar.frontends.dgl.builtin import REDUCTIONS, BuiltinReduce, parse_message, parse_reduce
 from sar.frontends.dgl.mailbox import reduce_udf
@@ -33,7 +34,6 @@ from sar.tracing.message_dropout import Drawn
 from sar.tracing.nodes import Call, Item, Leaf, Node, Udf
 from sar.tracing.patterns import attend_if_matched
 from sar.tracing.program import Program
-from sar.tracing.support import not_supported
 from sar.tracing.udf import frozen, probe
 from sar.tracing.weights import weighted_by
 
@@ -148,7 +148,7 @@ def _udf_columns(
     src, dst, edge = _sides(store, etype)
     seen, scope = probe(func, src, dst, edge), scope_of(store, etype, policy)
     if seen.written[2]:
-        raise not_supported(
+        raise NotSupportedError(
             f"message function: writes edge columns {seen.written[2]} in place; expected a new "
             "tensor, because its blocks may be computed again, in any order"
         )
