@@ -18,7 +18,8 @@ from sar.errors import NotSupportedError
 from sar.ops import run_messages, swap_sides
 from sar.tracing.binary import BuiltinMessage, Operand
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of
-from sar.tracing.program import Leaf, Node, Program, Softmax
+from sar.tracing.nodes import Leaf, Node, Softmax
+from sar.tracing.program import Program
 
 
 class GraphMarker:
@@ -42,7 +43,7 @@ class GraphMarker:
 def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str = "dst") -> Tensor:
     """Softmax over the edges that end in the same node, lazily.
 
-    The result is a node of the program (:class:`sar.tracing.program.Softmax`): a sum weighted by it
+    The result is a node of the program (:class:`sar.tracing.nodes.Softmax`): a sum weighted by it
     computes its own normalizer on the way, other uses store one row per destination.
 
     Args:
