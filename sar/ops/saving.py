@@ -1,6 +1,5 @@
 """What a layer whose saved tensors are not simply kept has to know about its own forward pass.
 
-Note [Repeated forward]
 A layer that is recomputed runs its forward pass again in backward. Results that are small, or
 that a rank has to get from the others, are noted the first time and taken from the notes then:
 they neither travel nor count twice.
