@@ -270,6 +270,12 @@ TOP_ROWS = DglName("_topk_on", ("dgl.readout",))
 """``(graph, typestr, feat, k, descending, sortby, ntype_or_etype)`` behind ``topk_nodes``."""
 
 
+def width_wanted(layer: nn.Module) -> int | None:
+    """Columns of the source rows that a layer of DGL reads, where it knows; missing: ``None``."""
+    widths = (getattr(layer, name, None) for name in ("_in_src_feats", "_in_feats"))
+    return next((width for width in widths if isinstance(width, int)), None)
+
+
 def dgl_metis(graph: Any, weights: Tensor) -> tuple[Callable, Any, Any]:
     """DGL's compiled METIS, and a graph and int64 weights as it takes them; missing: raises.
 

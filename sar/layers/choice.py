@@ -78,6 +78,9 @@ def choose(
     if entry.run_recomputed is not None and takes_notes() and is_innermost():
         if _all_recompute(entry, reason, layer, graph, inputs):
             run, implementation = entry.run_recomputed, "fused, recomputed"
+    meter = graph._store.group.meter
+    if meter.told is not None:
+        meter.tell("plain" if reason else implementation, reason)
     if reason is None:
         return Choice(implementation, None, run)
     if options_of(layer).strict:

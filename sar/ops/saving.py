@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 
 from sar._private import innermost_saving_hooks
 
@@ -37,6 +38,8 @@ class _State(threading.local):
     notes: Notes | None = None
     hooked: bool = False
     hooks: object = None  # of saved tensors, when the forward pass began
+    looks_on: object = None  # those that see what is saved and change nothing
+    see: Callable[[Tensor], None] | None = None  # what they call
 
 
 _state = _State()
@@ -59,6 +62,30 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
         _state.notes, _state.hooked, _state.hooks = before
 
 
+@contextmanager
+def looked_on(see: Callable[[Tensor], None]) -> Iterator[None]:
+    """Around a forward pass: ``see`` gets each tensor that is saved, and what runs is what runs
+    without it. No backward pass may follow."""
+
+    def look(saved: Tensor) -> Tensor:
+        see(saved)
+        return saved
+
+    before = _state.hooks, _state.looks_on, _state.see
+    with saved_tensors_hooks(look, lambda saved: saved):
+        _state.hooks = _state.looks_on = innermost_saving_hooks()
+        _state.see = see
+        try:
+            yield
+        finally:
+            _state.hooks, _state.looks_on, _state.see = before
+
+
+def onlooker() -> Callable[[Tensor], None] | None:
+    """What wants to see each tensor that is saved: for hooks, which hide them from it."""
+    return _state.see
+
+
 def takes_notes() -> bool:
     """Whether this forward pass notes what it does, or repeats it by its notes."""
     return _state.notes is not None
@@ -71,7 +98,7 @@ def is_innermost() -> bool:
 
 def saves_as_is() -> bool:
     """Whether saved tensors are simply kept: nobody moves, copies or computes them again."""
-    return innermost_saving_hooks() is None
+    return innermost_saving_hooks() in (None, _state.looks_on)
 
 
 def owns_saved() -> bool:
