@@ -104,10 +104,10 @@ class Policy:
         exchange: ``"auto"`` sends the fewest rows that sums of copied rows need, some as they are
             and some as partial sums, and has attention like that of GATConv computed backward where
             its edges start if that sends less; ``"pull"`` always sends source rows as they are.
-        zeros: ``"skip"`` sends rows that are summed without their zeros where a relu or dropout
-            made them, or where they have no gradient, and no gradient home of the zeros of a relu,
-            which drops it. All parameters get the gradients that they get with ``"send"``;
-            ``torch.autograd.grad`` of a relu's result itself does not.
+        zeros: ``"skip"`` sends rows that are summed without their zeros, with a bit for each of
+            their numbers, and no gradient home of the zeros of a relu, which drops it. All
+            parameters get the gradients that they get with ``"send"``; ``torch.autograd.grad`` of a
+            relu's result itself does not.
     """
 
     rounds: int | None = None

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 import sar
 from sar.frontends.dgl.layer_blocks import plan_blocks
-from sar.ops import arriving
 
 WIDTH, HEADS, FEATURES = 5, 3, 6
 Make = Callable[[], nn.Module]
@@ -303,17 +302,3 @@ def test_blocks_of_a_graph(kind: str, partitioned: Cutter) -> None:
             torch.testing.assert_close(total_grad, expected, rtol=1e-11, atol=1e-10)
 
     run_threads(3, case)
-
-
-def test_a_layer_is_forgotten_with_its_values() -> None:
-    rows, weight = torch.ones(2, 3), torch.ones(4, 3, requires_grad=True)
-    out = rows @ weight.t()
-    arriving.note_linear(out, rows, weight)
-    view = out.view(2, 2, 2)
-    assert arriving.linear_of(view).rows is rows  # type: ignore[union-attr]
-    assert arriving.linear_of(out[:1]) is None and arriving.linear_of(out.t()) is None
-    before = len(arriving._made)
-    out.add_(1)
-    assert arriving.linear_of(view) is None
-    del out, view
-    assert len(arriving._made) == before - 1

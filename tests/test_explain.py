@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import sar
 from sar.comm import Group
 from sar.layers import LayerRow
-from sar.ops.saving import looked_on, saves_as_is
+from sar.ops.saving import is_innermost, looked_on, owns_saved, spares_memory, takes_notes
 from sar.train import DataOptions, Trainer, TrainOptions, load_node_data
 
 F32 = 4
@@ -92,11 +92,16 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], str, str | None]] = {
     "hooked": (hooked, "sum", "Linear in it has a hook"),
     "pool": (lambda: sage(kind="pool"), "extreme", "the aggregator 'pool' has no fused form"),
     "its own forward": (lambda: Own(4, 4, "mean"), "extreme", "Own has a forward of its own"),
-    "gcn": (lambda: dgl.nn.GraphConv(4, 4), "sum", "no fused layer stands for GraphConv"),
+    "gin": (
+        lambda: dgl.nn.GINConv(nn.Linear(4, 4), "sum"),
+        "sum",
+        "no fused layer stands for GINConv",
+    ),
+    "fused gat": (lambda: dgl.nn.GATConv(4, 2, 2), "fused", None),
     "gat": (
-        lambda: dgl.nn.GATConv(4, 2, 2),
+        lambda: dgl.nn.DotGatConv(4, 2, 2),
         "attention kernel",
-        "no fused layer stands for GATConv",
+        "no fused layer stands for DotGatConv",
     ),
     "edge function": (Udf, "edge program", "no fused layer stands for Udf"),
     "mailbox": (lambda: Udf(mailbox=True), "mailbox", "no fused layer stands for Udf"),
@@ -287,11 +292,11 @@ def test_who_looks_on_changes_nothing() -> None:
     seen: list[Tensor] = []
     x = torch.ones(3, requires_grad=True)
     with looked_on(seen.append):
-        assert saves_as_is()
+        assert owns_saved() and is_innermost() and not spares_memory() and not takes_notes()
         x.square()
-    assert len(seen) == 1 and saves_as_is()
+    assert len(seen) == 1 and owns_saved() and is_innermost()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-        assert not saves_as_is()
+        assert not owns_saved()
 
 
 def test_blocks(partitioned: Cutter) -> None:
@@ -318,12 +323,7 @@ def test_relations_whose_rows_travel_together(partitioned: Cutter) -> None:
     """The first call asks one by one, the next for all at once, and the table says so."""
     path = partitioned(shop(), 2)
     conv = dgl.nn.HeteroGraphConv(
-        {
-            name: dgl.nn.GraphConv(
-                NUM_FEATURES, NUM_FEATURES + 1, "none", allow_zero_in_degree=True
-            )
-            for name in NAMES
-        }
+        {name: dgl.nn.GINConv(nn.Linear(NUM_FEATURES, 4), "sum") for name in NAMES}
     )
 
     def case(group: Group) -> list[dict[str, LayerRow]]:

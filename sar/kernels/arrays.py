@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,39 +27,35 @@ class _Memory:
     """What numpy makes an array of, and holds as long as the array."""
 
     __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(
-        self, tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...] | None
-    ) -> None:
-        self.tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": _TYPES[tensor.dtype],
-            "shape": shape,
-            "strides": strides,
-            "data": (tensor.data_ptr(), False),
-        }
+    tensor: Tensor
+    __array_interface__: dict[str, Any]
 
 
-def _strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """In bytes; ``None`` says contiguous."""
-    if tensor.is_contiguous():
-        return None
-    return tuple(step * tensor.element_size() for step in tensor.stride())
-
-
-def array(tensor: Tensor) -> np.ndarray:
+def array(tensor: Tensor, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """The memory of a tensor on the CPU, whether or not it asks for a gradient.
 
-    After ``Tensor.numpy()`` torch says of the memory, as of that of somebody's array, that it may
-    not be resized, and no gradient is written there any more: see Note [Overwritten] in
-    :mod:`sar.ops.overwrite`. This array is one more holder of the tensor, and no more.
+    This array is one more holder of the tensor, and no more.
+
+    Args:
+        shape: of an array of other numbers, which lie side by side from the tensor's first on.
     """
-    return np.asarray(_Memory(tensor, tuple(tensor.shape), _strides(tensor)))
+    strides = None  # side by side
+    if shape is None and not tensor.is_contiguous():
+        strides = tuple([step * tensor.element_size() for step in tensor.stride()])
+    memory = _Memory()
+    memory.tensor = tensor
+    memory.__array_interface__ = {
+        "version": 3,
+        "typestr": _TYPES[tensor.dtype],
+        "shape": tuple(tensor.shape) if shape is None else shape,
+        "strides": strides,
+        "data": (tensor.data_ptr(), False),
+    }
+    return np.asarray(memory)
 
 
 def flat(rows: Tensor) -> np.ndarray:
     """The memory from the first number of some rows [*, width] to their last; columns lie side by
     side, as loops need it, and rows as far apart as ``rows.stride(0)`` says."""
     extent = (rows.shape[0] - 1) * rows.stride(0) + rows.shape[1] if rows.numel() else 0
-    return np.asarray(_Memory(rows, (extent,), None))
+    return array(rows, (extent,))

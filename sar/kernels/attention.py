@@ -129,30 +129,33 @@ class Incoming:
     offset: int = 0
 
     @staticmethod
-    def of(
-        dout: Tensor,
-        out: Tensor,
-        normalizer: Normalizer,
-        *query: Tensor,
-        bias: Tensor | None = None,
-    ) -> Incoming:
-        """With delta computed from do and o.
+    def of(dout: Tensor, normalizer: Normalizer, delta: Tensor, *query: Tensor) -> Incoming:
+        """Side by side.
 
         Args:
-            out: [n, H * D] o + b.
+            delta: [n, H], see :func:`deltas`.
             query: of additive scores.
-            bias: [1, H, D] b; none is 0.
         """
-        delta = torch.empty_like(normalizer.largest)
-        arrays = _numpy(dout, out, delta)
-
-        def part(_: int, first: int, last: int) -> None:
-            loops.dots_of_heads(first, last, *arrays)
-
-        rows_in_parallel(part, len(dout), dout.numel())
-        if bias is not None:
-            delta -= head_sums(dout.view(len(dout), *bias.shape[1:]), bias)
         return Incoming(dout, torch.cat([*query, *normalizer, delta], 1))
+
+
+def deltas(dout: Tensor, out: Tensor, heads: int, bias: Tensor | None = None) -> Tensor:
+    """[n, H] <do_i, o_i> of contiguous rows [n, H * D].
+
+    Args:
+        out: o + b.
+        bias: H * D numbers b; none is 0.
+    """
+    delta = out.new_empty((len(out), heads))
+    arrays = _numpy(dout, out, delta)
+
+    def part(_: int, first: int, last: int) -> None:
+        loops.dots_of_heads(first, last, *arrays)
+
+    rows_in_parallel(part, len(dout), dout.numel())
+    if bias is not None:
+        delta -= head_sums(dout.view(len(dout), heads, bias.numel() // heads), bias)
+    return delta
 
 
 def attend(
@@ -306,7 +309,7 @@ def _scratch(like: Tensor, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _numpy(*tensors: Tensor) -> list[np.ndarray]:
-    return [array(tensor) for tensor in tensors]
+    return list(map(array, tensors))
 
 
 def _numbers(scores: Scores, like: Tensor) -> tuple[Any, ...]:
@@ -316,11 +319,14 @@ def _numbers(scores: Scores, like: Tensor) -> tuple[Any, ...]:
     return scores.kind, *sizes, kind(scores.slope), kind(scores.scale)
 
 
+_NO_KEYS = np.empty(0, np.int64)
+
+
 def _dropout(csc: Csc, mask: Mask | None, like: Tensor) -> tuple[Any, ...]:
     """Each edge's position, keys by position (empty: no dropout), seed, probability, factor."""
     kind = np.float32 if like.dtype == torch.float32 else np.float64
     if mask is None or mask.probability == 0:
-        return *_numpy(csc.indptr[:0], torch.empty(0, dtype=torch.int64)), 0, 0.0, kind(1)
+        return csc.arrays.indptr[:0], _NO_KEYS, 0, 0.0, kind(1)
     if csc.order is None:
         raise ValueError("csc: got no order, expected each edge's position for its dropout")
     p = float(mask.probability)

@@ -24,13 +24,15 @@ def graph_reason(graph: Any) -> str | None:
     return None if graph.policy.lossy == EXACT else "the policy is lossy"
 
 
-def rows_reason(x: Any, num_rows: int, *weights: Tensor) -> str | None:
-    """Why ``x`` is not plain [num_rows, width] of a wide dtype, that of all ``weights``."""
+def rows_reason(
+    x: Any, num_rows: int, *weights: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> str | None:
+    """Why ``x`` is not plain [num_rows, width] of one of ``dtypes``, that of all ``weights``."""
     if type(x) is not Tensor or x.layout != torch.strided:
         return f"rows are a {type(x).__name__}, not a plain tensor"
     if x.dim() != 2 or len(x) != num_rows:
         return f"rows have shape {tuple(x.shape)}, not [{num_rows}, width]"
-    if x.dtype not in DTYPES:
+    if x.dtype not in dtypes:
         return f"rows are {x.dtype}"
     for weight in weights:
         if weight.dtype != x.dtype or weight.device != x.device:

@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -62,7 +63,8 @@ def class_reason(entry: FusedLayer, forward: Callable[..., Any]) -> str | None:
 def choose(
     entry: FusedLayer, changed: str | None, layer: nn.Module, graph: Any, inputs: Inputs
 ) -> Choice:
-    """What computes ``layer``; collective where it is recomputed in a way of its own.
+    """What computes ``layer``; collective where it is recomputed in a way of its own, or where its
+    entry has something to agree on.
 
     Warns once per layer and reason where the user's doing keeps it from being fused.
 
@@ -81,10 +83,12 @@ def choose(
     meter = graph._store.group.meter
     if meter.told is not None:
         meter.tell("plain" if reason else implementation, reason)
+    if reason is not None and options_of(layer).strict:
+        raise NotSupportedError(f"{type(layer).__name__}: not fused, as strict=True asks: {reason}")
+    if entry.agree is not None:
+        run = partial(run, agreed=entry.agree(layer, graph, inputs, reason is None))
     if reason is None:
         return Choice(implementation, None, run)
-    if options_of(layer).strict:
-        raise NotSupportedError(f"{type(layer).__name__}: not fused, as strict=True asks: {reason}")
     if caused:
         warn_once(layer, reason)
     return Choice("plain", reason)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 Inputs = Mapping[str, Any]  # arguments of the layer's forward behind the graph, by their names
 WhyNot = Callable[[Any, Any, Inputs], str | None]
-Run = Callable[[Any, Any, Inputs], Tensor]
+Run = Callable[..., Tensor]  # of layer, graph and Inputs
+Agree = Callable[[Any, Any, Inputs, bool], Any]
 
 OPTIONS = "sar_options"  # of a module: what optimize() was asked for
 
@@ -46,8 +47,8 @@ class FusedLayer:
     """A fused layer and the foreign class that it stands for.
 
     What is exchanged with other ranks is what the class' own code would exchange on such a graph,
-    so that ranks which choose differently meet. The exception is ``run_recomputed``, which runs
-    where all ranks can.
+    so that ranks which choose differently meet. The exceptions are ``run_recomputed``, which runs
+    where all ranks can, and what ``agree`` finds.
 
     Attributes:
         module, name: of the class; nothing of it is imported.
@@ -59,6 +60,9 @@ class FusedLayer:
         run: the result of such a call; collective.
         why_not_recomputed, run_recomputed: the same of a layer that is recomputed
             (``set_activations``), where that goes another way; asked after ``why_not``.
+        agree: of a layer, a graph, inputs and whether this rank's call is fused: what the ranks
+            have to agree on before either way; collective, and called on every rank. ``run`` gets
+            what it returns as ``agreed``.
     """
 
     module: str
@@ -68,3 +72,4 @@ class FusedLayer:
     run: Run
     why_not_recomputed: WhyNot | None = None
     run_recomputed: Run | None = None
+    agree: Agree | None = None

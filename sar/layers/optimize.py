@@ -17,18 +17,19 @@ M = TypeVar("M", bound=nn.Module)
 def optimize(model: M, *, donate: bool = False, strict: bool = False) -> M:
     """Let the layers of ``model`` do what changes the meaning of your tensors; returns ``model``.
 
-    Layers of other libraries that are known (today ``dgl.nn.SAGEConv`` of means) are computed as a
-    whole on sharded graphs, with the same results, without being asked. This marks them with what
-    they may do beyond that; copies and pickles of the model keep it, state dicts do not have it. A
-    later call says it anew.
+    Layers of other libraries that are known (today DGL's ``SAGEConv`` of means, ``GATConv`` and
+    ``GATv2Conv``) are computed as a whole on sharded graphs, with the same results, without being
+    asked. This marks them with what they may do beyond that; copies and pickles of the model keep
+    it, state dicts do not have it. A later call says it anew.
 
     Args:
         donate: in backward a layer writes the gradient of its input over the input, one tensor of
-            the layer's rows less. That goes for what an operation with a gradient made, not for
-            your own leaves, nor for views. Nothing else may read the input in backward then: where
-            it would, as a relu between two layers that saved its result, torch raises a
-            ``RuntimeError`` (give the layer ``activation=F.relu`` instead). What you read of it
-            after backward is the gradient. A backward pass that keeps the graph writes over
+            the layer's rows less; attention layers do it where that is of another width than their
+            values, whose memory it takes otherwise. That goes for what an operation with a gradient
+            made, not for your own leaves, nor for views. Nothing else may read the input in
+            backward then: where it would, as a relu between two layers that saved its result, torch
+            raises a ``RuntimeError`` (give the layer ``activation=F.relu`` instead). What you read
+            of it after backward is the gradient. A backward pass that keeps the graph writes over
             nothing.
         strict: raise ``NotSupportedError`` where such a layer is not computed as a whole, with the
             reason, before anything is sent. A reason that only one rank has, as a hook, is raised

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from sar.layers.entry import FusedLayer
+from sar.layers.gat import GAT
+from sar.layers.gatv2 import GATV2
 from sar.layers.sage import SAGE
 
 _TABLE: dict[tuple[str, str], FusedLayer] = {}
@@ -30,5 +32,5 @@ def entry_of(kind: type) -> FusedLayer | None:
     return None
 
 
-for _entry in (SAGE,):
+for _entry in (SAGE, GAT, GATV2):
     register(_entry)

@@ -74,6 +74,8 @@ class Dropout(nn.Dropout):
         inplace: write into the input.
     """
 
+    keys_edges = True  # fused layers draw as it does on edges, where it has torch's arguments
+
     def __init__(
         self, p: float = 0.5, graph: Graphs | None = None, *, inplace: bool = False
     ) -> None:

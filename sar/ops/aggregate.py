@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 from weakref import ReferenceType, ref
@@ -19,7 +19,7 @@ from sar.edges.constant import constants_of
 from sar.edges.push_pull import LinearRelation, linear_relation
 from sar.edges.relation import Relation
 from sar.edges.shard_store import LOCAL
-from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
+from sar.kernels import Csc, Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.first_order import first_order
 from sar.ops.saving import spares_memory
 from sar.ops.weights import weight_gradient
@@ -96,12 +96,23 @@ def aggregate_backward(
         plan, *shape, local, add_rows, lossy=policy.lossy, messages=messages,
         local_last=_local_last(spares_memory, rounds),
     )  # fmt: skip
-    for (_, grads), shard in zip(home.each(rounds), shards, strict=True):
-        spmm_into(grads, shard, dout, factors)
+    _send_sums(home, rounds, shards, dout, factors)
     if spares_memory:
         home.settle()
     home.own()
     return home
+
+
+def _send_sums(
+    home: GradientReturn,
+    rounds: Sequence[Round],
+    shards: Iterable[Csc],
+    dout: Tensor,
+    factors: Factors,
+) -> None:
+    """The gradients of each round; no buffer is held when this returns."""
+    for (_, grads), shard in zip(home.each(rounds), shards, strict=True):
+        spmm_into(grads, shard, dout, factors)
 
 
 def _local_last(spares_memory: bool, rounds: Sequence[Round]) -> bool:

@@ -58,16 +58,14 @@ class BackwardAtSources:
 
     Args:
         incoming: with the queries.
-        place: memory for the gradient of the values.
     """
 
     def __init__(
         self, spec: Attention, edges: OutEdges, sources: Sequence[Tensor], incoming: Incoming,
-        place: Tensor | None,
     ) -> None:  # fmt: skip
         self.spec, self.edges, self.incoming = spec, edges, incoming
         self.value, self.key = map(Columns, map(widened, sources))
-        self.dvalue = Columns(torch.empty_like(self.value.rows) if place is None else place)
+        self.dvalue = Columns(torch.empty_like(self.value.rows))
         self.dkey = Columns(torch.empty_like(self.key.rows))
 
     def run(self) -> tuple[list[Tensor], Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,11 +27,30 @@ from sar.kernels.attention import (
     attend_grad_of_sources,
 )
 from sar.kernels.attention_loops import ADDITIVE
-from sar.ops.arriving import Arriving
 from sar.stream import WINDOW, GradientReturn, Round, Stream, fetch
 
 # Buffers of rounds that stay for the next layer; without a wire backward has two at once.
 _IDLE, _IDLE_WITHOUT_WIRE = 3, 1
+_WIDE = (torch.float32, torch.float64)  # what wide_dtype() leaves as it is
+
+
+class Made(Protocol):
+    """What makes values and keys of halo rows that travel instead of these.
+
+    Attributes:
+        given: the owned rows as the caller has them; rows: the same, contiguous.
+        matrix: whose length is the number of columns that are made.
+    """
+
+    given: Tensor
+    rows: Tensor
+    matrix: Tensor
+
+    def project(self, halo: Tensor, out: Tensor) -> None:
+        """``out`` becomes values and keys, side by side, of halo rows."""
+
+    def add_grads(self, halo: Tensor, grads: Tensor) -> None:
+        """Take in the gradients, alike, of what :meth:`project` computed."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +84,8 @@ class Attention:
 
     def num_rounds(self, sources: Sequence[Tensor]) -> int:
         """Rounds of either pass: backward has rows and their gradients in flight."""
-        sizes = [(part, part.element_size() + wide_dtype(part.dtype).itemsize) for part in sources]
-        row_bytes = sum(part.shape[1] * size for part, size in sizes)
+        width, one = sum([part.shape[1] for part in sources]), sources[0]
+        row_bytes = width * (one.element_size() + wide_dtype(one.dtype).itemsize)
         return self.relation.plan.num_rounds(self.policy, row_bytes)
 
     def shards(self, num_rounds: int) -> list[Csc]:
@@ -85,20 +105,20 @@ def attention_forward(
     sources: Sequence[Tensor],
     query: Tensor,
     weight: Tensor,
-    arriving: Arriving | None = None,
+    made: Made | None = None,
 ) -> tuple[Tensor, Normalizer, list[Tensor]]:
     """(out [num_dst, H * D], what normalizes weights, the halo of each round if it is kept).
 
     Args:
         sources: owned values and, if they are others, keys.
-        arriving: what makes values and keys of halo rows that travel instead of these.
+        made: what makes values and keys of halo rows where other rows travel.
     """
     scores, mask = spec.scores, spec.mask
     query, weight = widened(query), widened(weight)
     running = Running.start(len(query), scores.heads, scores.width, query)
-    shards = spec.shards(spec.num_rounds(sources))
-    kept = []
-    stream = _stream(spec, sources, arriving, window=spec.window, may_keep=True)
+    num_rounds, kept = spec.num_rounds(sources), []
+    shards = spec.shards(num_rounds)
+    stream = _stream(spec, sources, num_rounds, made, window=spec.window, may_keep=True)
     for step, shard in zip(stream, shards, strict=True):
         value, key = _columns(scores, step.rows)
         attend(shard, scores, key, value, query, weight, running, mask)
@@ -133,7 +153,8 @@ class _Step:
 def _stream(
     spec: Attention,
     sources: Sequence[Tensor],
-    arriving: Arriving | None,
+    num_rounds: int,
+    made: Made | None,
     kept: Sequence[Tensor] = (),
     window: int = WINDOW,
     ahead: bool = False,
@@ -141,8 +162,8 @@ def _stream(
 ) -> Iterator[_Step]:
     """The owned rows, then those of each round; overwritten when the next is taken."""
     plan, policy, pool = spec.relation.plan, spec.policy, spec.relation.group.pool
-    rounds = plan.rounds(spec.num_rounds(sources))
-    sent = sources if arriving is None else [arriving.rows]
+    rounds = plan.rounds(num_rounds)
+    sent = sources if made is None else [made.rows]
 
     def begin() -> Stream:
         return fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, window, ahead)
@@ -150,27 +171,27 @@ def _stream(
     landed: Iterator[tuple[Round, Tensor]]
     if kept:
         landed = zip(rounds, kept, strict=True)
-    elif arriving is None:
+    elif made is None:
         landed = begin()
     else:
-        landed = constant_halo(spec.relation, arriving.given, rounds, policy, may_keep, begin)
+        landed = constant_halo(spec.relation, made.given, rounds, policy, may_keep, begin)
     yield _Step(sources)
     for step, halo in landed:
-        if arriving is None:
-            made = _Step([halo], step, halo, landed if isinstance(landed, Stream) else None)
+        if made is None:
+            taken = _Step([halo], step, halo, landed if isinstance(landed, Stream) else None)
             del halo  # which is freed with the step
-            yield made
+            yield taken
             continue
-        shape = (len(halo), len(arriving.matrix))
+        shape = (len(halo), len(made.matrix))
         rows = pool.take(shape, halo.dtype, halo.device, step.most)
-        arriving.project(halo, rows)
+        made.project(halo, rows)
         yield _Step([rows], step, halo)
         pool.give(rows)
 
 
 def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
     """Values and keys of owned tensors or of packed halo rows, in the wide dtype."""
-    wide = [widened(part) for part in rows]
+    wide = list(map(widened, rows))
     value = Columns(wide[0])
     width = scores.heads * scores.width
     if len(wide) == 2:
@@ -180,7 +201,8 @@ def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
 
 def widened(tensor: Tensor) -> Tensor:
     """The values of a tensor in the dtype to accumulate in, contiguous."""
-    return tensor.detach().to(wide_dtype(tensor.dtype)).contiguous()
+    rows = tensor.detach()
+    return (rows if rows.dtype in _WIDE else rows.to(wide_dtype(rows.dtype))).contiguous()
 
 
 class Backward:
@@ -188,24 +210,19 @@ class Backward:
 
     Args:
         wanted: whether anybody asks for gradients of the sources; without, none are sent.
-        arriving: what is made of halo rows where they arrive, and takes in their gradients.
-        place: memory for the gradient of the values.
+        made: what makes values and keys of halo rows where other rows travel.
     """
 
     def __init__(
         self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
-        incoming: Incoming, wanted: bool, arriving: Arriving | None,
-        place: Tensor | None,
+        incoming: Incoming, wanted: bool, made: Made | None,
     ) -> None:  # fmt: skip
         self.spec, self.sources, self.wanted = spec, sources, wanted
-        self.arriving = arriving
+        self.made = made
         self.query, self.weight = widened(query), widened(weight)
         self.incoming = incoming
         wide = wide_dtype(sources[0].dtype)
-        self.homes = [
-            torch.empty_like(part, dtype=wide) if place is None or number else place
-            for number, part in enumerate(sources)
-        ]
+        self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
         self.additive = spec.scores.kind == ADDITIVE
         threads = (torch.get_num_threads(),) if self.additive else ()
         self.dquery = self.query.new_zeros((*threads, *self.query.shape))
@@ -219,7 +236,7 @@ class Backward:
         # Beside rows in use and gradients on their way, one more round is enough in flight; and
         # none where it would not travel meanwhile: ranks wait for each other's gradients anyway.
         ahead = spec.window > 1 and spec.relation.group.has_wire
-        stream = _stream(spec, self.sources, self.arriving, kept, 1, ahead)
+        stream = _stream(spec, self.sources, num_rounds, self.made, kept, 1, ahead)
         for step, csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
             grads = self.homes if step.round is None else [home.buffer(step.round)]
             self._shard(step.rows, csr, csc, grads)
@@ -244,14 +261,14 @@ class Backward:
 
     def _pass_on(self, home: GradientReturn, step: _Step, grads: Tensor) -> None:
         """Gradients of a round's rows go home, or into those of what the rows were made with."""
-        if self.wanted and self.arriving is None and step.round is not None:
+        if self.wanted and self.made is None and step.round is not None:
             number = step.round
             step.free()
             home.send(number, grads)
             home.settle()  # meanwhile the next rows travel, which may take the memory afterwards
             return
-        if self.wanted and self.arriving is not None and step.halo is not None:
-            self.arriving.add_grads(step.halo, grads)
+        if self.wanted and self.made is not None and step.halo is not None:
+            self.made.add_grads(step.halo, grads)
         self.spec.relation.group.pool.give(grads)
 
     def _shard(self, rows: Sequence[Tensor], csr: Csc, csc: Csc, grads: Sequence[Tensor]) -> None:

@@ -38,8 +38,7 @@ class _State(threading.local):
     notes: Notes | None = None
     hooked: bool = False
     hooks: object = None  # of saved tensors, when the forward pass began
-    looks_on: object = None  # those that see what is saved and change nothing
-    see: Callable[[Tensor], None] | None = None  # what they call
+    see: Callable[[Tensor], None] | None = None  # gets what is saved and changes nothing
 
 
 _state = _State()
@@ -71,14 +70,13 @@ def looked_on(see: Callable[[Tensor], None]) -> Iterator[None]:
         see(saved)
         return saved
 
-    before = _state.hooks, _state.looks_on, _state.see
+    before = _state.hooks, _state.see
     with saved_tensors_hooks(look, lambda saved: saved):
-        _state.hooks = _state.looks_on = innermost_saving_hooks()
-        _state.see = see
+        _state.hooks, _state.see = innermost_saving_hooks(), see
         try:
             yield
         finally:
-            _state.hooks, _state.looks_on, _state.see = before
+            _state.hooks, _state.see = before
 
 
 def onlooker() -> Callable[[Tensor], None] | None:
@@ -96,15 +94,10 @@ def is_innermost() -> bool:
     return _state.hooks == innermost_saving_hooks()
 
 
-def saves_as_is() -> bool:
-    """Whether saved tensors are simply kept: nobody moves, copies or computes them again."""
-    return innermost_saving_hooks() in (None, _state.looks_on)
-
-
 def owns_saved() -> bool:
     """Whether nobody but the operation that saves them gets to see its own saved tensors."""
     repeated_or_kept = _state.notes is not None or not _state.hooked
-    return repeated_or_kept and _state.hooks == innermost_saving_hooks()
+    return repeated_or_kept and is_innermost()
 
 
 def is_checkpointed() -> bool:

@@ -32,7 +32,7 @@ def agree_wanted(
         return
     wants = [tensor.requires_grad for _, tensor in tensors]
     vital = (any(wants), fetches, *wants[:num_sent])
-    key = (torch.is_grad_enabled(), vital, *(tuple(tensor.shape[1:]) for _, tensor in tensors))
+    key = (torch.is_grad_enabled(), vital, *[tuple(tensor.shape[1:]) for _, tensor in tensors])
     if key in plan.wanted:
         return
     numbers = torch.tensor([_number(vital), _number(wants)])

@@ -8,8 +8,7 @@ none. Partial sums travel whole.
 
 Gradients travel like this only where the rows are the very result of a relu: what comes between
 (dropout, a product with the norms of degrees) may be written to, or its gradient be read, unseen.
-Such rows travel without their zeros and their gradients whole, and so do rows without a gradient:
-inputs after dropout, and all rows of an evaluation.
+All other rows travel without their zeros and their gradients whole.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any
 from weakref import ReferenceType
 
@@ -38,10 +38,6 @@ from sar.kernels.nonzero import (
 from sar.stream.messages import GradientMessages, Message, RowMessages
 from sar.stream.plan import HaloPlan, Round
 
-_DROPOUTS = {"NativeDropoutBackward0", "_KeyedDropoutBackward"}
-_VIEWS = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "AliasBackward0"}
-_LEAVE_ZEROS = {"MulBackward0", "DivBackward0", *_VIEWS}
-
 
 class Skipped(IntEnum):
     """What travels without the numbers that are zero."""
@@ -57,30 +53,25 @@ def skipped(x: Tensor, policy: Policy) -> Skipped:
         return Skipped.NOTHING
     if not (x.requires_grad and torch.is_grad_enabled()):
         return Skipped.ROWS
-    if _is_relu(x.grad_fn) and not _is_read(x):
-        return Skipped.ROWS_AND_GRADIENTS
-    return Skipped.ROWS if _has_zeros(x.grad_fn) else Skipped.NOTHING
+    relu = _is_relu(x.grad_fn) and not _is_read(x)
+    return Skipped.ROWS_AND_GRADIENTS if relu else Skipped.ROWS
 
 
 def _is_relu(node: Any) -> bool:
-    """Whether what an autograd node made is the very result of a relu."""
-    return type(node).__name__ == "ReluBackward0" or getattr(node, "of_relu", False)
+    """Whether what an autograd node made is the very result of a relu, torch's or ours."""
+    return isinstance(node, _relu()) or getattr(node, "of_relu", False)
+
+
+@cache
+def _relu() -> type:
+    """Of the nodes that torch's relu leaves."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return type(torch.zeros(1, requires_grad=True).relu().grad_fn)
 
 
 def _is_read(x: Tensor) -> bool:
     """Whether somebody reads the gradient of ``x`` itself."""
     return x.retains_grad or has_backward_hooks(x)
-
-
-def _has_zeros(node: Any) -> bool:
-    """Whether what an autograd node made is likely to have zeros, those of a relu or a dropout."""
-    while node is not None:
-        name = type(node).__name__
-        if _is_relu(node) or name in _DROPOUTS:
-            return True
-        inputs = [before for before, _ in node.next_functions if before is not None]
-        node = inputs[0] if name in _LEAVE_ZEROS and len(inputs) == 1 else None
-    return False
 
 
 class NonZeros:

@@ -1,0 +1,158 @@
+"""The result of attention with its bias: the outer one of the two functions of such a layer.
+
+Note [Result first]. Backward of attention reads its result for one number a head alone,
+delta_i = <dout_i, out_i>, and has no use for it afterwards. Autograd frees what a function saved
+when its backward pass is over. So the result is saved by a function of its own, behind attention:
+by the time that attention's backward begins, its memory is free, unless the caller has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from sar._private import frees_graph
+from sar.kernels import wide_dtype
+from sar.kernels.attention import deltas
+from sar.ops.attention_passes import Attention, widened
+from sar.ops.first_order import first_order
+from sar.ops.saving import owns_saved
+from sar.ops.written import Writes
+
+_LARGER = 4  # how many times a bias may exceed the root mean square of what it is added to
+_SAMPLE = 1024  # rows that tell it
+
+
+@dataclass
+class Call:
+    """What the two functions of one call of a layer tell each other.
+
+    Attributes:
+        spec: the attention.
+        input_travels: see Note [Projected on arrival].
+        donate: whether a gradient may take the memory of the layer's input, unless the graph is
+            kept, or others have made something of what was saved.
+        owns: whether what is saved stays as it is.
+        writes: into what was saved of the result; ``None``: the caller does not have it.
+        is_written: whether anybody did, as this backward pass found it.
+        delta: [n, H] of this backward pass, without meaning where ``is_written``.
+    """
+
+    spec: Attention
+    input_travels: bool
+    donate: bool
+    owns: bool = field(default_factory=owns_saved)
+    writes: Writes | None = None
+    is_written: bool = False
+    delta: Tensor | None = None
+
+    def gives(self) -> bool:
+        """Whether this backward pass may write over the input."""
+        return self.donate and self.owns and frees_graph()
+
+    def take_delta(self) -> Tensor:
+        """What the function behind has left for this backward pass."""
+        delta, self.delta = self.delta, None
+        if delta is None:
+            raise RuntimeError("delta: got none, expected that of this backward pass")
+        return delta
+
+
+def finish(result: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    """[n, H * D] ``result + bias``, in the memory of ``result`` where it keeps its digits there.
+
+    Args:
+        result: [n, H * D] of attention, which nobody else has.
+        bias: [H * D] or none.
+    """
+    in_place = bias is None or _keeps_digits(result, bias, call.spec.scores.heads)
+    out = _Result.apply(result, bias, call, in_place)
+    if in_place and not torch.is_inference_mode_enabled():
+        call.writes = Writes(out)
+    return out
+
+
+def _keeps_digits(result: Tensor, bias: Tensor, heads: int) -> bool:
+    """Whether no head's sum loses digits of the result that matter."""
+    if result.dtype != wide_dtype(result.dtype):
+        return False
+    some = result.detach()[:: max(1, len(result) // _SAMPLE)]
+    some = some.view(len(some), heads, bias.numel() // heads)
+    size = torch.linalg.vector_norm(some, dim=(0, 2)) / (some[:, 0].numel() or 1) ** 0.5
+    return bool((bias.detach().view(heads, -1).abs().amax(1) <= _LARGER * size).all())
+
+
+class _Result(Function):
+    """out = o + b; backward finds delta for that of o.
+
+    ======  ==========  ======================================================================
+    tensor  shape       owner and lifetime
+    ======  ==========  ======================================================================
+    o       [n, H * D]  this rank; becomes out, unless b is so large that digits would be lost:
+                        then it is saved beside out
+    b       [H * D]     replicated; a copy is held where out is saved
+    out     [n, H * D]  this rank; saved: see Note [Result first]
+    delta   [n, H]      this rank; of one backward pass
+    ======  ==========  ======================================================================
+
+    do = dout; db = the sum of dout over n; per head delta = <dout, o> = <dout, out> - <dout, b>.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, result: Tensor, bias: Tensor | None, call: Call, in_place: bool
+    ) -> Tensor:
+        ctx.call, ctx.bias = call, None
+        if bias is None or in_place:
+            ctx.mark_dirty(result)
+            out = result if bias is None else result.add_(bias)
+            ctx.bias = None if bias is None else bias.detach().clone()  # as it is now
+        else:
+            out = result + bias
+        ctx.save_for_backward(result.data)
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        call: Call = ctx.call
+        (out,) = ctx.saved_tensors
+        dout = dout.contiguous()
+        wide = widened(dout)
+        call.is_written = call.writes is not None and call.writes.happened
+        call.delta = deltas(wide, widened(out), call.spec.scores.heads, ctx.bias)
+        return dout, dout.sum(0) if ctx.needs_input_grad[1] else None, None, None
+
+
+def like(x: Tensor, width: int, made_of: Sequence[Tensor | None]) -> Tensor:
+    """No rows of what is made of others, asking for a gradient if one of these does."""
+    rows = x.new_empty((0, width))
+    for tensor in made_of if torch.is_grad_enabled() else ():
+        if tensor is not None and tensor.requires_grad:
+            return rows.requires_grad_()
+    return rows
+
+
+def copies(*parameters: Tensor | None) -> list[Tensor | None]:
+    """The numbers that parameters have now: backward makes of them again what forward made."""
+    return [one if one is None else one.detach().clone() for one in parameters]
+
+
+def grad_of_rows(x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donate: bool) -> Tensor:
+    """dv W of v = x W^T, where v was or x, if that is as wide and free to take.
+
+    Args:
+        value: v, which nobody else has and nobody reads any more.
+        donate: ``x`` may be taken if it is no leaf and no view.
+    """
+    place = None
+    if value.shape == x.shape:
+        place = value
+    elif donate and not x.is_leaf and not x._is_view() and x.is_contiguous():
+        place = x.detach()
+    return torch.mm(dvalue, weight, out=place) if place is not None else dvalue @ weight

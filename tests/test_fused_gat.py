@@ -1,0 +1,659 @@
+"""Attention layers that are computed as a whole: DGL's numbers, whoever writes where."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import dgl
+import dgl.function as fn
+import dgl.nn
+import pytest
+import torch
+import torch.nn.functional as F
+from dgl.nn.functional import edge_softmax
+from harness import run_threads
+from harness.graphs import looped, mixed, to_dgl
+from harness.parts import Cutter
+from harness.rows import Part, join_nodes, results
+from harness.rows import whole as whole_rows
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+
+import sar
+from sar.frontends.dgl.layer_blocks import plan_blocks
+from sar.kernels.attention import add_projected_grads, head_sums
+from sar.kernels.attention_loops import FEW
+from sar.layers import choice
+
+FEATURES, WIDTH, HEADS = 6, 5, 3
+TOTAL = mixed().total_nodes
+LAYERS = {"gat": dgl.nn.GATConv, "gatv2": dgl.nn.GATv2Conv}
+Make = Callable[[], nn.Module]
+
+
+def make(kind: str = "gat", features: int = FEATURES, **options: Any) -> nn.Module:
+    generator = torch.Generator().manual_seed(7)  # ranks are threads
+    layer = LAYERS[kind](features, WIDTH, HEADS, allow_zero_in_degree=True, **options).double()
+    for parameter in layer.parameters():  # a bias begins with zeros
+        parameter.data.normal_(generator=generator)
+    return layer
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What computed each layer of the table."""
+    seen: list[str] = []
+    made = choice.Choice.__init__
+
+    def noted(self: Any, implementation: str, *rest: Any) -> None:
+        seen.append(implementation)
+        made(self, implementation, *rest)
+
+    monkeypatch.setattr(choice.Choice, "__init__", noted)
+    return seen
+
+
+def whole(make_model: Make, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Of DGL on the whole graph: result and gradients of rows and of parameters."""
+    model, twin = make_model().to(dtype), to_dgl(mixed())
+    x = whole_rows(TOTAL, (FEATURES,), seed=1).to(dtype)
+    factor = whole_rows(TOTAL, model(twin, x).shape[1:], seed=2).to(dtype)
+    return results(twin, model, x, factor)
+
+
+def on_ranks(
+    path: str, size: int, make_model: Callable[..., nn.Module], *,
+    dtype: torch.dtype = torch.float64, by_rank: bool = False, **policy: Any,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The same of ranks, put together."""
+
+    def case(group: Any) -> dict[str, Tensor]:
+        part = Part(group, path, sar.Policy(**policy))
+        model = (make_model(group.rank) if by_rank else make_model()).to(dtype)
+        x = whole_rows(TOTAL, (FEATURES,), seed=1).to(dtype)
+        width = model(part.graph, x[part.nodes]).shape[1:]
+        factor = whole_rows(TOTAL, width, seed=2).to(dtype)
+        return {
+            "nodes": part.nodes,
+            **results(part.graph, model, x[part.nodes], factor[part.nodes]),
+        }
+
+    ranks = run_threads(size, case)
+    joined = {name: join_nodes(ranks, name, TOTAL) for name in ("out", "x")}
+    names = [name for name in ranks[0] if name not in ("nodes", "out", "x")]
+    return joined | {name: sum(rank[name] for rank in ranks) for name in names}
+
+
+def check(got: dict[str, Tensor], want: dict[str, Tensor], digits: float = 1e-11) -> None:
+    assert got.keys() == want.keys()
+    for name in want:
+        size = max(1.0, float(want[name].abs().max()))
+        error = (got[name].double() - want[name].double()).abs().max()
+        assert error <= digits * size, (name, float(error), size)
+
+
+POLICIES: list[dict] = [{}, {"rounds": 1}, {"rematerialize": False}]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_equal_dgl(
+    kind: str, size: int, policy: dict, partitioned: Cutter, fused: list[str]
+) -> None:
+    path = partitioned(mixed(), size, "random")
+    check(on_ranks(path, size, lambda: make(kind), **policy), whole(lambda: make(kind)))
+    assert fused == ["fused"] * 2 * size
+
+
+OPTIONS: dict[str, tuple[str, dict]] = {
+    "residual": ("gat", {"residual": True}),
+    "residual of the same width": ("gat", {"residual": True, "out": FEATURES}),
+    "no bias": ("gat", {"bias": False}),
+    "residual, no bias": ("gat", {"bias": False, "residual": True}),
+    "slope": ("gat", {"negative_slope": 1.0}),
+    "activation": ("gat", {"activation": F.elu}),
+    "v2 residual": ("gatv2", {"residual": True}),
+    "v2 no bias": ("gatv2", {"bias": False}),
+    "v2 shared": ("gatv2", {"share_weights": True}),
+    "v2 shared, residual": ("gatv2", {"share_weights": True, "residual": True}),
+    "v2 activation": ("gatv2", {"activation": torch.tanh}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("cut", ["contiguous", "random"])
+def test_options(name: str, cut: str, partitioned: Cutter, fused: list[str]) -> None:
+    kind, options = OPTIONS[name]
+
+    def made() -> nn.Module:
+        own = {key: value for key, value in options.items() if key != "out"}
+        if "out" not in options:
+            return make(kind, **own)
+        layer = dgl.nn.GATConv(FEATURES, FEATURES // 2, 2, allow_zero_in_degree=True, **own)
+        for parameter in layer.parameters():
+            parameter.data.normal_(generator=torch.Generator().manual_seed(7))
+        return layer.double()
+
+    path = partitioned(mixed(), 3, cut)
+    check(on_ranks(path, 3, made), whole(made))
+    assert set(fused) == {"fused"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_narrow_numbers(
+    kind: str, dtype: torch.dtype, partitioned: Cutter, fused: list[str]
+) -> None:
+    def made() -> nn.Module:
+        layer = make(kind)
+        for parameter in layer.parameters():
+            parameter.data.mul_(0.3)
+            parameter.data.copy_(parameter.data.bfloat16())
+        return layer
+
+    got = on_ranks(partitioned(mixed(), 2, "random"), 2, made, dtype=dtype)
+    check(got, whole(made), 2e-5 if dtype == torch.float32 else 0.15)
+    assert set(fused) == {"fused"}
+
+
+class Dropped(nn.Module):
+    """A layer with dropout of rows and of weights, whose parts somebody may look into."""
+
+    def __init__(self, kind: str, look: bool) -> None:
+        super().__init__()
+        self.layer = make(kind, feat_drop=0.3, attn_drop=0.4)
+        if look:
+            self.layer.leaky_relu.register_forward_hook(lambda *seen: None)
+        sar.nn.convert_dropout(self)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.layer(graph, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*its own code runs")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_dropout_has_the_bits_of_the_layers_own_code(
+    kind: str, partitioned: Cutter, fused: list[str]
+) -> None:
+    """Of the rows as of the weights, on any number of ranks."""
+    found = []
+    for size in (1, 3):
+        path = partitioned(mixed(), size, "random")
+        for look in (False, True):
+
+            def made(look: bool = look) -> nn.Module:
+                sar.manual_seed(5)
+                return Dropped(kind, look)
+
+            fused.clear()
+            found.append(on_ranks(path, size, made))
+            assert set(fused) == {"plain" if look else "fused"}
+    for other in found[1:]:
+        check(other, found[0])
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_blocks_of_a_graph(kind: str, partitioned: Cutter, fused: list[str]) -> None:
+    """A block has more sources than destinations, which are the first of them."""
+    rows, wanted = whole_rows(TOTAL, (FEATURES,), seed=1), torch.arange(TOTAL) % 4 < 3
+    factor = whole_rows(TOTAL, (HEADS, WIDTH), seed=2)
+    x, layer = rows.clone().requires_grad_(), make(kind, residual=True)
+    (layer(to_dgl(mixed()), x)[wanted] * factor[wanted]).sum().backward()
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Any) -> None:
+        part = Part(group, path)
+        seeds = wanted[part.nodes].nonzero().view(-1)
+        (block,) = plan_blocks(part.graph, seeds, 1).build()
+        read = part.nodes[block._store.src_rows["_N"]]
+        mine, own = rows[read].requires_grad_(), make(kind, residual=True)
+        (own(block, mine * 1) * factor[part.nodes[seeds]]).sum().backward()
+        torch.testing.assert_close(mine.grad, x.grad[read], rtol=1e-11, atol=1e-10)
+        for got, want in zip(own.parameters(), layer.parameters(), strict=True):
+            total = group.all_reduce(got.grad.clone())
+            torch.testing.assert_close(total, want.grad, rtol=1e-11, atol=1e-10)
+
+    run_threads(3, case)
+    assert fused == ["fused"] * 3
+
+
+# Who writes into the result
+
+
+class Then(nn.Module):
+    """A layer, and what its caller does with the result."""
+
+    def __init__(
+        self, use: Callable[[Tensor], Tensor], kind: str = "gat", scale: float = 1.0, **options: Any
+    ) -> None:
+        super().__init__()
+        self.layer, self.use = make(kind, **options), use
+        if kind == "gat" and self.layer.bias is not None:
+            self.layer.bias.data.mul_(scale)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.use(self.layer(graph, x))
+
+
+def twice(out: Tensor) -> Tensor:
+    return out.mul_(2) + out
+
+
+USES: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": F.elu,
+    "elu in place": lambda out: F.elu(out, inplace=True),
+    "sigmoid in place, which saves it": lambda out: out.sigmoid_(),
+    "written into twice": twice,
+    "a view written into": lambda out: out.flatten(1)[:, ::2].mul_(2),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_results_that_are_written_into(kind: str, size: int, use: str, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), size, "random")
+    check(on_ranks(path, size, lambda: Then(USES[use], kind)), whole(lambda: Then(USES[use], kind)))
+
+
+@pytest.mark.parametrize("use", ["elu", "written into twice"])
+def test_a_bias_that_is_much_larger(use: str, partitioned: Cutter) -> None:
+    """It is added beside the result, whose digits it would take."""
+    made = lambda: Then(USES[use], scale=1e3)  # noqa: E731
+    check(on_ranks(partitioned(mixed(), 2, "random"), 2, made), whole(made))
+
+
+def test_gradients_keep_their_digits(partitioned: Cutter) -> None:
+    """Of the scores' vectors, whose gradients the bias is taken out of, in float32."""
+
+    def made() -> nn.Module:
+        layer = Then(torch.tanh)
+        layer.layer.bias.data[..., 0] = 2.0
+        return layer
+
+    got = on_ranks(partitioned(mixed(), 1, "random"), 1, made, dtype=torch.float32)
+    for name, exact in whole(made).items():
+        error = (got[name].double() - exact).abs().max() / exact.abs().max()
+        assert error < 3e-6, name
+
+
+class Apart(nn.Module):
+    """A layer that one of the ranks treats in its own way; its result is written into."""
+
+    def __init__(self, way: str, mine: bool, kind: str) -> None:
+        super().__init__()
+        self.layer, self.way = make(kind), way if mine else "as all"
+        if self.way == "hook":
+            self.layer.leaky_relu.register_forward_hook(lambda *seen: None)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with save_on_cpu() if self.way == "saved tensors moved" else nullcontext():
+            out = self.layer(graph, x)
+        return out if self.way == "not written" else out.mul_(2) / 2
+
+
+@pytest.mark.filterwarnings("ignore:.*its own code runs")
+@pytest.mark.parametrize("way", ["hook", "saved tensors moved", "not written"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_ranks_that_differ_wait_for_nobody(kind: str, way: str, partitioned: Cutter) -> None:
+    """A result that was written into on some is computed again on all; each chooses for itself."""
+    path, want = partitioned(mixed(), 3, "random"), whole(lambda: Apart("as all", False, kind))
+    for mine in range(3):
+        got = on_ranks(
+            path, 3, lambda rank, mine=mine: Apart(way, rank == mine, kind), by_rank=True
+        )
+        check(got, want)
+
+
+# Backward more than once, later, elsewhere
+
+
+def graph_and_rows(partitioned: Cutter) -> tuple[Any, Tensor]:
+    part = sar.load_dgl_partition_data(partitioned(mixed(), 1, "random"), 0, "cpu")
+    return sar.construct_full_graph(part), part.node_features["_N/feat"].double()
+
+
+def gradients(layer: nn.Module, run: Callable[[], Tensor], times: int = 1) -> list[Tensor]:
+    weights = torch.cos(torch.arange(HEADS * WIDTH)).double().view(HEADS, WIDTH)
+    loss = (run() * weights).sum()
+    for left in reversed(range(times)):
+        loss.backward(retain_graph=left > 0)
+    grads = [p.grad / times for p in layer.parameters() if p.grad is not None]
+    layer.zero_grad()
+    return grads
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_graphs_that_are_kept(kind: str, partitioned: Cutter) -> None:
+    graph, x = graph_and_rows(partitioned)
+    layer, x = make(kind), x.requires_grad_()
+    want = gradients(layer, lambda: layer(graph, x * 1))
+    got = gradients(layer, lambda: layer(graph, x * 1), times=3)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_saved_tensors_that_are_moved(kind: str, partitioned: Cutter) -> None:
+    graph, x = graph_and_rows(partitioned)
+    layer = make(kind)
+    want = gradients(layer, lambda: layer(graph, x))
+
+    def moved() -> Tensor:
+        with save_on_cpu():
+            return layer(graph, x)
+
+    for run in (moved, lambda: checkpoint(layer, graph, x, use_reentrant=False)):
+        torch.testing.assert_close(gradients(layer, run), want, rtol=1e-11, atol=1e-10)
+
+
+def test_the_bias_of_the_forward_pass_is_taken_out(partitioned: Cutter) -> None:
+    """Whatever has become of it since."""
+    graph, x = graph_and_rows(partitioned)
+    layer = make("gat")
+    want = gradients(layer, lambda: layer(graph, x))
+
+    def changed() -> Tensor:
+        out = layer(graph, x)
+        with torch.no_grad():
+            layer.bias.add_(7)
+        return out
+
+    torch.testing.assert_close(gradients(layer, changed), want, rtol=1e-11, atol=1e-10)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize(("kind", "name"), [("gat", "attn_l"), ("gat", "fc.weight")])
+def test_parameters_that_get_other_memory_before_backward(
+    kind: str, name: str, asks: bool, partitioned: Cutter
+) -> None:
+    """As averages of weights do it; DGL's backward sees what they are by then."""
+
+    def run(graph: Any, x: Tensor) -> list[Tensor]:
+        layer, x = make(kind), x.clone().requires_grad_(asks)
+        out = layer(graph, x * 1)
+        changed = layer.get_parameter(name)
+        changed.data = changed.data * 2
+        out.square().sum().backward()
+        return [*([x.grad] if asks else []), *(p.grad for p in layer.parameters())]  # type: ignore
+
+    graph, x = graph_and_rows(partitioned)
+    twin = next(iter(mixed().node_data.values()))["feat"].double()
+    torch.testing.assert_close(run(graph, x), run(to_dgl(mixed()), twin), rtol=1e-11, atol=1e-10)
+
+
+def test_without_gradients(partitioned: Cutter, fused: list[str]) -> None:
+    graph, x = graph_and_rows(partitioned)
+    for kind in LAYERS:
+        layer = make(kind)
+        want = layer(graph, x).detach()
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                torch.testing.assert_close(layer(graph, x), want)
+    assert set(fused) == {"fused"}
+
+
+@pytest.mark.parametrize("frozen", ["fc", "attn", "all but the bias"])
+def test_parameters_that_ask_for_no_gradient(frozen: str, partitioned: Cutter) -> None:
+    def made() -> nn.Module:
+        layer = make("gat")
+        for name, parameter in layer.named_parameters():
+            keep = name == "bias" if frozen == "all but the bias" else not name.startswith(frozen)
+            parameter.requires_grad_(keep)
+        return layer
+
+    check(on_ranks(partitioned(mixed(), 3, "random"), 3, made), whole(made))
+
+
+# Donation
+
+
+def donated(kind: str, features: int, before: Callable[[Tensor], Tensor]) -> Any:
+    """Gradients with and without it, and whether input and result were written into."""
+
+    def run(graph: Any, x: Tensor, donate: bool) -> tuple[list[Tensor], list[bool]]:
+        first, layer = nn.Linear(FEATURES, features).double(), make(kind, features)
+        nn.init.constant_(first.weight, 0.1)
+        nn.init.zeros_(first.bias)
+        sar.optimize(layer, donate=donate)
+        hidden = before(first(x))
+        out = layer(graph, hidden)
+        versions = hidden._version, out._version
+        (out * torch.arange(WIDTH)).sum().backward()
+        written = [hidden._version > versions[0], out._version > versions[1]]
+        return [p.grad for p in (*first.parameters(), *layer.parameters())], written
+
+    return run
+
+
+@pytest.mark.parametrize("features", [HEADS * WIDTH, 4])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_donated_rows(kind: str, features: int, partitioned: Cutter) -> None:
+    graph, x = graph_and_rows(partitioned)
+    run = donated(kind, features, lambda rows: rows)
+    (want, never), (got, written) = run(graph, x, False), run(graph, x, True)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert never == [False, False]
+    assert written == [features != HEADS * WIDTH, False], "values have the memory otherwise"
+
+
+def test_donated_rows_that_are_read_again_are_an_error(partitioned: Cutter) -> None:
+    graph, x = graph_and_rows(partitioned)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        donated("gat", 4, torch.sigmoid)(graph, x, True)
+
+
+def test_a_graph_that_is_kept_gives_nothing_away(partitioned: Cutter) -> None:
+    graph, x = graph_and_rows(partitioned)
+    layer = sar.optimize(make("gat", 4), donate=True)
+    x = x[:, :4].clone().requires_grad_()
+    want = gradients(layer, lambda: layer(graph, x * 1))
+    got = gradients(layer, lambda: layer(graph, x * 1), times=2)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-10)
+
+
+# What is not fused
+
+
+def weighted(layer: nn.Module, graph: Any, x: Tensor) -> Tensor:
+    return layer(graph, x, edge_weight=x.new_full((graph.num_edges(),), 0.5))
+
+
+PLAIN: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "weights": ("gat", weighted),
+    "attention": ("gat", lambda layer, graph, x: layer(graph, x, get_attention=True)[0]),
+    "attention of v2": ("gatv2", lambda layer, graph, x: layer(graph, x, get_attention=True)[0]),
+    "a pair": ("gat", lambda layer, graph, x: layer(graph, (x, x * 1))),
+    "a third axis": ("gat", lambda layer, graph, x: layer(graph, x.view(-1, 1, FEATURES))[:, 0]),
+}
+
+
+class Used(nn.Module):
+    def __init__(self, kind: str, use: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.layer, self.use = make(kind), use
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.use(self.layer, graph, x)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_calls_that_run_the_layers_own_code(
+    name: str, partitioned: Cutter, fused: list[str]
+) -> None:
+    made = lambda: Used(*PLAIN[name])  # noqa: E731
+    check(on_ranks(partitioned(mixed(), 2, "random"), 2, made), whole(made))
+    assert set(fused) == {"plain"}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_arguments_by_their_names(kind: str, partitioned: Cutter, fused: list[str]) -> None:
+    made = lambda: Used(kind, lambda layer, g, x: layer(feat=x, graph=g))  # noqa: E731
+    check(on_ranks(partitioned(mixed(), 2, "random"), 2, made), whole(made))
+    assert set(fused) == {"fused"}
+
+
+def test_nodes_without_edges_are_dgls_error(partitioned: Cutter) -> None:
+    graph, x = graph_and_rows(partitioned)
+    for kind in LAYERS.values():
+        with pytest.raises(dgl.DGLError, match="0-in-degree nodes"):
+            kind(FEATURES, WIDTH, HEADS)(graph, x.float())
+
+
+def test_all_nodes_have_edges(partitioned: Cutter, fused: list[str]) -> None:
+    data = sar.load_dgl_partition_data(partitioned(looped(), 1, "random"), 0, "cpu")
+    x = data.node_features["_N/feat"].float()
+    for kind in LAYERS.values():
+        kind(x.shape[1], WIDTH, HEADS)(sar.construct_full_graph(data), x)
+    assert fused == ["fused"] * 2
+
+
+def test_a_layer_without_warnings(partitioned: Cutter) -> None:
+    graph, x = graph_and_rows(partitioned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in LAYERS:
+            make(kind, attn_drop=0.5)(graph, x)
+
+
+# Attention that users write themselves: its scores are theirs
+
+
+class Own(nn.Module):
+    """Attention as GATConv writes it; ``look`` is shown the scores of the sources."""
+
+    def __init__(self, look: Callable[[Tensor], Any] | None = None) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        shapes = (FEATURES, HEADS * WIDTH), (1, HEADS, WIDTH), (HEADS, WIDTH)
+        self.weight, self.left, self.right = (
+            nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator))
+            for shape in shapes
+        )
+        self.look = look
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        rows = (x @ self.weight).view(-1, HEADS, WIDTH)
+        left = (rows * self.left).sum(dim=-1).unsqueeze(-1)
+        if self.look:
+            self.look(left)
+        with graph.local_scope():
+            graph.srcdata.update({"ft": rows, "el": left})
+            graph.dstdata["er"] = (self.right * rows).sum(2, keepdim=True)
+            graph.apply_edges(fn.u_add_v("el", "er", "e"))
+            graph.edata["a"] = edge_softmax(graph, F.leaky_relu(graph.edata.pop("e"), 0.2))
+            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
+            return graph.dstdata["out"]
+
+
+LOOKS: dict[str, Callable[[Tensor], Any] | None] = {
+    "nobody": None,
+    "a hook of scores": lambda scores: scores.register_hook(lambda grad: 2 * grad),
+    "a hook on the way": lambda scores: scores._base.register_hook(lambda grad: 2 * grad),  # type: ignore[union-attr]
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_attention_of_ones_own(size: int, look: str, partitioned: Cutter) -> None:
+    made = lambda: Own(LOOKS[look])  # noqa: E731
+    check(on_ranks(partitioned(mixed(), size, "random"), size, made), whole(made))
+
+
+def test_a_result_that_is_written_into_there(partitioned: Cutter) -> None:
+    class Written(Own):
+        def forward(self, graph: Any, x: Tensor) -> Tensor:
+            return super().forward(graph, x).mul_(2)
+
+    check(on_ranks(partitioned(mixed(), 3, "random"), 3, Written), whole(Written))
+
+
+# Kernels
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, FEW, 3 * FEW + 5])
+@pytest.mark.parametrize("count", [1, 2])
+def test_scores_and_their_gradients_equal_autograd(
+    count: int, size: int, dtype: torch.dtype, threads: int
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+
+    width = 128 if threads > 1 else WIDTH  # few numbers are not worth a thread
+    rows, drows = drawn(size, HEADS * width), drawn(size, HEADS * width)
+    vectors = [drawn(HEADS * width) for _ in range(count)]
+    grads = [drawn(size, HEADS) for _ in range(count)]
+    leaves = [t.double().requires_grad_() for t in (rows, *vectors)]
+    by_head = leaves[0].view(size, HEADS, width)
+    scores = [(by_head * v.view(1, HEADS, width)).sum(-1) for v in leaves[1:]]
+    want = torch.autograd.grad(scores, leaves, [g.double() for g in grads])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        sums = [head_sums(rows.view(size, HEADS, width), vector) for vector in vectors]
+        got, added = add_projected_grads(total := drows.clone(), rows, grads, vectors), total
+    finally:
+        torch.set_num_threads(before)
+    bound = 1e-12 if dtype == torch.float64 else 1e-4
+    for found, score in zip(sums, scores, strict=True):
+        torch.testing.assert_close(found.double(), score.detach(), rtol=bound, atol=bound)
+    bound = min(bound, 1e-5)
+    torch.testing.assert_close(got, torch.stack(want[1:]), rtol=bound, atol=bound * max(1, size))
+    torch.testing.assert_close(added.double(), drows + want[0], rtol=bound, atol=bound)
+
+
+def test_backward_meets_the_same_exchanges(partitioned: Cutter) -> None:
+    """Of the layer as a whole as of its own code: as many bytes, as many collectives."""
+    path = partitioned(mixed(), 3, "random")
+
+    def case(group: Any) -> list[tuple[int, int]]:
+        part, found = Part(group, path), []
+        x = whole_rows(TOTAL, (FEATURES,), seed=1)[part.nodes].requires_grad_()
+        for look in (False, True):
+            layer = make("gat")
+            if look:
+                layer.leaky_relu.register_forward_hook(lambda *seen: None)
+            for _ in range(2):
+                before = group.counters.sent_bytes, group.counters.collectives
+                layer(part.graph, x * 1).sum().backward()
+                after = group.counters.sent_bytes, group.counters.collectives
+            found.append((after[0] - before[0], after[1] - before[1]))
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for whole_layer, own_code in run_threads(3, case):
+            assert whole_layer == own_code and whole_layer[0] > 0
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_result_is_free_when_backward_streams(
+    kind: str, held: bool, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory, that is, where nobody else has it: see Note [Result first]."""
+    graph, x = graph_and_rows(partitioned)
+    module, free = sys.modules[f"sar.layers.{kind}"], []
+    backward = module.attention_backward
+
+    def noted(*args: Any) -> Any:
+        free.append(memory.expired())
+        return backward(*args)
+
+    monkeypatch.setattr(module, "attention_backward", noted)
+    out = make(kind)(graph, x)
+    memory, loss = StorageWeakRef(out.untyped_storage()), (out * 2).sum()
+    if not held:
+        del out
+    loss.backward()
+    assert free == [not held]
