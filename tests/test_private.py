@@ -414,6 +414,14 @@ def test_functions_of_dgl_that_layers_call(name: str, taken: list[str]) -> None:
         assert arguments(getattr(importlib.import_module(module), function)) == taken
 
 
+def test_widths_that_layers_of_dgl_want() -> None:
+    dgl_nn = pytest.importorskip("dgl.nn")
+    assert _private.width_wanted(dgl_nn.SAGEConv((3, 5), 4, "mean")) == 3
+    assert _private.width_wanted(dgl_nn.GATConv(6, 4, 2)) == 6
+    assert _private.width_wanted(dgl_nn.GraphConv(7, 4)) == 7
+    assert _private.width_wanted(torch.nn.Linear(3, 4)) is None
+
+
 def test_what_dgl_lacks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dgl")
     from sar.frontends.dgl import patches

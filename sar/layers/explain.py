@@ -147,8 +147,12 @@ def _known_bytes(told: Told, again: Told, saved: SavedBytes) -> dict[str, int] |
 
 def parts_of_fused(model: nn.Module) -> set[nn.Module]:
     """Modules inside of known layers, which marks would keep from being fused."""
-    layers = [layer for layer in model.modules() if entry_of(type(layer)) is not None]
-    return {part for layer in layers for part in layer.modules() if part is not layer}
+    found: set[nn.Module] = set()
+    for layer in model.modules():
+        entry = entry_of(type(layer))
+        if entry is not None and own_forward(layer, entry) is None:
+            found |= {part for part in layer.modules() if part is not layer}
+    return found
 
 
 class _Calls:
