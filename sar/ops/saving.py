@@ -69,11 +69,6 @@ def is_innermost() -> bool:
     return _state.hooks == innermost_saving_hooks()
 
 
-def saves_as_is() -> bool:
-    """Whether saved tensors are simply kept: nobody moves, copies or computes them again."""
-    return innermost_saving_hooks() is None
-
-
 def owns_saved() -> bool:
     """Whether nobody but the operation that saves them gets to see its own saved tensors."""
     repeated_or_kept = _state.notes is not None or not _state.hooked
@@ -116,25 +111,21 @@ def spares_memory() -> bool:
     return _state.hooked
 
 
-def valued(saved: Tensor, compute: Callable[[], Tensor], *, of_relu: bool = False) -> Tensor:
+def valued(saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
     """What ``compute`` returns, with the gradient of ``saved``, which a function returned instead.
 
     The function has saved what its backward pass reads, by Note [Saved first].
-
-    Args:
-        of_relu: it is the result of a relu: what is zero has no gradient.
     """
-    return _Valued.apply(saved, compute, of_relu)
+    return _Valued.apply(saved, compute)
 
 
 class _Valued(Function):
     """The value of an operation whose backward pass is elsewhere; dsaved = dvalue."""
 
     @staticmethod
-    def forward(ctx: Any, saved: Tensor, compute: Callable[[], Tensor], of_relu: bool) -> Tensor:
-        ctx.of_relu = of_relu
+    def forward(ctx: Any, saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         return compute()
 
     @staticmethod
-    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, None, None]:
-        return dvalue, None, None
+    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, None]:
+        return dvalue, None
