@@ -60,14 +60,6 @@ def version_of(tensor: Tensor) -> int:
         _missing("torch.Tensor._version")
 
 
-def base_of(tensor: Tensor) -> Tensor | None:
-    """The tensor that autograd knows this one to be a view of; missing: raises."""
-    try:
-        return tensor._base
-    except AttributeError:
-        _missing("torch.Tensor._base")
-
-
 def storage_id(tensor: Tensor) -> int:
     """A number that tensors share when they share their memory, also on the meta device; missing:
     raises."""

@@ -85,15 +85,6 @@ def test_writes_are_counted() -> None:
         _private.version_of(Bare())  # type: ignore[arg-type]
 
 
-def test_views_know_their_base() -> None:
-    x = torch.zeros(4)
-    assert _private.base_of(x[1:][1:]) is x
-    assert _private.base_of(x) is None and _private.base_of(x[1:].clone()) is None
-    assert _private.base_of(x.detach()) is x or _private.base_of(x.detach()) is None
-    with raises(r"torch\.Tensor\._base"):
-        _private.base_of(Bare())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_tensors_of_one_memory_have_one_storage(device: str) -> None:
     x, y = torch.zeros(4, device=device), torch.zeros(4, device=device)

@@ -136,25 +136,21 @@ def spares_memory() -> bool:
     return _state.hooked
 
 
-def valued(saved: Tensor, compute: Callable[[], Tensor], *, of_relu: bool = False) -> Tensor:
+def valued(saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
     """What ``compute`` returns, with the gradient of ``saved``, which a function returned instead.
 
     The function has saved what its backward pass reads, by Note [Saved first].
-
-    Args:
-        of_relu: it is the result of a relu: what is zero has no gradient.
     """
-    return _Valued.apply(saved, compute, of_relu)
+    return _Valued.apply(saved, compute)
 
 
 class _Valued(Function):
     """The value of an operation whose backward pass is elsewhere; dsaved = dvalue."""
 
     @staticmethod
-    def forward(ctx: Any, saved: Tensor, compute: Callable[[], Tensor], of_relu: bool) -> Tensor:
-        ctx.of_relu = of_relu
+    def forward(ctx: Any, saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         return compute()
 
     @staticmethod
-    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, None, None]:
-        return dvalue, None, None
+    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, None]:
+        return dvalue, None
