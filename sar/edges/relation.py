@@ -24,8 +24,8 @@ T = TypeVar("T")
 class Relation:
     """Edges of one canonical edge type, grouped by the partition that owns their source.
 
-    Shards are compressed for the rounds in use on first need; see
-    :class:`sar.edges.shard_store.ShardStore`.
+    Shards are compressed for the rounds in use on first need; see Note [Structure] in
+    :mod:`sar.edges.shard_store`.
 
     Args:
         plan: the halo plan of the source rows.

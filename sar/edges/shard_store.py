@@ -45,7 +45,7 @@ class Ends(NamedTuple):
 class ShardStore:
     """Shards by number of rounds and orientation.
 
-    Arrays of end points are given up as soon as the edges are compressed for the
+    Note [Structure]: arrays of end points are given up as soon as the edges are compressed for the
     rounds of a layer. What stays is 8 bytes an edge, by destination (the source and ``eid``, which
     values per edge are addressed by), and 4 bytes an edge by source, for backward. The transposed
     edges are made from the others shard by shard; under ``structure="one"`` each time they are
