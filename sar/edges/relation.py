@@ -82,6 +82,11 @@ class Relation:
         return [*accumulate(self.plan.recv_counts, initial=self.num_src)][:-1]
 
     @cached_property
+    def has_no_edge_somewhere(self) -> bool:
+        """Whether an owned row is none in which an edge ends."""
+        return bool((self.in_degrees == 0).any())
+
+    @cached_property
     def arrivals(self) -> Arrivals:
         """All edges by destination; sources are owned rows or rows behind ``halo_starts``."""
         src, dst, eid, offsets = self.arrays()
