@@ -1,5 +1,7 @@
 """Every error class of the library; each also derives from the builtin a caller would expect."""
 
+from __future__ import annotations
+
 
 class SarError(Exception):
     """Base class of the errors that this library raises on its own account."""
@@ -18,7 +20,23 @@ class DriftError(SarError, RuntimeError):
 
 
 class NotSupportedError(SarError, NotImplementedError):
-    """A layer, function, reduction or option that the library does not run."""
+    """A layer, function, reduction or option that the library does not run.
+
+    Attributes:
+        layer: the class of the layer that the message names, if any.
+    """
+
+    layer: str | None = None
+
+    def of_layer(self, layer: str) -> NotSupportedError:
+        """The same problem, with a layer in front."""
+        error = type(self)(f"{layer}: {self}")
+        error.layer = layer
+        return error
+
+
+class UnsupportedMember(NotSupportedError, AttributeError):
+    """A member of DGL's that the library's object in its place does not offer."""
 
 
 class MissingDependencyError(SarError, ImportError):

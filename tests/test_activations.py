@@ -25,7 +25,6 @@ import sar
 from sar.comm.buffers import BufferPool
 from sar.memory import paging
 from sar.memory.activations import layers_of
-from sar.ops.frugal import Frugal
 from sar.train import ModelOptions, build_model
 
 WIDTHS = (NUM_FEATURES, 8, 8, 4)
@@ -399,57 +398,3 @@ def test_a_layer_that_fails_cleans_up(activations: str, partitioned: Cutter) -> 
 
     path = partitioned(mixed(), 2)
     run_threads(2, case)
-
-
-def test_a_sum_takes_the_memory_of_a_temporary_alone() -> None:
-    """And of nothing that a variable, a hook or autograd still has."""
-    linear, other = nn.Linear(3, 3), torch.randn(5, 3)
-    x = torch.randn(5, 3, requires_grad=True)
-    held: list[Tensor] = []
-
-    def taken(total: Tensor) -> bool:
-        return total._version == 1
-
-    def plus(term: Tensor) -> Tensor:
-        return term + other
-
-    with Frugal():  # no sum in an assert, which would name the terms
-        total = linear(x) + other
-        alone = [taken(total)]
-        named = linear(x)
-        alone.append(taken(named + other))
-        alone.append(taken(linear(x).relu() + other))
-        alone.append(taken(linear(x) + other[0]))
-        alone.append(taken(plus(linear(x))))
-        listed = [linear(x)]
-        sines = [listed[0].sin()]
-        alone.append(taken(listed.pop() + other))
-        hooks = torch.autograd.graph.saved_tensors_hooks
-        with hooks(lambda saved: held.append(saved.detach()), lambda saved: saved):
-            listed = [linear(x)]
-            sines.append(listed[0].sin())
-            alone.append(taken(listed.pop() + other))
-        with torch.no_grad():
-            alone.append(taken(linear(x) + other))
-        handle = linear.register_forward_hook(lambda *call: held.append(call[2]))
-        alone.append(taken(linear(x) + other))
-        handle.remove()
-    assert alone == [True] + [False] * 8 and len(sines) == 2
-    want = linear(x) + other
-    got = [torch.autograd.grad(out.square().sum(), x)[0] for out in (total, want)]
-    assert torch.equal(total, want) and torch.equal(*got)
-
-
-@pytest.mark.parametrize("kind", ["sparse", "transform"])
-def test_tensors_without_memory_of_their_own_are_left_alone(kind: str) -> None:
-    weight, x = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
-    dense = x.to_sparse()
-
-    def total() -> Tensor:
-        if kind == "sparse":
-            return (torch.mm(weight.to_sparse(), dense) + dense).to_dense()
-        return torch.func.grad(lambda w: (F.linear(x, w) + x).square().sum())(weight)
-
-    with Frugal():
-        inside = total()
-    assert torch.equal(inside, total())

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 import sar
 from sar.comm import Group
 from sar.errors import NotSupportedError
-from sar.frontends.dgl import fused
+from sar.frontends.dgl import patches
 
 
 class Own(dgl.nn.SAGEConv):
@@ -183,7 +183,7 @@ def test_a_forward_of_ones_own_is_said(kind: str, partitioned: Cutter) -> None:
 def test_changed_classes(
     of: type[nn.Module], partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fused.uninstall()
+    patches.uninstall()
     forward = of.forward
     monkeypatch.setattr(of, "forward", lambda layer, *args: 2 * forward(layer, *args))
     if of is nn.Linear:
@@ -196,8 +196,8 @@ def test_changed_classes(
 def test_the_class_gets_its_own_forward_back(partitioned: Cutter) -> None:
     compare(sage(), partitioned, 1)
     assert hasattr(dgl.nn.SAGEConv.forward, "__wrapped__")
-    fused.uninstall()
-    fused.uninstall()
+    patches.uninstall()
+    patches.uninstall()
     assert not hasattr(dgl.nn.SAGEConv.forward, "__wrapped__")
     compare(fused_ones(sage()), partitioned, 1)  # and is put before it anew
 

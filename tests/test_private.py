@@ -416,16 +416,18 @@ def test_functions_of_dgl_that_layers_call(name: str, taken: list[str]) -> None:
 
 def test_what_dgl_lacks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dgl")
-    from sar.frontends.dgl import dispatch
+    from sar.frontends.dgl import patches
 
+    patches.uninstall()
     for name in NAMES:
         function, modules = getattr(_private, name)
         for module in modules:
             monkeypatch.delattr(importlib.import_module(module), function)
-    dispatch.install()
+    patches.install()
     for name in NAMES:
         function, modules = getattr(_private, name)
         assert not any(hasattr(sys.modules[module], function) for module in modules)
+    patches.uninstall()
 
 
 def test_dgls_metis_cuts_a_path(monkeypatch: pytest.MonkeyPatch) -> None:

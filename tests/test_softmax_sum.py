@@ -126,7 +126,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return found
 
     monkeypatch.setattr(passing, "weighted_by", spy)
-    monkeypatch.setattr(passing, "attend_if_matched", lambda messages: None)
+    monkeypatch.setattr(passing, "attend_if_matched", lambda *_: None)
     yield seen
 
 

@@ -183,6 +183,13 @@ class ReversedRelation:
         self.num_edges, self.num_edges_global = forward.num_edges, forward.num_edges_global
         self.in_degrees, self.out_degrees = forward.out_degrees, forward.in_degrees
         self.offsets, self.make_keys = forward.offsets, forward.make_keys
+        self._derived: dict[Hashable, Any] = {}
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """As :meth:`Relation.derived`; nothing is shared with the relation that was turned."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
     @property
     def keys(self) -> Tensor:

@@ -34,9 +34,7 @@ class _Memory:
 def array(tensor: Tensor, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """The memory of a tensor on the CPU, whether or not it asks for a gradient.
 
-    After ``Tensor.numpy()`` torch says of the memory, as of that of somebody's array, that it may
-    not be resized, and no gradient is written there any more: see Note [Overwritten] in
-    :mod:`sar.ops.overwrite`. This array is one more holder of the tensor, and no more.
+    This array is one more holder of the tensor, and no more.
 
     Args:
         shape: of an array of other numbers, which lie side by side from the tensor's first on.

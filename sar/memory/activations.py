@@ -20,7 +20,6 @@ from sar.graph.rows import KnownRows
 from sar.memory.forwards import Forward, replace, reset
 from sar.memory.inputs import LayerInputs
 from sar.memory.paging import Offload, RoundToBfloat16
-from sar.ops.frugal import Frugal
 from sar.ops.randomness import SameRandom
 from sar.ops.saving import Notes, hooked
 
@@ -148,13 +147,7 @@ def _both_passes(
     module: nn.Module, group: Group
 ) -> tuple[AbstractContextManager, AbstractContextManager]:
     notes = Notes()
-    return _first(notes, Frugal()), _Again(module, group, notes)
-
-
-@contextmanager
-def _first(notes: Notes, frugal: Frugal) -> Iterator[None]:
-    with hooked(notes), frugal:
-        yield
+    return hooked(notes), _Again(module, group, notes)
 
 
 class _Again:
@@ -177,7 +170,6 @@ class _Again:
                 stack.enter_context(state)
             stack.enter_context(_buffers(self.buffers))
             stack.enter_context(hooked(self.notes, again=True))
-            stack.enter_context(Frugal())
             self.entered.append(stack.pop_all())
 
     def __exit__(self, *error: Any) -> None:

@@ -20,6 +20,7 @@ from sar.ops import Inputs, Messages, run_messages
 from sar.ops.message_blocks import Rows
 from sar.ops.randomness import unchanged
 from sar.ops.reduce import wide_dtype
+from sar.tracing.capture import TORCH_CAPTURES
 
 Ends = Tensor | tuple[Tensor, Tensor]
 
@@ -120,7 +121,7 @@ def _run(
 ) -> Tensor:
     scope = graph.scope()
     learned = tuple(p for p in scorer.parameters() if p.requires_grad)
-    messages = Messages(function, is_udf=True, captures=learned)
+    messages = Messages(function, is_udf=True, capturing=TORCH_CAPTURES, captures=learned)
     like = torch.empty(0, dtype=dtype, device=scope.device)
     (out,) = run_messages(scope.relation, messages, reduce, scope.policy, inputs, [like])
     return out

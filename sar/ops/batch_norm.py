@@ -18,8 +18,6 @@ from sar.kernels.norm import (
     normalize,
 )
 from sar.ops.first_order import first_order
-from sar.ops.overwrite import may_overwrite
-from sar.ops.reuse import is_made_here
 from sar.ops.saving import once, valued
 
 
@@ -61,7 +59,7 @@ class _Normalize(torch.autograd.Function):
     tensor         shape    owner        kept for backward
     =============  =======  ===========  =====================================================
     x              [n, F]   this rank    yes; the caller's own activation, not a copy
-    y, dy, dx      [n, F]   this rank    no; dx is where x was, by Note [Overwritten]
+    y, dy, dx      [n, F]   this rank    no
     mean, rstd     [F]      every rank   yes, float64
     weight, bias   [F]      every rank   yes; dweight, dbias are this rank's share
     s0, s1         [F]      every rank   no, float64, made in backward
@@ -90,14 +88,12 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, rstd, weight, bias)
         ctx.count, ctx.group, ctx.relu = count, group, relu
-        ctx.may_overwrite = is_made_here(x)
         return x.view_as(x)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
-        out = x if ctx.may_overwrite and may_overwrite(x, dy) else None
         norm = _norm(mean, rstd, weight, bias, ctx.relu)
         sums = gradient_sums(x, dy, norm)
         sums[1] *= rstd
@@ -105,7 +101,7 @@ class _Normalize(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             shares = ctx.group.all_reduce(sums.clone()) / ctx.count  # `local` may alias sums
-            dx = out.detach() if out is not None else x.new_empty(x.shape)
+            dx = x.new_empty(x.shape)
             input_gradient(x, dy, norm, shares[1] * rstd, shares[0], dx)
         dweight = local[1] if ctx.needs_input_grad[1] else None
         dbias = local[0] if ctx.needs_input_grad[2] else None

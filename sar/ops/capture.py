@@ -1,76 +1,66 @@
-"""Finding the tensors that a user's function reads besides its arguments.
+"""Tensors that a message function uses besides its arguments: who finds them, who gets gradients.
 
-Note [Captured tensors]
-A message function may use parameters, or tensors computed from them, that no argument names. In
-forward the function runs without grad under a torch-function mode that records every tensor that
-asks for a gradient. In backward each is replaced by a detached alias: the gradients of all blocks
-are summed per alias and handed to autograd once. Without the alias a captured ``T = f(W)`` would
-be differentiated through in every block, and the second time would fail.
-What the mode cannot see (inputs of a custom ``autograd.Function``) is found once by walking the
-autograd graph of a probe to its leaves.
+How they are found is the business of whoever makes the function, a :class:`Captures` that comes
+with it; the passes only say when.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-from sar._private import tree_map
 
 
-class RecordCaptures(TorchFunctionMode):
-    """Collects every tensor with ``requires_grad`` that passes through a torch function.
+class Recording(Protocol):
+    """Notes, while it is entered, which tensors functions use; may be entered again and again."""
 
-    Args:
-        known: tensors that count as found already.
-    """
+    def __enter__(self) -> Any: ...
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
-        super().__init__()
-        self._found: dict[int, Tensor] = {id(tensor): tensor for tensor in known}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tensors_in((args, kwargs)):
-            if tensor.requires_grad:
-                self._found.setdefault(id(tensor), tensor)
-        return func(*args, **(kwargs or {}))
+    def __exit__(self, *_: Any) -> Any: ...
 
     def tensors(self) -> list[Tensor]:
-        """What was found, in the order it was met."""
-        return list(self._found.values())
+        """What was found, in the order it was met, after what was known before."""
 
 
-class ReplaceCaptures(TorchFunctionMode):
-    """Puts aliases in place of captured tensors wherever a torch function takes them."""
+class Captures(Protocol):
+    """Finds the tensors that a function captures, and puts aliases in their places."""
 
-    def __init__(self, captures: list[Tensor], aliases: list[Tensor]) -> None:
-        super().__init__()
-        self._alias = {id(c): alias for c, alias in zip(captures, aliases, strict=True)}
+    def record(self, known: Iterable[Tensor] = ()) -> Recording:
+        """To be entered around calls of the function in forward; ``known`` are found already."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(id(tensor) in self._alias for tensor in tensors_in((args, kwargs))):
-            args, kwargs = tree_map(self._swap, (args, kwargs))
-        return func(*args, **kwargs)
-
-    def _swap(self, value: Any) -> Any:
-        return self._alias.get(id(value), value) if isinstance(value, Tensor) else value
+    def replace(
+        self, captures: Sequence[Tensor], aliases: Sequence[Tensor]
+    ) -> AbstractContextManager:
+        """To be entered around a call in backward, which then uses the aliases instead."""
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors among a function's arguments; a fifth of the time of torch's ``tree_map``."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
+class _Nothing(nullcontext):
+    def tensors(self) -> list[Tensor]:
+        return []
+
+
+class NoCaptures:
+    """Of a function that uses its arguments alone."""
+
+    def record(self, known: Iterable[Tensor] = ()) -> Recording:
+        """Finds nothing. Raises ``ValueError`` where something is known."""
+        self._refuse(known)
+        return _Nothing()
+
+    def replace(
+        self, captures: Sequence[Tensor], aliases: Sequence[Tensor]
+    ) -> AbstractContextManager:
+        """Replaces nothing. Raises ``ValueError`` where something is to be replaced."""
+        self._refuse(captures)
+        return nullcontext()
+
+    @staticmethod
+    def _refuse(tensors: Iterable[Tensor]) -> None:
+        if count := len(list(tensors)):  # their gradients would be missing
+            raise ValueError(f"captures: got {count} tensors and nobody who replaces them")
 
 
 def leaves_of(outputs: list[Tensor]) -> Iterator[Tensor]:

@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.ops.capture import RecordCaptures
+from sar.ops.capture import Recording
 from sar.ops.first_order import first_order
 from sar.ops.mailbox_blocks import MailboxPass, fetch_table
 from sar.ops.mailbox_grads import MailboxGrads
@@ -45,7 +45,8 @@ def run_mailbox(
         messages, inputs: as for :func:`sar.ops.run_messages`.
         mail: the messages on no edges: trailing shapes and dtypes.
         reduce: its function takes mailboxes [n, in-degree, ...] of n destinations of equal
-            in-degree, messages in ascending position, and ``columns``' rows; gives [n, ...].
+            in-degree, messages in ascending position, and ``columns``' rows; gives [n, ...]. What
+            both functions capture, its ``capturing`` finds.
         columns: [num_dst, ...] each.
         like: the results on no rows.
         name: of the function, for warnings.
@@ -66,7 +67,7 @@ def run_mailbox(
     _warn_of_halo(relation, layout, name)
     _warn_of_hub(spec, mail, name)
     tensors = [*inputs.src, *inputs.dst, *inputs.edge, *columns]
-    recorded = RecordCaptures((*messages.captures, *reduce.captures))
+    recorded = reduce.capturing.record((*messages.captures, *reduce.captures))
     _agree_sources(relation, len(inputs.src))
     with torch.no_grad():
         results, kept = _forward(spec, [t.detach() for t in tensors], recorded)
@@ -107,7 +108,7 @@ def _agree_grads(
 
 
 def _forward(
-    spec: MailboxPass, inputs: list[Tensor], recorded: RecordCaptures
+    spec: MailboxPass, inputs: list[Tensor], recorded: Recording
 ) -> tuple[list[Tensor], Tensor | None]:
     """Fetch the halo and run every block; returns the results and the table, if it is kept."""
     relation, policy = spec.messages.relation, spec.messages.policy

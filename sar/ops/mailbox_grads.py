@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sar.edges.arrivals import MailBlock
 from sar.kernels import add_rows, wide_dtype
-from sar.ops.capture import ReplaceCaptures, block_gradients, detached_leaf
+from sar.ops.capture import block_gradients, detached_leaf
 from sar.ops.mailbox_blocks import MailboxPass, fetch_table, grad_layout, return_table
 from sar.ops.message_blocks import pack_rows, unpack_rows
 from sar.stream.packing import flat_rows
@@ -83,7 +83,7 @@ class MailboxGrads:
         dst_rows = _leaves(self.dst, self.needs_dst, block.ends)
         edge_rows = _leaves(self.edge, self.needs_edge, block.position)
         node_rows = _leaves(self.nodes, self.needs_nodes, block.dst)
-        mode = ReplaceCaptures(self.originals, self.aliases)
+        mode = self.spec.reduce.messages.capturing.replace(self.originals, self.aliases)
         with torch.enable_grad():
             values = self.spec.compute(block, src_rows, dst_rows, edge_rows, node_rows, mode)
         pairs = [

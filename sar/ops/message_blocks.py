@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.edges.relation import Relation
+from sar.ops.capture import Captures, NoCaptures
 from sar.ops.randomness import seeded
 from sar.stream import Pass, Step
 from sar.stream.packing import RowLayout
@@ -65,6 +66,7 @@ class Messages:
         linear_in_src: its gradient does not depend on the source rows, so backward fetches none.
         sort_by: index of an integer edge input that the edges of a block are sorted by.
         eids: int64 positions of the only edges that get a message; ``None`` is all.
+        capturing: finds what the function uses besides its arguments; needs ``is_udf``.
         captures: tensors that the function is known to use, on every rank alike.
         hidden: leaf parameters that the function uses where no torch function shows them.
         widest: bytes of the widest value that the function computes for an edge.
@@ -79,6 +81,7 @@ class Messages:
     linear_in_src: bool = False
     sort_by: int | None = None
     eids: Tensor | None = None
+    capturing: Captures = field(default_factory=NoCaptures)
     captures: tuple[Tensor, ...] = ()
     hidden: tuple[Tensor, ...] = ()
     widest: int = 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels import add_rows, wide_dtype
-from sar.ops.capture import ReplaceCaptures, block_gradients, detached_leaf
+from sar.ops.capture import block_gradients, detached_leaf
 from sar.ops.message_blocks import (
     Block,
     MessagePass,
@@ -132,7 +132,7 @@ class MessageGrads:
         src_rows = [detached_leaf(t, n) for t, n in zip(src, self.needs_src, strict=True)]
         dst_rows = self._leaves(self.dst, self.needs_dst, block.dst)
         edge_rows = self._leaves(self.edge, self.needs_edge, block.position)
-        mode = ReplaceCaptures(self.originals, self.aliases)
+        mode = self.spec.messages.capturing.replace(self.originals, self.aliases)
         weigh = None if self.weights is None else self.weights.of(block.dst)
         with torch.enable_grad():
             values = self.spec.call(block, src_rows, dst_rows, edge_rows, mode, weigh)

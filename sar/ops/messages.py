@@ -18,7 +18,7 @@ from torch.autograd import Function
 from sar.config import Policy
 from sar.edges.relation import AnyRelation, Relation, ReversedRelation
 from sar.errors import NotSupportedError
-from sar.ops.capture import RecordCaptures
+from sar.ops.capture import Recording
 from sar.ops.first_order import first_order
 from sar.ops.message_blocks import (
     Inputs,
@@ -74,7 +74,7 @@ def run_messages(
     counts = [len(side) for side in inputs]
     spec = MessagePass(relation, messages, reduce, policy, counts[0], counts[1], counts[2], seed)
     tensors = [*inputs.src, *inputs.dst, *inputs.edge]
-    recorded = RecordCaptures(messages.captures)
+    recorded = messages.capturing.record(messages.captures)
     with torch.no_grad():
         reducers, kept = _forward(spec, [t.detach() for t in tensors], like, recorded)
         results = [reducer.result() for reducer in reducers]
@@ -135,7 +135,7 @@ _PUSHES: dict[str, Callable[..., Tensor]] = {
 
 
 def _forward(
-    spec: MessagePass, inputs: list[Tensor], like: Sequence[Tensor], recorded: RecordCaptures
+    spec: MessagePass, inputs: list[Tensor], like: Sequence[Tensor], recorded: Recording
 ) -> tuple[list[Reducer], list[Tensor]]:
     """Run every block in stream order; returns the filled reducers and the halo, if kept."""
     relation = spec.relation
@@ -228,7 +228,7 @@ def _reduced_again(
 ) -> list[Reducer]:
     """The reducers of another forward pass over the saved ``tensors``; collective."""
     inputs = [t.detach() for side in spec.split(tensors) for t in side]
-    reducers, _ = _forward(spec, inputs, like, RecordCaptures())
+    reducers, _ = _forward(spec, inputs, like, spec.messages.capturing.record())
     softmax = softmax_sum(reducers)
     if softmax is not None:
         softmax.keep(softmax.result())

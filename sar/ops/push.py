@@ -18,7 +18,7 @@ from torch.autograd import Function
 from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.kernels import add_rows, wide_dtype
-from sar.ops.capture import RecordCaptures
+from sar.ops.capture import Recording
 from sar.ops.first_order import first_order
 from sar.ops.message_blocks import (
     Inputs,
@@ -48,7 +48,7 @@ def push_sum(
         [num_src, ...]; 0 for a row without edges.
     """
     spec, tensors = _spec(relation, messages, policy, inputs, like)
-    recorded = RecordCaptures(messages.captures)
+    recorded = messages.capturing.record(messages.captures)
     with torch.no_grad():
         total = _push(spec, [t.detach() for t in tensors], like, recorded)
     captures = recorded.tensors()
@@ -89,7 +89,8 @@ def push_largest(
     -inf for a row without edges. Collective.
     """
     spec, tensors = _spec(relation, messages, policy, inputs, like)
-    return _push(spec, [t.detach() for t in tensors], like, RecordCaptures(), largest=True)
+    recorded = messages.capturing.record()
+    return _push(spec, [t.detach() for t in tensors], like, recorded, largest=True)
 
 
 def _spec(
@@ -106,7 +107,7 @@ def _push(
     spec: MessagePass,
     inputs: list[Tensor],
     like: Tensor,
-    recorded: RecordCaptures,
+    recorded: Recording,
     largest: bool = False,
 ) -> Tensor:
     """[num_src, width] in the wide dtype: what this rank's edges give, and what comes home."""

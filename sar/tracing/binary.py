@@ -30,7 +30,7 @@ class BuiltinMessage:
 
 
 def apply_binary(op: str, lhs: Tensor, rhs: Tensor | None) -> Tensor:
-    """The message of DGL's built-ins, [e, ...]: feature dimensions broadcast from the right.
+    """The message of an operator, [e, ...]: feature dimensions broadcast from the right.
 
     ``dot`` sums the product over the last dimension and keeps it with size 1.
     """

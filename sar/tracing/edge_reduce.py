@@ -20,7 +20,7 @@ from sar.ops.readout import extreme_over_ranks, sum_over_ranks
 from sar.tracing.program import Program
 
 if TYPE_CHECKING:
-    from sar.tracing.lazy import EdgeTensor
+    from sar.tracing.edge_rows import EdgeRows
 
 _KINDS = {"sum", "mean", "max", "min", "amax", "amin", "any", "all"}
 
@@ -54,7 +54,7 @@ def reduction_of(func: Callable, args: tuple, kwargs: dict) -> Callable[[], Tens
     return lambda: reduce_edges(x, kind, dims, keepdim)
 
 
-def reduce_edges(x: EdgeTensor, kind: str, dims: list[int], keepdim: bool) -> Tensor:
+def reduce_edges(x: EdgeRows, kind: str, dims: list[int], keepdim: bool) -> Tensor:
     """``kind`` over dimensions ``dims``, 0 among them, of the edges of all ranks; collective."""
     of_row: Any = x
     features = dims[1:]
@@ -83,7 +83,7 @@ def reduce_edges(x: EdgeTensor, kind: str, dims: list[int], keepdim: bool) -> Te
     return total if x.is_floating_point() or kind == "mean" else total.to(_counted(x.dtype, kind))
 
 
-def _softmax(x: EdgeTensor) -> Tensor:
+def _softmax(x: EdgeRows) -> Tensor:
     """Softmax over the edges of all ranks, lazily; collective."""
     with torch.no_grad():
         largest = reduce_edges(x, "max", [0], True)  # a constant cancels
@@ -99,7 +99,7 @@ def _in_degrees(relation: Any) -> Tensor:
     return relation.out_degrees if isinstance(relation, ReversedRelation) else relation.in_degrees
 
 
-def _at_destinations(x: EdgeTensor, kind: str) -> Tensor:
+def _at_destinations(x: EdgeRows, kind: str) -> Tensor:
     """[num_dst, ...] over the edges that end in each row, before they were turned if they were."""
     program, scope = Program([x.read()]), x.scope
     messages, inputs, relation = program.messages(), program.inputs(), scope.relation

@@ -6,18 +6,21 @@ on the edge axis, which may move. A run on few random rows shows whether rows ar
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from sar._private import storage_id, tree_leaves, tree_map
+from sar._private import storage_id, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from sar.edges import AnyRelation
-from sar.tracing.lazy import CannotRecord, EdgeTensor, is_in_place, node_of
+from sar.tracing.edge_rows import EdgeRows, node_of
+from sar.tracing.in_place import CannotRecord, functional
+from sar.tracing.memo import is_known, keep, literals, recall, state_of_torch
 from sar.tracing.message_dropout import DROPOUTS, arguments
-from sar.tracing.program import EDGE_COUNT, Call, Dropout, Item, Node
+from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Node
 
 _META = torch.device("meta")
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
@@ -26,27 +29,24 @@ _PROBE_PART = (1, 3)  # start and length: neither from the start nor the middle,
 
 _COPY_UNLESS_DENSE = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
 
-# In-place functions, recorded as what they compute and bound to the same Python object.
-_IN_PLACE = {
-    Tensor.__iadd__: operator.add,
-    Tensor.__isub__: operator.sub,
-    Tensor.__imul__: operator.mul,
-    Tensor.__itruediv__: operator.truediv,
-}
 
-
-def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor) -> Any:
+def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> Any:
     """Extend the program by one function; raises :class:`CannotRecord`."""
     if func in DROPOUTS:
         _, probability, inplace = arguments(*args, **kwargs)
         return _record_dropout(first, probability, inplace)
-    in_place = _functional(func, args, kwargs)
+    in_place = functional(func, args, kwargs)
     if in_place is not None:
         if args[0] is not first:
             raise CannotRecord("it writes into a tensor that is stored")
         func, kwargs = in_place
-    node, like, axes, bases = _infer(func, args, kwargs, first)
-    result = _wrap(node, like, axes, bases, first)
+    outcome = _infer(func, args, kwargs, first)
+    leaves, spec = tree_flatten((args, kwargs))
+    if in_place is None:
+        key = _key(func, leaves, spec, first)
+        if key is not None:
+            keep(first.scope.relation, key, outcome)
+    result = outcome.result(func, leaves, spec, first)
     if in_place is None:
         return result
     if result.shape != first.shape or result.dtype != first.dtype:
@@ -55,47 +55,75 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeTensor)
     return first
 
 
-def _functional(func: Callable, args: Any, kwargs: dict[str, Any]) -> tuple[Callable, dict] | None:
-    if kwargs.get("inplace"):
-        return func, {**kwargs, "inplace": False}
-    if func in _IN_PLACE:
-        return _IN_PLACE[func], kwargs
-    if func is Tensor.__setitem__:
-        mask = args[1]
-        if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-            return _filled, kwargs
-        raise CannotRecord("it writes rows")
-    if not is_in_place(func):
+def record_again(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> Any:
+    """As :func:`record` where an equal call was recorded before; else ``NotImplemented``."""
+    leaves, spec = tree_flatten((args, kwargs))
+    outcome = recall(first.scope.relation, _key(func, leaves, spec, first))
+    return NotImplemented if outcome is None else outcome.result(func, leaves, spec, first)
+
+
+def _key(func: Callable, leaves: list[Any], spec: Any, first: EdgeRows) -> Hashable | None:
+    """Note [Remembered outcomes]; floating point tensors have stand-ins when rows are compared."""
+    if not is_known(func):
         return None
-    name = func.__name__[:-1]
-    if name in _WRITES:
-        return _WRITES[name], kwargs
-    for where in (Tensor, torch, torch.nn.functional):
-        if hasattr(where, name):
-            return getattr(where, name), kwargs
-    raise CannotRecord("it writes in place")
+    key: list[Any] = [func, spec, state_of_torch(), literals(leaves, EdgeRows)]
+    if key[-1] is None:
+        return None
+    for leaf in leaves:
+        if isinstance(leaf, EdgeRows):
+            if leaf.scope.relation is not first.scope.relation:
+                return None
+            key.append((leaf.kind, leaf.is_dense))
+        elif isinstance(leaf, Tensor):
+            if type(leaf) not in _PLAIN or not leaf.is_floating_point():
+                return None
+            key.append((leaf.shape, leaf.dtype, leaf.device, leaf.layout))
+    return tuple(key)
 
 
-def _written(x: Tensor, value: Any) -> Tensor:
-    """``x`` after all its elements were set to ``value``, which broadcasts."""
-    return torch.where(torch.ones_like(x, dtype=torch.bool), value, x).to(x.dtype)
+_PLAIN = (Tensor, Parameter)
 
 
-_WRITES: dict[str, Callable] = {
-    "zero": torch.zeros_like,
-    "fill": _written,
-    "copy": _written,
-}
+@dataclass(frozen=True)
+class _Outcome:
+    """What was found out about a call.
+
+    Attributes:
+        aligned, count: as of :class:`_Reading`.
+        like: its value on meta tensors of all local edges.
+        axes: where the edges are, by the id of each tensor of ``like``.
+        bases: the place among the arguments of what each of them is a view of, if of any.
+    """
+
+    aligned: bool
+    count: bool
+    like: Any
+    axes: dict[int, int]
+    bases: dict[int, int | None]
+
+    def result(self, func: Callable, leaves: list[Any], spec: Any, first: EdgeRows) -> Any:
+        """The call on the present arguments, recorded."""
+        relation = first.scope.relation
+        given: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, EdgeRows) and leaf.scope.relation is relation:
+                given.append(leaf.read())
+            elif isinstance(leaf, EdgeRows) or self._is_column(leaf, relation):
+                given.append(node_of(leaf, relation))
+            else:
+                is_count = self.count and type(leaf) is int and leaf == relation.num_edges
+                given.append(EDGE_COUNT if is_count else leaf)
+        args, kwargs = tree_unflatten(given, spec)
+        bases = {key: None if at is None else leaves[at] for key, at in self.bases.items()}
+        return _wrap(Call(func, args, kwargs), self.like, self.axes, bases, first)
+
+    def _is_column(self, value: Any, relation: AnyRelation) -> bool:
+        if not self.aligned or not isinstance(value, Tensor):
+            return False
+        return value.dim() > 0 and len(value) == relation.num_edges
 
 
-def _filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """``x`` [e, ...] after ``x[mask] = value``, for one value and a mask of rows or elements."""
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError("it writes several values")
-    return torch.where(mask.view(*mask.shape, *[1] * (x.dim() - mask.dim())), value, x).to(x.dtype)
-
-
-def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
+def _record_dropout(x: EdgeRows, p: float, inplace: bool) -> EdgeRows:
     if p == 0:
         return x
     if x.axis != 0:
@@ -105,18 +133,15 @@ def _record_dropout(x: EdgeTensor, p: float, inplace: bool) -> EdgeTensor:
     seed = relation.group.seeds.draw(relation.group)
     node = Dropout(x.read(), p, relation, seed)
     if not inplace:
-        return EdgeTensor(node, like, x.scope)
+        return type(x)(node, like, x.scope)
     if x.column is not None:
-        return x.write(Tensor.copy_, (x, EdgeTensor(node, like, x.scope)), {})
+        return x.write(Tensor.copy_, (x, type(x)(node, like, x.scope)), {})
     x.rebind(node)
     return x
 
 
-def _infer(
-    func: Callable, args: Any, kwargs: dict, first: EdgeTensor
-) -> tuple[Node, Any, dict[int, int], dict[int, EdgeTensor | None]]:
-    """The node, its value on meta tensors of all local edges, and, by the id of each of these, its
-    edge axis and what it is a view of.
+def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeRows) -> _Outcome:
+    """Find out about a call.
 
     Raises ``ValueError`` for a call that no reading can run, before anything is computed.
     """
@@ -141,8 +166,8 @@ def _infer(
         if axes and None not in axes:
             reading.check_rowwise([axis or 0 for axis in axes])
             by_id = {id(a): axis or 0 for (a, _), axis in zip(pairs, axes, strict=True)}
-            shared = {id(a): reading.base_of(a) for a, _ in pairs}
-            return reading.node(), small, by_id, shared
+            bases = {id(a): reading.place_of_base(a) for a, _ in pairs}
+            return _Outcome(reading.aligned, reading.count, small, by_id, bases)
         problem = problem or CannotRecord("its result has no row per edge")
     text = str(problem).split("\n")[0]
     if not isinstance(problem, CannotRecord) and not any(r.runs() for r in readings):
@@ -161,7 +186,7 @@ def _growing(small: Tensor, large: Tensor, rows: int) -> int | None:
 
 
 def _axis(value: Tensor) -> int:
-    return value.axis if isinstance(value, EdgeTensor) else 0
+    return value.axis if isinstance(value, EdgeRows) else 0
 
 
 def _with_rows(value: Tensor, rows: int) -> list[int]:
@@ -193,14 +218,14 @@ class _Reading:
         self.func, self.args, self.kwargs = func, tuple(args), kwargs
         self.relation, self.rows = relation, relation.num_edges
         self.aligned, self.count = aligned, count
-        self.shared: dict[int, EdgeTensor] = {}  # by the storage of the meta tensor
+        self.shared: dict[int, EdgeRows] = {}  # by the storage of the meta tensor
 
     def on_meta(self, rows: int) -> Any:
         """The call on tensors without data, for a number of edges."""
 
         def column(value: Tensor) -> Tensor:
             made = torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
-            if isinstance(value, EdgeTensor):
+            if isinstance(value, EdgeRows):
                 self.shared[storage_id(made)] = value
             return made
 
@@ -209,11 +234,14 @@ class _Reading:
 
         return self._run(rows, column, other)
 
-    def base_of(self, result: Tensor) -> EdgeTensor | None:
-        """The edge tensor that a result on meta tensors, which are dense, is a view of."""
+    def place_of_base(self, result: Tensor) -> int | None:
+        """The argument that a result on meta tensors, which are dense, is a view of, if of any."""
         base = self.shared.get(storage_id(result))
         copies = getattr(self.func, "__name__", "") in _COPY_UNLESS_DENSE
-        return None if base is None or (copies and not base.is_dense) else base
+        if base is None or (copies and not base.is_dense):
+            return None
+        leaves = tree_leaves((self.args, self.kwargs))
+        return next(place for place, leaf in enumerate(leaves) if leaf is base)
 
     def check_rowwise(self, axes: list[int]) -> None:
         """Shapes do not show whether rows are mixed (``cumsum``): compare 6 rows with 3.
@@ -233,8 +261,8 @@ class _Reading:
             return column(value).narrow(_axis(value), *_PROBE_PART)
 
         try:
-            whole = self._run(_PROBE_ROWS, column, _harmless)
-            piece = self._run(3, part, _harmless)
+            whole = self._run(_PROBE_ROWS, column, _stand_ins())
+            piece = self._run(3, part, _stand_ins())
         except (RuntimeError, ValueError, IndexError):  # random indices may be out of range
             return
         for long, short, axis in zip(_tensors(whole), _tensors(piece), axes, strict=True):
@@ -246,29 +274,16 @@ class _Reading:
         """Whether the call works on a few rows; some functions fail on meta tensors alone."""
         generator = torch.Generator().manual_seed(0)
         try:
-            self._run(_PROBE_ROWS, lambda value: _random_rows(value, generator), _harmless)
+            self._run(_PROBE_ROWS, lambda value: _random_rows(value, generator), _stand_ins())
         except _FAILURES:
             return False
         return True
-
-    def node(self) -> Call:
-        """The call with nodes in place of edge columns."""
-
-        def noted(value: Any) -> Any:
-            if isinstance(value, EdgeTensor) and value.scope.relation is self.relation:
-                return value.read()
-            if isinstance(value, EdgeTensor) or self._is_column(value):
-                return node_of(value, self.relation)
-            return EDGE_COUNT if self._is_count(value) else value
-
-        args, kwargs = tree_map(noted, (self.args, self.kwargs))
-        return Call(self.func, args, kwargs)
 
     def _run(
         self, rows: int, column: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
     ) -> Any:
         def replaced(value: Any) -> Any:
-            if isinstance(value, EdgeTensor) or self._is_column(value):
+            if isinstance(value, EdgeRows) or self._is_column(value):
                 return column(value)
             if isinstance(value, Tensor):
                 return other(value)
@@ -279,7 +294,7 @@ class _Reading:
             return self.func(*args, **kwargs)
 
     def _is_column(self, value: Any) -> bool:
-        if not self.aligned or not isinstance(value, Tensor) or isinstance(value, EdgeTensor):
+        if not self.aligned or not isinstance(value, Tensor) or isinstance(value, EdgeRows):
             return False
         return value.dim() > 0 and len(value) == self.rows
 
@@ -287,9 +302,19 @@ class _Reading:
         return self.count and type(value) is int and value == self.rows
 
 
-def _harmless(value: Tensor) -> Tensor:
-    """What a trial run may write into: running statistics are buffers, without gradient."""
-    return value.detach() if value.requires_grad else value.clone()
+def _stand_ins() -> Callable[[Tensor], Tensor]:
+    """What trial runs get for eager tensors, and may write into; the same in each run.
+
+    Other numbers for floating point: a weight that is still 0 would hide that rows are mixed.
+    """
+    generator = torch.Generator().manual_seed(1)
+
+    def stand_in(value: Tensor) -> Tensor:
+        if type(value) not in _PLAIN or not value.is_floating_point():
+            return value.detach().clone()
+        return torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
+
+    return stand_in
 
 
 def _tensors(result: Any) -> list[Tensor]:
@@ -315,11 +340,11 @@ def _wrap(
     node: Node,
     like: Any,
     axes: dict[int, int],
-    bases: dict[int, EdgeTensor | None],
-    first: EdgeTensor,
+    bases: dict[int, EdgeRows | None],
+    first: EdgeRows,
 ) -> Any:
     if isinstance(like, Tensor):
-        return EdgeTensor(node, like, first.scope, axes[id(like)], bases[id(like)])
+        return type(first)(node, like, first.scope, axes[id(like)], bases[id(like)])
     if isinstance(like, (tuple, list)):
         parts = [_wrap(Item(node, i), part, axes, bases, first) for i, part in enumerate(like)]
         named = hasattr(like, "n_sequence_fields")  # as torch.max gives

@@ -11,18 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sar._private import version_of
+from sar._private import version_of, without_modes
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
-from sar.ops.capture import RecordCaptures, ReplaceCaptures, detached_leaf, leaves_of
+from sar.ops.capture import detached_leaf, leaves_of
 from sar.ops.randomness import unchanged
+from sar.tracing.capture import RecordCaptures, ReplaceCaptures
 from sar.tracing.message_dropout import FindDropout, inside_function
 
 _PROBE_ROWS = 2
 
 
 class EdgeBatch:
-    """The edges of one block as a message function sees them, like DGL's ``EdgeBatch``.
+    """The edges of one block as a message function sees them.
 
     Attributes:
         src, dst, data: columns of the sources, destinations and edges, [e, ...] each.
@@ -68,9 +69,11 @@ class Recorder(Mapping[str, Tensor]):
         if name not in self.read:
             frame = self._frame  # what is pending must not be computed, which is collective
             column = frame.like(name) if isinstance(frame, Frame) else frame[name]
-            shape = (*self._rows, *tuple(column.shape)[1:])  # the column may be lazy
+            with without_modes():  # the column may be lazy; it is not captured
+                shape, kind, device = tuple(column.shape), column.dtype, column.device
             with torch.inference_mode(False):  # where writes are counted
-                self.read[name] = torch.zeros(shape, dtype=column.dtype, device=column.device)
+                rows = torch.zeros((*self._rows, *shape[1:]), dtype=kind, device=device)
+            self.read[name] = rows
         return self.read[name]
 
     @property
@@ -183,7 +186,7 @@ def call_udf(
 
 
 def rows_to_write(names: list[str], rows: list[Tensor], written: list[str]) -> dict[str, Tensor]:
-    """The rows by name; of columns that are written in place copies, as DGL's always are."""
+    """The rows by name; of columns that are written in place copies."""
     return {
         name: block.clone() if name in written else block
         for name, block in zip(names, rows, strict=True)

@@ -25,8 +25,9 @@ from sar._private import make_wrapper, tree_leaves, tree_map, without_overrides
 from sar.ops import Weighting
 from sar.ops.randomness import unchanged
 from sar.tracing.lazy import METADATA, EdgeTensor
+from sar.tracing.memo import outline, remembered
 from sar.tracing.message_dropout import DROPOUTS, arguments
-from sar.tracing.program import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf, inputs_of
+from sar.tracing.nodes import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf
 from sar.tracing.udf import call_udf
 
 # Linear in their tensors together; those of a sum must both be followed, and no number added.
@@ -53,14 +54,22 @@ def weighted_by(messages: EdgeTensor) -> tuple[Softmax, Weighting] | None:
 
     ``None`` where no softmax can be shown to weigh every element of a message by one of its scores.
     """
-    output = messages.read()
-    for softmax in _outermost(output):
+    drawn = outline(messages.read())
+    key = None if drawn.key is None else ("weighted by", drawn.key, messages.axis)
+    found = remembered(messages.scope.relation, key, lambda: _found(drawn.nodes, messages))
+    return None if found is None else (drawn.nodes[found[0]], found[1])  # type: ignore[return-value]
+
+
+def _found(nodes: list[Node], messages: EdgeTensor) -> tuple[int, Weighting] | None:
+    """Where the softmax is among the nodes of a program, the last of which is its output."""
+    for softmax in _outermost(nodes[-1]):
         if softmax.side == "v" and softmax.like is not None and messages.axis == 0:
             try:
                 with torch.no_grad(), unchanged():
-                    return softmax, _weighting(output, softmax, messages.device)
+                    weighting = _weighting(nodes[-1], softmax, messages.device)
             except (NotLinear, *_FAILURES):  # user functions may not take stand-ins
                 continue
+            return next(i for i, node in enumerate(nodes) if node is softmax), weighting
     return None
 
 
@@ -98,7 +107,7 @@ class _Above:
 
     def _is_above(self, node: Node) -> bool:
         if id(node) not in self._depends:
-            self._depends[id(node)] = any([self._is_above(parent) for parent in inputs_of(node)])
+            self._depends[id(node)] = any([self._is_above(parent) for parent in node.inputs])
         return self._depends[id(node)]
 
     def _computed(self, node: Node) -> Any:
@@ -130,7 +139,7 @@ def _outermost(output: Node) -> Iterator[Softmax]:
         if isinstance(node, Softmax):
             yield node
             continue
-        for parent in inputs_of(node):
+        for parent in node.inputs:
             if id(parent) not in seen:
                 seen.add(id(parent))
                 todo.append(parent)

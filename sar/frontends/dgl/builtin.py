@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sar.errors import NotSupportedError
 from sar.tracing.binary import BuiltinMessage, Operand
-from sar.tracing.support import not_supported
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 _SIDES = {"u": "u", "v": "v", "e": "e"}
@@ -34,13 +34,13 @@ def parse_message(func: Any) -> BuiltinMessage | None:
             Operand(_side(func.rhs), func.rhs_field),
         )
         if func.binary_op not in ("add", "sub", "mul", "div", "dot"):
-            raise not_supported(f"message function: got {func.name!r}, which is not supported")
+            raise NotSupportedError(f"message function: got {func.name!r}, which is not supported")
         return BuiltinMessage(func.binary_op, lhs, rhs, func.out_field)
     if hasattr(func, "in_field"):
         return BuiltinMessage(
             "copy", Operand(_side(func.target), func.in_field), None, func.out_field
         )
-    raise not_supported(f"message function: got {func!r}, expected a dgl.function message")
+    raise NotSupportedError(f"message function: got {func!r}, expected a dgl.function message")
 
 
 def parse_reduce(func: Any) -> BuiltinReduce | None:
@@ -56,7 +56,7 @@ def parse_reduce(func: Any) -> BuiltinReduce | None:
             f"reduce function: got {type(func).__name__}, expected a dgl.function or a callable"
         )
     if func.name not in REDUCTIONS:
-        raise not_supported(
+        raise NotSupportedError(
             f"reduce function: got {func.name!r}, expected one of {', '.join(REDUCTIONS)}"
         )
     return BuiltinReduce(func.name, func.msg_field, func.out_field)
@@ -67,5 +67,5 @@ def _side(target: Any) -> str:
     codes = {0: "u", 1: "v", 2: "e"}
     side = codes.get(target) if isinstance(target, int) else _SIDES.get(str(target))
     if side is None:
-        raise not_supported(f"message operand: got {target!r}, expected u, v or e")
+        raise NotSupportedError(f"message operand: got {target!r}, expected u, v or e")
     return side

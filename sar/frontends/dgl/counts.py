@@ -6,7 +6,6 @@ import torch
 
 from sar.comm import Group
 from sar.frontends.dgl.node_count import NodeCount
-from sar.frontends.dgl.undistributed import refuse_undistributed
 from sar.graph.store import EType, GraphStore
 from sar.graph.view import GraphView
 
@@ -23,8 +22,9 @@ class LocalCount(NodeCount):
     @staticmethod
     def of_rank(here: int, everywhere: int | None, store: GraphStore) -> LocalCount:
         """int64 [1] on the device of ``store``."""
-        count = torch.tensor([here], device=store.device).as_subclass(LocalCount)
-        count.everywhere = None if everywhere is None else torch.full_like(count, everywhere)
+        local = torch.tensor([here], device=store.device)
+        whole = None if everywhere is None else torch.full_like(local, everywhere)
+        count = LocalCount.of(local, whole)
         count.group = store.group
         return count
 
@@ -32,14 +32,9 @@ class LocalCount(NodeCount):
 class Counts(GraphView):
     """DGL's names of counts, and the counts that its readouts get."""
 
-    def num_nodes(self, ntype: str | None = None) -> int:
-        """Nodes of this rank; on a block, those on either side, counted once."""
-        refuse_undistributed()
-        return super().num_nodes(ntype)
-
     number_of_src_nodes = GraphView.num_src_nodes
     number_of_dst_nodes = GraphView.num_dst_nodes
-    number_of_nodes = num_nodes
+    number_of_nodes = GraphView.num_nodes
     number_of_edges = GraphView.num_edges
     number_of_nodes_global = GraphView.num_nodes_global
     number_of_edges_global = GraphView.num_edges_global
@@ -54,7 +49,6 @@ class Counts(GraphView):
 
         DGL's readouts, which get it instead of the graph, reduce over all ranks.
         """
-        refuse_undistributed()
         store, names = self._store, self.ntypes if ntype is None else [ntype]
         everywhere = sum(store.book.num_nodes(name) for name in names)
         return LocalCount.of_rank(

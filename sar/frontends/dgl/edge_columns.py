@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sar.graph.frame import Frame
 from sar.tracing.lazy import EdgeTensor, Scope, stored
-from sar.tracing.program import Leaf
+from sar.tracing.nodes import Leaf
 
 
 class EdgeColumns(MutableMapping[str, Tensor]):

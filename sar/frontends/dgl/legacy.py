@@ -16,7 +16,6 @@ from sar.graph.frame import Frame
 from sar.graph.store import EType
 from sar.graph.view import GraphView
 from sar.partition.book import PartitionBook
-from sar.tracing.support import not_supported
 
 ONE_SHOT = Policy(rounds=1, rematerialize=False)
 
@@ -56,7 +55,9 @@ class EdgeSpace:
         return TypeData(self._columns(etype))
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise not_supported("edges(): a sharded graph does not list the end points of its edges")
+        raise NotSupportedError(
+            "edges(): a sharded graph does not list the end points of its edges"
+        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from sar.edges import Relation, as_stored
 from sar.graph.frame import Frame
 from sar.ops import Messages, run_mailbox
+from sar.tracing.capture import TORCH_CAPTURES
 from sar.tracing.lazy import EdgeTensor, Scope
 from sar.tracing.message_dropout import inside_function
 from sar.tracing.program import Program
@@ -97,7 +98,11 @@ def reduce_udf(
     columns = [messages[name] for name in seen.mailbox]
     program = Program([column.read() for column in columns])
     reduce = Messages(
-        _Reduce(func, seen, ntype), is_udf=True, captures=seen.captures, hidden=seen.hidden
+        _Reduce(func, seen, ntype),
+        is_udf=True,
+        capturing=TORCH_CAPTURES,
+        captures=seen.captures,
+        hidden=seen.hidden,
     )
     mail = [_without_rows(column) for column in columns]
     results = run_mailbox(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from sar._private import tree_leaves, tree_map
-from sar.tracing.support import not_supported
+from sar._private import make_wrapper, tree_leaves, tree_map
+from sar.errors import NotSupportedError
+
+N = TypeVar("N", bound="NodeCount")
 
 
 def _named(*names: str) -> set[Callable]:
@@ -18,50 +20,59 @@ def _named(*names: str) -> set[Callable]:
     return {one for one in found if one is not None}
 
 
-# Functions that divide by their first and by their second argument.
-_BY_FIRST = _named("__rtruediv__", "__rdiv__", "reciprocal")
-_BY_SECOND = _named(
+_DIVIDE_BY_FIRST = _named("__rtruediv__", "__rdiv__", "reciprocal")
+_DIVIDE_BY_SECOND = _named(
     "div", "__truediv__", "true_divide", "divide", "div_", "__itruediv__", "__idiv__", "divide_"
 )
-# Functions whose result counts the same nodes, or as many times more: both numbers go through them.
-_BOTH = _named(
-    "__getitem__", "unbind", "view", "reshape", "squeeze", "unsqueeze", "flatten", "expand",
-    "to", "type", "float", "double", "long", "int", "half", "cpu", "cuda", "detach", "clone",
-    "contiguous", "requires_grad_", "sum", "cumsum", "neg", "__neg__",
-    "add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "mul", "__mul__", "__rmul__",
+# Functions of counts that give the same counts in another shape, dtype or place.
+_SAME = _named(
+    "__getitem__", "unbind", "view", "reshape", "squeeze", "unsqueeze", "flatten",
+    "to", "float", "double", "long", "cpu", "cuda", "detach", "clone", "contiguous",
 )  # fmt: skip
-# Functions that see this rank's number: it is a size there, or is looked at.
-_HERE = _named(
-    "__int__", "__index__", "__len__", "__repr__", "__format__", "__hash__", "__bool__",
-    "tolist", "numel", "dim", "size", "stride", "is_floating_point", "type_as", "element_size",
-    "eq", "ne", "lt", "le", "gt", "ge", "equal", "__eq__", "__ne__", "__lt__", "__le__", "__gt__",
-    "__ge__", "repeat_interleave", "zeros_like", "ones_like", "empty_like", "full_like",
-    "ones", "zeros", "empty", "full", "rand", "randn", "arange", "eye", "new_zeros", "new_ones",
-    "new_empty", "new_full", "new_tensor", "split", "tensor_split", "__deepcopy__", "__reduce_ex__",
-    "data_ptr", "is_contiguous", "as_subclass",
+# Functions with the positions of the arguments that are sizes.
+_SIZES: dict[Callable, slice] = {
+    **dict.fromkeys((torch.ones, torch.zeros, torch.empty, torch.rand, torch.randn), slice(None)),
+    **dict.fromkeys((Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty), slice(1, None)),
+    **dict.fromkeys((Tensor.view, Tensor.reshape, Tensor.expand), slice(1, None)),
+    torch.full: slice(1),
+    **dict.fromkeys(_named("new_full", "repeat_interleave"), slice(1, 2)),
+}
+_METADATA = _named(
+    "dim", "ndimension", "size", "numel", "nelement", "stride", "__len__", "__hash__",
+    "element_size", "is_floating_point", "is_complex", "is_contiguous",
 )  # fmt: skip
 
 
 class NodeCount(Tensor):
     """int64 counts of owned rows, for layers that both allocate and divide by ``batch_num_nodes``.
 
-    Creating rows, indexing or comparing sees this rank's count, and so do ``int(count)`` and
-    ``count.tolist()``. ``x / count`` divides by the count of all ranks, so that a mean over nodes
-    is that of the whole graph. Sums, differences and multiples of counts are counts again. Whatever
-    else is done with one raises ``NotSupportedError``: which number is meant is not known.
+    As a size of a tensor (``torch.ones(count, 4)``, ``repeat_interleave``) it is this rank's count.
+    ``x / count`` divides by the count of all ranks, so that a mean over nodes is that of the whole
+    graph. Shape, dtype and device may change. Whatever else is done with one raises
+    ``NotSupportedError``: which number is meant is not known. It has no values of its own, so no
+    function of torch can read one past this class.
 
     Attributes:
-        everywhere: the counts of the whole graph; ``None`` on a block, where dividing raises.
+        here: the counts of this rank.
+        everywhere: those of the whole graph; ``None`` on a block, where dividing raises.
     """
 
+    here: Tensor
     everywhere: Tensor | None
 
-    @staticmethod
-    def of(here: Tensor, everywhere: Tensor | None) -> NodeCount:
+    @classmethod
+    def of(cls: type[N], here: Tensor, everywhere: Tensor | None) -> N:
         """The pair as one tensor."""
-        made = here.as_subclass(NodeCount)
-        made.everywhere = everywhere
+        made: N = make_wrapper(cls, here.shape, dtype=here.dtype, device=here.device)
+        made.here, made.everywhere = here, everywhere
         return made
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        everywhere = None if self.everywhere is None else self.everywhere.tolist()
+        return f"{type(self).__name__}(here={self.here.tolist()}, everywhere={everywhere})"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
 
     @classmethod
     def __torch_function__(
@@ -70,43 +81,53 @@ class NodeCount(Tensor):
         kwargs = dict(kwargs or {})
         if "other" in kwargs and len(args) == 1:
             args = (*args, kwargs.pop("other"))
-        divisor = 0 if func in _BY_FIRST else 1 if func in _BY_SECOND else None
-        if divisor is not None and isinstance(args[divisor], NodeCount):
-            if not isinstance(args[1 - divisor] if len(args) > 1 else None, NodeCount):
-                count = _everywhere(args[divisor])
-                args = (*args[:divisor], count, *args[divisor + 1 :])
-                return func(*args, **kwargs)
-        elif func in _HERE or getattr(func, "__name__", "") == "__get__":
-            return func(*tree_map(_here, args), **tree_map(_here, kwargs))
-        if func not in _BOTH and divisor is None or _has_rows(args, kwargs):
-            raise not_supported(
-                f"{getattr(func, '__name__', func)} of a number of nodes: whether this rank's or "
-                "the whole graph's is meant is not known; expected x / count, int(count) for rows "
-                "of this rank, or graph.num_nodes_global()"
-            )
-        here = func(*tree_map(_here, args), **tree_map(_here, kwargs))
-        counts = [one for one in tree_leaves((args, kwargs)) if isinstance(one, NodeCount)]
-        if any(one.everywhere is None for one in counts):
-            return tree_map(lambda value: NodeCount.of(value, None), here)
-        everywhere = func(*tree_map(_there, args), **tree_map(_there, kwargs))
-        return tree_map(NodeCount.of, here, everywhere)
+        if func in _METADATA or getattr(func, "__name__", "") == "__get__":
+            return super().__torch_function__(func, types, args, kwargs)
+        at = {place for place, arg in enumerate(args) if _has_count(arg)}
+        if _has_count(kwargs):
+            raise _unknown(func)
+        if func in _SAME and at == {0}:
+            return _of_both(func, args, kwargs)
+        if func in _DIVIDE_BY_FIRST and at == {0}:
+            return func(_divisor(args[0]), *args[1:], **kwargs)
+        if func in _DIVIDE_BY_SECOND and at == {1}:
+            return func(args[0], _divisor(args[1]), **kwargs)
+        if at <= set(range(len(args))[_SIZES.get(func, slice(0))]):
+            return func(*tree_map(_here, args), **kwargs)
+        raise _unknown(func)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise _unknown(func)
 
 
-def _has_rows(args: Any, kwargs: Any) -> bool:
-    """Whether a tensor of something else than numbers of nodes takes part."""
-    others = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    return any(not isinstance(one, NodeCount) and one.is_floating_point() for one in others)
+def _has_count(tree: Any) -> bool:
+    return any(isinstance(leaf, NodeCount) for leaf in tree_leaves(tree))
 
 
 def _here(value: Any) -> Any:
-    return value.as_subclass(Tensor) if isinstance(value, NodeCount) else value
+    return value.here if isinstance(value, NodeCount) else value
 
 
-def _there(value: Any) -> Any:
-    return _everywhere(value) if isinstance(value, NodeCount) else value
-
-
-def _everywhere(count: NodeCount) -> Tensor:
+def _of_both(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    count, *rest = args
+    here = func(count.here, *rest, **kwargs)
     if count.everywhere is None:
-        raise not_supported("the number of a block's nodes on all ranks is not known to divide by")
+        return tree_map(lambda one: NodeCount.of(one, None), here)
+    return tree_map(NodeCount.of, here, func(count.everywhere, *rest, **kwargs))
+
+
+def _divisor(count: NodeCount) -> Tensor:
+    if count.everywhere is None:
+        raise NotSupportedError("the number of a block's nodes on all ranks is not known")
     return count.everywhere
+
+
+def _unknown(func: Any) -> NotSupportedError:
+    return NotSupportedError(
+        f"{getattr(func, '__name__', func)} of a number of nodes: whether this rank's or the whole "
+        "graph's is meant is not known; expected x / count, a size as in torch.ones(count, 1), or "
+        "graph.num_nodes() for this rank's and graph.num_nodes_global() for the whole graph's"
+    )

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.edges import AnyRelation, Relation, ReversedRelation
+from sar.errors import NotSupportedError
 from sar.frontends.dgl import pending
 from sar.frontends.dgl.builtin import REDUCTIONS, BuiltinReduce, parse_message, parse_reduce
 from sar.frontends.dgl.mailbox import reduce_udf
-from sar.frontends.dgl.patterns import attend_if_matched
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import reverse
@@ -29,9 +29,11 @@ from sar.tracing.binary import (
     scalar_weight,
 )
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of, stored
+from sar.tracing.memo import remembered
 from sar.tracing.message_dropout import Drawn
-from sar.tracing.program import Call, Item, Leaf, Node, Program, Udf
-from sar.tracing.support import not_supported
+from sar.tracing.nodes import Call, Item, Leaf, Node, Udf
+from sar.tracing.patterns import attend_if_matched
+from sar.tracing.program import Program
 from sar.tracing.udf import frozen, probe
 from sar.tracing.weights import weighted_by
 
@@ -119,9 +121,11 @@ def edge_values(
     scope: Scope, message: BuiltinMessage, operands: dict[Operand, Tensor]
 ) -> EdgeTensor:
     """A built-in message as a lazy edge tensor; no communication."""
-    return EdgeTensor(
-        _node(message, operands, scope.relation), message_like(message, operands), scope
-    )
+    key: list[Any] = ["message", message]  # all that its look depends on
+    for operand, tensor in operands.items():
+        key.append((operand, tensor.shape[1:], tensor.dtype))
+    like = remembered(scope.relation, tuple(key), lambda: message_like(message, operands))
+    return EdgeTensor(_node(message, operands, scope.relation), like, scope)
 
 
 def _node(message: BuiltinMessage, operands: dict[Operand, Tensor], relation: AnyRelation) -> Node:
@@ -144,7 +148,7 @@ def _udf_columns(
     src, dst, edge = _sides(store, etype)
     seen, scope = probe(func, src, dst, edge), scope_of(store, etype, policy)
     if seen.written[2]:
-        raise not_supported(
+        raise NotSupportedError(
             f"message function: writes edge columns {seen.written[2]} in place; expected a new "
             "tensor, because its blocks may be computed again, in any order"
         )

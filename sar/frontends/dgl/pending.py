@@ -22,6 +22,7 @@ from sar.errors import SarError
 from sar.frontends.dgl.pending_agreement import agree
 from sar.graph.store import EType, GraphStore
 from sar.ops import Inputs, Messages, run_messages
+from sar.tracing.capture import TORCH_CAPTURES
 from sar.tracing.lazy import eager
 from sar.tracing.message_dropout import Drawn, KeyedDropout
 from sar.tracing.udf import Probe, call_udf, frozen, probe
@@ -107,6 +108,7 @@ class PendingColumn:
             _Piecewise(self, list(src), list(columns), like, dropouts),
             is_udf=True,
             ordered=True,
+            capturing=TORCH_CAPTURES,
             captures=_captures(pieces, agreed["grad"]),
             hidden=tuple({id(t): t for p in pieces for t in p.seen.hidden}.values()),
         )

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.errors import NotSupportedError
 from sar.frontends.dgl.builtin import REDUCTIONS
 from sar.frontends.dgl.counts import Counts, LocalCount
 from sar.ops.readout import extreme_over_ranks, sum_over_ranks, top_over_ranks
 from sar.tracing.edge_reduce import reduce_edges
 from sar.tracing.lazy import EdgeTensor
-from sar.tracing.support import not_supported
 
 
 def segment_reduce(count: LocalCount, value: Tensor, reducer: str = "sum") -> Tensor:
@@ -63,7 +63,9 @@ def topk(
         [1, k, width] rows in order, 0 where there are fewer, and their global ids, int64 [1, k].
     """
     if sortby is None or typestr != "nodes":
-        raise not_supported("topk: got edges or no sortby, expected nodes and a column to sort by")
+        raise NotSupportedError(
+            "topk: got edges or no sortby, expected nodes and a column to sort by"
+        )
     rows = graph.nodes[ntype_or_etype].data[feat]  # type: ignore[attr-defined]
     keys = rows[:, sortby]
     best, position = top_over_ranks(

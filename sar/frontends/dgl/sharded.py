@@ -12,17 +12,17 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.edges import Relation
+from sar.errors import UnsupportedMember
 from sar.frontends.dgl import multi, passing
 from sar.frontends.dgl.counts import Counts
-from sar.frontends.dgl.dispatch import GraphMarker, install
 from sar.frontends.dgl.edge_columns import EdgeColumns
 from sar.frontends.dgl.legacy import OriginalMembers
-from sar.frontends.dgl.undistributed import refuse_undistributed
+from sar.frontends.dgl.operators import GraphMarker
+from sar.frontends.dgl.patches import install
 from sar.graph import transform
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.store import EType, GraphStore
 from sar.tracing.lazy import eager
-from sar.tracing.support import check_module_of, unsupported_member
 
 ALL = "__ALL__"  # dgl.ALL
 
@@ -45,7 +45,7 @@ class ShardedGraph(Counts, OriginalMembers):
         self, store: GraphStore, etypes: Sequence[EType] | None = None, policy: Policy | None = None
     ) -> None:
         super().__init__(store, etypes, policy)
-        install(ShardedGraph)
+        install()
 
     # -- structure ------------------------------------------------------------------------------
 
@@ -56,7 +56,6 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def to(self, device: torch.device | str, **_: Any) -> ShardedGraph:
         """The graph on ``device``; itself when it is there already. No communication."""
-        refuse_undistributed()
         device = torch.device(device)
         if device == self.device:
             return self
@@ -75,13 +74,10 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def __getitem__(self, key: str | EType) -> ShardedGraph:
         """The slice of one relation, sharing data with this graph."""
-        etype = self._canonical(key)
-        check_module_of(etype, self.canonical_etypes)
-        return self._over(self._store, [etype])
+        return self._over(self._store, [self._canonical(key)])
 
     def to_canonical_etype(self, etype: str | EType) -> EType:
         """The (source type, relation, destination type) of a relation name."""
-        refuse_undistributed()
         return self._canonical(etype)
 
     # -- data -----------------------------------------------------------------------------------
@@ -125,7 +121,6 @@ class ShardedGraph(Counts, OriginalMembers):
     def local_scope(self) -> Iterator[None]:
         """Changes of columns inside the ``with`` block are forgotten at its end."""
         install()
-        refuse_undistributed()
         frames = {id(f): f for f in self._all_frames()}
         saved = {key: frame.save() for key, frame in frames.items()}
         try:
@@ -291,13 +286,13 @@ class ShardedGraph(Counts, OriginalMembers):
     @property
     def _graph(self) -> GraphMarker:
         """What DGL's edge operators get; they come back here."""
+        install()
         return GraphMarker(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        refuse_undistributed()
-        raise unsupported_member(name)
+        raise UnsupportedMember(f"a sharded graph has no member {name!r}")
 
     def __repr__(self) -> str:
         kind = "block" if self.is_block else "graph"

@@ -9,7 +9,6 @@ that asks for something else gets that, and the next call expects it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -110,23 +109,34 @@ def shared_rows(store: GraphStore, layer: Any, inputs: Mapping[EType, Tensor]) -
         store.sharing = before
 
 
-def install() -> None:
-    """Let ``HeteroGraphConv`` share rows on our graphs, once; a no-op while it is not imported."""
-    layer = getattr(sys.modules.get("dgl.nn.pytorch.hetero"), "HeteroGraphConv", None)
-    if layer is not None and not hasattr(layer.forward, "sharded"):
-        layer.forward = _sharing(layer.forward)
+def sharing(forward: Callable) -> Callable:
+    """``HeteroGraphConv.forward`` that shares rows, on our graphs."""
 
-
-def _sharing(forward: Callable) -> Callable:
     @wraps(forward)
     def call(self: Any, g: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         sources = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
-        ours = isinstance(g, Counts) and isinstance(sources, Mapping) and g._store.group.size > 1
-        if not ours or is_checkpointed():
+        if not isinstance(g, Counts) or not isinstance(sources, Mapping):
+            return forward(self, g, inputs, *args, **kwargs)
+        check_modules(self, g.canonical_etypes, sources)
+        if g.group.size == 1 or is_checkpointed():
             return forward(self, g, inputs, *args, **kwargs)
         rows = {e: sources[e[0]] for e in g.canonical_etypes if e[0] in sources}
         with shared_rows(g._store, self, rows):
             return forward(self, g, inputs, *args, **kwargs)
 
-    call.sharded = shared_rows  # type: ignore[attr-defined]
     return call
+
+
+def check_modules(layer: Any, etypes: list[EType], sources: Mapping) -> None:
+    """Name both sides when a ``HeteroGraphConv`` has no module for a relation of the graph.
+
+    DGL would raise a ``KeyError`` with the relation's name alone. Like DGL, relations whose source
+    type has no input are passed over, and modules that the graph has no relation for do not matter.
+    """
+    modules = layer.mod_dict
+    for etype in etypes:
+        if etype[0] in sources and etype not in modules and etype[1] not in modules:
+            raise ValueError(
+                f"{type(layer).__name__}: got modules for {sorted(map(str, modules))}, "
+                f"none for {etype}; the graph has {etypes}"
+            )

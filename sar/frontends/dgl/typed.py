@@ -7,7 +7,6 @@ message functions nothing changes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -19,15 +18,9 @@ from sar.ops.typed import typed_product
 from sar.tracing.message_dropout import in_function
 
 
-def install() -> None:
-    """Put the product in place, once; a no-op while DGL is not imported."""
-    backend: Any = sys.modules.get("dgl.backend")
-    original = getattr(backend, "segment_mm", None)
-    if original is not None and not hasattr(original, "sharded"):
-        backend.segment_mm = _dispatching(original)
+def in_functions(original: Callable) -> Callable:
+    """``dgl.backend.segment_mm`` that is one step inside message functions."""
 
-
-def _dispatching(original: Callable) -> Callable:
     @wraps(original)
     def segment_mm(a: Any, b: Any, lengths: Any, *rest: Any) -> Tensor:
         if rest or not in_function() or not _fits(a, b, lengths):
@@ -35,7 +28,6 @@ def _dispatching(original: Callable) -> Callable:
         # A torch function, so that parameters are seen and replaced: Note [Captured tensors].
         return typed_product(a.contiguous(), b.contiguous(), lengths.tolist())
 
-    segment_mm.sharded = typed_product  # type: ignore[attr-defined]
     return segment_mm
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-
-import torch
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 from sar.errors import NotSupportedError
+from sar.graph.view import GraphView
 
 _EXPLAINS = "searches subgraphs of one process' graph; explain on a graph that is not partitioned"
 _WALKS = "walks over the edges of the whole graph; learn on a graph that is not partitioned"
@@ -32,13 +32,15 @@ UNDISTRIBUTED = {
 }
 
 
-def refuse_undistributed() -> None:
-    """Raise ``NotSupportedError`` when code of such a module is among the callers."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("dgl."):
-            owner = frame.f_locals.get("self")
-            name = type(owner).__name__
-            if isinstance(owner, torch.nn.Module) and name in UNDISTRIBUTED:
-                raise NotSupportedError(f"{name} cannot be distributed: it {UNDISTRIBUTED[name]}")
-        frame = frame.f_back
+def refusing(method: Callable, name: str, reason: str) -> Callable:
+    """``method`` of a class ``name`` that raises ``NotSupportedError`` for a sharded graph."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(one, GraphView) for one in (*args, *kwargs.values())):
+            error = NotSupportedError(f"{name} cannot be distributed: it {reason}")
+            error.layer = name
+            raise error
+        return method(*args, **kwargs)
+
+    return call

@@ -1,55 +1,25 @@
-"""Where DGL's edge operators meet a sharded graph.
+"""What DGL's edge operators do on a sharded graph.
 
 ``dgl.ops`` and the layers that imported from it call three internal functions with
-``graph._graph``, where a sharded graph gives a :class:`GraphMarker`. ``dgl.reverse`` takes the
-graph itself, the segment operators below DGL's readouts take its counts. When a graph is first
-used, these names are replaced by functions that send our kinds here and all others on.
+``graph._graph``, where a sharded graph gives a :class:`GraphMarker`;
+:mod:`sar.frontends.dgl.patches` sends such calls here.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar._private import (
-    EDGE_SOFTMAX,
-    SDDMM,
-    SPMM,
-    TOP_ROWS,
-    TYPED_EDGE_SOFTMAX,
-    TYPED_SDDMM,
-    TYPED_SPMM,
-)
 from sar.edges import reverse_relation
-from sar.frontends.dgl import fused, sharing, typed
-from sar.frontends.dgl.counts import Counts, LocalCount
-from sar.frontends.dgl.readout import segment_reduce, segment_softmax, topk
-from sar.frontends.dgl.undistributed import refuse_undistributed
+from sar.errors import NotSupportedError
 from sar.ops import run_messages, swap_sides
 from sar.tracing.binary import BuiltinMessage, Operand
 from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of
-from sar.tracing.program import Leaf, Node, Program, Softmax
-from sar.tracing.support import not_supported
-
-
-class Patch(NamedTuple):
-    """A function of DGL's that goes another way when its first argument is of a kind of ours.
-
-    Attributes:
-        name, modules: the function, and the modules that hold it under this name.
-        kind: of the first argument.
-        function: what is called then, with the same arguments.
-    """
-
-    name: str
-    modules: tuple[str, ...]
-    kind: type
-    function: Callable[..., Any]
+from sar.tracing.nodes import Leaf, Node, Softmax
+from sar.tracing.program import Program
 
 
 class GraphMarker:
@@ -57,7 +27,6 @@ class GraphMarker:
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
-        install()
 
     def number_of_etypes(self) -> int:
         """Edge types of the graph."""
@@ -68,52 +37,13 @@ class GraphMarker:
         return len(self.graph.ntypes)
 
     def __getattr__(self, name: str) -> Any:
-        raise not_supported(f"DGL's graph index has no {name!r} on a sharded graph")
-
-
-def install(kind: type | None = None) -> None:
-    """Put the dispatching functions in place, once; a no-op while DGL is not imported.
-
-    Args:
-        kind: a class of graphs that ``dgl.nn.Sequential`` shall take beside DGL's.
-    """
-    sequential: Any = sys.modules.get(_SEQUENTIAL)
-    if kind is not None and sequential is not None and isinstance(sequential.DGLGraph, type):
-        sequential.DGLGraph = (sequential.DGLGraph, kind)  # it is there for an isinstance only
-    for patch in _PATCHES:
-        for module_name in patch.modules:
-            module = sys.modules.get(module_name)
-            original = getattr(module, patch.name, None)
-            if original is not None and not hasattr(original, "sharded"):
-                setattr(module, patch.name, _dispatching(original, patch))
-    fused.install(Counts, refuse_undistributed)
-    sharing.install()
-    typed.install()
-
-
-def _dispatching(original: Callable, patch: Patch) -> Callable:
-    @wraps(original)
-    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = patch.function if isinstance(first, patch.kind) else original
-        return chosen(first, *args, **kwargs)
-
-    call.sharded = patch.function  # type: ignore[attr-defined]
-    return call
-
-
-def _of_marked(function: Callable) -> Callable:
-    """``function`` of a graph as one of its marker."""
-    return lambda marker, *args, **kwargs: function(marker.graph, *args, **kwargs)
-
-
-def _reverse(graph: Any, copy_ndata: bool = True, copy_edata: bool = False, **_: Any) -> Any:
-    return graph.reverse(copy_ndata, copy_edata)
+        raise NotSupportedError(f"DGL's graph index has no {name!r} on a sharded graph")
 
 
 def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str = "dst") -> Tensor:
     """Softmax over the edges that end in the same node, lazily.
 
-    The result is a node of the program (:class:`sar.tracing.program.Softmax`): a sum weighted by it
+    The result is a node of the program (:class:`sar.tracing.nodes.Softmax`): a sum weighted by it
     computes its own normalizer on the way, other uses store one row per destination.
 
     Args:
@@ -180,8 +110,8 @@ def gspmm(graph: Any, op: str, reduce_op: str, lhs: Tensor | None, rhs: Tensor |
     return out.masked_fill(empty, -torch.inf if reduce_op == "max" else torch.inf)
 
 
-def _of_several(*_: Any, **__: Any) -> Any:
-    raise not_supported(
+def of_several(*_: Any, **__: Any) -> Any:
+    raise NotSupportedError(
         "dgl.ops: got a graph of several relations, expected graph[etype]; "
         "multi_update_all reduces several"
     )
@@ -204,23 +134,3 @@ def gsddmm(
     message = BuiltinMessage(name, first, None if name == "copy" else right, "m")
     operands = {o: t for o, t in ((left, lhs), (right, rhs)) if t is not None}
     return edge_values(graph.scope(), message, operands)
-
-
-_SEQUENTIAL = "dgl.nn.pytorch.utils"
-_PATCHES = (
-    Patch(*EDGE_SOFTMAX, GraphMarker, _of_marked(edge_softmax)),
-    Patch(*SPMM, GraphMarker, _of_marked(gspmm)),
-    Patch(*SDDMM, GraphMarker, _of_marked(gsddmm)),
-    Patch(*TYPED_EDGE_SOFTMAX, GraphMarker, _of_several),
-    Patch(*TYPED_SPMM, GraphMarker, _of_several),
-    Patch(*TYPED_SDDMM, GraphMarker, _of_several),
-    Patch(
-        "reverse",
-        ("dgl", "dgl.transforms", "dgl.transforms.functional", "dgl.nn.pytorch.conv.graphconv"),
-        Counts,
-        _reverse,
-    ),
-    Patch("segment_reduce", ("dgl.ops.segment", "dgl.ops", "dgl"), LocalCount, segment_reduce),
-    Patch("segment_softmax", ("dgl.ops.segment", "dgl.ops", "dgl"), LocalCount, segment_softmax),
-    Patch(*TOP_ROWS, Counts, topk),
-)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,32 +18,98 @@ from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
 from sar.tracing.binary import apply_binary
-from sar.tracing.lazy import EdgeTensor
-from sar.tracing.program import Call, Dropout, Leaf, Node, Softmax, refuse_written
+from sar.tracing.edge_rows import EdgeRows
+from sar.tracing.memo import Outline, outline, remembered
+from sar.tracing.nodes import Call, Dropout, Leaf, Node, Softmax, refuse_written
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The scores of a matched program and the leaves that they read."""
+    """The scores of a matched program and the tensors that it reads, or their places in it.
+
+    ``factor`` of one number multiplies the queries.
+    """
 
     scores: Scores
-    key: Tensor
-    query: Tensor
-    weight: Tensor | None = None
+    key: Any
+    query: Any
+    weight: Any = None
+    factor: Any = None
+    value: Any = None
+    dropout: Any = None
+
+    def placed(self, drawn: Outline) -> _Found:
+        """With places in a program instead of tensors and nodes."""
+        places: dict[str, Any] = {
+            name: None if part is None else drawn.place(part) for name, part in self._tensors()
+        }
+        nodes = [id(node) for node in drawn.nodes]
+        dropout = None if self.dropout is None else nodes.index(id(self.dropout))
+        return replace(self, dropout=dropout, **places)
+
+    def taken(self, drawn: Outline) -> _Found:
+        """With what a program has in these places."""
+        tensors = drawn.tensors
+        return _Found(
+            self.scores,
+            tensors[self.key],
+            tensors[self.query],
+            None if self.weight is None else tensors[self.weight],
+            None if self.factor is None else tensors[self.factor],
+            tensors[self.value],
+            None if self.dropout is None else drawn.nodes[self.dropout],
+        )
+
+    def _tensors(self) -> list[tuple[str, Tensor | None]]:
+        names = ("key", "query", "weight", "factor", "value")
+        return [(name, getattr(self, name)) for name in names]
 
 
-def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
+def attend_if_matched(messages: EdgeRows) -> Tensor | None:
     """The sum of ``messages`` per destination when they are attention; ``None`` otherwise.
 
-    Matched are ``v_j * dropout(edge_softmax(z))``, dropout optional, with additive (GATConv), mixed
-    (GATv2Conv) or dot product (DotGatConv) scores z. Collective when matched, the same on all
-    ranks.
+    Matched are ``v_j * dropout(softmax(z))``, dropout optional, with additive (GAT), mixed (GATv2)
+    or dot product scores z. Collective when matched, the same on all ranks.
     """
     relation = messages.scope.relation
-    parts = _weighted_rows(messages.read())
-    if parts is None or not isinstance(relation, Relation):
+    if not isinstance(relation, Relation):
+        return None
+    drawn = outline(messages.read())
+    found = _matched(drawn, relation)
+    if found is None:
+        return None
+    refuse_written([drawn.nodes[-1]])
+    scores, value = found.scores, found.value
+    dropout = None if found.dropout is None else (found.dropout.seed, found.dropout.probability)
+    spec = Attention(relation, messages.scope.policy, scores, dropout)
+    flat = value.reshape(len(value), scores.heads * scores.width)
+    reach = scores.heads * (1 if scores.kind == ADDITIVE else scores.width)
+    key = None if found.key is value else found.key.reshape(len(value), reach)
+    query = found.query if found.factor is None else found.query * found.factor.view(())
+    query = query.reshape(relation.num_dst, reach)
+    weight = None if found.weight is None else found.weight.reshape(-1)
+    out = attention(spec, flat, key, query, weight)
+    return out.view(relation.num_dst, *value.shape[1:])
+
+
+def _matched(drawn: Outline, relation: Relation) -> _Found | None:
+    """The attention that a program is; found out once for all programs of one outline."""
+    if drawn.key is None:
+        return _match(drawn.nodes[-1], relation)
+
+    def find() -> _Found | None:
+        found = _match(drawn.nodes[-1], relation)
+        return None if found is None else found.placed(drawn)
+
+    found = remembered(relation, ("attention", drawn.key), find)
+    return None if found is None else found.taken(drawn)
+
+
+def _match(output: Node, relation: Relation) -> _Found | None:
+    parts = _weighted_rows(output)
+    if parts is None:
         return None
     value, softmax, dropout = parts
     if value.dim() < 2 or softmax.dtype != value.dtype:
@@ -52,20 +118,16 @@ def attend_if_matched(messages: EdgeTensor) -> Tensor | None:
     found = _scores(softmax.scores, value, heads, width)
     if found is None or not _fits(found, value, relation):
         return None
-    refuse_written([messages.node])
-    spec = Attention(relation, messages.scope.policy, found.scores, dropout)
-    flat = value.reshape(len(value), heads * width)
-    reach = heads * (1 if found.scores.kind == ADDITIVE else width)
-    key = None if found.key is value else found.key.reshape(len(value), reach)
-    query = found.query.reshape(relation.num_dst, reach)
-    weight = None if found.weight is None else found.weight.reshape(-1)
-    out = attention(spec, flat, key, query, weight)
-    return out.view(relation.num_dst, *value.shape[1:])
+    return replace(found, value=value, dropout=dropout)
 
 
 def _fits(found: _Found, value: Tensor, relation: Relation) -> bool:
     """One supported dtype, on the processor, with rows and columns to work on."""
     tensors = [t for t in (value, found.key, found.query, found.weight) if t is not None]
+    if found.factor is not None:  # their product has the dtype of the queries
+        kind = torch.result_type(found.query, found.factor.view(()))
+        if kind != value.dtype:
+            return False
     return (
         value.dtype in _DTYPES
         and all(t.dtype == value.dtype and t.device.type == "cpu" for t in tensors)
@@ -74,7 +136,7 @@ def _fits(found: _Found, value: Tensor, relation: Relation) -> bool:
     )
 
 
-def _weighted_rows(node: Node) -> tuple[Tensor, Softmax, tuple[int, float] | None] | None:
+def _weighted_rows(node: Node) -> tuple[Tensor, Softmax, Dropout | None] | None:
     """(v, softmax, dropout) of ``v_j * dropout(softmax)``, one weight per row of the last axis."""
     operands = _binary(node, "mul")
     if operands is None:
@@ -82,7 +144,7 @@ def _weighted_rows(node: Node) -> tuple[Tensor, Softmax, tuple[int, float] | Non
     rows, weight = operands if _is_leaf(operands[0], "u") else operands[::-1]
     dropout = None
     if isinstance(weight, Dropout):
-        dropout, weight = (weight.seed, weight.probability), weight.source
+        dropout, weight = weight, weight.source
     if not _is_leaf(rows, "u") or not isinstance(weight, Softmax) or weight.side != "v":
         return None
     return rows.tensor, weight, dropout
@@ -156,10 +218,8 @@ def _dot(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None
     ends = _ends(node, "dot")
     if ends is None or not _shaped(ends, tuple(value.shape[1:])):
         return None
-    key, query = ends
-    if factor is not None:
-        query = query * factor.view(())
-    return _Found(Scores(DOT, sizes.heads, sizes.width, scale=scale), key, query)
+    scores = Scores(DOT, sizes.heads, sizes.width, scale=scale)
+    return _Found(scores, ends[0], ends[1], factor=factor)
 
 
 def _activated_sum(node: Node) -> tuple[Tensor, Tensor, float] | None:

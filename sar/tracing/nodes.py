@@ -1,0 +1,247 @@
+"""The steps of edge programs: how an edge tensor is computed, recorded instead of stored.
+
+Columns of sources, destinations and edges are at the leaves, torch operations and users' message
+functions above.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar._private import tree_flatten, tree_unflatten, version_of
+from sar.edges import AnyRelation
+from sar.errors import NotSupportedError
+from sar.ops.keyed import keyed_dropout
+from sar.tracing.message_dropout import Drawn, KeyedDropout
+from sar.tracing.udf import Probe, call_udf
+
+Values = dict[int, Any]
+BLANK_ROWS = 2
+DETACHES = (Tensor.detach, torch.detach)
+
+
+@dataclass(eq=False)
+class Node:
+    """A step of a program; evaluated once per block.
+
+    Attributes:
+        row_bytes: of its value for one edge, where that is known.
+        like: its value for ``BLANK_ROWS`` edges on the meta device, where that is known.
+        inputs: the nodes that it depends on; the normalizer of a softmax follows from its scores.
+        tensors: eager tensors that the value is made of, besides those of the inputs.
+        versions: of these tensors, when this was recorded.
+        asks: whether one of all these tensors wanted a gradient when this was recorded.
+    """
+
+    row_bytes: int = field(default=0, init=False)
+    like: Tensor | None = field(default=None, init=False)
+
+    def _reads(self, inputs: Sequence[Node], tensors: Sequence[Tensor]) -> None:
+        """Note what the value is made of, and which state these tensors are in."""
+        self.inputs, self.tensors = inputs, tensors
+        self.versions, self.asks = [], False
+        for tensor in tensors:
+            self.versions.append(version_of(tensor))
+            self.asks = self.asks or tensor.requires_grad
+        for node in inputs:
+            self.asks = self.asks or node.asks
+
+    def parents(self) -> Sequence[Node]:
+        """The nodes whose values this one needs."""
+        return self.inputs
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        """The value on a block, from the parents' in ``values`` (by ``id``).
+
+        Args:
+            position: int32 [e] positions of the block's edges among the local ones.
+        """
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Leaf(Node):
+    """Rows of an eager tensor; ``side`` is u (source), v (destination) or e (edge)."""
+
+    side: str
+    tensor: Tensor
+    name: str = ""  # of the column, if it is one
+
+    def __post_init__(self) -> None:
+        self._reads((), (self.tensor,))
+
+
+@dataclass(eq=False)
+class Call(Node):
+    """A torch function; tensors of all edges among its arguments are nodes."""
+
+    function: Callable
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.leaves, self.spec = tree_flatten((self.args, self.kwargs))
+        inputs, tensors = [], []
+        for leaf in self.leaves:
+            if isinstance(leaf, Node):
+                inputs.append(leaf)
+            elif isinstance(leaf, Tensor):
+                tensors.append(leaf)
+        self._reads(inputs, tensors)
+        self.asks = self.asks and self.function not in DETACHES
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        def value(argument: Any) -> Any:
+            if isinstance(argument, Node):
+                return values[id(argument)]
+            return len(position) if argument is EDGE_COUNT else argument
+
+        args, kwargs = tree_unflatten([value(leaf) for leaf in self.leaves], self.spec)
+        return self.function(*args, **kwargs)
+
+
+@dataclass(eq=False)
+class Item(Node):
+    """One of the results of a node that has several."""
+
+    whole: Node
+    key: Any
+
+    def __post_init__(self) -> None:
+        self._reads((self.whole,), ())
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        return values[id(self.whole)][self.key]
+
+
+@dataclass(eq=False)
+class Udf(Node):
+    """A user's message function over named columns; its results are :class:`Item`.
+
+    Its dropouts on rows of edges have masks like those of :class:`Dropout`.
+    """
+
+    function: Callable
+    seen: Probe
+    src: list[Node]
+    dst: list[Node]
+    edge: list[Node]
+    relation: AnyRelation
+    dropouts: list[Drawn]
+
+    def __post_init__(self) -> None:
+        captures = [t for t in self.seen.captures if t.requires_grad]  # not the buffers it updates
+        self._reads([*self.src, *self.dst, *self.edge], captures)
+        self.asks = self.asks or len(self.seen.hidden) > 0
+        rows = [math.prod(t.shape[1:]) * t.element_size() for t in self.seen.outputs.values()]
+        self.row_bytes = max(rows, default=0)
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        sides = [[values[id(node)] for node in side] for side in (self.src, self.dst, self.edge)]
+        if not self.dropouts:
+            return call_udf(self.function, self.seen, sides[0], sides[1], sides[2], len(position))
+        with KeyedDropout(self.relation.keys.index_select(0, position), self.dropouts):
+            return call_udf(self.function, self.seen, sides[0], sides[1], sides[2], len(position))
+
+
+@dataclass(eq=False)
+class Dropout(Node):
+    """Dropout whose mask is a function of a seed and the edge, the same in every evaluation.
+
+    Element (edge, column) is kept where :func:`sar.ops.keyed.keyed_uniform` of the edge's key in
+    ``relation.keys`` is at least ``probability``; columns run over all dimensions but the first.
+    """
+
+    source: Node
+    probability: float
+    relation: AnyRelation
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._reads((self.source,), ())
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        keys = self.relation.keys.index_select(0, position)
+        return keyed_dropout(values[id(self.source)], keys, self.seed, self.probability)
+
+
+@dataclass(eq=False)
+class Softmax(Node):
+    """a_e = exp((z_e - m_i) - l_i), l_i = log sum over the edges e' into i of exp(z_e' - m_i).
+
+    m_i is the largest z_e'. In m_i + l_i large scores would leave no digits for l_i.
+
+    Attributes:
+        scores: z.
+        normalizer: computes the leaf of (m, l), one row [..., 2] per destination, at first need;
+            collective. m is a constant to gradients: no weight depends on it.
+        side: ``"v"``, or ``"u"`` where the edges out of a source are normalized.
+        dtype: of the weights.
+    """
+
+    scores: Node
+    normalizer: Callable[[], Leaf]
+    side: str
+    dtype: torch.dtype
+    _norm: Leaf | None = None
+    _with_grad: bool = False
+
+    def __post_init__(self) -> None:
+        self._reads((self.scores,), ())
+
+    @property
+    def norm(self) -> Leaf:
+        """Computed when a program that is evaluated reaches this node; collective.
+
+        Again where a gradient is wanted of what was computed without one.
+        """
+        if self._norm is None or torch.is_grad_enabled() > self._with_grad:
+            self._with_grad = torch.is_grad_enabled()
+            self._norm = self.normalizer()
+        return self._norm
+
+    def parents(self) -> Sequence[Node]:
+        return (self.scores, self.norm)
+
+    def compute(self, values: Values, position: Tensor) -> Any:
+        largest, log_sum = values[id(self.norm)].unbind(-1)
+        return (values[id(self.scores)] - largest - log_sum).exp().to(self.dtype)
+
+
+class _EdgeCount:
+    """Stands for the number of edges where a function was given it as a literal."""
+
+    def __repr__(self) -> str:
+        return "EDGE_COUNT"
+
+
+EDGE_COUNT = _EdgeCount()
+
+
+def refuse_written(outputs: list[Node]) -> None:
+    """Raise ``NotSupportedError`` where what outputs are made of is not what it was.
+
+    An edge tensor exists when it is used; values of before a write in place are gone by then.
+    """
+    stack, seen = list(outputs), set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        for tensor, version in zip(node.tensors, node.versions, strict=True):
+            if version == version_of(tensor):
+                continue
+            name = getattr(node, "name", "")
+            raise NotSupportedError(
+                f"{f'column {name!r}' if name else 'a tensor or parameter'} was written in place "
+                "after an edge tensor was made of it, whose values are computed when used; "
+                "expected the write on a copy, or .materialize() of the edge tensor before it"
+            )
+        seen.add(id(node))
+        stack.extend(node.inputs)
