@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
-from sar.kernels.jit import in_parallel, inlined, kernel, prefetch_row
+from sar.kernels.jit import array, in_parallel, inlined, kernel, prefetch_row
 
 # A block's result is scaled and added while it is in cache, and stays below the size from which
 # the allocator maps fresh pages for it.

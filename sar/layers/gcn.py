@@ -16,7 +16,7 @@ from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.constant import constants_of
 from sar.edges.relation import Relation
-from sar.layers.checks import graph_reason, may_donate, rows_reason
+from sar.layers.choice import graph_reason, may_donate, rows_reason
 from sar.layers.entry import FusedLayer, Inputs
 from sar.ops.aggregate import Sums, aggregate, aggregate_agreed, agree_sums, agreed_sums
 from sar.ops.first_order import first_order

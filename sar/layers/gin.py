@@ -15,7 +15,7 @@ from torch.autograd import Function
 from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.layers.checks import graph_reason, may_donate, rows_reason
+from sar.layers.choice import graph_reason, may_donate, rows_reason
 from sar.layers.entry import FusedLayer, Inputs
 from sar.ops.aggregate import Sums, aggregate, agreed_sums, mean_scale
 from sar.ops.first_order import first_order

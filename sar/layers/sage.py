@@ -16,7 +16,7 @@ from torch.autograd import Function
 from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.layers.checks import graph_reason, linear_reason, may_donate, rows_reason
+from sar.layers.choice import graph_reason, linear_reason, may_donate, rows_reason
 from sar.layers.entry import FusedLayer, Inputs
 from sar.layers.sage_columns import sage_mean_by_columns
 from sar.ops.aggregate import Sums, aggregate, agreed_sums, mean_scale

@@ -25,7 +25,7 @@ from sar.ops.first_order import first_order
 from sar.ops.saving import spares_memory
 from sar.ops.weights import weight_gradient
 from sar.stream import GradientReturn, Pass, Round
-from sar.stream.rounds import WINDOW
+from sar.stream.passes import WINDOW
 from sar.stream.sampled import Sample, refuse_sampling
 from sar.stream.wanted import agree_wanted
 from sar.stream.zeros import NonZeros, Skipped, skipped
