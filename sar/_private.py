@@ -8,7 +8,7 @@ when this library is imported. `tests/test_private.py` shows both for each.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -196,12 +196,13 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks on its passes; missing: as if it had none."""
-    for name in _HOOKS:
-        if getattr(module, name, None):
-            return True
-    return False
+def hooked_one(modules: Iterable[nn.Module]) -> nn.Module | None:
+    """The first of some modules that has hooks on its passes; missing: as if they had none."""
+    for module in modules:
+        for name in _HOOKS:
+            if getattr(module, name, None):
+                return module
+    return None
 
 
 def has_global_hooks() -> bool:

@@ -495,13 +495,13 @@ def test_function_modes_in_force(without: Any) -> None:
 
 def test_hooks_of_modules() -> None:
     part, bare = nn.Linear(2, 2), types.SimpleNamespace()
-    assert not _private.has_hooks(part) and not _private.has_hooks(bare)  # type: ignore[arg-type]
+    assert _private.hooked_one([part, bare]) is None  # type: ignore[list-item]
     adders = ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"]
     for name in adders:
         handle = getattr(part, f"register_{name}")(lambda *_: None)
-        assert _private.has_hooks(part), name
+        assert _private.hooked_one([bare, part]) is part, name  # type: ignore[list-item]
         handle.remove()
-    assert not _private.has_hooks(part) and not _private.has_global_hooks()
+    assert _private.hooked_one([part]) is None and not _private.has_global_hooks()
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     assert _private.has_global_hooks()
     handle.remove()

@@ -79,7 +79,7 @@ def _reduce(
     out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
 ) -> None:
     """Add sums to rows ``rows`` of ``out`` (``None``: 0, 1, ..), or write over these."""
-    if x.dtype in _NONE and x.device.type == "cpu" and out.is_contiguous():
+    if x.dtype in _NONE and x.is_cpu and out.is_contiguous():
         _reduce_compiled(out, csc, x, factors, rows, add)
         return
     for start, stop in _row_blocks(csc, x):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sar._private import DEVICE_MODES, function_modes, has_global_hooks, has_hooks, in_forward_mode
+from sar._private import DEVICE_MODES, function_modes, has_global_hooks, hooked_one, in_forward_mode
 from sar.config import EXACT
 from sar.errors import NotSupportedError
 from sar.layers.entry import NO_OPTIONS, OPTIONS, FusedLayer, Inputs, Run, options_of
@@ -116,9 +116,11 @@ def call_reason(layer: nn.Module) -> str | None:
     """
     if has_global_hooks():
         return "torch has global hooks of modules, which look into it"
-    for part in layer.modules():
-        if part is not layer and has_hooks(part):
-            return f"{type(part).__name__} in it has a hook"
+    parts = layer.modules()
+    next(parts)  # the layer
+    part = hooked_one(parts)
+    if part is not None:
+        return f"{type(part).__name__} in it has a hook"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast is on"
     for mode in function_modes():

@@ -18,8 +18,7 @@ from sar._private import without_modes
 from sar.config import CONSTANT_INPUTS, Policy
 from sar.edges.constant import constants_of
 from sar.edges.push_pull import LinearRelation, linear_relation
-from sar.edges.relation import Relation
-from sar.edges.shard_store import LOCAL
+from sar.edges.relation import LOCAL, Relation
 from sar.kernels import Csc, Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.first_order import first_order
 from sar.ops.saving import spares_memory

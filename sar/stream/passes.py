@@ -97,7 +97,8 @@ class Pass:
         self._local_last = local_last and 0 < len(self.rounds) <= window
         self._stream: Stream | None = None
         if messages is None and rows is not None and not kept:
-            codec = codec_for(edges.plan, policy.lossy.wire_dtype, rows.dtype)
+            name = policy.lossy.wire_dtype
+            codec = None if name is None else codec_for(edges.plan, name, rows.dtype)
             messages = RowMessages(edges.plan, [rows], keep is not None, codec)
         if messages is not None:
             self._stream = Stream(messages, self.rounds, window)
