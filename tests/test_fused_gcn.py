@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import dgl.nn
 import pytest
@@ -337,3 +339,26 @@ def test_donation_is_asked_for(
                 later.sum().backward()
 
     run_threads(1, case)
+
+
+@pytest.mark.parametrize("make", [gcn, gin, lambda: dgl.nn.SAGEConv(WIDTH, WIDTH, "mean")])
+def test_a_graph_ends_with_its_last_reference(
+    make: Callable[[], nn.Module], partitioned: Cutter
+) -> None:
+    """What a relation keeps for its layers does not hold the relation."""
+    path, mine = partitioned(mixed(), 2), fused_ones(make().double())
+
+    def case(group: Group) -> None:
+        part = Part(group, path)
+        x = part.node_rows(whole(57, (WIDTH,), seed=1))
+        mine(part.graph, x).sum().backward()
+        seen = ref(part.graph.sole_relation)
+        gc.collect()
+        gc.disable()
+        try:
+            del part
+            assert seen() is None
+        finally:
+            gc.enable()
+
+    run_threads(2, case)

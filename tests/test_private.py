@@ -216,7 +216,7 @@ def test_backward_is_known_from_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backward(lambda: sar.comm.LocalGroup().seeds.draw(sar.comm.LocalGroup()) >= 0) == [True]
 
 
-def test_the_innermost_hooks_of_saved_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_innermost_hooks_of_saved_tensors(without: Any) -> None:
     def pack(x: Tensor) -> Tensor:
         return x
 
@@ -227,9 +227,9 @@ def test_the_innermost_hooks_of_saved_tensors(monkeypatch: pytest.MonkeyPatch) -
     assert _private.innermost_saving_hooks() is None
     with hooks(lambda x: x, lambda x: x), hooks(pack, unpack):
         assert tuple(_private.innermost_saving_hooks()) == (pack, unpack)
-    monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+    old = without("torch._C._autograd", "_top_saved_tensors_default_hooks")
     with hooks(pack, unpack):
-        assert _private.innermost_saving_hooks() is None
+        assert old.innermost_saving_hooks() is None
 
 
 def test_hooks_on_a_gradient() -> None:

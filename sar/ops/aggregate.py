@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from sar._private import without_modes
 from sar.config import CONSTANT_INPUTS, Policy
 from sar.edges.constant import constants_of
-from sar.edges.push_pull import LinearRelation, linear_relation
+from sar.edges.push_pull import Fewest, LinearPlan, LinearRelation, linear_relation
 from sar.edges.relation import LOCAL, Relation
 from sar.kernels import Csc, Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.first_order import first_order
@@ -328,16 +328,20 @@ def agreed_sums(
         skips = Skipped.ROWS if width is not None else skipped(rows, policy)
     key = what, rows.shape[1] if width is None else width, rows.dtype, policy, skips
 
-    def make() -> Sums:
+    def make() -> tuple[Tensor | None, tuple[LinearPlan, Fewest] | None]:
         like = rows
         if width is not None:
             like = rows.new_empty((0, width)).requires_grad_()
         agree_wanted(relation.plan, [("rows of a sum", like)], 1)
         agree_skipped(relation, skips, policy)
-        return Sums(policy, scale(), linear_relation(relation, like, None, policy), skips)
+        streamed = linear_relation(relation, like, None, policy)
+        if isinstance(streamed, LinearRelation):
+            return scale(), (streamed.plan, streamed.fewest)
+        return scale(), None
 
-    sums = relation.derived(key, make)
-    return replace(sums) if skips else sums
+    made, fewest = relation.derived(key, make)  # which would never end if it held the relation
+    streamed = relation if fewest is None else LinearRelation(relation, *fewest)
+    return Sums(policy, made, streamed, skips)
 
 
 def _agreed_aggregate(
