@@ -19,8 +19,8 @@ def optimize(model: M, *, donate: bool = False, strict: bool = False) -> M:
 
     Layers of other libraries that are known (today DGL's ``SAGEConv`` of means, ``GraphConv``,
     ``GINConv``, ``GATConv`` and ``GATv2Conv``) are computed as a whole on sharded graphs, with the
-    same results, without being asked. This marks them with what they may do beyond that; copies and pickles of the model keep
-    it, state dicts do not have it. A later call says it anew.
+    same results, without being asked. This marks them with what they may do beyond that; copies
+    and pickles of the model keep it, state dicts do not have it. A later call says it anew.
 
     Args:
         donate: in backward a layer writes the gradient of its input over the input, one tensor of

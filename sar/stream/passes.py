@@ -264,6 +264,8 @@ class Stream:
             recv, recv_counts = messages.received(step)
             distances = step.distances if self._is_large else ()
             work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
+            if plan.group.meter.told is not None:
+                plan.group.meter.count_rows(step.num_send, step.num_recv)
             self._flights.append(Flight(step, work, send, recv))
 
     def __iter__(self) -> Stream:

@@ -128,6 +128,8 @@ class GradientReturn:
         if plan.is_large(self._messages.row_bytes):
             distances = [-distance for distance in step.distances]
         work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
+        if plan.group.meter.told is not None:
+            plan.group.meter.count_rows(step.num_recv, step.num_send)
         self._flights.append(Flight(step, work, send, recv))
 
     def each(self, rounds: Sequence[Round]) -> Iterator[tuple[Round, Tensor]]:
