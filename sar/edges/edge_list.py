@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.edges.relation import Relation, build_relation
-from sar.edges.shard_store import EdgeArrays
+from sar.edges.build import build_relation
+from sar.edges.relation import EdgeArrays, Relation
 
 
 class EdgeEnds(NamedTuple):

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from sar.kernels import attention_loops as loops
-from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
-from sar.kernels.jit import in_parallel, num_parts, rows_in_parallel
+from sar.kernels.jit import array, in_parallel, num_parts, rows_in_parallel
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array, flat
-from sar.kernels.jit import kernel, rows_in_parallel
+from sar.kernels.jit import array, flat, kernel, rows_in_parallel
 from sar.kernels.spmm import wide_dtype
 
 _COMPILED = (torch.float32, torch.float64)

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
-from sar.kernels.jit import in_parallel, inlined, kernel, prefetch_row
+from sar.kernels.jit import array, in_parallel, inlined, kernel, prefetch_row
 
 # A block's result is scaled and added while it is in cache, and stays below the size from which
 # the allocator maps fresh pages for it.
@@ -80,7 +79,7 @@ def _reduce(
     out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
 ) -> None:
     """Add sums to rows ``rows`` of ``out`` (``None``: 0, 1, ..), or write over these."""
-    if x.dtype in _NONE and x.device.type == "cpu" and out.is_contiguous():
+    if x.dtype in _NONE and x.is_cpu and out.is_contiguous():
         _reduce_compiled(out, csc, x, factors, rows, add)
         return
     for start, stop in _row_blocks(csc, x):

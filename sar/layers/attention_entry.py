@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sar.layers.arriving import input_travels
-from sar.layers.checks import DTYPES, graph_reason, linear_reason, rows_reason
+from sar.layers.choice import DTYPES, graph_reason, linear_reason, rows_reason
 from sar.layers.entry import Inputs, options_of
 
 _DROPOUT, _SLOPE = nn.Dropout.forward, nn.LeakyReLU.forward

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.edges.constant_halo import constant_halo
-from sar.edges.relation import Relation
-from sar.edges.shard_store import LOCAL
+from sar.edges.relation import LOCAL, Relation
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import (
     Columns,

@@ -96,7 +96,7 @@ def is_innermost() -> bool:
 def owns_saved() -> bool:
     """Whether nobody but the operation that saves them gets to see its own saved tensors."""
     repeated_or_kept = _state.notes is not None or not _state.hooked
-    return repeated_or_kept and is_innermost()
+    return repeated_or_kept and _state.hooks == innermost_saving_hooks()
 
 
 def is_checkpointed() -> bool:

@@ -45,12 +45,18 @@ class Round:
     @property
     def recv_counts(self) -> list[int]:
         """Rows per rank of the group, zero for ranks outside the round; a new list."""
-        return _spread(self.sources, self.recv_rows, self.num_ranks)
+        counts = [0] * self.num_ranks
+        for peer, count in zip(self.sources, self.recv_rows, strict=True):
+            counts[peer] = count
+        return counts
 
     @property
     def send_counts(self) -> list[int]:
         """Like :attr:`recv_counts`."""
-        return _spread(self.targets, self.send_rows, self.num_ranks)
+        counts = [0] * self.num_ranks
+        for peer, count in zip(self.targets, self.send_rows, strict=True):
+            counts[peer] = count
+        return counts
 
     @cached_property
     def num_recv(self) -> int:
@@ -59,13 +65,6 @@ class Round:
     @cached_property
     def num_send(self) -> int:
         return sum(self.send_rows)
-
-
-def _spread(peers: Sequence[int], rows: Sequence[int], size: int) -> list[int]:
-    counts = [0] * size
-    for peer, count in zip(peers, rows, strict=True):
-        counts[peer] = count
-    return counts
 
 
 Combine = Callable[[Tensor, Tensor, Tensor], None]  # of owned rows, which of them, what came home
@@ -104,6 +103,7 @@ class HaloPlan:
         self.rows_in_flight = self._agree_rows_in_flight()
         self.wanted: set[tuple] = set()
         self._agreed: set[tuple[str, tuple[int, ...]]] = set()
+        self._chosen: dict[tuple[Policy, int], int] = {}
         self._steps: dict[int, tuple[Round, ...]] = {}
         self.device = torch.device("cpu")
 
@@ -121,6 +121,9 @@ class HaloPlan:
             rows: tensors [num_rows, *], whose columns stand side by side in ``out``.
         """
         idx, span = self.send_idx[peer], slice(start, start + len(out))
+        if len(rows) == 1 and idx is not None:
+            torch.index_select(rows[0], 0, idx[span], out=out)
+            return
         for part, columns in zip(rows, out.split([p.shape[1] for p in rows], dim=1), strict=True):
             if idx is None:
                 columns.copy_(part[span])
@@ -146,6 +149,9 @@ class HaloPlan:
         ``ValueError`` on every rank when ranks differ in it; and whenever even strict rounds exceed
         the policy's memory budget.
         """
+        known = self._chosen.get((policy, row_bytes))
+        if known is not None:
+            return known
         rounds = self.fitting_rounds(policy, row_bytes)
         what = "(bytes per row, rounds, code of what is lossy, whether backward fetches again)"
         self.agree_once(what, row_bytes, rounds, policy.lossy.code, int(policy.rematerialize))
@@ -155,6 +161,7 @@ class HaloPlan:
                 f"memory_budget: got {policy.memory_budget} bytes, but rows of {row_bytes} bytes "
                 f"need at least {least} bytes of buffers with {max(1, self.group.size - 1)} rounds"
             )
+        self._chosen[policy, row_bytes] = rounds
         return rounds
 
     def is_large(self, row_bytes: int) -> bool:
