@@ -1,7 +1,4 @@
-"""Sums with the fewest rows on the wire: source rows, or partial sums, per edge of a pair of ranks.
-
-See Note [Pull or push].
-"""
+"""Pull or push: sums with the fewest rows on the wire, source rows or partial sums of them."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from sar.partition.cover import cover_size, pulled_sources
 from sar.stream import HaloPlan, Round
 from sar.stream.plan import Combine
 
-# Note [Pull or push]
 # The edges of rank p with sources on rank q are a matrix A_pq with a row for each destination and a
 # column for each source; p needs A_pq x_q. What travels may be rows of x_q (pull), finished rows of
 # the product (push), or a mixture: a set of sources and destinations such that each edge has an end

@@ -35,7 +35,7 @@ class Scores:
     """How scores are computed.
 
     Attributes:
-        kind: :data:`ADDITIVE`, :data:`MIXED` or :data:`DOT`.
+        kind: ``ADDITIVE``, ``MIXED`` or ``DOT`` of :mod:`sar.kernels.attention_loops`.
         heads: number of heads H.
         width: width D of a head's value; keys and queries are as wide, or 1 for additive scores.
         slope: of lrelu for negative numbers; 1 is no activation.
