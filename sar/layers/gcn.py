@@ -22,7 +22,7 @@ from sar.ops.aggregate import Sums, aggregate, aggregate_agreed, agree_sums, agr
 from sar.ops.first_order import first_order
 from sar.ops.rectify import is_relu, rectified
 from sar.ops.saving import owns_saved
-from sar.stream.wanted import agree_wanted
+from sar.stream.plan import agree_wanted
 
 # What the degrees of sources and destinations count with, by DGL's name of the norm.
 _POWERS: dict[str, tuple[float | None, float | None]] = {

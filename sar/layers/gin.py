@@ -20,7 +20,7 @@ from sar.layers.entry import FusedLayer, Inputs
 from sar.ops.aggregate import Sums, aggregate, agreed_sums, mean_scale
 from sar.ops.first_order import first_order
 from sar.ops.saving import owns_saved
-from sar.stream.wanted import agree_wanted
+from sar.stream.plan import agree_wanted
 
 
 def gin_sum(

@@ -25,8 +25,8 @@ from sar.ops.saving import spares_memory
 from sar.ops.weights import weight_gradient
 from sar.stream import GradientReturn, Pass, Round
 from sar.stream.passes import WINDOW
+from sar.stream.plan import agree_wanted
 from sar.stream.sampled import Sample, refuse_sampling
-from sar.stream.wanted import agree_wanted
 from sar.stream.zeros import NonZeros, Skipped, skipped
 
 Streamed = Relation | LinearRelation
