@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar.kernels.registry import has
 from sar.layers.arriving import input_travels
 from sar.layers.checks import DTYPES, graph_reason, linear_reason, rows_reason
 from sar.layers.entry import Inputs, options_of
@@ -36,8 +37,8 @@ def why_not(layer: Any, graph: Any, inputs: Inputs, projections: tuple[str, ...]
         return reason
     if any([getattr(layer, name).weight.shape[1] != x.shape[1] for name in projections]):
         return "weights do not fit the rows"
-    if x.device.type != "cpu":
-        return "the kernels of attention are the processor's"
+    if not has("attend", x.device, x.dtype):
+        return f"there are no kernels of attention on {x.device}"
     if not layer._allow_zero_in_degree and bool((relation.in_degrees == 0).any()):
         return "nodes without edges, of which its own code complains"
     return None
