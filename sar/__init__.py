@@ -44,7 +44,7 @@ from sar.frontends.dgl import (
     load_dgl_partition_data,
     load_partition_data,
 )
-from sar.layers import optimize
+from sar.layers import Explanation, explain, optimize
 from sar.memory import set_activations
 from sar.nn import (
     DistributedBN1D,
@@ -71,6 +71,7 @@ __all__ = [
     "DistributedBN1D",
     "DistributedBlock",
     "DriftError",
+    "Explanation",
     "GraphShardManager",
     "HeteroGraphShardManager",
     "Lossy",
@@ -90,6 +91,7 @@ __all__ = [
     "convert_dist_graph",
     "convert_dropout",
     "current_group",
+    "explain",
     "gather_grads",
     "global_mean",
     "initialize_comms",

@@ -60,14 +60,6 @@ def version_of(tensor: Tensor) -> int:
         _missing("torch.Tensor._version")
 
 
-def base_of(tensor: Tensor) -> Tensor | None:
-    """The tensor that autograd knows this one to be a view of; missing: raises."""
-    try:
-        return tensor._base
-    except AttributeError:
-        _missing("torch.Tensor._base")
-
-
 def storage_id(tensor: Tensor) -> int:
     """A number that tensors share when they share their memory, also on the meta device; missing:
     raises."""
@@ -268,6 +260,12 @@ TYPED_SPMM = DglName("gspmm_internal_hetero", ("dgl.ops.spmm",))
 TYPED_SDDMM = DglName("gsddmm_internal_hetero", ("dgl.ops.sddmm",))
 TOP_ROWS = DglName("_topk_on", ("dgl.readout",))
 """``(graph, typestr, feat, k, descending, sortby, ntype_or_etype)`` behind ``topk_nodes``."""
+
+
+def width_wanted(layer: nn.Module) -> int | None:
+    """Columns of the source rows that a layer of DGL reads, where it knows; missing: ``None``."""
+    widths = (getattr(layer, name, None) for name in ("_in_src_feats", "_in_feats"))
+    return next((width for width in widths if isinstance(width, int)), None)
 
 
 def dgl_metis(graph: Any, weights: Tensor) -> tuple[Callable, Any, Any]:

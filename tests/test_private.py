@@ -85,15 +85,6 @@ def test_writes_are_counted() -> None:
         _private.version_of(Bare())  # type: ignore[arg-type]
 
 
-def test_views_know_their_base() -> None:
-    x = torch.zeros(4)
-    assert _private.base_of(x[1:][1:]) is x
-    assert _private.base_of(x) is None and _private.base_of(x[1:].clone()) is None
-    assert _private.base_of(x.detach()) is x or _private.base_of(x.detach()) is None
-    with raises(r"torch\.Tensor\._base"):
-        _private.base_of(Bare())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_tensors_of_one_memory_have_one_storage(device: str) -> None:
     x, y = torch.zeros(4, device=device), torch.zeros(4, device=device)
@@ -412,6 +403,14 @@ def test_functions_of_dgl_that_layers_call(name: str, taken: list[str]) -> None:
     function, modules = getattr(_private, name)
     for module in modules:
         assert arguments(getattr(importlib.import_module(module), function)) == taken
+
+
+def test_widths_that_layers_of_dgl_want() -> None:
+    dgl_nn = pytest.importorskip("dgl.nn")
+    assert _private.width_wanted(dgl_nn.SAGEConv((3, 5), 4, "mean")) == 3
+    assert _private.width_wanted(dgl_nn.GATConv(6, 4, 2)) == 6
+    assert _private.width_wanted(dgl_nn.GraphConv(7, 4)) == 7
+    assert _private.width_wanted(torch.nn.Linear(3, 4)) is None
 
 
 def test_what_dgl_lacks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

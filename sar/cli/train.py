@@ -71,6 +71,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     results.add_argument(
         "--trace", metavar="OUT.json", help="write what every rank did when, in Chrome's format"
     )
+    results.add_argument(
+        "--explain", action="store_true", help="show first what computes each layer, and its bytes"
+    )
     results.add_argument("--no-progress", action="store_true", help="show no progress bar")
     return parser
 
@@ -222,6 +225,8 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     )  # fmt: skip
     if args.resume:
         trainer.resume()
+    if args.explain:
+        _explain(trainer)
     with sar.trace(args.trace, group=group) as recorded:
         trainer.fit()
     if batches is not None:
@@ -231,6 +236,19 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     if group.rank == 0:
         told = {**_config(args, group), **config, "mfgs": trainer.mfgs}
         report(args.json, trainer.history, ranks, told, layers)
+
+
+def _explain(trainer: Trainer) -> None:
+    """Print what computes the layers in full-batch training; collective."""
+    given, data = trainer.blocks, trainer.data
+    trainer.model.train()
+    if given is None:
+        explanation = sar.explain(trainer.model, trainer.graph, data.features)
+    else:
+        explanation = sar.explain(trainer.model, given.graphs, given.features)
+    data.release()
+    if trainer.group.rank == 0:
+        print(explanation)
 
 
 def load_rank(

@@ -7,6 +7,7 @@ readings an exchange; spans are kept only between :meth:`Meter.record` and :meth
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -48,6 +49,21 @@ class Clock(Protocol):
 
 
 @dataclass
+class Told:
+    """What a rank says of its work while somebody asks, see :attr:`Meter.told`.
+
+    Attributes:
+        ways: (layer, what computes it, why nothing faster does) for each decision, in order.
+        rows: sent and received, by (layer, pass).
+        undo: what brings back, last first, what layers keep for later; ``None``: nobody will.
+    """
+
+    ways: list[tuple[str, str, str | None]] = field(default_factory=list)
+    rows: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    undo: list[Callable[[], None]] | None = None
+
+
+@dataclass
 class Span:
     """Something that took time, ``begin`` to ``end`` on the clock of :func:`time.perf_counter`.
 
@@ -72,11 +88,13 @@ class Meter:
         stretches: by (layer, pass).
         spans: since :meth:`record`; ``None`` when nothing is recorded.
         since: when the present stretch began.
+        told: whoever decides how something is computed says so here, in forward, if it is there.
     """
 
     stretches: dict[tuple[str, str], Stretch] = field(default_factory=dict)
     spans: list[Span] | None = None
     since: float = field(default_factory=time.perf_counter)
+    told: Told | None = None
 
     def __post_init__(self) -> None:
         self._lanes: list[float] = []  # when each lane of the wire is free again
@@ -111,6 +129,17 @@ class Meter:
         """Wait for a clock that runs behind: seconds are complete up to the last switch."""
         if self._clock is not None:
             self._clock.settle()
+
+    def tell(self, what: str, reason: str | None = None) -> None:
+        """Say what computes the layer at work, and why nothing faster does, if one may know."""
+        if self.told is not None and self._key[1] != "backward":
+            self.told.ways.append((self._key[0], what, reason))
+
+    def count_rows(self, sent: int, received: int) -> None:
+        """Say how many rows are on their way, whatever they are coded as."""
+        if self.told is not None:
+            before = self.told.rows.get(self._key, (0, 0))
+            self.told.rows[self._key] = before[0] + sent, before[1] + received
 
     def wait(self, name: str) -> _Wait:
         """Context manager around a call that blocks on other ranks."""

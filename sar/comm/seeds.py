@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -96,6 +97,20 @@ class SeedStream:
     def again(self) -> AbstractContextManager:
         """A context, to be entered any number of times, that draws the seeds from here on again."""
         return _Again(self)
+
+
+@contextmanager
+def no_draws(seeds: SeedStream) -> Iterator[None]:
+    """What is drawn inside has never been drawn when it ends."""
+    kept, noise = (seeds.base, seeds.count, seeds.notes), seeds._noise
+    state = None if noise is None else noise.get_state()
+    try:
+        yield
+    finally:
+        seeds.base, seeds.count, seeds.notes = kept
+        seeds._noise = noise
+        if noise is not None and state is not None:
+            noise.set_state(state)
 
 
 class _Again:

@@ -20,7 +20,7 @@ import hashlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -159,6 +159,9 @@ class Constants:
         Args:
             learns: the rows are those of a model's input, not hidden ones in an evaluation.
         """
+        told = self.group.meter.told
+        if told is not None and told.undo is not None:
+            told.undo.append(self._put_back())
         self._calls += 1
         entry = None
         if not policy.lossy.draws and not any(t.is_inference() for t in tensors):
@@ -169,6 +172,16 @@ class Constants:
             self.group.counters.avoided_bytes += entry.sent_bytes
             return Use(self.group, entry, self._calls, entry.kept)
         return Use(self.group, entry, self._calls)
+
+    def _put_back(self) -> Callable[[], None]:
+        """A function that forgets everything from now on."""
+        entries = OrderedDict((key, replace(entry)) for key, entry in self._entries.items())
+        seen, calls = OrderedDict(self._seen), self._calls
+
+        def put_back() -> None:
+            self._entries, self._seen, self._calls = entries, seen, calls
+
+        return put_back
 
     def _all_kept(self, entry: _Entry | None) -> bool:
         """Whether every rank kept its result of one and the same call."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Protocol
 
@@ -21,6 +23,12 @@ def is_host(device: torch.device) -> bool:
 def chunk_bytes(device: torch.device) -> int:
     """Bytes of edge values that are computed at once where nobody says how many."""
     return HOST_CHUNK_BYTES if is_host(device) else DEVICE_CHUNK_BYTES
+
+
+def same_random(devices: Iterable[torch.device]) -> AbstractContextManager[None]:
+    """Afterwards random numbers of these devices and of the processor go on as before."""
+    places = {device.index or 0 for device in devices if device.type == "cuda"}
+    return torch.random.fork_rng(devices=sorted(places))
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -80,6 +80,9 @@ def choose(
     if entry.run_recomputed is not None and takes_notes() and is_innermost():
         if _all_recompute(entry, reason, layer, graph, inputs):
             run, implementation = entry.run_recomputed, "fused, recomputed"
+    meter = graph._store.group.meter
+    if meter.told is not None:
+        meter.tell("plain" if reason else implementation, reason)
     if reason is not None and options_of(layer).strict:
         raise NotSupportedError(f"{type(layer).__name__}: not fused, as strict=True asks: {reason}")
     if entry.agree is not None:

@@ -20,9 +20,9 @@ from sar.graph.rows import KnownRows
 from sar.kernels.device import is_host
 from sar.memory.forwards import Forward, replace, reset
 from sar.memory.inputs import LayerInputs
-from sar.memory.paging import Offload, RoundToBfloat16
+from sar.memory.paging import Offload, RoundToBfloat16, in_memory
 from sar.ops.randomness import SameRandom
-from sar.ops.saving import Notes, hooked
+from sar.ops.saving import Notes, hooked, onlooker
 
 ACTIVATIONS = ("keep", "recompute", "offload", "lossy_bfloat16")
 _GRAPH_NAMES = ("graph", "g", "block", "mfg")
@@ -212,9 +212,17 @@ class _Elsewhere(Forward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.run(*args, **kwargs)
-        held = _held(self.module, tree_leaves((args, kwargs)))
-        hooks = self.hooks
-        with saved_tensors_hooks(lambda saved: hooks.pack(saved, held), hooks.unpack), hooked():
+        held = held_by_others(self.module, tree_leaves((args, kwargs)))
+        hooks, see = self.hooks, onlooker()
+
+        def pack(saved: Tensor) -> Any:
+            packed = hooks.pack(saved, held)
+            if see is not None:
+                for tensor in in_memory(packed):
+                    see(tensor)
+            return packed
+
+        with saved_tensors_hooks(pack, hooks.unpack), hooked():
             return self.run(*args, **kwargs)
 
 
@@ -223,7 +231,7 @@ def _group_of(leaves: list[Any]) -> Group:
     return graphs[0].group if graphs else current_group()
 
 
-def _held(module: nn.Module, leaves: list[Any]) -> set[int]:
+def held_by_others(module: nn.Module, leaves: list[Any]) -> set[int]:
     """Addresses of storages that others hold: parameters, buffers, arguments, graph columns."""
     tensors = [*module.parameters(), *module.buffers()]
     for leaf in leaves:

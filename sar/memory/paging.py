@@ -208,6 +208,13 @@ class RoundToBfloat16:
         return packed[0].values.to(packed[1])
 
 
+def in_memory(packed: Any) -> list[Tensor]:
+    """The tensors that stay in memory of what either pair of hooks has packed."""
+    if isinstance(packed, _Guarded):
+        return [packed.tensor]
+    return [packed[0].values] if isinstance(packed[0], _Rounded) else []
+
+
 def _worth_it(tensor: Tensor, held: Set[int], more: tuple[torch.dtype, ...] = ()) -> bool:
     return (
         (tensor.is_floating_point() or tensor.dtype in more)

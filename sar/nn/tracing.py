@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,21 +23,41 @@ Row = dict[str, Any]
 _MARKED = "sar.layer"  # key in an autograd node's own dictionary
 
 
+class Watch(Protocol):
+    """Who wants to know when a layer begins and ends its forward pass."""
+
+    def enter(self, name: str, inputs: list[Any]) -> None:
+        """It begins with these arguments."""
+
+    def leave(self, name: str, outputs: list[Tensor]) -> None:
+        """It ends with these results, or with none as it failed."""
+
+
 @contextmanager
-def mark_layers(model: nn.Module, group: Group | None = None) -> Iterator[None]:
+def mark_layers(
+    model: nn.Module,
+    group: Group | None = None,
+    *,
+    without: Collection[nn.Module] = (),
+    watch: Watch | None = None,
+) -> Iterator[None]:
     """Inside, the group's meter knows which layer of ``model`` is at work, in both passes.
 
     A layer is a module that is called with a graph. What it does outside of inner layers counts
     for itself; backward belongs to a layer from its output to the output of the next. Modules of
     ``torch.nn``, which take no graph, get no hooks: with some on its parts, a layer of DGL would
     run as somebody watches it, part by part.
+
+    Args:
+        without: other modules that get none.
+        watch: is told of each layer.
     """
     meter = (group or current_group()).meter
     handles = []
     for name, module in model.named_modules():
-        if type(module).__module__.startswith("torch.nn."):
+        if type(module).__module__.startswith("torch.nn.") or module in without:
             continue
-        mark = _Marks(name or type(module).__name__, meter)
+        mark = _Marks(name or type(module).__name__, meter, watch)
         handles.append(module.register_forward_pre_hook(mark.enter, with_kwargs=True))
         handles.append(module.register_forward_hook(mark.leave, always_call=True))
     meter.use(_clock(model))
@@ -58,13 +78,15 @@ def _clock(model: nn.Module) -> StreamClock | None:
 class _Marks:
     """Hooks of one module."""
 
-    def __init__(self, name: str, meter: Meter) -> None:
-        self.name, self.meter = name, meter
+    def __init__(self, name: str, meter: Meter, watch: Watch | None) -> None:
+        self.name, self.meter, self.watch = name, meter, watch
         self._before: list[tuple[str, str] | None] = []
 
     def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(_is_graph(value) for value in (*args, *kwargs.values())):
             self._before.append(self.meter.switch(self.name, "forward"))
+            if self.watch is not None:
+                self.watch.enter(self.name, [*args, *kwargs.values()])
         else:
             self._before.append(None)
 
@@ -73,6 +95,8 @@ class _Marks:
         if before is None:
             return
         self.meter.switch(*before)
+        if self.watch is not None:
+            self.watch.leave(self.name, _tensors(output))
         for tensor in _tensors(output):
             node: Any = tensor.grad_fn
             # What an inner layer made, or what came in, is not this layer's to mark.

@@ -66,6 +66,8 @@ def run_messages(
     """
     if isinstance(relation, ReversedRelation):
         return _run_reversed(relation.forward, messages, reduce, policy, inputs, like)
+    if relation.group.meter.told is not None:
+        relation.group.meter.tell("edge program")
     _agree_inputs(relation, messages, inputs)
     if reduce == "logsumexp":  # its gradient is a function of the messages
         messages = replace(messages, linear_in_src=False)
@@ -123,6 +125,8 @@ def _run_reversed(
         raise NotSupportedError(
             f"reduction over reversed edges: got {reduce!r}, expected sum, mean, max or min"
         )
+    if forward.group.meter.told is not None:
+        forward.group.meter.tell("edge program")
     return [push(forward, messages, policy, inputs, like[0])]
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 
 from sar._private import innermost_saving_hooks
 
@@ -37,6 +38,7 @@ class _State(threading.local):
     notes: Notes | None = None
     hooked: bool = False
     hooks: object = None  # of saved tensors, when the forward pass began
+    see: Callable[[Tensor], None] | None = None  # gets what is saved and changes nothing
 
 
 _state = _State()
@@ -59,6 +61,29 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
         _state.notes, _state.hooked, _state.hooks = before
 
 
+@contextmanager
+def looked_on(see: Callable[[Tensor], None]) -> Iterator[None]:
+    """Around a forward pass: ``see`` gets each tensor that is saved, and what runs is what runs
+    without it. No backward pass may follow."""
+
+    def look(saved: Tensor) -> Tensor:
+        see(saved)
+        return saved
+
+    before = _state.hooks, _state.see
+    with saved_tensors_hooks(look, lambda saved: saved):
+        _state.hooks, _state.see = innermost_saving_hooks(), see
+        try:
+            yield
+        finally:
+            _state.hooks, _state.see = before
+
+
+def onlooker() -> Callable[[Tensor], None] | None:
+    """What wants to see each tensor that is saved: for hooks, which hide them from it."""
+    return _state.see
+
+
 def takes_notes() -> bool:
     """Whether this forward pass notes what it does, or repeats it by its notes."""
     return _state.notes is not None
@@ -67,11 +92,6 @@ def takes_notes() -> bool:
 def is_innermost() -> bool:
     """Whether nobody inside of the forward pass has hooks of saved tensors, as to repeat a part."""
     return _state.hooks == innermost_saving_hooks()
-
-
-def saves_as_is() -> bool:
-    """Whether saved tensors are simply kept: nobody moves, copies or computes them again."""
-    return innermost_saving_hooks() is None
 
 
 def owns_saved() -> bool:
@@ -116,25 +136,21 @@ def spares_memory() -> bool:
     return _state.hooked
 
 
-def valued(saved: Tensor, compute: Callable[[], Tensor], *, of_relu: bool = False) -> Tensor:
+def valued(saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
     """What ``compute`` returns, with the gradient of ``saved``, which a function returned instead.
 
     The function has saved what its backward pass reads, by Note [Saved first].
-
-    Args:
-        of_relu: it is the result of a relu: what is zero has no gradient.
     """
-    return _Valued.apply(saved, compute, of_relu)
+    return _Valued.apply(saved, compute)
 
 
 class _Valued(Function):
     """The value of an operation whose backward pass is elsewhere; dsaved = dvalue."""
 
     @staticmethod
-    def forward(ctx: Any, saved: Tensor, compute: Callable[[], Tensor], of_relu: bool) -> Tensor:
-        ctx.of_relu = of_relu
+    def forward(ctx: Any, saved: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         return compute()
 
     @staticmethod
-    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, None, None]:
-        return dvalue, None, None
+    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, None]:
+        return dvalue, None

@@ -98,6 +98,8 @@ class Stream:
             recv, recv_counts = messages.received(step)
             distances = step.distances if plan.is_large(messages.row_bytes) else ()
             work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
+            if plan.group.meter.told is not None:
+                plan.group.meter.count_rows(step.num_send, step.num_recv)
             self._flights.append(_Flight(step, work, send, recv))
 
     def __iter__(self) -> Stream:
@@ -173,6 +175,8 @@ class GradientReturn:
         back = [-distance for distance in step.distances]
         distances = back if plan.is_large(self._messages.row_bytes) else ()
         work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
+        if plan.group.meter.told is not None:
+            plan.group.meter.count_rows(step.num_recv, step.num_send)
         self._flights.append(_Flight(step, work, send, recv))
 
     def each(self, rounds: Sequence[Round]) -> Iterator[tuple[Round, Tensor]]:

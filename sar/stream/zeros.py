@@ -64,8 +64,13 @@ def _is_relu(node: Any) -> bool:
 
 @cache
 def _relu() -> type:
-    """Of the nodes that torch's relu leaves."""
-    with torch.inference_mode(False), torch.enable_grad():
+    """Of the nodes that torch's relu leaves; nothing is saved for whoever has hooks on that."""
+
+    def as_it_is(saved: Tensor) -> Tensor:
+        return saved
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(as_it_is, as_it_is)
+    with torch.inference_mode(False), torch.enable_grad(), hooks:
         return type(torch.zeros(1, requires_grad=True).relu().grad_fn)
 
 

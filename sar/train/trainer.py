@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sar.comm import Group, current_group
 from sar.errors import NotSupportedError, SarError
 from sar.frontends.dgl import ShardedGraph
+from sar.layers import layers_logged, parts_of_fused
 from sar.nn import (
     ShardedParameter,
     check,
@@ -118,7 +119,8 @@ class Trainer:
         """
         with (
             _Progress(self.epoch, self.options, self.group) as bar,
-            mark_layers(self.model, self.group),
+            mark_layers(self.model, self.group, without=parts_of_fused(self.model)),
+            layers_logged(self.model, self.group),
         ):
             while self.epoch < self.options.epochs:
                 begin = time.perf_counter()

@@ -1,0 +1,255 @@
+"""What computes each layer of a model, what it sends and what it saves: :func:`explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sar._private import tree_leaves, width_wanted
+from sar.comm.meter import OTHER, Meter, Told
+from sar.graph import GraphView
+from sar.layers.choice import own_forward
+from sar.layers.saved_bytes import SavedBytes, backward, measure
+from sar.layers.table import entry_of
+from sar.layers.untouched import untouched
+from sar.nn.tracing import mark_layers
+
+DENSE = "dense"
+_FUSED = ("fused", "fused, recomputed")
+_HEADER = (
+    "layer", "class", "calls", "runs as", "rows sent", "bytes sent", "rows received",
+    "bytes received", "bytes saved", "why not fused",
+)  # fmt: skip
+_WORDS = (0, 1, 3, 9)  # columns of text; the others are numbers
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer in one epoch of this rank, its forward and its backward pass.
+
+    Attributes:
+        name: in the model; that of the class for the model itself. ``"(other)"`` is what belongs to
+            no layer.
+        class_name: of the module.
+        calls: how often it is called.
+        implementation: what computes it: ``"fused"``, ``"fused, recomputed"``, ``"attention
+            kernel"``, ``"edge program"``, ``"mailbox"``, ``"sum"`` (or mean), ``"extreme"`` (max or
+            min), ``"shared rows"`` (sums that came with another layer's), ``"dense"`` (nothing over
+            edges); several in their order, joined by ``" + "``.
+        why_not_fused: ``None`` where it is, and where nothing goes over edges.
+        sent_rows, sent_bytes, received_rows, received_bytes: to and from other ranks.
+        saved_bytes: in memory for backward: what autograd and the layer hold, without parameters,
+            buffers, inputs of the model and columns of its graphs. Memory that several layers hold
+            counts for the first. ``None`` where it cannot be told.
+    """
+
+    name: str
+    class_name: str
+    calls: int
+    implementation: str
+    why_not_fused: str | None
+    sent_rows: int
+    sent_bytes: int
+    received_rows: int
+    received_bytes: int
+    saved_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` gives; as a string, a table.
+
+    Attributes:
+        rows: of this rank, in the order of the model's modules, what belongs to no layer last.
+        rank, num_ranks: whose rows they are.
+    """
+
+    rows: tuple[LayerRow, ...]
+    rank: int
+    num_ranks: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"rows": [asdict(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        lines = [_HEADER, *(_cells(row) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = [f"one epoch of rank {self.rank} of {self.num_ranks}"]
+        for line in lines:
+            cells = [
+                cell.ljust(width) if place in _WORDS else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ]
+            shown.append("  ".join(cells).rstrip())
+        return "\n".join(shown)
+
+
+def _cells(row: LayerRow) -> tuple[str, ...]:
+    numbers = (row.sent_rows, row.sent_bytes, row.received_rows, row.received_bytes)
+    saved = "?" if row.saved_bytes is None else f"{row.saved_bytes:,}"
+    first = (row.name, row.class_name, f"{row.calls}", row.implementation)
+    return (*first, *(f"{number:,}" for number in numbers), saved, row.why_not_fused or "")
+
+
+def explain(model: nn.Module, graph: Any, *inputs: Any, **named: Any) -> Explanation:
+    """What computes each layer of ``model`` on ``graph``, what it sends and what it saves.
+
+    Runs ``model(graph, *inputs, **named)`` and a backward pass, in which every number of the
+    results has a gradient, as the next epoch would. Twice, as the first may ask the other ranks
+    what they are asked once for all; the second is told of. Then a forward pass in which what is
+    saved is counted, by hooks of saved tensors that this library knows to change nothing; what
+    hooks inside of the model hide is not seen. A layer is a module that is called with a graph.
+    Collective: every rank calls it alike.
+
+    Afterwards all is as it was: gradients, buffers, training flags, columns of the graphs, random
+    numbers of torch and of :func:`sar.manual_seed`, counters of bytes, and the results of constant
+    rows that are kept: the first two epochs send such rows, and later ones do not.
+
+    Args:
+        graph: a sharded graph, or a list of blocks, as the model takes it.
+        inputs, named: what the model takes behind it. Without any, random rows of the width that
+            the model's first layer wants, where one graph and its layers say so.
+
+    Returns:
+        A row for each layer; other ranks have other numbers.
+
+    Raises:
+        TypeError: ``model`` is no module, or ``graph`` no graph of this library.
+        ValueError: no inputs are given and their width cannot be told.
+    """
+    graphs = _graphs(model, graph)
+    if not inputs and not named:
+        inputs = (_made_rows(model, graph, graphs),)
+    group, parts = graphs[0].group, parts_of_fused(model)
+    for _ in range(2):
+        told, calls = Told(undo=[]), _Calls()
+        with untouched(model, graphs, inputs, named, told):
+            meter = group.meter
+            with mark_layers(model, group, without=parts, watch=calls):
+                backward(model(graph, *inputs, **named))
+    again, saved = Told(undo=[]), SavedBytes([model, graphs, inputs, named])
+    with untouched(model, graphs, inputs, named, again):
+        with mark_layers(model, group, without=parts, watch=saved):
+            measure(saved, lambda: model(graph, *inputs, **named))
+    rows = _Rows(meter, told, calls.number, _known_bytes(told, again, saved))
+    return Explanation(tuple(rows.of(model)), group.rank, group.size)
+
+
+def _known_bytes(told: Told, again: Told, saved: SavedBytes) -> dict[str, int] | None:
+    """What the second pass saved, unless other code ran there."""
+    return saved.number if set(told.ways) == set(again.ways) else None
+
+
+def parts_of_fused(model: nn.Module) -> set[nn.Module]:
+    """Modules inside of known layers, which marks would keep from being fused."""
+    found: set[nn.Module] = set()
+    for layer in model.modules():
+        entry = entry_of(type(layer))
+        if entry is not None and own_forward(layer, entry) is None:
+            found |= {part for part in layer.modules() if part is not layer}
+    return found
+
+
+class _Calls:
+    """How often each layer is called, see :class:`sar.nn.tracing.Watch`."""
+
+    def __init__(self) -> None:
+        self.number: dict[str, int] = {}
+
+    def enter(self, name: str, inputs: list[Any]) -> None:
+        self.number[name] = self.number.get(name, 0) + 1
+
+    def leave(self, name: str, outputs: list[Tensor]) -> None:
+        return None
+
+
+@dataclass
+class _Rows:
+    """Makes rows of what was told."""
+
+    meter: Meter
+    told: Told
+    calls: dict[str, int]
+    saved: dict[str, int] | None
+
+    def of(self, model: nn.Module) -> list[LayerRow]:
+        found = []
+        for name, module in model.named_modules():
+            name = name or type(module).__name__
+            if name in self.calls:
+                what, why = way_of(module, name, self.told.ways)
+                found.append(self._row(name, type(module).__name__, what, why))
+        ways = [(what, reason) for layer, what, reason in self.told.ways if layer == OTHER[0]]
+        other = self._row("(other)", "", _joined(what for what, _ in ways), None)
+        moved = other.sent_bytes or other.received_bytes or other.saved_bytes
+        return [*found, other] if ways or moved else found
+
+    def _row(self, name: str, kind: str, what: str, why: str | None) -> LayerRow:
+        keys = [OTHER] if not kind else [(name, "forward"), (name, "backward")]
+        spans = [self.meter.stretches[key] for key in keys if key in self.meter.stretches]
+        rows = [self.told.rows.get(key, (0, 0)) for key in keys]
+        return LayerRow(
+            name, kind, self.calls.get(name, 0), what, why,
+            sum(sent for sent, _ in rows), sum(span.sent_bytes for span in spans),
+            sum(received for _, received in rows), sum(span.received_bytes for span in spans),
+            None if self.saved is None else self.saved.get(keys[0][0], 0),
+        )  # fmt: skip
+
+
+def way_of(
+    module: nn.Module, name: str, ways: Sequence[tuple[str, str, str | None]]
+) -> tuple[str, str | None]:
+    """(implementation, why not fused) of a layer, by what was told."""
+    mine = [(what, reason) for layer, what, reason in ways if layer == name]
+    what = _joined(what for what, _ in mine if what != "plain")
+    for _, reason in mine:
+        if reason is not None:
+            return what, reason
+    if what == DENSE or what in _FUSED:
+        return what, None
+    entry, kind = entry_of(type(module)), type(module).__name__
+    return what, own_forward(module, entry) if entry else f"no fused layer stands for {kind}"
+
+
+def _joined(whats: Iterable[str]) -> str:
+    return " + ".join(dict.fromkeys(whats)) or DENSE
+
+
+def _graphs(model: Any, graph: Any) -> list[GraphView]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
+    graphs = tree_leaves(graph)
+    for one in graphs:
+        if not isinstance(one, GraphView):
+            got = type(one).__name__
+            raise TypeError(f"graph: got {got}, expected a sharded graph or a list of blocks")
+    if not graphs:
+        raise TypeError("graph: got an empty list, expected a sharded graph or a list of blocks")
+    return graphs
+
+
+def _made_rows(model: nn.Module, graph: Any, graphs: list[GraphView]) -> Tensor:
+    """[num_src, width] numbers for a model of one kind of rows."""
+    width = _first_width(model)
+    if width is None or not all(one.is_homogeneous for one in graphs):
+        raise ValueError("inputs: got none, and cannot tell what the model takes: pass its inputs")
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    rows = torch.rand((graphs[0].num_src_nodes(), width), generator=torch.Generator())
+    return rows.to(graphs[0].device, like.dtype)
+
+
+def _first_width(model: nn.Module) -> int | None:
+    """Columns that the first module with parameters reads, where it says so."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            return module.in_features
+        if (width := width_wanted(module)) is not None:
+            return width
+        if next(module.parameters(recurse=False), None) is not None:
+            return None
+    return None

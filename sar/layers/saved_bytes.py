@@ -1,0 +1,125 @@
+"""How many bytes each layer holds for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sar._private import storage_id, tree_leaves
+from sar.graph import GraphView
+from sar.ops.saving import looked_on
+
+# Whose objects on an autograd node hold results of the pass, not parts of the graph.
+_OF_THE_PASS = ("sar.ops.", "sar.layers.", "sar.kernels.", "sar.stream.zeros", "sar.stream.sampled")
+
+
+class SavedBytes:
+    """Counts, layer by layer, the memory that autograd saves and that our functions keep.
+
+    Args:
+        held: nests of modules, graphs and tensors whose memory is there anyway.
+
+    Attributes:
+        number: bytes by the name of the layer; ``""`` is outside of all.
+    """
+
+    def __init__(self, held: Any) -> None:
+        self.number: dict[str, int] = {}
+        self._layers = [""]
+        self._known = {storage_id(t) for t in _there_anyway(held)}
+        self._nodes: set[Any] = set()
+        self._tensors: list[Tensor] = []  # keep the numbers of their memory from coming again
+
+    def enter(self, name: str, inputs: list[Any]) -> None:
+        """What is behind ``inputs`` belongs to the layer before, what comes now to ``name``."""
+        self.see_behind(inputs)
+        self._layers.append(name)
+
+    def leave(self, name: str, outputs: list[Tensor]) -> None:
+        """What is behind ``outputs`` belongs to ``name``."""
+        self.see_behind(outputs)
+        self._layers.pop()
+
+    def see_behind(self, nest: Any) -> None:
+        """Count what nodes of autograd hold that nobody has come to before."""
+        for node in nodes_of(_trained(nest), self._nodes):
+            for value in getattr(node, "__dict__", {}).values():
+                for tensor in _inside(value):
+                    self.see(tensor)
+
+    def see(self, tensor: Tensor) -> None:
+        """Count a tensor for the layer at work, its memory once."""
+        if tensor.layout != torch.strided or storage_id(tensor) in self._known:
+            return
+        self._known.add(storage_id(tensor))
+        self._tensors.append(tensor.detach())
+        layer = self._layers[-1]
+        self.number[layer] = self.number.get(layer, 0) + tensor.untyped_storage().nbytes()
+
+
+def measure(saved: SavedBytes, forward: Callable[[], Any]) -> None:
+    """Run a forward pass and count what it saves; collective as it is."""
+    with torch.enable_grad(), looked_on(saved.see):
+        saved.see_behind(forward())
+
+
+def backward(out: Any) -> None:
+    """A backward pass from all results of a model; no tensor's ``grad`` changes."""
+    roots = _trained(out)
+    nodes = nodes_of(roots, set())
+    ends = [getattr(node, "variable", None) for node in nodes]  # nodes of leaves have them
+    leaves = [end for end in ends if isinstance(end, Tensor)]
+    leaves += [root for root in roots if root.is_leaf]
+    if leaves:
+        torch.autograd.grad(roots, leaves, [torch.ones_like(r) for r in roots], allow_unused=True)
+
+
+def _trained(out: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
+
+
+def nodes_of(outputs: list[Tensor], known: set[Any]) -> list[Any]:
+    """The nodes of autograd behind ``outputs`` that are not ``known``, which they are then."""
+    waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    found = []
+    while waiting:
+        node = waiting.pop()
+        if node not in known:
+            known.add(node)
+            found.append(node)
+            waiting += [following for following, _ in node.next_functions if following is not None]
+    return found
+
+
+def _inside(value: Any) -> Iterator[Tensor]:
+    """Tensors in what a function keeps on its node beside what it saves."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _inside(part)
+    elif type(value).__module__.startswith(_OF_THE_PASS):
+        for part in _attributes(value):
+            yield from _inside(part)
+
+
+def _attributes(value: Any) -> list[Any]:
+    if is_dataclass(value):
+        return [getattr(value, one.name, None) for one in fields(value)]
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _there_anyway(held: Any) -> Iterator[Tensor]:
+    for leaf in tree_leaves(held):
+        if isinstance(leaf, nn.Module):
+            yield from (*leaf.parameters(), *leaf.buffers())
+        elif isinstance(leaf, GraphView):
+            yield from leaf.stored_columns()
+            for relation in leaf._store.relations.values():
+                yield from (relation.in_degrees, relation.out_degrees)
+        elif isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            yield leaf
