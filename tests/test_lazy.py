@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.kernels.device import HOST_CHUNK_BYTES
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.tracing.lazy import EdgeTensor
 
@@ -461,7 +460,7 @@ def test_layers_make_nothing_edge_sized(kind: str, tmp_path: Path) -> None:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             layer(graph, x).square().sum().backward()
     reads_feature = isinstance(layer, OfEdges)
-    block = HOST_CHUNK_BYTES // 4  # what a block saves lives until its gradient is added
+    block = graph.policy.block_bytes // 4  # what a block saves lives until its gradient is added
     assert max(saved) <= (
         edges * HEADS // 2 if reads_feature else max(block, nodes * HEADS * width)
     )

@@ -23,7 +23,6 @@ from torch.autograd import Function
 
 import sar
 from sar.frontends.dgl.node_count import NodeCount
-from sar.kernels.device import HOST_CHUNK_BYTES
 from sar.ops import mailbox as mailbox_op
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
@@ -465,7 +464,7 @@ def test_function_is_called_once_per_in_degree_and_block(
     calls = calls_of(sar.construct_full_graph(data))
     assert len({degree for _, degree in calls}) == len(calls)
     graph = dense_graph(400, 24_000, tmp_path)
-    blocks = 24_000 / (HOST_CHUNK_BYTES / 24)  # a row and a message of 3 floats
+    blocks = 24_000 / (graph.policy.block_bytes / 24)  # a row and a message of 3 floats
     calls = calls_of(graph)
     degrees = len({degree for _, degree in calls})
     assert degrees < len(calls) <= degrees + 1.1 * blocks
