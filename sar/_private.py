@@ -8,7 +8,7 @@ when this library is imported. `tests/test_private.py` shows both for each.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -116,15 +116,21 @@ def in_forward_mode() -> bool:
 
 def function_modes() -> list[Any]:
     """The modes that see torch's functions, outermost first; missing: as if there were none."""
-    modes = _found("torch.overrides._get_current_function_mode_stack", list)
-    return modes()
+    return list(_modes())
+
+
+_modes: Any = _found("torch.overrides._get_current_function_mode_stack", list)
 
 
 def innermost_saving_hooks() -> Any:
     """(pack, unpack) of the hooks of saved tensors that are in force, or ``None``; missing: as if
     there were none."""
-    top = _found("torch._C._autograd._top_saved_tensors_default_hooks", lambda tracing: None)
-    return top(True)
+    return _innermost(True)
+
+
+_innermost: Any = _found(
+    "torch._C._autograd._top_saved_tensors_default_hooks", lambda tracing: None
+)
 
 
 def has_backward_hooks(tensor: Tensor) -> bool:
@@ -178,17 +184,25 @@ DEVICE_MODES = "torch.utils._device"
 """Module of the mode behind ``torch.device`` as a context, which changes no result of a layer;
 missing: nobody has its name."""
 
-_HOOKS = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks on its passes; missing: as if it had none."""
-    return any(getattr(module, f"_{kind}", None) for kind in _HOOKS)
+def hooked_one(modules: Iterable[nn.Module]) -> nn.Module | None:
+    """The first of some modules that has hooks on its passes; missing: as if they had none."""
+    for module in modules:
+        for name in _HOOKS:
+            if getattr(module, name, None):
+                return module
+    return None
 
 
 def has_global_hooks() -> bool:
     """Whether there are hooks on the passes of all modules; missing: as if there were none."""
-    return any(getattr(nn.modules.module, f"_global_{kind}", None) for kind in _HOOKS)
+    for name in _GLOBAL_HOOKS:
+        if getattr(nn.modules.module, name, None):
+            return True
+    return False
 
 
 NormBase: Any = _found(

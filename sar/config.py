@@ -173,7 +173,7 @@ def current_policy(policy: Policy | None) -> Policy:
     """The graph's own policy or, where it has none, the one that :class:`Config` describes now."""
     if policy is not None:
         return policy
-    return _BY_CONFIG[bool(Config.disable_sr)]
+    return BY_CONFIG[bool(Config.disable_sr)]
 
 
-_BY_CONFIG = {no_sr: Policy(rematerialize=not no_sr) for no_sr in (False, True)}
+BY_CONFIG = {no_sr: Policy(rematerialize=not no_sr) for no_sr in (False, True)}

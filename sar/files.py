@@ -20,7 +20,6 @@ SCRATCH = "sar-"
 _LOCK = "lock"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
-# Note [Whose file]
 # A file or folder that is being made is locked by its maker (`flock`) for as long as it lives, and
 # by nobody after that, however the maker ended. So what is left over can be told from what is in
 # use, also by a process that started long after.

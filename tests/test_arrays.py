@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array
+from sar.kernels.jit import array
 
 SOME = torch.arange(24.0).view(4, 6)
 TENSORS = {

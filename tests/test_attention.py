@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import sar
 from sar.comm import LocalGroup, ThreadGroup
-from sar.edges.relation import build_relation
+from sar.edges import build_relation
 from sar.frontends.dgl import passing
 from sar.kernels import compress
 from sar.kernels.attention import (

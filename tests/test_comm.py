@@ -16,7 +16,7 @@ from harness import WorkerPool, run_threads
 from harness.late import run_late
 
 from sar.comm import LocalGroup, current_group, exchange_counts, legacy, use_group
-from sar.comm.buffers import BufferPool
+from sar.comm.group import BufferPool
 from sar.config import Config, Policy
 from sar.errors import CommError, NotSupportedError, PartitionError, SarError
 from sar.kernels import add_rows

@@ -93,11 +93,13 @@ WAYS: dict[str, tuple[Callable[[], nn.Module], str, str | None]] = {
     "hooked": (hooked, "sum", "Linear in it has a hook"),
     "pool": (lambda: sage(kind="pool"), "extreme", "the aggregator 'pool' has no fused form"),
     "its own forward": (lambda: Own(4, 4, "mean"), "extreme", "Own has a forward of its own"),
+    "fused gin": (lambda: dgl.nn.GINConv(nn.Linear(4, 4), "sum"), "fused", None),
     "gin": (
-        lambda: dgl.nn.GINConv(nn.Linear(4, 4), "sum"),
-        "sum",
-        "no fused layer stands for GINConv",
+        lambda: dgl.nn.GINConv(nn.Linear(4, 4), "max"),
+        "extreme",
+        "the aggregator 'max' has no fused form",
     ),
+    "sgc": (lambda: dgl.nn.SGConv(4, 4), "sum", "no fused layer stands for SGConv"),
     "fused gat": (lambda: dgl.nn.GATConv(4, 2, 2), "fused", None),
     "gat": (
         lambda: dgl.nn.DotGatConv(4, 2, 2),
@@ -277,12 +279,13 @@ def test_what_is_saved_counts_for_its_layer(activations: str, partitioned: Cutte
 
 
 def test_a_fused_layer_saves_its_mean(partitioned: Cutter) -> None:
-    """Rows of 4 numbers: the layer holds the mean, the model what tanh gave."""
+    """Rows of 4 numbers: the layer holds the mean, the model what tanh gave, and the relation a
+    number a row for all layers."""
 
     def case(group: Group, part: Part) -> None:
         rows = sar.explain(Stack(sage(), sage()), part.graph, rows_of(part)).rows
         one = len(part.nodes) * 4 * F32
-        assert [row.saved_bytes for row in rows] == [2 * one, one, one]
+        assert [row.saved_bytes for row in rows] == [2 * one, one, one + len(part.nodes) * F32]
 
     on_ranks(2, partitioned, case)
 

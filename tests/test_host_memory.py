@@ -133,7 +133,7 @@ def test_an_exchange_that_nobody_waits_for_keeps_no_buffer() -> None:
         def case(group: Any) -> None:
             begun[group.rank].wait()
             while ranks[group.rank]._flights:
-                ranks[group.rank]._serve(time.monotonic() + 5)
+                ranks[group.rank].serve(time.monotonic() + 5)
 
         run_threads(2, case)
         assert not any(one._flights or one._early for one in ranks)
@@ -212,7 +212,7 @@ def test_early_rows_that_nobody_asked_for_are_refused(width: int) -> None:
         begin(ranks[0], 0, some, width)
         mine, _ = begin(ranks[1], 1, some, width)
         mine.wait()
-        ranks[1]._serve(time.monotonic() + 5)
+        ranks[1].serve(time.monotonic() + 5)
         with pytest.raises(CommError, match="rank 1 expected 0"):
             begin(ranks[1], 1, nothing, width)
 

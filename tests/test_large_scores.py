@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.comm import LocalGroup
-from sar.edges.relation import build_relation
+from sar.edges import build_relation
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention

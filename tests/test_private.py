@@ -207,7 +207,7 @@ def test_backward_is_known_from_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backward(lambda: sar.comm.LocalGroup().seeds.draw(sar.comm.LocalGroup()) >= 0) == [True]
 
 
-def test_the_innermost_hooks_of_saved_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_innermost_hooks_of_saved_tensors(without: Any) -> None:
     def pack(x: Tensor) -> Tensor:
         return x
 
@@ -218,9 +218,9 @@ def test_the_innermost_hooks_of_saved_tensors(monkeypatch: pytest.MonkeyPatch) -
     assert _private.innermost_saving_hooks() is None
     with hooks(lambda x: x, lambda x: x), hooks(pack, unpack):
         assert tuple(_private.innermost_saving_hooks()) == (pack, unpack)
-    monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+    old = without("torch._C._autograd", "_top_saved_tensors_default_hooks")
     with hooks(pack, unpack):
-        assert _private.innermost_saving_hooks() is None
+        assert old.innermost_saving_hooks() is None
 
 
 def test_hooks_on_a_gradient() -> None:
@@ -494,13 +494,13 @@ def test_function_modes_in_force(without: Any) -> None:
 
 def test_hooks_of_modules() -> None:
     part, bare = nn.Linear(2, 2), types.SimpleNamespace()
-    assert not _private.has_hooks(part) and not _private.has_hooks(bare)  # type: ignore[arg-type]
+    assert _private.hooked_one([part, bare]) is None  # type: ignore[list-item]
     adders = ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"]
     for name in adders:
         handle = getattr(part, f"register_{name}")(lambda *_: None)
-        assert _private.has_hooks(part), name
+        assert _private.hooked_one([bare, part]) is part, name  # type: ignore[list-item]
         handle.remove()
-    assert not _private.has_hooks(part) and not _private.has_global_hooks()
+    assert _private.hooked_one([part]) is None and not _private.has_global_hooks()
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     assert _private.has_global_hooks()
     handle.remove()

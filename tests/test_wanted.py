@@ -53,7 +53,7 @@ REFUSED = {
     "difference": (update_all(fn.u_sub_v("h", "q", "m"), "sum"), "x", "column 'h'"),
     "function": (update_all(scaled, "sum"), "x", "column 'h'"),
     "edges": (lazily, "x", "column 'h'"),
-    "attention": (attention, "x", "values"),
+    "attention": (attention, "x", "rows"),
 }
 
 

@@ -6,7 +6,7 @@ import torch
 
 from sar import Policy
 from sar.comm import LocalGroup
-from sar.edges.relation import build_relation
+from sar.edges import build_relation
 from sar.kernels import add_rows, compress, norm, relu, spmm
 from sar.kernels.attention import Scores, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE, MIXED

@@ -16,7 +16,7 @@ import sar
 from benchmarks import measure
 from benchmarks.tasks import sage
 from sar.comm.group import Done, Work
-from sar.stream.rounds import WINDOW
+from sar.stream import WINDOW
 
 
 @dataclass(frozen=True)

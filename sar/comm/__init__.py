@@ -1,6 +1,7 @@
 """Process group and portable collectives: other ranks."""
 
-from sar.comm.group import Counters, Group, LocalGroup, current_group, set_process_group, use_group
+from sar.comm.current import LocalGroup, current_group, set_process_group, use_group
+from sar.comm.group import Counters, Group
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
 from sar.comm.meeting import serve_store, tell_failure
 from sar.comm.network import nfs_ip_init

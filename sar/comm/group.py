@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
-import threading
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from sar.comm.agreement import agree
-from sar.comm.buffers import BufferPool
-from sar.comm.meter import Meter
+from sar.comm.meter import Meter, Span
 from sar.comm.seeds import SeedStream
+
+
+class _Idle(NamedTuple):
+    """A buffer that was given back; what torch says of a storage takes microseconds each time."""
+
+    nbytes: int
+    device: torch.device
+    storage: UntypedStorage
+
+
+class BufferPool:
+    """Keeps the few largest buffers that were given back and hands them out again.
+
+    Fresh ones for each round cost page faults and fragment the heap.
+    """
+
+    LIMIT = 4  # two rounds in flight, each a send and a receive buffer
+    WASTE = 8  # times what is asked for, a buffer is too good for it
+
+    def __init__(self) -> None:
+        self._free: list[_Idle] = []
+
+    def take(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, most: int = 0
+    ) -> Tensor:
+        """An uninitialised contiguous tensor; return it with :meth:`give` when done.
+
+        Args:
+            most: rows that will be asked for later; a new buffer has room for them on the CPU,
+                where memory takes none before it is written.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        best, least, is_small = -1, self.WASTE * nbytes + 1, False
+        for place, idle in enumerate(self._free):
+            is_small |= idle.nbytes < nbytes
+            if nbytes <= idle.nbytes < least and idle.device == device:
+                best, least = place, idle.nbytes
+        if best < 0:
+            if is_small:
+                self._drop_smallest()  # too small for this width: make room before growing
+            rows = max(most, shape[0]) if device.type == "cpu" else shape[0]
+            return torch.empty((rows, *shape[1:]), dtype=dtype, device=device)[: shape[0]]
+        storage = self._free.pop(best).storage
+        return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape)  # type: ignore[call-overload]
+
+    def give(self, buffer: Tensor) -> None:
+        """Take a buffer back. The caller holds no view of it any more."""
+        storage = buffer.untyped_storage()
+        self._free.append(_Idle(storage.nbytes(), buffer.device, storage))
+        if len(self._free) > self.LIMIT:
+            self.shrink(self.LIMIT)
+
+    def shrink(self, number: int) -> None:
+        """Let all idle buffers go but the largest ``number``."""
+        while len(self._free) > number:
+            self._drop_smallest()
+
+    def clear(self) -> None:
+        """Let all idle buffers go."""
+        self._free.clear()
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes held for reuse."""
+        return sum(idle.nbytes for idle in self._free)
+
+    def _drop_smallest(self) -> None:
+        smallest = min(range(len(self._free)), key=lambda i: self._free[i].nbytes)
+        del self._free[smallest]
 
 
 @dataclass
@@ -164,7 +232,8 @@ class Group(ABC):
         self.counters.collectives += 1
         if self.size == 1:
             return Done()
-        return self.meter.reduction(self._begin_sum(tensor))
+        work = self._begin_sum(tensor)
+        return _Metered(self, work, self.meter.flight(work, "gradients"))
 
     def _begin_sum(self, tensor: Tensor) -> Work:
         """Transports that cannot do it beside the stream of rows sum when it is waited for."""
@@ -206,22 +275,31 @@ class Group(ABC):
             distances: for a large exchange, on all ranks alike: rows travel from rank r + d to
                 rank r for these d alone. The transport may send one distance after another.
         """
-        self.counters.collectives += 1
-        sent = _bytes_to_others(send, send_counts, self.rank)
-        received = _bytes_to_others(recv, recv_counts, self.rank)
-        self.counters.sent_bytes += sent
-        self.counters.received_bytes += received
+        counters, here = self.counters, self.meter.here
+        sent, received = send.nbytes, recv.nbytes
+        if send_counts[self.rank] or recv_counts[self.rank]:
+            sent = _bytes_to_others(send, send_counts, self.rank)
+            received = _bytes_to_others(recv, recv_counts, self.rank)
+        counters.collectives += 1
+        counters.sent_bytes += sent
+        counters.received_bytes += received
         if self.size == 1:
             recv.copy_(send)
             return Done()
+        counts = list(recv_counts), list(send_counts)
         if recv.device.type == self.device.type and send.device.type == self.device.type:
-            work = self._exchange(recv, send, list(recv_counts), list(send_counts), distances)
-            return self.meter.exchange(work, sent, received)
-        landing = torch.empty_like(recv, device=self.device)
-        work = self._exchange(
-            landing, self._staged(send), list(recv_counts), list(send_counts), distances
-        )
-        return self.meter.exchange(_StagedWork(work, landing, recv), sent, received)
+            work = self._exchange(recv, send, *counts, distances)
+        else:
+            landing = torch.empty_like(recv, device=self.device)
+            work = self._exchange(landing, self._staged(send), *counts, distances)
+            work = _StagedWork(work, landing, recv)
+        here.exchanges += 1
+        here.sent_bytes += sent
+        here.received_bytes += received
+        span = None
+        if self.meter.spans is not None:
+            span = self.meter.flight(work, "rows", sent, received)
+        return _Metered(self, work, span)
 
     def all_to_all(self, rows: Tensor, send_counts: list[int], recv_counts: list[int]) -> Tensor:
         """Rows grouped by destination rank in, rows grouped by source rank out."""
@@ -233,8 +311,31 @@ class Group(ABC):
         """Raise on every rank if any rank passes an error; see :mod:`sar.comm.agreement`."""
         agree(self, error, what, alike)
 
+    def _await(self, work: Work) -> None:
+        """Wait for an exchange; subclasses may say more of what fails."""
+        work.wait()
+
     def _staged(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.device).contiguous()
+
+
+class _Metered:
+    """Something in flight whose waiting is accounted for."""
+
+    __slots__ = ("group", "span", "work")
+
+    def __init__(self, group: Group, work: Work, span: Span | None) -> None:
+        self.group, self.work, self.span = group, work, span
+
+    def wait(self) -> None:
+        meter, begin = self.group.meter, time.perf_counter()
+        self.group._await(self.work)
+        if meter.spans is None:
+            meter.here.wait_seconds += time.perf_counter() - begin
+        else:
+            meter.waited("wait", begin)
+        if self.span is not None and not self.span.end:
+            self.span.end = time.perf_counter()
 
 
 class _LateSum:
@@ -265,82 +366,3 @@ def _bytes_to_others(buffer: Tensor, counts: Sequence[int], rank: int) -> int:
     if not counts[rank]:
         return buffer.nbytes
     return (sum(counts) - counts[rank]) * (buffer.nbytes // max(1, buffer.shape[0]))
-
-
-class LocalGroup(Group):
-    """One rank and no process group: what runs before ``initialize_comms``."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 1, "local", torch.device("cpu"))
-
-    def beside(self) -> LocalGroup:
-        return LocalGroup()
-
-    def part(self, members: Sequence[int]) -> LocalGroup:
-        return LocalGroup()
-
-    def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        return None
-
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor.clone()]
-
-    def _broadcast(self, tensor: Tensor, src: int) -> None:
-        return None
-
-    def _exchange(
-        self,
-        recv: Tensor,
-        send: Tensor,
-        recv_counts: list[int],
-        send_counts: list[int],
-        distances: Sequence[int] = (),
-    ) -> Work:
-        recv.copy_(send)
-        return Done()
-
-
-class _State(threading.local):
-    """The group in use: one for the process, unless a thread has entered :func:`use_group`."""
-
-    thread_group: Group | None = None
-
-
-_thread = _State()
-_process: dict[str, Group] = {}
-
-
-def current_group() -> Group:
-    """The group made by ``initialize_comms``; before it, a :class:`LocalGroup` of one rank."""
-    if _thread.thread_group is not None:
-        return _thread.thread_group
-    if "group" not in _process:
-        return _process.setdefault("local", LocalGroup())
-    return _process.get("part") or _process["group"]
-
-
-def process_group() -> Group | None:
-    """The group made by ``initialize_comms``, whatever a thread has entered; ``None`` before."""
-    return _process.get("group")
-
-
-def set_process_group(group: Group | None, part: Group | None = None) -> None:
-    """Make ``group``, or a part of it, what :func:`current_group` returns in this process.
-
-    ``None`` forgets both.
-    """
-    _process.clear()
-    if group is not None:
-        _process["group"] = group
-    if part is not None:
-        _process["part"] = part
-
-
-@contextmanager
-def use_group(group: Group) -> Iterator[Group]:
-    """Make ``group`` current for this thread inside the ``with`` block."""
-    before, _thread.thread_group = _thread.thread_group, group
-    try:
-        yield group
-    finally:
-        _thread.thread_group = before

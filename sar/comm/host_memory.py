@@ -78,8 +78,15 @@ class Flight:
         self.coming, self.unread = coming, set[int]()
 
     def wait(self) -> None:
-        """Return when all rows have come and what was sent is free."""
-        self._mail.finish(self)
+        """Serve all exchanges in flight until all rows of this one have come and what was sent is
+        free."""
+        mail = self._mail
+        end = time.monotonic() + mail.timeout
+        while self.coming or self.unread:
+            missing = mail.gone & (self.coming.keys() | self.unread)
+            if missing:
+                raise ConnectionError(f"rank {min(missing)} has left")
+            mail.serve(end)
 
 
 class HostMemory:
@@ -88,19 +95,22 @@ class HostMemory:
     Args:
         peers: a connected socket of messages for each other rank, and its process.
         timeout: seconds to wait for a peer.
+
+    Attributes:
+        gone: peers that have left.
     """
 
     def __init__(
         self, rank: int, peers: dict[int, tuple[socket.socket, int]], timeout: float
     ) -> None:
-        self._rank, self._timeout, self._process = rank, timeout, os.getpid()
+        self._rank, self.timeout, self._process = rank, timeout, os.getpid()
         self._sockets = {peer: one for peer, (one, _) in peers.items()}
         self._pids = {peer: pid for peer, (_, pid) in peers.items()}
         self._ranks = {one.fileno(): peer for peer, one in self._sockets.items()}
         self._poll = select.poll()
         for number in self._ranks:
             self._poll.register(number, select.POLLIN)
-        self._gone = set[int]()
+        self.gone = set[int]()
         self._begun = [0, 0]  # exchanges of each channel
         self._flights: dict[_Key, Flight] = {}
         self._early: dict[tuple[_Key, int], bytes] = {}  # of exchanges that begin here later
@@ -119,9 +129,8 @@ class HostMemory:
         ``ValueError`` for buffers that are not contiguous or of another size than the counts say.
         """
         coming, going = _parts(recv, recv_counts), _parts(send, send_counts)
-        (into, wanted), (address, nbytes) = (
-            part.pop(self._rank, (0, 0)) for part in (coming, going)
-        )
+        into, wanted = coming.pop(self._rank, (0, 0))
+        address, nbytes = going.pop(self._rank, (0, 0))
         if nbytes != wanted:
             raise ValueError(f"counts: got {nbytes} bytes for this rank, expected {wanted}")
         ctypes.memmove(into, address, nbytes)
@@ -136,17 +145,9 @@ class HostMemory:
             early = self._early.pop((key, peer), None)
             if early is not None:
                 self._land(flight, peer, early)
-        self._forget_if_over(flight)
+        if not coming:
+            self._forget_if_over(flight)
         return flight
-
-    def finish(self, flight: Flight) -> None:
-        """Serve all exchanges in flight until this one has ended."""
-        end = time.monotonic() + self._timeout
-        while flight.coming or flight.unread:
-            missing = self._gone & (flight.coming.keys() | flight.unread)
-            if missing:
-                raise ConnectionError(f"rank {min(missing)} has left")
-            self._serve(end)
 
     def hang_up(self) -> None:
         """Peers that still wait for this rank raise; what they may be reading stays."""
@@ -155,7 +156,7 @@ class HostMemory:
                 with suppress(OSError):  # the peer was faster
                     one.shutdown(socket.SHUT_RDWR)
             one.close()
-        self._gone.update(self._sockets)
+        self.gone.update(self._sockets)
 
     def close(self) -> None:
         """Leave, then let all buffers go: who could answer has read what was there."""
@@ -177,11 +178,11 @@ class HostMemory:
         except BlockingIOError as error:
             raise TimeoutError(f"rank {peer} takes no messages") from error
 
-    def _serve(self, end: float) -> None:
+    def serve(self, end: float) -> None:
         """Take a message of every peer that sent one; wait for the first."""
         ready = self._poll.poll(min(max(0.0, end - time.monotonic()) * 1000, _LONGEST_POLL))
         if not ready and time.monotonic() >= end:
-            raise TimeoutError(f"no answer for {self._timeout:g} seconds")
+            raise TimeoutError(f"no answer for {self.timeout:g} seconds")
         for number, _ in ready:
             peer = self._ranks[number]
             try:
@@ -191,7 +192,7 @@ class HostMemory:
             if message:
                 self._take(peer, message)
             else:
-                self._gone.add(peer)
+                self.gone.add(peer)
                 self._poll.unregister(number)
 
     def _take(self, peer: int, message: bytes) -> None:
@@ -204,8 +205,7 @@ class HostMemory:
         elif number >= self._begun[channel]:
             self._early[key, peer] = message
         else:
-            over = Flight(self, key, (), {})  # in which nobody expects anything
-            flight = self._flights.get(key, over)
+            flight = self._flights.get(key) or Flight(self, key, (), {})  # over: expects nothing
             self._land(flight, peer, message)
             self._forget_if_over(flight)
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm.group import current_group
+from sar.comm.current import current_group
 from sar.comm.routing import exchange_counts
 from sar.config import Config
 

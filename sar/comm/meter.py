@@ -87,7 +87,7 @@ class Meter:
     Attributes:
         stretches: by (layer, pass).
         spans: since :meth:`record`; ``None`` when nothing is recorded.
-        since: when the present stretch began.
+        since, here: when the present stretch began, and what it is added to.
         told: whoever decides how something is computed says so here, in forward, if it is there.
     """
 
@@ -100,22 +100,22 @@ class Meter:
         self._lanes: list[float] = []  # when each lane of the wire is free again
         self._clock: Clock | None = None
         self._key = OTHER
-        self._here = self.stretches.setdefault(OTHER, Stretch())
+        self.here = self.stretches.setdefault(OTHER, Stretch())
 
     def switch(self, layer: str, work: str) -> tuple[str, str]:
         """From now on everything belongs to this layer and pass; returns what it did before."""
         now, before = time.perf_counter(), self._key
         if self._clock is None:
-            self._here.seconds += now - self.since
+            self.here.seconds += now - self.since
         else:
-            self._clock.mark(self._here)
+            self._clock.mark(self.here)
         if self.spans is not None:
             self.spans.append(Span(" ".join(before).strip(), self.since, now))
         self._key, self.since = (layer, work), now
         here = self.stretches.get(self._key)
         if here is None:
             here = self.stretches[self._key] = Stretch()
-        self._here = here
+        self.here = here
         return before
 
     def use(self, clock: Clock | None) -> None:
@@ -145,18 +145,6 @@ class Meter:
         """Context manager around a call that blocks on other ranks."""
         return _Wait(self, name)
 
-    def exchange(self, work: Work, sent: int, received: int) -> Work:
-        """Account for an exchange of rows that was just begun; what to wait for instead of it."""
-        here = self._here
-        here.exchanges += 1
-        here.sent_bytes += sent
-        here.received_bytes += received
-        return _Metered(self, work, self._flight(work, "rows", sent, received))
-
-    def reduction(self, work: Work) -> Work:
-        """The same for a reduction that goes on while the rank computes."""
-        return _Metered(self, work, self._flight(work, "gradients", 0, 0))
-
     def record(self) -> None:
         """Start to keep spans."""
         self.switch(*self._key)
@@ -170,8 +158,9 @@ class Meter:
             span.lane = self._free_lane(span)
         return spans
 
-    def _flight(self, work: Work, what: str, sent: int, received: int) -> Span | None:
-        """The span of an exchange; the transport ends it if it can tell, else the wait does."""
+    def flight(self, work: Work, what: str, sent: int = 0, received: int = 0) -> Span | None:
+        """The span of what was just begun, where spans are kept; the transport ends it if it can
+        tell, else the wait does."""
         if self.spans is None:
             return None
         now = time.perf_counter()
@@ -193,7 +182,7 @@ class Meter:
     def waited(self, name: str, begin: float) -> None:
         """Account for a wait from ``begin`` to now."""
         now = time.perf_counter()
-        self._here.wait_seconds += now - begin
+        self.here.wait_seconds += now - begin
         if self.spans is not None:
             self.spans.append(Span(name, max(begin, self.since), now))
 
@@ -216,19 +205,3 @@ class _Wait:
         trace: TracebackType | None,
     ) -> None:
         self.meter.waited(self.name, self.begin)
-
-
-class _Metered:
-    """An exchange in flight whose waiting is accounted for."""
-
-    __slots__ = ("meter", "span", "work")
-
-    def __init__(self, meter: Meter, work: Work, span: Span | None) -> None:
-        self.meter, self.work, self.span = meter, work, span
-
-    def wait(self) -> None:
-        begin = time.perf_counter()
-        self.work.wait()
-        self.meter.waited("wait", begin)
-        if self.span is not None and not self.span.end:
-            self.span.end = time.perf_counter()

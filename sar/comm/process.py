@@ -153,10 +153,10 @@ class ProcessGroup(Group):
         send_counts: list[int],
         distances: Sequence[int] = (),
     ) -> Work:
-        self._check_open()
+        if self._is_closed:
+            self._check_open()
         if self._host is not None:
-            flight = self._call(self._host.exchange, recv, send, recv_counts, send_counts)
-            return _Explained(flight, self._call)
+            return self._call(self._host.exchange, recv, send, recv_counts, send_counts)  # type: ignore[no-any-return]
         if self._lane is None:
             return self._begin(recv, send, recv_counts, send_counts, self._rows)
         if not distances:
@@ -171,6 +171,9 @@ class ProcessGroup(Group):
             turns.append(Turn(partial(self._begin_step, step)))
             self._lane.add(turns[-1], large=True)
         return Turns(turns, self._check_others)
+
+    def _await(self, work: Work) -> None:
+        self._call(work.wait)
 
     def _begin_step(self, messages: list[Message]) -> list[Begun]:
         works: list[Begun] = []
@@ -285,18 +288,14 @@ class ProcessGroup(Group):
             raise CommError(self.board.explain("it left"))
 
 
-class _Explained:
-    """A collective in flight whose failure is explained."""
+class _Watched:
+    """A collective of torch's in flight, whose failure is explained."""
 
     def __init__(self, work: Any, call: Callable[..., Any]) -> None:
         self._work, self._call = work, call
 
     def wait(self) -> None:
         self._call(self._work.wait)
-
-
-class _Watched(_Explained):
-    """One of torch's."""
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back when the last byte has moved, where the transport tells."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sar.comm.group import Group, current_group
+from sar.comm.current import current_group
+from sar.comm.group import Group
 from sar.comm.seeds import signed
 
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # what torch.manual_seed takes

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from sar.comm import one_host
 from sar.comm.allocation import tune_allocator
-from sar.comm.group import Group, LocalGroup, current_group, process_group, set_process_group
+from sar.comm.current import LocalGroup, current_group, process_group, set_process_group
+from sar.comm.group import Group
 from sar.comm.meeting import Meeting, stuck
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.comm.group import Done, Group, Work, use_group
+from sar.comm.current import use_group
+from sar.comm.group import Done, Group, Work
 from sar.errors import CommError
 
 

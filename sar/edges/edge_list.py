@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.edges.relation import Relation, build_relation
-from sar.edges.shard_store import EdgeArrays
+from sar.edges.build import build_relation
+from sar.edges.relation import EdgeArrays, Relation
 
 
 class EdgeEnds(NamedTuple):
@@ -67,7 +67,7 @@ def relation_of_edges(
     Args:
         ends: of all edges.
         num_rows: rows this rank owns as sources and as destinations.
-        make_keys: as in :class:`sar.ops.Relation`.
+        make_keys: as in :class:`sar.edges.Relation`.
 
     Returns:
         The relation; its edges keep their positions. Its set-up costs what its edges and the rows

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import exchange_counts
-from sar.edges.relation import Relation
-from sar.edges.shard_store import EdgeArrays, ShardStore
+from sar.edges.relation import EdgeArrays, Relation, ShardStore
 from sar.kernels import Csc
 from sar.stream import HaloPlan
 

@@ -1,7 +1,4 @@
-"""Sums with the fewest rows on the wire: source rows, or partial sums, per edge of a pair of ranks.
-
-See Note [Pull or push].
-"""
+"""Pull or push: sums with the fewest rows on the wire, source rows or partial sums of them."""
 
 from __future__ import annotations
 
@@ -17,14 +14,12 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.config import Policy
-from sar.edges.relation import Relation
-from sar.edges.shard_store import LOCAL, EdgeArrays, Ends, ends_of
+from sar.edges.relation import LOCAL, EdgeArrays, Ends, Relation, ends_of
 from sar.kernels import Csc, compress, spmm_add, spmm_into, transpose, wide_dtype
 from sar.partition.cover import cover_size, pulled_sources
 from sar.stream import HaloPlan, Round
 from sar.stream.plan import Combine
 
-# Note [Pull or push]
 # The edges of rank p with sources on rank q are a matrix A_pq with a row for each destination and a
 # column for each source; p needs A_pq x_q. What travels may be rows of x_q (pull), finished rows of
 # the product (push), or a mixture: a set of sources and destinations such that each edge has an end
@@ -102,6 +97,7 @@ class LinearPlan(HaloPlan):
         ]
         super().__init__(group, outgoing.num_rows, send_idx, recv_counts, send_counts)
         self.outgoing, self.recv_pulled = outgoing, recv_pulled
+        self._sent: dict[range, list[tuple[Csc, int, int]]] = {}  # by the distances of a round
         self.device = sources.device
 
     def gather(self, peer: int, rows: Sequence[Tensor], start: int, out: Tensor) -> None:
@@ -109,9 +105,15 @@ class LinearPlan(HaloPlan):
         self._gather(self.outgoing.edges.segments(first, first + len(out)), rows, out)
 
     def gather_round(self, step: Round, rows: Sequence[Tensor], out: Tensor) -> None:
-        for first, last, place in self._runs(step):
-            edges = self.outgoing.run(first, last)
-            self._gather(edges, rows, out[place : place + last - first])
+        runs = self._sent.get(step.distances)
+        if runs is None:
+            runs = [(self.outgoing.run(a, b), at, at + b - a) for a, b, at in self._runs(step)]
+            self._sent[step.distances] = runs
+        for edges, begin, end in runs:
+            if len(rows) == 1:
+                spmm_into(out[begin:end], edges, rows[0])
+            else:
+                self._gather(edges, rows, out[begin:end])
 
     def scatter_round(self, step: Round, home: Tensor, grads: Tensor, combine: Combine) -> None:
         for first, last, place in self._runs(step):

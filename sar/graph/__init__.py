@@ -1,4 +1,7 @@
-"""One rank's part of a graph as data: columns, relations and blocks of layers."""
+"""One rank's part of a graph as data: columns, relations and blocks of layers.
+
+A front end is a subclass of :class:`GraphView` with a library's names; see docs/extending.md.
+"""
 
 from sar.graph.view import GraphView, Scope
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from sar.comm import Group, exchange_counts
 from sar.edges import AnyRelation, as_stored, build_relation
 from sar.edges.edge_list import owned_ends
-from sar.edges.shard_store import EdgeArrays
+from sar.edges.relation import EdgeArrays
 from sar.graph.store import EID, EType, GraphStore, edge_frame, node_frames
 from sar.partition.book import PartitionBook
 from sar.partition.keys import Keys

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.config import Policy, current_policy
+from sar.config import BY_CONFIG, Config, Policy
 from sar.edges import AnyRelation
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
@@ -58,7 +58,7 @@ class GraphView:
     @property
     def policy(self) -> Policy:
         """How halos stream."""
-        return current_policy(self._policy)
+        return self._policy or BY_CONFIG[bool(Config.disable_sr)]
 
     def with_policy(self: G, policy: Policy | None) -> G:
         """The same graph, sharing all data, under another policy."""

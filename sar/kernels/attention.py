@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from sar.kernels import attention_loops as loops
-from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
-from sar.kernels.jit import in_parallel, num_parts, rows_in_parallel
+from sar.kernels.jit import array, in_parallel, num_parts, rows_in_parallel
 from sar.kernels.registry import implements
 
 
@@ -37,7 +36,7 @@ class Scores:
     """How scores are computed.
 
     Attributes:
-        kind: :data:`ADDITIVE`, :data:`MIXED` or :data:`DOT`.
+        kind: ``ADDITIVE``, ``MIXED`` or ``DOT`` of :mod:`sar.kernels.attention_loops`.
         heads: number of heads H.
         width: width D of a head's value; keys and queries are as wide, or 1 for additive scores.
         slope: of lrelu for negative numbers; 1 is no activation.

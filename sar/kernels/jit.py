@@ -1,4 +1,4 @@
-"""What the compiled kernels share: options, prefetching, exponentials, random numbers, threads.
+"""What compiled kernels share: options, arrays, prefetching, exponentials, random numbers, threads.
 
 Kernels are compiled on first use and kept on disk by numba. They release the interpreter lock, so
 that :func:`in_parallel` can run one on ranges of rows in several threads.
@@ -7,6 +7,7 @@ that :func:`in_parallel` can run one on ranges of rows in several threads.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,6 +29,18 @@ LINE = 64  # bytes of a cache line
 STREAMED = 16  # bytes that are streamed at once
 _EDGES_A_THREAD = 4096  # fewer are not worth one
 _ELEMENTS_A_THREAD = 1 << 17
+_ORDER = "<" if sys.byteorder == "little" else ">"
+_KINDS = {
+    torch.float32: "f4",
+    torch.float64: "f8",
+    torch.uint8: "u1",
+    torch.int8: "i1",
+    torch.int16: "i2",
+    torch.int32: "i4",
+    torch.int64: "i8",
+    torch.bool: "b1",
+}
+_TYPES = {dtype: _ORDER + kind for dtype, kind in _KINDS.items()}
 
 # Kernels own no memory: counting who refers to an array costs more than what is done with
 # one edge. Where they need room, the caller passes it.
@@ -35,6 +48,44 @@ _OPTIONS: Any = {"nogil": True, "cache": True, "fastmath": _FAST, **without_coun
 kernel: Any = numba.njit(**_OPTIONS)
 inlined: Any = numba.njit(inline="always")
 _emitted: Any = intrinsic  # the decorated function takes the arguments of the compiled one
+
+
+class _Memory:
+    """What numpy makes an array of, and holds as long as the array."""
+
+    __slots__ = ("__array_interface__", "tensor")
+    tensor: Tensor
+    __array_interface__: dict[str, Any]
+
+
+def array(tensor: Tensor, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """The memory of a tensor on the CPU, whether or not it asks for a gradient.
+
+    This array is one more holder of the tensor, and no more.
+
+    Args:
+        shape: of an array of other numbers, which lie side by side from the tensor's first on.
+    """
+    strides = None  # side by side
+    if shape is None and not tensor.is_contiguous():
+        strides = tuple([step * tensor.element_size() for step in tensor.stride()])
+    memory = _Memory()
+    memory.tensor = tensor
+    memory.__array_interface__ = {
+        "version": 3,
+        "typestr": _TYPES[tensor.dtype],
+        "shape": tuple(tensor.shape) if shape is None else shape,
+        "strides": strides,
+        "data": (tensor.data_ptr(), False),
+    }
+    return np.asarray(memory)
+
+
+def flat(rows: Tensor) -> np.ndarray:
+    """The memory from the first number of some rows [*, width] to their last; columns lie side by
+    side, as loops need it, and rows as far apart as ``rows.stride(0)`` says."""
+    extent = (rows.shape[0] - 1) * rows.stride(0) + rows.shape[1] if rows.numel() else 0
+    return array(rows, (extent,))
 
 
 @_emitted

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array
-from sar.kernels.jit import STEP, mix, rows_in_parallel
+from sar.kernels.jit import STEP, array, mix, rows_in_parallel
 from sar.kernels.registry import implements
 
 _BLOCK = 1 << 15  # elements of a 16-bit tensor that are widened at a time

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sar.kernels.arrays import array
-from sar.kernels.jit import kernel
+from sar.kernels.jit import array, kernel
 from sar.kernels.registry import KERNELS, implements
 
 SLACK = 1  # numbers behind the packed ones that are read, or written, and mean nothing

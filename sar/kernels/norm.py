@@ -1,7 +1,7 @@
 """The passes of batch normalization over rows [n, F]: y = (x - mean) * scale + shift.
 
 Rows of float32 and float64 on the CPU go through compiled loops that compute in float64, others
-through torch in the wide dtype. Sums are float64 everywhere. Note [Blocks]: either reads rows in
+through torch in the wide dtype. Sums are float64 everywhere. Either reads rows in
 blocks that fit the cache, so a float64 copy of the rows is never made.
 """
 
@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array, flat
-from sar.kernels.jit import kernel, rows_in_parallel
+from sar.kernels.jit import array, flat, kernel, rows_in_parallel
 from sar.kernels.registry import KERNELS, implements
 from sar.kernels.spmm import wide_dtype
 
@@ -251,7 +250,7 @@ def _input_gradient(
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
-    """Slices of rows of [n, F]; see Note [Blocks]."""
+    """Slices of rows of [n, F]; as many as fit the cache."""
     step = max(1, _BLOCK_ELEMENTS // max(1, x.shape[1]))
     for start in range(0, len(x), step):
         yield slice(start, start + step)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array
-from sar.kernels.jit import kernel, rows_in_parallel
+from sar.kernels.jit import array, kernel, rows_in_parallel
 from sar.kernels.registry import implements
 
 DTYPES = (torch.float32, torch.float64)

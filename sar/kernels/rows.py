@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array, flat
-from sar.kernels.jit import LINE, kernel, prefetch_byte
+from sar.kernels.jit import LINE, array, flat, kernel, prefetch_byte
 from sar.kernels.registry import KERNELS, implements
 
 _FEW = 1 << 13  # numbers; torch adds fewer before this has begun

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
-from sar.kernels.jit import in_parallel, kernel, prefetch_row
+from sar.kernels.jit import array, in_parallel, kernel, prefetch_row
 from sar.kernels.registry import implements
 
 

@@ -9,9 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array, flat
 from sar.kernels.csc import Csc
-from sar.kernels.jit import in_parallel, inlined, kernel, prefetch_row, rows_in_parallel
+from sar.kernels.jit import (
+    array,
+    flat,
+    in_parallel,
+    inlined,
+    kernel,
+    prefetch_row,
+    rows_in_parallel,
+)
 from sar.kernels.registry import KERNELS, implements
 
 _NO_EDGE = torch.iinfo(torch.int32).max

@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sar.kernels.arrays import array
 from sar.kernels.csc import Csc
 from sar.kernels.device import DEVICE_CHUNK_BYTES, is_host
-from sar.kernels.jit import in_parallel, inlined, kernel, prefetch_row
+from sar.kernels.jit import array, in_parallel, inlined, kernel, prefetch_row
 from sar.kernels.registry import KERNELS, implements
 
 # A block's result is scaled and added while it is in cache, and stays below the size from which

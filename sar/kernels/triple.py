@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.arrays import array
-from sar.kernels.jit import kernel
+from sar.kernels.jit import array, kernel
 from sar.kernels.registry import implements
 
 

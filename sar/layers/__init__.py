@@ -1,7 +1,7 @@
 """Fused layers: a whole layer of another library as one function of autograd over a relation.
 
 :mod:`sar.layers.table` says which class each stands for, :mod:`sar.layers.choice` whether it does
-at a call, and why not. To add one, see :mod:`sar.layers.entry`.
+at a call, and why not. To add one, see :mod:`sar.layers.entry` and docs/extending.md.
 """
 
 from sar.layers.choice import Choice, choose

@@ -19,11 +19,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from sar._private import DEVICE_MODES, function_modes, has_global_hooks, has_hooks, in_forward_mode
+from sar._private import DEVICE_MODES, function_modes, has_global_hooks, hooked_one, in_forward_mode
+from sar.config import EXACT
 from sar.errors import NotSupportedError
-from sar.layers.entry import FusedLayer, Inputs, Run, options_of
+from sar.layers.entry import NO_OPTIONS, OPTIONS, FusedLayer, Inputs, Run, options_of
 from sar.ops.saving import is_innermost, once, takes_notes
 
 _HARMLESS = ("sar.", DEVICE_MODES)  # modes that change no result of a layer
@@ -117,9 +119,11 @@ def call_reason(layer: nn.Module) -> str | None:
     """
     if has_global_hooks():
         return "torch has global hooks of modules, which look into it"
-    for part in layer.modules():
-        if part is not layer and has_hooks(part):
-            return f"{type(part).__name__} in it has a hook"
+    parts = layer.modules()
+    next(parts)  # the layer
+    part = hooked_one(parts)
+    if part is not None:
+        return f"{type(part).__name__} in it has a hook"
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "autocast is on"
     for mode in function_modes():
@@ -155,3 +159,52 @@ def warn_once(layer: nn.Module, reason: str) -> None:
         told.add(reason)
     name = type(layer).__name__
     warnings.warn(f"{name}: its own code runs, not the fused layer: {reason}", stacklevel=2)
+
+
+# -- reasons that several fused layers have ------------------------------------------------------
+
+DTYPES = (torch.float32, torch.float64)
+_LINEAR, _PRODUCT = nn.Linear.forward, F.linear
+
+
+def graph_reason(graph: Any) -> str | None:
+    """Why a graph is not one relation between rows of one kind that travel exactly and alone."""
+    if graph.sole_relation is None:
+        return "the graph has several kinds of rows or edges, or they are reversed or unordered"
+    if graph._store.sharing is not None:
+        return "other modules of the layer read the same rows, which travel once for all"
+    return None if graph.policy.lossy == EXACT else "the policy is lossy"
+
+
+def rows_reason(
+    x: Any, num_rows: int, *weights: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> str | None:
+    """Why ``x`` is not plain [num_rows, width] of one of ``dtypes``, that of all ``weights``."""
+    if type(x) is not Tensor or x.layout != torch.strided:
+        return f"rows are a {type(x).__name__}, not a plain tensor"
+    if x.dim() != 2 or len(x) != num_rows:
+        return f"rows have shape {tuple(x.shape)}, not [{num_rows}, width]"
+    if x.dtype not in dtypes:
+        return f"rows are {x.dtype}"
+    for weight in weights:
+        if weight.dtype != x.dtype or weight.device != x.device:
+            return "rows and weights differ in dtype or device"
+    return None
+
+
+def linear_reason(layer: nn.Module, *names: str) -> str | None:
+    """Why parts of a layer are not torch's linear layers as they came."""
+    if nn.Linear.forward is not _LINEAR or F.linear is not _PRODUCT:
+        return "torch's linear layer was replaced"
+    for name in names:
+        part = getattr(layer, name, None)
+        if type(part) is not nn.Linear or "forward" in part.__dict__:
+            return f"{name} is a {type(part).__name__} with code of its own"
+    return None
+
+
+def may_donate(layer: nn.Module, x: Tensor) -> bool:
+    """Whether backward may write over the input ``x``: the user asked for it, and an operation with
+    a gradient made it, in memory of its own."""
+    asked = layer.__dict__.get(OPTIONS, NO_OPTIONS).donate
+    return asked and x.requires_grad and not x.is_leaf and not x._is_view()

@@ -13,14 +13,23 @@ from sar.edges import Relation
 from sar.kernels.attention import Incoming, Normalizer, Scores, add_projected_grads, deltas
 from sar.kernels.attention import head_sums as sums_of_heads
 from sar.kernels.attention_loops import ADDITIVE
-from sar.layers.arriving import Arriving
-from sar.layers.attention_entry import agree, finished, inputs_of_sum, why_not
+from sar.layers.attending import (
+    Arriving,
+    Call,
+    agree,
+    copies,
+    finish,
+    finished,
+    grad_of_rows,
+    inputs_of_sum,
+    like,
+    why_not,
+)
 from sar.layers.entry import FusedLayer, Inputs
-from sar.layers.result import Call, copies, finish, grad_of_rows, like
-from sar.ops.attention import agreed, attention_backward
-from sar.ops.attention_passes import Attention, attention_forward, widened
+from sar.ops.attention import attention_backward
+from sar.ops.attention_passes import Attention, agreed, attention_forward, widened
 from sar.ops.first_order import first_order
-from sar.ops.written import any_rank
+from sar.ops.saving import any_rank
 
 
 def gat(
@@ -53,7 +62,7 @@ def gat(
         bias: H * D numbers b of any shape, or none.
         slope: of lrelu.
         dropout: (seed, probability) of the weights a; ``None`` for none.
-        input_travels: what :func:`sar.layers.arriving.input_travels` said.
+        input_travels: what :func:`sar.layers.attending.input_travels` said.
         donate: the gradient of ``x`` may take its memory, where it is no leaf and no view. That of
             the result is free by then, unless somebody reads it.
 

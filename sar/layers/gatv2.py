@@ -12,14 +12,23 @@ from sar.config import Policy
 from sar.edges import Relation
 from sar.kernels.attention import Incoming, Normalizer, Scores, deltas
 from sar.kernels.attention_loops import MIXED
-from sar.layers.arriving import Arriving
-from sar.layers.attention_entry import agree, finished, inputs_of_sum, why_not
+from sar.layers.attending import (
+    Arriving,
+    Call,
+    agree,
+    copies,
+    finish,
+    finished,
+    grad_of_rows,
+    inputs_of_sum,
+    like,
+    why_not,
+)
 from sar.layers.entry import FusedLayer, Inputs
-from sar.layers.result import Call, copies, finish, grad_of_rows, like
-from sar.ops.attention import agreed, attention_backward
-from sar.ops.attention_passes import Attention, attention_forward, widened
+from sar.ops.attention import attention_backward
+from sar.ops.attention_passes import Attention, agreed, attention_forward, widened
 from sar.ops.first_order import first_order
-from sar.ops.written import any_rank
+from sar.ops.saving import any_rank
 
 Projection = tuple[Tensor, Tensor | None]  # W [H * D, F] and c [H * D] of x W^T + c
 

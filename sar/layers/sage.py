@@ -6,9 +6,7 @@ z = x W_own^T + b + mean(x) W^T, then the layer's activation and norm.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -17,25 +15,15 @@ from torch.autograd import Function
 
 from sar._private import frees_graph
 from sar.config import Policy
-from sar.edges.push_pull import linear_relation
 from sar.edges.relation import Relation
-from sar.layers.checks import graph_reason, linear_reason, may_donate, rows_reason
+from sar.layers.choice import graph_reason, linear_reason, may_donate, rows_reason
 from sar.layers.entry import FusedLayer, Inputs
 from sar.layers.sage_columns import sage_mean_by_columns
-from sar.ops.aggregate import (
-    Place,
-    aggregate,
-    aggregate_backward,
-    agree_sums,
-    begin_aggregate,
-    mean_scale,
-)
+from sar.ops.aggregate import Sums, aggregate, agreed_sums, mean_scale
 from sar.ops.first_order import first_order
 from sar.ops.rectify import is_relu, rectified
 from sar.ops.saving import owns_saved
-from sar.stream import GradientReturn
-from sar.stream.wanted import agree_wanted
-from sar.stream.zeros import NonZeros, Skipped
+from sar.stream.plan import agree_wanted
 
 
 def sage_mean(
@@ -64,10 +52,11 @@ def sage_mean(
     asks = torch.is_grad_enabled() and (x.requires_grad or (is_narrow and weight.requires_grad))
     if not asks:
         return _of_constant_rows(relation, x, own, weight, bias, policy, is_narrow)
-    summed = x.new_empty((0, len(weight))).requires_grad_() if is_narrow else x
-    agree_wanted(relation.plan, [("rows of a mean", summed)], 1)
-    means = _Means(relation, policy, agree_sums(relation, summed, policy))
     function = _NarrowMeanLayer if is_narrow else _MeanLayer
+    width = len(weight) if is_narrow else None
+    means = agreed_sums(
+        relation, x, policy, "mean", lambda: mean_scale(relation, x.dtype), width
+    )
     return function.apply(x, own, weight, bias, means, donate)
 
 
@@ -81,32 +70,6 @@ def _of_constant_rows(
     mean = aggregate(relation, summed, "mean", policy)
     z = F.linear(x[: len(mean)], own, bias)
     return z.add_(mean) if is_narrow else z.addmm_(mean, weight.t())
-
-
-@dataclass
-class _Means:
-    """The means of one layer, as its two passes stream them."""
-
-    relation: Relation
-    policy: Policy
-    skips: Skipped
-    zeros: NonZeros | None = None
-
-    def begin(self, rows: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """S A rows, which are whole when what comes with them has been called."""
-        self.scale = mean_scale(self.relation, rows.dtype)
-        self.streamed = linear_relation(self.relation, rows, None, self.policy)
-        zeros = NonZeros(self.streamed.plan, rows, ref(rows)) if self.skips else None
-        self.zeros = zeros if self.skips is Skipped.ROWS_AND_GRADIENTS else None
-        return begin_aggregate(self.streamed, rows, None, self.scale, self.policy, None, zeros)
-
-    def home(self, dout: Tensor, place: Place | None = None) -> GradientReturn:
-        """A^T S dout, the last rounds of it still on their way."""
-        if self.zeros is not None:
-            self.zeros.check()
-        return aggregate_backward(
-            self.streamed, dout, None, self.scale, self.policy, self.zeros, place=place
-        )
 
 
 class _MeanLayer(Function):
@@ -135,7 +98,7 @@ class _MeanLayer(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-        means: _Means, donate: bool,
+        means: Sums, donate: bool,
     ) -> Tensor:  # fmt: skip
         mean, finish = means.begin(x)
         z = F.linear(x[: len(mean)], own, bias)
@@ -190,7 +153,7 @@ class _NarrowMeanLayer(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-        means: _Means, donate: bool,
+        means: Sums, donate: bool,
     ) -> Tensor:  # fmt: skip
         mean, finish = means.begin(x @ weight.t())
         z = F.linear(x[: len(mean)], own, bias)

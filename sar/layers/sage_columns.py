@@ -1,6 +1,6 @@
 """GraphSAGE's layer of means, recomputed: a few columns of the means at a time.
 
-Note [Column blocks]. Recomputed, it would take five tensors of the size of a layer's rows with its
+Recomputed, it would take five tensors of the size of a layer's rows with its
 gradients: x, z, the mean and both parts of dx. But z is a sum over blocks c of the columns of x,
 
     z = x W_own^T + b + sum over c of (S A x_c) W_c^T,
@@ -37,7 +37,7 @@ def sage_mean_by_columns(
     relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
     policy: Policy, *, donate: bool = False,
 ) -> Tensor:  # fmt: skip
-    """:func:`sar.layers.sage.sage_mean` in a layer that is recomputed; see Note [Column blocks].
+    """:func:`sar.layers.sage.sage_mean` in a layer that is recomputed.
 
     On all ranks or none: rows travel a few columns at a time.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from sar.layers.entry import FusedLayer
 from sar.layers.gat import GAT
 from sar.layers.gatv2 import GATV2
+from sar.layers.gcn import GCN
+from sar.layers.gin import GIN
 from sar.layers.sage import SAGE
 
 _TABLE: dict[tuple[str, str], FusedLayer] = {}
@@ -32,5 +34,5 @@ def entry_of(kind: type) -> FusedLayer | None:
     return None
 
 
-for _entry in (SAGE, GAT, GATV2):
+for _entry in (SAGE, GAT, GATV2, GCN, GIN):
     register(_entry)

@@ -1,4 +1,7 @@
-"""What backward needs of a layer: kept, computed again, or moved to a file."""
+"""What backward needs of a layer: kept, computed again, or moved to a file.
+
+How operations find out which of these happens around them is in :mod:`sar.ops.saving`.
+"""
 
 from sar.memory.activations import set_activations
 

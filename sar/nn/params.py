@@ -42,7 +42,7 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
     ``torch.nn.utils.clip_grad_norm_`` clips by the global norm as it stands, and
     :func:`clip_grad_norm_` does where there are sharded parameters.
 
-    Every 50th call for a model compares its parameters over the ranks, as :func:`check` does.
+    Every 50th call for a model compares its parameters over the ranks, as :func:`sar.check` does.
 
     Raises ``ValueError`` on every rank when the ranks' parameters differ in number, name, shape or
     dtype, ``TypeError`` for a sparse gradient, and ``DriftError`` for parameters that have become
@@ -112,7 +112,6 @@ def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[n
     return [param for param, has_grad in zip(params, present.tolist()) if has_grad]
 
 
-# Note [Gradients as before]
 # Gradients of unequal models must not be added, but asking first is a collective in every step.
 # After a step in which all ranks had the same gradients, each sends as much as it did then, and
 # says beside it whether it still has these. Only if one has not do they ask, and sum again.

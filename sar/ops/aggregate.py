@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -16,15 +17,15 @@ from torch.nn import Parameter
 from sar._private import without_modes
 from sar.config import CONSTANT_INPUTS, Policy
 from sar.edges.constant import constants_of
-from sar.edges.push_pull import LinearRelation, linear_relation
-from sar.edges.relation import Relation
-from sar.edges.shard_store import LOCAL
+from sar.edges.push_pull import Fewest, LinearPlan, LinearRelation, linear_relation
+from sar.edges.relation import LOCAL, Relation
 from sar.kernels import Csc, Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 from sar.ops.first_order import first_order
 from sar.ops.saving import spares_memory
 from sar.ops.weights import weight_gradient
 from sar.stream import GradientReturn, Pass, Round
-from sar.stream.rounds import WINDOW
+from sar.stream.passes import WINDOW
+from sar.stream.plan import agree_wanted
 from sar.stream.sampled import Sample, refuse_sampling
 from sar.stream.zeros import NonZeros, Skipped, skipped
 
@@ -248,15 +249,99 @@ def agree_sums(relation: Relation, x: Tensor, policy: Policy) -> Skipped:
     Who keeps constant rows, or draws a sample, waits for the others in collectives of its own.
     """
     skips = skipped(x, policy) if relation.group.size > 1 else Skipped.NOTHING
-    what = "(number of the mode of constant_inputs, code of what is lossy, what goes without zeros)"
-    mode = CONSTANT_INPUTS.index(policy.constant_inputs)
-    relation.plan.agree_once(what, mode, policy.lossy.code, int(skips))
+    agree_skipped(relation, skips, policy)
     return skips
 
 
+def agree_skipped(relation: Relation, skips: Skipped, policy: Policy) -> None:
+    """:func:`agree_sums` of rows of which this rank knows what travels."""
+    what = "(number of the mode of constant_inputs, code of what is lossy, what goes without zeros)"
+    mode = CONSTANT_INPUTS.index(policy.constant_inputs)
+    relation.plan.agree_once(what, mode, policy.lossy.code, int(skips))
+
+
 def mean_scale(relation: Relation, dtype: torch.dtype) -> Tensor:
-    """[num_dst] 1 / in-degree, and 1 where there is no edge, in the wide dtype of ``dtype``."""
-    return relation.in_degrees.clamp(min=1).to(wide_dtype(dtype)).reciprocal_()
+    """[num_dst] 1 / in-degree, and 1 where there is no edge, in the wide dtype of ``dtype``; kept.
+
+    Not to be written into.
+    """
+    wide = wide_dtype(dtype)
+
+    def make() -> Tensor:
+        return relation.in_degrees.clamp(min=1).to(wide).reciprocal_()
+
+    return relation.derived(("1 / in-degree", wide), make)
+
+
+@dataclass
+class Sums:
+    """S A over the edges of a relation, as the two passes of a layer stream it.
+
+    Attributes:
+        scale: S, [num_dst]; ``None`` is 1.
+        streamed: what is left of the relation for this rank to do.
+        zeros: of one call, where rows travel without theirs; see :meth:`begin`.
+    """
+
+    policy: Policy
+    scale: Tensor | None
+    streamed: Streamed
+    skips: Skipped
+    zeros: NonZeros | None = None
+
+    def begin(self, rows: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """S A rows, which are whole when what comes with them has been called."""
+        zeros = None
+        if self.skips:
+            zeros = NonZeros(self.streamed.plan, rows, ref(rows))
+            self.zeros = zeros if self.skips is Skipped.ROWS_AND_GRADIENTS else None
+        return begin_aggregate(self.streamed, rows, None, self.scale, self.policy, None, zeros)
+
+    def home(self, dout: Tensor, place: Place | None = None) -> GradientReturn:
+        """A^T S dout, the last rounds of it still on their way."""
+        if self.zeros is not None:
+            self.zeros.check()
+        return aggregate_backward(
+            self.streamed, dout, None, self.scale, self.policy, self.zeros, place=place
+        )
+
+
+def agreed_sums(
+    relation: Relation,
+    rows: Tensor,
+    policy: Policy,
+    what: str,
+    scale: Callable[[], Tensor | None],
+    width: int | None = None,
+) -> Sums:
+    """Sums of rows that ask for a gradient, over an exact policy; kept for the next such call.
+
+    Collective when such rows come for the first time, as :func:`aggregate` of them is.
+
+    Args:
+        rows: [*, *] float32 or float64, which are summed as they are, or that they are made from.
+        what: names the scale among those of the relation.
+        width: of the rows that are summed, if they are made from ``rows``.
+    """
+    skips = Skipped.NOTHING
+    if policy.zeros == "skip" and relation.group.size > 1:
+        skips = Skipped.ROWS if width is not None else skipped(rows, policy)
+    key = what, rows.shape[1] if width is None else width, rows.dtype, policy, skips
+
+    def make() -> tuple[Tensor | None, tuple[LinearPlan, Fewest] | None]:
+        like = rows
+        if width is not None:
+            like = rows.new_empty((0, width)).requires_grad_()
+        agree_wanted(relation.plan, [("rows of a sum", like)], 1)
+        agree_skipped(relation, skips, policy)
+        streamed = linear_relation(relation, like, None, policy)
+        if isinstance(streamed, LinearRelation):
+            return scale(), (streamed.plan, streamed.fewest)
+        return scale(), None
+
+    made, fewest = relation.derived(key, make)  # which would never end if it held the relation
+    streamed = relation if fewest is None else LinearRelation(relation, *fewest)
+    return Sums(policy, made, streamed, skips)
 
 
 def _agreed_aggregate(
@@ -265,7 +350,7 @@ def _agreed_aggregate(
     skips = agree_sums(relation, x, policy)
 
     def compute() -> Tensor:
-        return _aggregate(relation, x, op, policy, weight, skips)
+        return aggregate_agreed(relation, x, op, policy, weight, skips)
 
     tensors = [x] if weight is None else [x, weight]
     if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
@@ -273,9 +358,10 @@ def _agreed_aggregate(
     return constants_of(relation).reduce(tensors, op, policy, compute)
 
 
-def _aggregate(
+def aggregate_agreed(
     relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None, skips: Skipped
 ) -> Tensor:
+    """:func:`aggregate` of rows on which the ranks have agreed, by :func:`agree_sums`."""
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     scale = mean_scale(relation, x.dtype) if op == "mean" else None
     if weight is not None and weight.requires_grad:

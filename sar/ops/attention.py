@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,16 +10,19 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar._private import without_modes
-from sar.config import EXACT
 from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_at_sources import BackwardAtSources, edges_to_compute_at
-from sar.ops.attention_passes import Attention, Backward, Made, attention_forward, widened
+from sar.ops.attention_passes import (
+    Attention,
+    Backward,
+    Made,
+    agreed,
+    attention_forward,
+    widened,
+)
 from sar.ops.first_order import first_order
-from sar.ops.saving import spares_memory
-from sar.ops.written import Writes, any_rank
-from sar.stream.sampled import refuse_sampling
-from sar.stream.wanted import agree_wanted
+from sar.ops.saving import Writes, any_rank
 
 
 def attention(
@@ -43,19 +45,6 @@ def attention(
     with without_modes():  # modes would slow it
         spec = agreed(spec, {"values": value, "keys": key, "queries": query, "weight": weight})
         return _Attention.apply(spec, value, key, query, weight)
-
-
-def agreed(spec: Attention, read: Mapping[str, Tensor | None]) -> Attention:
-    """The attention as it is computed now, after the ranks have agreed what asks for gradients.
-
-    Args:
-        read: values, keys where they are others, then what else is read, or rows like them.
-    """
-    if spec.policy.lossy != EXACT:
-        refuse_sampling(spec.policy, "attention")
-    given = [(name, tensor) for name, tensor in read.items() if tensor is not None]
-    agree_wanted(spec.relation.plan, given, 1 if read["keys"] is None else 2)
-    return replace(spec, window=1) if spares_memory() else spec
 
 
 def attention_backward(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sar.config import EXACT
 from sar.edges.out_edges import OutEdges, out_edges_if_cheaper
-from sar.edges.shard_store import LOCAL
+from sar.edges.relation import LOCAL
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import Columns, Incoming, Mask, attend_grad_additive
 from sar.kernels.attention_loops import ADDITIVE

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sar.config import Policy
+from sar.config import EXACT, Policy
 from sar.edges.constant_halo import constant_halo
-from sar.edges.relation import Relation
-from sar.edges.shard_store import LOCAL
+from sar.edges.relation import LOCAL, Relation
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import (
     Columns,
@@ -27,7 +26,10 @@ from sar.kernels.attention import (
     attend_grad_of_sources,
 )
 from sar.kernels.attention_loops import ADDITIVE
+from sar.ops.saving import spares_memory
 from sar.stream import WINDOW, GradientReturn, Round, Stream, fetch
+from sar.stream.plan import agree_wanted
+from sar.stream.sampled import refuse_sampling
 
 # Buffers of rounds that stay for the next layer; without a wire backward has two at once.
 _IDLE, _IDLE_WITHOUT_WIRE = 3, 1
@@ -98,6 +100,19 @@ class Attention:
         for number in (LOCAL, num_rounds):
             order = self.dropout is not None
             yield from self.relation.transposed(number, self.policy, order=order)
+
+
+def agreed(spec: Attention, read: Mapping[str, Tensor | None]) -> Attention:
+    """The attention as it is computed now, after the ranks have agreed what asks for gradients.
+
+    Args:
+        read: values, keys where they are others, then what else is read, or rows like them.
+    """
+    if spec.policy.lossy != EXACT:
+        refuse_sampling(spec.policy, "attention")
+    given = [(name, tensor) for name, tensor in read.items() if tensor is not None]
+    agree_wanted(spec.relation.plan, given, 1 if read["keys"] is None else 2)
+    return replace(spec, window=1) if spares_memory() else spec
 
 
 def attention_forward(

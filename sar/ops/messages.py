@@ -36,8 +36,8 @@ from sar.ops.push import push_logsumexp, push_sum
 from sar.ops.push_extreme import push_extreme
 from sar.ops.reducers import Reducer, make_reducer
 from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
+from sar.stream.plan import agree_wanted
 from sar.stream.sampled import refuse_sampling
-from sar.stream.wanted import agree_wanted
 
 
 def run_messages(

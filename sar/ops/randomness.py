@@ -1,6 +1,5 @@
 """Borrowing torch's random generator: its state is put back as it was.
 
-Note [One generator, several threads]
 Ranks may be threads of one process, which has one CPU generator. Reading its state, torch waits
 for the interpreter while it holds the generator; writing it, for the generator while it holds the
 interpreter. Two threads would stop each other for ever, so they take turns here.

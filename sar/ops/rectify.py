@@ -41,7 +41,7 @@ class _Rectify(Function):
     dy      any         this rank; not written into
     ======  ==========  ======================================================
 
-    dx = dy where marked, else 0. A repeated forward pass (Note [Repeated forward]) that saves
+    dx = dy where marked, else 0. A repeated forward pass (:mod:`sar.ops.saving`) that saves
     nothing behind it ends before x is computed.
     """
 

@@ -1,6 +1,5 @@
 """What a layer whose saved tensors are not simply kept has to know about its own forward pass.
 
-Note [Repeated forward]
 A layer that is recomputed runs its forward pass again in backward. Results that are small, or
 that a rank has to get from the others, are noted the first time and taken from the notes then:
 they neither travel nor count twice.
@@ -17,11 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
-from sar._private import innermost_saving_hooks
+from sar._private import innermost_saving_hooks, version_of
+from sar.comm import Group
 
 T = TypeVar("T")
 
@@ -97,7 +98,7 @@ def is_innermost() -> bool:
 def owns_saved() -> bool:
     """Whether nobody but the operation that saves them gets to see its own saved tensors."""
     repeated_or_kept = _state.notes is not None or not _state.hooked
-    return repeated_or_kept and is_innermost()
+    return repeated_or_kept and _state.hooks == innermost_saving_hooks()
 
 
 def is_checkpointed() -> bool:
@@ -154,3 +155,29 @@ class _Valued(Function):
     @staticmethod
     def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor, None]:
         return dvalue, None
+
+
+class Writes:
+    """What is written into a result from now on, known without keeping its memory alive.
+
+    A backward pass that reads the result saves ``result.data``: autograd frees it like any saved
+    tensor, but does not guard it. Its guard raises an error where the caller wrote, and here the
+    result is computed again instead.
+    """
+
+    def __init__(self, result: Tensor) -> None:
+        self._counter = result.detach()  # one count for both
+        self._counter.data = result.new_empty(0)  # nothing is held, but it still counts
+        self._version = version_of(self._counter)
+
+    @property
+    def happened(self) -> bool:
+        """Whether anybody wrote."""
+        return version_of(self._counter) != self._version
+
+
+def any_rank(group: Group, happened: bool) -> bool:
+    """Whether it happened on any rank, which may differ; collective."""
+    if group.size == 1:
+        return happened
+    return bool(group.all_reduce(torch.tensor(int(happened)), "max"))

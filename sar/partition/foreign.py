@@ -36,7 +36,7 @@ NODE_DATA = "node_data.npz"
 
 
 class ForeignPart(NamedTuple):
-    """The pieces of a :class:`PartitionData`, on the CPU."""
+    """The pieces of a :class:`sar.partition.load.PartitionData`, on the CPU."""
 
     edges: dict[EType, ShardEdges]
     node_features: FeatureStore

@@ -127,7 +127,7 @@ def _joint_features(
 
 
 class _Joined:
-    """A feature of several types, of one kind, one behind the other: :class:`.features.Rows`."""
+    """A feature of several types, of one kind: :class:`sar.partition.features.Rows`, in order."""
 
     def __init__(self, store: FeatureStore, keys: list[str]) -> None:
         self._store, self._keys = store, keys

@@ -1,9 +1,8 @@
 """Rows of other ranks: the plan of who sends what, its rounds, and what travels in them."""
 
-from sar.stream.passes import Pass, Shards, Step
-from sar.stream.plan import HaloPlan, Round, build_halo_plan, join_plans
-from sar.stream.rounds import WINDOW, GradientReturn, Stream, fetch
-from sar.stream.wanted import agree_wanted
+from sar.stream.passes import WINDOW, Pass, Shards, Step, Stream, fetch
+from sar.stream.plan import HaloPlan, Round, agree_wanted, build_halo_plan, join_plans
+from sar.stream.returns import GradientReturn
 
 __all__ = [
     "WINDOW",

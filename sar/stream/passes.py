@@ -1,19 +1,28 @@
-"""One pass over the edges of a relation: the own shard, then one a round with the rows it reads."""
+"""One pass over the edges of a relation: the own shard, then one a round with the rows it reads.
+
+Below it the stream of rounds: halo rows in, two rounds in flight, no barrier. Gradients go home by
+:mod:`sar.stream.returns`.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from sar.config import Policy
+from sar.comm.group import Work
+from sar.config import EXACT, Lossy, Policy
 from sar.kernels import Csc
-from sar.stream.messages import RowMessages
+from sar.stream.codec import Codec, block_rows, codec_of
 from sar.stream.plan import HaloPlan, Round
-from sar.stream.rounds import WINDOW, Stream, fetch, fetch_messages
+
+WINDOW = 2  # rounds in flight
+Message = tuple[Tensor, list[int]]  # a buffer and how much of it belongs to each rank
 
 
 class Shards(Protocol):
@@ -87,31 +96,200 @@ class Pass:
         self.rounds = edges.plan.rounds(self.num_rounds)
         self._local_last = local_last and 0 < len(self.rounds) <= window
         self._stream: Stream | None = None
+        if messages is None and rows is not None and not kept:
+            name = policy.lossy.wire_dtype
+            codec = None if name is None else codec_for(edges.plan, name, rows.dtype)
+            messages = RowMessages(edges.plan, [rows], keep is not None, codec)
         if messages is not None:
-            self._stream = fetch_messages(messages, self.rounds, window)
-        elif rows is not None and not kept:
-            keeps = keep is not None
-            self._stream = fetch(edges.plan, rows, self.rounds, keeps, policy.lossy, window)
+            self._stream = Stream(messages, self.rounds, window)
 
     def __iter__(self) -> Iterator[Step]:
-        steps = self._remote()
-        first = [next(steps)] if self._local_last else []
-        if first:
-            self._edges.plan.group.pool.clear()
-        yield Step(0, None, self._edges.local(order=self._order), self._rows)
-        yield from first
-        del first
-        yield from steps
-
-    def _remote(self) -> Iterator[Step]:
+        own = Step(0, None, self._edges.local(order=self._order), self._rows)
+        if not self._local_last:
+            yield own
         shards = self._edges.shards(self.num_rounds, order=self._order)
-        rounds = zip(self.rounds, shards, self._landed(), strict=True)
-        for number, (step, shard, halo) in enumerate(rounds, start=1):
+        halos: Iterator[Any] = iter(self._kept) if self._kept else repeat(None)
+        rounds = zip(self.rounds, shards, strict=True)
+        for number, (step, shard) in enumerate(rounds, start=1):
+            halo = next(halos) if self._stream is None else next(self._stream)[1]
+            if self._local_last and number == 1:
+                self._edges.plan.group.pool.clear()
+                yield own
             yield Step(number, step, shard, halo)
             if self._keep is not None and halo is not None:
                 self._keep.append(halo)
-
-    def _landed(self) -> Iterator[Tensor | None]:
         if self._stream is not None:
-            return (halo for _, halo in self._stream)
-        return iter(self._kept) if self._kept else repeat(None, len(self.rounds))
+            self._stream.free()
+
+
+class RowMessages:
+    """Source rows on their way to the ranks that read them.
+
+    Args:
+        rows: [num_rows, *] of one dtype; their columns travel side by side.
+        keep: rows that land stay valid, in memory of their own.
+        codec: of what is sent.
+
+    Attributes:
+        row_bytes: of a row on the wire.
+    """
+
+    def __init__(
+        self, plan: HaloPlan, rows: Sequence[Tensor], keep: bool = False, codec: Codec | None = None
+    ) -> None:
+        self.plan, self.rows, self.keep, self.codec = plan, rows, keep, codec
+        self.width = rows[0].shape[1] if len(rows) == 1 else sum([part.shape[1] for part in rows])
+        self.dtype, self.device = rows[0].dtype, rows[0].device
+        self.row_bytes = row_bytes_of(self.width, self.dtype, codec)
+
+    def sent(self, step: Round) -> Message:
+        """What this rank sends in a round."""
+        if self.codec is None:
+            shape = step.num_send, self.width
+            send = self.plan.group.pool.take(shape, self.dtype, self.device, step.most)
+            self.plan.gather_round(step, self.rows, send)
+        else:
+            send = self._take(step.num_send, self.codec, keep=False, most=step.most)
+            parts = send.split(list(step.send_rows))
+            for peer, part in zip(step.targets, parts, strict=True):
+                self._encode(part, peer, self.codec)
+        return send, step.send_counts
+
+    def received(self, step: Round) -> Message:
+        """Room for what it gets."""
+        if not self.keep and self.codec is None:
+            shape = step.num_recv, self.width
+            recv = self.plan.group.pool.take(shape, self.dtype, self.device, step.most)
+            return recv, step.recv_counts
+        keep = self.keep and self.codec is None
+        recv = self._take(step.num_recv, self.codec, keep=keep, most=step.most)
+        return recv, step.recv_counts
+
+    def landed(self, step: Round, recv: Tensor) -> Tensor:
+        """[step.num_recv, width] rows out of what it got, which goes back to the pool."""
+        if self.codec is None:
+            return recv
+        rows = self._take(len(recv), None, keep=self.keep, most=step.most)
+        self.codec.decode_all(recv, rows)
+        self.plan.group.pool.give(recv)
+        return rows
+
+    def _encode(self, out: Tensor, peer: int, codec: Codec) -> None:
+        """What one peer gets, coded."""
+        for low in range(0, len(out), block_rows(self.width)):
+            part = out[low : low + block_rows(self.width)]
+            rows = self.rows[0].new_empty((len(part), self.width))
+            self.plan.gather(peer, self.rows, low, rows)
+            codec.encode(rows, part)
+
+    def _take(self, num_rows: int, codec: Codec | None, keep: bool, most: int) -> Tensor:
+        dtype = self.dtype if codec is None else codec.dtype
+        width = self.width if codec is None else codec.width(self.width)
+        if keep:
+            return torch.empty((num_rows, width), dtype=dtype, device=self.device)
+        return self.plan.group.pool.take((num_rows, width), dtype, self.device, most)
+
+
+def row_bytes_of(width: int, dtype: torch.dtype, codec: Codec | None) -> int:
+    if codec is None:
+        return width * dtype.itemsize
+    return codec.width(width) * codec.dtype.itemsize
+
+
+@dataclass
+class Flight:
+    """A posted exchange and the two buffers it owns until it has landed."""
+
+    round: Round
+    work: Work
+    send: Tensor
+    recv: Tensor
+
+
+def fetch(
+    plan: HaloPlan,
+    rows: Tensor | Sequence[Tensor],
+    rounds: Sequence[Round],
+    keep: bool = False,
+    lossy: Lossy = EXACT,
+    window: int = WINDOW,
+    ahead: bool = False,
+) -> Stream:
+    """Stream the halo of ``rows``; the first rounds are on the wire when this returns.
+
+    Args:
+        rows: [num_rows, width] contiguous, owned; or several of one dtype, whose columns travel
+            side by side as one row of the sum of their widths.
+        rounds: the plan's rounds; every rank passes as many.
+        keep: yield buffers that stay valid after the step.
+        lossy: says what rows travel as.
+        window: rounds in flight.
+        ahead: the next round goes out before the rows of one are used, not after: in place of a
+            second in the window it takes a buffer less, and waits for whoever is slower.
+
+    Yields:
+        (round, [round.num_recv, width]): the halo rows of the round, ordered by source rank and by
+        the order they were asked for. Overwritten when the next round is taken, unless ``keep``.
+    """
+    columns = [rows] if isinstance(rows, Tensor) else rows
+    codec = codec_for(plan, lossy.wire_dtype, columns[0].dtype)
+    return Stream(RowMessages(plan, columns, keep, codec), rounds, window, ahead)
+
+
+def codec_for(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None:
+    """What rows of a dtype are coded by; ``None``: they travel as they are."""
+    group = plan.group
+    return None if name is None else codec_of(name, dtype, group.seeds.noise(group.rank))
+
+
+class Stream:
+    """The rounds of one fetch, an iterator: what is on the wire, and what landed."""
+
+    def __init__(
+        self, messages: RowMessages, rounds: Sequence[Round], window: int, ahead: bool = False
+    ) -> None:
+        self._messages, self._window, self._ahead = messages, window, ahead
+        self._waiting, self._flights = deque(rounds), deque[Flight]()
+        self._halo: Tensor | None = None
+        self._is_large = messages.plan.is_large(messages.row_bytes)
+        if rounds:
+            self._post()
+
+    def _post(self) -> None:
+        """Put rounds on the wire until the window is full."""
+        plan, messages = self._messages.plan, self._messages
+        while self._waiting and len(self._flights) < self._window:
+            step = self._waiting.popleft()
+            send, send_counts = messages.sent(step)
+            recv, recv_counts = messages.received(step)
+            distances = step.distances if self._is_large else ()
+            work = plan.group.exchange(recv, send, recv_counts, send_counts, distances)
+            if plan.group.meter.told is not None:
+                plan.group.meter.count_rows(step.num_send, step.num_recv)
+            self._flights.append(Flight(step, work, send, recv))
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> tuple[Round, Tensor]:
+        if self._halo is not None:
+            self.free()
+        if self._waiting:
+            self._post()
+        if not self._flights:
+            raise StopIteration
+        flight = self._flights.popleft()
+        flight.work.wait()
+        self._messages.plan.group.pool.give(flight.send)
+        halo = self._messages.landed(flight.round, flight.recv)
+        if not self._messages.keep:
+            self._halo = halo
+        if self._ahead:
+            self._post()
+        return flight.round, halo
+
+    def free(self) -> None:
+        """The rows that came last are used: others may take their memory before the next are."""
+        if self._halo is not None:
+            self._messages.plan.group.pool.give(self._halo)
+            self._halo = None

@@ -45,12 +45,18 @@ class Round:
     @property
     def recv_counts(self) -> list[int]:
         """Rows per rank of the group, zero for ranks outside the round; a new list."""
-        return _spread(self.sources, self.recv_rows, self.num_ranks)
+        counts = [0] * self.num_ranks
+        for peer, count in zip(self.sources, self.recv_rows, strict=True):
+            counts[peer] = count
+        return counts
 
     @property
     def send_counts(self) -> list[int]:
         """Like :attr:`recv_counts`."""
-        return _spread(self.targets, self.send_rows, self.num_ranks)
+        counts = [0] * self.num_ranks
+        for peer, count in zip(self.targets, self.send_rows, strict=True):
+            counts[peer] = count
+        return counts
 
     @cached_property
     def num_recv(self) -> int:
@@ -59,13 +65,6 @@ class Round:
     @cached_property
     def num_send(self) -> int:
         return sum(self.send_rows)
-
-
-def _spread(peers: Sequence[int], rows: Sequence[int], size: int) -> list[int]:
-    counts = [0] * size
-    for peer, count in zip(peers, rows, strict=True):
-        counts[peer] = count
-    return counts
 
 
 Combine = Callable[[Tensor, Tensor, Tensor], None]  # of owned rows, which of them, what came home
@@ -85,7 +84,7 @@ class HaloPlan:
     Attributes:
         recv_pulled: how many of the rows from each peer are source rows as they are; they come
             before all others. All of them, but for a subclass.
-        wanted: what the ranks have agreed about gradients, see :mod:`sar.stream.wanted`.
+        wanted: what the ranks have agreed about gradients, see :func:`agree_wanted`.
     """
 
     def __init__(
@@ -104,6 +103,7 @@ class HaloPlan:
         self.rows_in_flight = self._agree_rows_in_flight()
         self.wanted: set[tuple] = set()
         self._agreed: set[tuple[str, tuple[int, ...]]] = set()
+        self._chosen: dict[tuple[Policy, int], int] = {}
         self._steps: dict[int, tuple[Round, ...]] = {}
         self.device = torch.device("cpu")
 
@@ -121,6 +121,9 @@ class HaloPlan:
             rows: tensors [num_rows, *], whose columns stand side by side in ``out``.
         """
         idx, span = self.send_idx[peer], slice(start, start + len(out))
+        if len(rows) == 1 and idx is not None:
+            torch.index_select(rows[0], 0, idx[span], out=out)
+            return
         for part, columns in zip(rows, out.split([p.shape[1] for p in rows], dim=1), strict=True):
             if idx is None:
                 columns.copy_(part[span])
@@ -146,6 +149,9 @@ class HaloPlan:
         ``ValueError`` on every rank when ranks differ in it; and whenever even strict rounds exceed
         the policy's memory budget.
         """
+        known = self._chosen.get((policy, row_bytes))
+        if known is not None:
+            return known
         rounds = self.fitting_rounds(policy, row_bytes)
         what = "(bytes per row, rounds, code of what is lossy, whether backward fetches again)"
         self.agree_once(what, row_bytes, rounds, policy.lossy.code, int(policy.rematerialize))
@@ -155,6 +161,7 @@ class HaloPlan:
                 f"memory_budget: got {policy.memory_budget} bytes, but rows of {row_bytes} bytes "
                 f"need at least {least} bytes of buffers with {max(1, self.group.size - 1)} rounds"
             )
+        self._chosen[policy, row_bytes] = rounds
         return rounds
 
     def is_large(self, row_bytes: int) -> bool:
@@ -322,3 +329,48 @@ def _identity_to_none(idx: Tensor, num_rows: int) -> Tensor | None:
     if len(idx) == num_rows and torch.equal(idx, torch.arange(num_rows).to(idx)):
         return None
     return idx.clone()
+
+
+def agree_wanted(
+    plan: HaloPlan, tensors: Sequence[tuple[str, Tensor]], num_sent: int, fetches: bool = True
+) -> None:
+    """Raise where only some ranks want a gradient that takes all of them.
+
+    A rank that wants none has no backward pass, and the others would wait for it; and rows that
+    nobody trains take another way (:mod:`sar.edges.constant`). Collective when
+    a combination of shapes and wishes comes for the first time, so that later calls cost nothing;
+    a rank that changes its wishes alone to what has been seen before is not noticed.
+
+    Args:
+        tensors: what a pass reads, with names for the error; as many on all ranks.
+        num_sent: how many of them, the first ones, have gradients that travel. Of all together
+            it matters whether any is wanted.
+        fetches: whether backward fetches rows again, where that follows from the wishes.
+
+    Raises ``ValueError`` on every rank, which names the tensors and the ranks.
+    """
+    if plan.group.size == 1:
+        return
+    wants = [tensor.requires_grad for _, tensor in tensors]
+    vital = (any(wants), fetches, *wants[:num_sent])
+    key = (torch.is_grad_enabled(), vital, *[tuple(tensor.shape[1:]) for _, tensor in tensors])
+    if key in plan.wanted:
+        return
+    numbers = torch.tensor([_number(vital), _number(wants)])
+    found = [(int(a), int(b)) for a, b in plan.group.all_gather(numbers)]
+    if len({code for code, _ in found}) > 1:
+        raise ValueError(_difference([name for name, _ in tensors], [code for _, code in found]))
+    plan.wanted.add(key)
+
+
+def _number(bits: Sequence[bool]) -> int:
+    return sum(1 << place for place, bit in enumerate(bits[:62]) if bit)
+
+
+def _difference(names: list[str], codes: list[int]) -> str:
+    parts = []
+    for place, name in enumerate(names[:62]):
+        asking = [rank for rank, code in enumerate(codes) if code >> place & 1]
+        if 0 < len(asking) < len(codes):
+            parts.append(f"{name} requires a gradient on ranks {asking[:16]} of {len(codes)} only")
+    return f"{'; '.join(dict.fromkeys(parts)) or 'inputs'}: expected the same on all ranks"

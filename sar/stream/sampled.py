@@ -16,9 +16,9 @@ from sar.config import Policy
 from sar.errors import NotSupportedError
 from sar.kernels import add_rows
 from sar.kernels.uniform import keyed_uniform
-from sar.stream.messages import GradientMessages, Message, RowMessages
+from sar.stream.passes import Message, RowMessages, codec_for
 from sar.stream.plan import HaloPlan, Round
-from sar.stream.rounds import codec_for
+from sar.stream.returns import GradientMessages
 
 _PAIR = 0x9E3779B97F4A7C15  # spreads pairs of ranks over the seeds
 

@@ -35,8 +35,9 @@ from sar.kernels.nonzero import (
     pack_rows,
     unpack_rows,
 )
-from sar.stream.messages import GradientMessages, Message, RowMessages
+from sar.stream.passes import Message, RowMessages
 from sar.stream.plan import HaloPlan, Round
+from sar.stream.returns import GradientMessages
 
 
 class Skipped(IntEnum):

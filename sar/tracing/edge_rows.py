@@ -1,6 +1,5 @@
 """The state of a lazy edge tensor: its program, what was written since, its values once computed.
 
-Note [Functions of autograd]
 Torch gives the results of a ``torch.autograd.Function`` a backward pass when one of its tensors
 requires a gradient, and disables gradients while its forward pass runs. With an edge tensor among
 them that pass would never do its work: its result is another edge tensor, whose gradient follows
@@ -29,9 +28,10 @@ from sar.tracing.program import Program
 
 
 class EdgeRows(Tensor):
-    """One row per local edge, computed block by block when it is reduced; see :class:`EdgeTensor`.
+    """One row per local edge, computed block by block when it is reduced.
 
-    It requires a gradient where its program asks for one: Note [Functions of autograd].
+    What torch functions do with it is in :mod:`sar.tracing.lazy`. It requires a gradient where its
+    program asks for one, as the module says.
 
     Attributes:
         axis: the dimension that the edges are along; only views lead to another than 0.

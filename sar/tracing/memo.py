@@ -1,6 +1,5 @@
 """Outcomes that are remembered: what a call gives, what a program is, for the next time.
 
-Note [Remembered outcomes]
 A layer records the same program in every epoch, of other tensors. What is found out about a call or
 a program (shapes, where its edges are, whether it mixes them, the kernel that computes it, how it
 depends on a softmax) is remembered by the relation, and found again by a key that holds all that

@@ -63,7 +63,7 @@ def record_again(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeR
 
 
 def _key(func: Callable, leaves: list[Any], spec: Any, first: EdgeRows) -> Hashable | None:
-    """Note [Remembered outcomes]; floating point tensors have stand-ins when rows are compared."""
+    """As :mod:`sar.tracing.memo` says; floating tensors have stand-ins when rows are compared."""
     if not is_known(func):
         return None
     key: list[Any] = [func, spec, state_of_torch(), literals(leaves, EdgeRows)]

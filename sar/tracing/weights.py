@@ -5,7 +5,6 @@ A sum over edges whose messages are linear in one softmax needs no normalizer be
 runs once on two rows of stand-ins for its weights, which only functions known to be linear take.
 Whatever else they meet, the message does not count as linear.
 
-Note [Labels]
 Each weight of the two rows has a label: 1, 2, 3, ... A linear function is run on ones, on labels
 and on squared labels, with ones for its other operands. This gives sums w, s and q over the weights
 that an element of its result is made of. They all have the same label exactly where w q = s^2
@@ -154,7 +153,7 @@ def _blank(node: Node) -> Tensor:
 
 
 class Followed(Tensor):
-    """What is linear in the weights of a softmax, without values: Note [Labels].
+    """What is linear in the weights of a softmax, without values.
 
     Attributes:
         labels: float64 of the same shape, of the weight that each element is a multiple of.

@@ -1,4 +1,7 @@
-"""The graph that DGL's layers see, its blocks, and how they are made from partition files."""
+"""The graph that DGL's layers see, its blocks, and how they are made from partition files.
+
+What is changed of DGL is one table with its undo, :mod:`sar.frontends.dgl.patches`.
+"""
 
 from sar.frontends.dgl.build import (
     construct_full_graph,

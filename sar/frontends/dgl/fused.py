@@ -1,4 +1,5 @@
-"""Fused layers before the ``forward`` of DGL's classes, on sharded graphs alone."""
+"""What stands before the ``forward`` of DGL's layers: fused layers on sharded graphs, and names in
+their errors."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from sar.errors import NotSupportedError
 from sar.frontends.dgl.counts import Counts
 from sar.layers import FusedLayer, choose
 from sar.layers.choice import class_reason
@@ -34,3 +36,22 @@ def fused(entry: FusedLayer) -> Callable[[Callable], Callable]:
         return forward
 
     return replace
+
+
+def named(forward: Callable) -> Callable:
+    """``forward`` of a layer whose ``NotSupportedError`` begins with the layer's class.
+
+    Of layers inside one another the innermost is named. The error is of the same class and comes
+    from the one that was raised.
+    """
+
+    @wraps(forward)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(self, *args, **kwargs)
+        except NotSupportedError as error:
+            if error.layer is not None:
+                raise
+            raise error.of_layer(type(self).__name__) from error
+
+    return call

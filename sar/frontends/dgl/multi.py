@@ -83,7 +83,7 @@ def steps_of_all(etypes: list[EType], message: Any, reduce: Any) -> tuple[dict[E
 
 
 def update_all(store: GraphStore, etype: EType, step: Step, policy: Policy) -> None:
-    """See :meth:`sar.graph.ShardedGraph.update_all`, of one relation."""
+    """See :meth:`sar.frontends.dgl.ShardedGraph.update_all`, of one relation."""
     found = reduced(store, etype, step.message, step.reduce, policy)
     if step.apply is not None:
         found = _finished(store, etype, step, found)
@@ -100,7 +100,7 @@ def multi_update_all(
     apply_node_func: Callable | None,
     policy: Policy,
 ) -> None:
-    """See :meth:`sar.graph.ShardedGraph.multi_update_all`."""
+    """See :meth:`sar.frontends.dgl.ShardedGraph.multi_update_all`."""
     found = _reduced_together(store, steps, policy)
     for etype, step in steps.items():
         if etype not in found:

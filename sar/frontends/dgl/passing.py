@@ -76,7 +76,7 @@ def _mailbox(
 def apply_edges(
     store: GraphStore, etype: EType, func: Any, edges: Any | None, policy: Policy
 ) -> None:
-    """See :meth:`sar.graph.ShardedGraph.apply_edges`; ``edges`` of ``None`` are all."""
+    """See :meth:`sar.frontends.dgl.ShardedGraph.apply_edges`; ``edges`` of ``None`` are all."""
     eids = None if edges is None else _positions(edges, store.relations[etype].num_edges)
     frame, message = store.edge_frames[etype], parse_message(func)
     if message is None and eids is not None:
@@ -174,7 +174,7 @@ def _udf_columns(
 def aggregate_rows(
     relation: AnyRelation, x: Tensor, op: str, edge_weight: Tensor | None, policy: Policy
 ) -> Tensor:
-    """See :meth:`sar.graph.ShardedGraph.aggregate`."""
+    """See :meth:`sar.frontends.dgl.ShardedGraph.aggregate`."""
     if op not in REDUCTIONS:
         raise ValueError(f"op: got {op!r}, expected one of {', '.join(REDUCTIONS)}")
     if not isinstance(x, Tensor) or not x.is_floating_point():

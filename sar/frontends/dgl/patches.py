@@ -30,8 +30,7 @@ from sar._private import (
 )
 from sar.frontends.dgl import operators, readout
 from sar.frontends.dgl.counts import Counts, LocalCount
-from sar.frontends.dgl.fused import fused
-from sar.frontends.dgl.naming import named
+from sar.frontends.dgl.fused import fused, named
 from sar.frontends.dgl.sharing import sharing
 from sar.frontends.dgl.typed import in_functions
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing

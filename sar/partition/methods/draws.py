@@ -1,12 +1,11 @@
 """How often neighbor sampling draws nodes, in expectation, without drawing.
 
-Note [Draws]
-    A node draws at hop k, in each relation, ``fanout_k`` of its in-edges without replacement, each
-    as probably: ``c_k(n) = min(1, fanout_k / in-edges of n)``. Of seeds h_0 (1 for a seed, else 0),
-        h_{k+1}[u] = sum over edges u -> v of h_k[v] c_k(v),    reached = h_0 + h_1 + ...
-    is how often ``u`` is reached. The other way round, with o[u, p] = 1 where part p owns u,
-        g_k[v, p] = sum over edges u -> v of c_k(v) (o[u, p] + g_{k+1}[u, p]),    near = g_0
-    is how many of the nodes that a seed ``v`` draws part p owns.
+A node draws at hop k, in each relation, ``fanout_k`` of its in-edges without replacement, each
+as probably: ``c_k(n) = min(1, fanout_k / in-edges of n)``. Of seeds h_0 (1 for a seed, else 0),
+    h_{k+1}[u] = sum over edges u -> v of h_k[v] c_k(v),    reached = h_0 + h_1 + ...
+is how often ``u`` is reached. The other way round, with o[u, p] = 1 where part p owns u,
+    g_k[v, p] = sum over edges u -> v of c_k(v) (o[u, p] + g_{k+1}[u, p]),    near = g_0
+is how many of the nodes that a seed ``v`` draws part p owns.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sar.partition.progress import Counter, Progress, silent
 
 
 class Draws:
-    """The sums of Note [Draws] for all parts at once, in mapped files.
+    """The two sums above for all parts at once, in mapped files.
 
     Args:
         graph: its edges are gone through in blocks, once a hop and sum.

@@ -2,7 +2,7 @@
 
 After the ``FrequencyPartitioner`` of GraphLearn-for-PyTorch, which takes from trial epochs how
 probably each part's training nodes draw a node, and gives nodes to the part that draws them more
-than the others. Here the expected numbers are computed (Note [Draws] in ``draws.py``), and the
+than the others. Here the expected numbers are computed (``draws.py``), and the
 training nodes move as well, to the part that owns most of what they draw; so by turns.
 """
 

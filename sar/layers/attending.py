@@ -1,0 +1,340 @@
+"""What layers of attention share: when they are fused, which rows travel, and their result.
+
+Note [Projected on arrival]. A layer that sums values v = x W^T + b weighted by attention sends
+rows of v twice and their gradients once, although nobody asks for the gradient of x where that is
+the input of a model. There x travels instead, provided that it is no wider: who reads a row
+computes its values and scores, and no gradient goes home. Of the gradients d of what it computed
+of a halo row a rank needs d^T x alone, its share of the gradient of W; those are summed over the
+ranks as all gradients of parameters are. What travels is part of the protocol: all ranks do it or
+none.
+
+Note [Result first]. Backward of attention reads its result for one number a head alone,
+delta_i = <dout_i, out_i>, and has no use for it afterwards. Autograd frees what a function saved
+when its backward pass is over. So the result is saved by a function of its own, behind attention:
+by the time that attention's backward begins, its memory is free, unless the caller has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from sar._private import frees_graph
+from sar.config import EXACT, Policy
+from sar.edges import Relation
+from sar.kernels import wide_dtype
+from sar.kernels.attention import deltas
+from sar.kernels.registry import has
+from sar.layers.choice import DTYPES, graph_reason, linear_reason, rows_reason
+from sar.layers.entry import NO_OPTIONS, OPTIONS, Inputs
+from sar.ops.attention_passes import Attention, widened
+from sar.ops.first_order import first_order
+from sar.ops.saving import Writes, once, owns_saved
+from sar.stream.plan import agree_wanted
+
+_DROPOUT, _SLOPE = nn.Dropout.forward, nn.LeakyReLU.forward
+
+
+def why_not(layer: Any, graph: Any, inputs: Inputs, projections: tuple[str, ...]) -> str | None:
+    """Why a call is not fused.
+
+    Args:
+        projections: names of the linear layers that make values and queries.
+    """
+    x = inputs["feat"]
+    if inputs["get_attention"]:
+        return "get_attention asks for the weights of the edges"
+    if isinstance(x, tuple):
+        return "sources and destinations have rows of their own"
+    reason = graph_reason(graph) or linear_reason(layer, *projections) or _parts_reason(layer)
+    if reason is not None:
+        return reason
+    relation, weights = graph.sole_relation, [*layer.parameters(recurse=False)]
+    for name in projections:
+        weights += getattr(layer, name).parameters()
+    reason = rows_reason(x, relation.num_src, *weights, dtypes=(*DTYPES, torch.bfloat16))
+    if reason is not None:
+        return reason
+    if any([getattr(layer, name).weight.shape[1] != x.shape[1] for name in projections]):
+        return "weights do not fit the rows"
+    if not has("attend", x.device, x.dtype):
+        return f"there are no kernels of attention on {x.device}"
+    if not layer._allow_zero_in_degree and bool((relation.in_degrees == 0).any()):
+        return "nodes without edges, of which its own code complains"
+    return None
+
+
+def _parts_reason(layer: Any) -> str | None:
+    """Why dropout of weights and the activation of scores are not torch's."""
+    drop, relu = layer.attn_drop, layer.leaky_relu
+    keyed = type(drop) is nn.Dropout or getattr(drop, "keys_edges", False)
+    if not keyed or "forward" in drop.__dict__ or nn.Dropout.forward is not _DROPOUT:
+        return f"attn_drop is a {type(drop).__name__} with code of its own"
+    plain = type(relu) is nn.LeakyReLU and "forward" not in relu.__dict__
+    if not plain or nn.LeakyReLU.forward is not _SLOPE:
+        return f"leaky_relu is a {type(relu).__name__} with code of its own"
+    return None
+
+
+def agree(projection: Any, numbers: int, graph: Any, inputs: Inputs, fused: bool) -> bool:
+    """Whether the layer's input travels, see :func:`input_travels`.
+
+    Args:
+        projection: the linear layer that makes values, or what is in its place.
+        numbers: of a row, which would travel instead.
+    """
+    x, relation = inputs["feat"], graph.sole_relation
+    weight = getattr(projection, "weight", None)
+    if relation is None or not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        return False
+    return input_travels(relation, x, weight, numbers, graph.policy, fused)
+
+
+def inputs_of_sum(layer: Any, graph: Any, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """The rows after their dropout, and what GAT and GATv2 both know of the sum, by name.
+
+    The seed of the weights' dropout is drawn after that of the rows', as the layer's code does it.
+    """
+    relation, drop = graph.sole_relation, layer.attn_drop
+    x, dropout = layer.feat_drop(x), None
+    if drop.training and drop.p > 0:
+        dropout = relation.group.seeds.draw(relation.group), drop.p
+    known = {
+        "heads": layer._num_heads,
+        "slope": layer.leaky_relu.negative_slope,
+        "dropout": dropout,
+        "donate": layer.__dict__.get(OPTIONS, NO_OPTIONS).donate,
+    }
+    return x, known
+
+
+def finished(layer: Any, out: Tensor, x: Tensor) -> Tensor:
+    """The residual and the activation behind the sum.
+
+    Args:
+        out: [num_dst, H, D].
+        x: [num_src, F] the rows after their dropout.
+    """
+    if layer.res_fc is not None:
+        out = out + layer.res_fc(x[: len(out)]).view(len(out), -1, layer._out_feats)
+    return layer.activation(out) if layer.activation else out
+
+
+def input_travels(
+    relation: Relation, x: Tensor, weight: Tensor, width: int, policy: Policy, fused: bool
+) -> bool:
+    """Whether x travels by Note [Projected on arrival]: if it may on all ranks, rows of one width.
+
+    Collective where ``x`` asks for no gradient and ``weight`` does, at each call: whoever takes
+    another way from some moment on, on a single rank, leaves nobody waiting.
+
+    Args:
+        weight: what projects x.
+        width: of what is made of a row and would travel instead.
+        fused: whether this rank computes the layer as a whole.
+
+    Raises ``ValueError`` on every rank where ``x`` or ``weight`` asks for a gradient on some only.
+    """
+    group = relation.group
+    agree_wanted(relation.plan, [("rows", x), ("their weight", weight)], 2)
+    trained = weight.requires_grad and torch.is_grad_enabled()
+    if x.requires_grad or not trained or group.size == 1 or policy.lossy != EXACT:
+        return False
+    fits = fused and x.dtype == wide_dtype(x.dtype) and x.shape[1] <= width
+    mine = x.shape[1] if fits else 0
+
+    def agreed() -> bool:
+        least, most = group.all_reduce(torch.tensor([mine, -mine]), "min").tolist()
+        return 0 < least == -most
+
+    return once(agreed)
+
+
+class Arriving:
+    """Values v and keys k_h = <a_h, v> of rows, (v | k) = x M^T + c, and their gradients.
+
+    With W' = (W | b) and M' = (M | c): M' = (W' ; A W'), where A sums the rows of a head weighted
+    by a. Backward, of gradients d of rows (v | k): dM' = (d^T x | the sum of d), in two parts
+    dM' = (V ; K), dW'_hd = V_hd + a_hd K_h, da_hd = <W'_hd, K_h>.
+
+    Args:
+        rows: x, [num_src, F] owned, as the layer got them.
+        weight: W, [H * D, F].
+        bias: b, [H * D] or none.
+        heads: H.
+        vector: a, H * D numbers; ``None``: there are no keys, or they are the values.
+    """
+
+    def __init__(
+        self, rows: Tensor, weight: Tensor, bias: Tensor | None, heads: int, vector: Tensor | None
+    ) -> None:
+        self.given, self.rows = rows, rows.detach().contiguous()
+        self.width = rows.shape[1]
+        columns = [weight] if bias is None else [weight, bias.view(-1, 1)]
+        self.matrix = torch.cat(columns, 1)
+        self.by_head = self.matrix.view(heads, -1, self.matrix.shape[1])
+        self.vector = None if vector is None else vector.view(heads, -1, 1)
+        if self.vector is not None:
+            self.matrix = torch.cat([self.matrix, (self.vector * self.by_head).sum(1)])
+        self.dmatrix = torch.zeros_like(self.matrix)
+
+    def project(self, halo: Tensor, out: Tensor) -> None:
+        """``out`` [R, width of M] = (v | k) of halo rows [R, F]."""
+        torch.mm(halo, self.matrix[:, : self.width].t(), out=out)
+        if self.matrix.shape[1] > self.width:
+            out += self.matrix[:, self.width]
+
+    def add_grads(self, halo: Tensor, grads: Tensor) -> None:
+        """Take in the gradients, alike, of what :meth:`project` computed."""
+        self.dmatrix[:, : self.width].addmm_(grads.t(), halo)
+        if self.matrix.shape[1] > self.width:
+            self.dmatrix[:, self.width] += grads.sum(0)
+
+    def finish(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """dW, db and da of all that was taken in; ``None`` for what there is not."""
+        num_values, dvector = self.by_head.shape[:2].numel(), None
+        dweight, dkeys = self.dmatrix[:num_values], self.dmatrix[num_values:]
+        if self.vector is not None:
+            dweight = dweight + (self.vector * dkeys.unsqueeze(1)).flatten(0, 1)
+            dvector = (self.by_head * dkeys.unsqueeze(1)).sum(2).flatten()
+        dbias = dweight[:, self.width] if dweight.shape[1] > self.width else None
+        return dweight[:, : self.width], dbias, dvector
+
+
+_LARGER = 4  # how many times a bias may exceed the root mean square of what it is added to
+_SAMPLE = 1024  # rows that tell it
+
+
+@dataclass
+class Call:
+    """What the two functions of one call of a layer tell each other.
+
+    Attributes:
+        spec: the attention.
+        input_travels: see Note [Projected on arrival].
+        donate: whether a gradient may take the memory of the layer's input, unless the graph is
+            kept, or others have made something of what was saved.
+        owns: whether what is saved stays as it is.
+        writes: into what was saved of the result; ``None``: the caller does not have it.
+        is_written: whether anybody did, as this backward pass found it.
+        delta: [n, H] of this backward pass, without meaning where ``is_written``.
+    """
+
+    spec: Attention
+    input_travels: bool
+    donate: bool
+    owns: bool = field(default_factory=owns_saved)
+    writes: Writes | None = None
+    is_written: bool = False
+    delta: Tensor | None = None
+
+    def gives(self) -> bool:
+        """Whether this backward pass may write over the input."""
+        return self.donate and self.owns and frees_graph()
+
+    def take_delta(self) -> Tensor:
+        """What the function behind has left for this backward pass."""
+        delta, self.delta = self.delta, None
+        if delta is None:
+            raise RuntimeError("delta: got none, expected that of this backward pass")
+        return delta
+
+
+def finish(result: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    """[n, H * D] ``result + bias``, in the memory of ``result`` where it keeps its digits there.
+
+    Args:
+        result: [n, H * D] of attention, which nobody else has.
+        bias: [H * D] or none.
+    """
+    in_place = bias is None or _keeps_digits(result, bias, call.spec.scores.heads)
+    out = _Result.apply(result, bias, call, in_place)
+    if in_place and not torch.is_inference_mode_enabled():
+        call.writes = Writes(out)
+    return out
+
+
+def _keeps_digits(result: Tensor, bias: Tensor, heads: int) -> bool:
+    """Whether no head's sum loses digits of the result that matter."""
+    if result.dtype != wide_dtype(result.dtype):
+        return False
+    some = result.detach()[:: max(1, len(result) // _SAMPLE)]
+    some = some.view(len(some), heads, bias.numel() // heads)
+    size = torch.linalg.vector_norm(some, dim=(0, 2)) / (some[:, 0].numel() or 1) ** 0.5
+    return bool((bias.detach().view(heads, -1).abs().amax(1) <= _LARGER * size).all())
+
+
+class _Result(Function):
+    """out = o + b; backward finds delta for that of o.
+
+    ======  ==========  ======================================================================
+    tensor  shape       owner and lifetime
+    ======  ==========  ======================================================================
+    o       [n, H * D]  this rank; becomes out, unless b is so large that digits would be lost:
+                        then it is saved beside out
+    b       [H * D]     replicated; a copy is held where out is saved
+    out     [n, H * D]  this rank; saved: see Note [Result first]
+    delta   [n, H]      this rank; of one backward pass
+    ======  ==========  ======================================================================
+
+    do = dout; db = the sum of dout over n; per head delta = <dout, o> = <dout, out> - <dout, b>.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, result: Tensor, bias: Tensor | None, call: Call, in_place: bool
+    ) -> Tensor:
+        ctx.call, ctx.bias = call, None
+        if bias is None or in_place:
+            ctx.mark_dirty(result)
+            out = result if bias is None else result.add_(bias)
+            ctx.bias = None if bias is None else bias.detach().clone()  # as it is now
+        else:
+            out = result + bias
+        ctx.save_for_backward(result.data)
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        call: Call = ctx.call
+        (out,) = ctx.saved_tensors
+        dout = dout.contiguous()
+        wide = widened(dout)
+        call.is_written = call.writes is not None and call.writes.happened
+        call.delta = deltas(wide, widened(out), call.spec.scores.heads, ctx.bias)
+        return dout, dout.sum(0) if ctx.needs_input_grad[1] else None, None, None
+
+
+def like(x: Tensor, width: int, made_of: Sequence[Tensor | None]) -> Tensor:
+    """No rows of what is made of others, asking for a gradient if one of these does."""
+    rows = x.new_empty((0, width))
+    for tensor in made_of if torch.is_grad_enabled() else ():
+        if tensor is not None and tensor.requires_grad:
+            return rows.requires_grad_()
+    return rows
+
+
+def copies(*parameters: Tensor | None) -> list[Tensor | None]:
+    """The numbers that parameters have now: backward makes of them again what forward made."""
+    return [one if one is None else one.detach().clone() for one in parameters]
+
+
+def grad_of_rows(x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donate: bool) -> Tensor:
+    """dv W of v = x W^T, where v was or x, if that is as wide and free to take.
+
+    Args:
+        value: v, which nobody else has and nobody reads any more.
+        donate: ``x`` may be taken if it is no leaf and no view.
+    """
+    place = None
+    if value.shape == x.shape:
+        place = value
+    elif donate and not x.is_leaf and not x._is_view() and x.is_contiguous():
+        place = x.detach()
+    return torch.mm(dvalue, weight, out=place) if place is not None else dvalue @ weight

@@ -1,0 +1,289 @@
+"""Graph convolution (arXiv 1609.02907) as one function of autograd: DGL's ``GraphConv``.
+
+z = N A (M x) W + b, then the activation; M and N are powers of the out- and in-degrees, or 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from sar._private import frees_graph
+from sar.config import Policy
+from sar.edges.constant import constants_of
+from sar.edges.relation import Relation
+from sar.layers.choice import graph_reason, may_donate, rows_reason
+from sar.layers.entry import FusedLayer, Inputs
+from sar.ops.aggregate import Sums, aggregate, aggregate_agreed, agree_sums, agreed_sums
+from sar.ops.first_order import first_order
+from sar.ops.rectify import is_relu, rectified
+from sar.ops.saving import owns_saved
+from sar.stream.plan import agree_wanted
+
+# What the degrees of sources and destinations count with, by DGL's name of the norm.
+_POWERS: dict[str, tuple[float | None, float | None]] = {
+    "none": (None, None),
+    "left": (-1.0, None),
+    "right": (None, -1.0),
+    "both": (-0.5, -0.5),
+}
+
+
+def gcn(
+    relation: Relation, x: Tensor, weight: Tensor | None, bias: Tensor | None, policy: Policy,
+    *, norm: str = "both", weight_first: bool = False, donate: bool = False,
+) -> Tensor:  # fmt: skip
+    """N A (M x) @ weight + bias, the sum over edges (j -> i); collective, as is its backward.
+
+    Ranks that compute the same by :func:`sar.ops.aggregate.aggregate` and torch exchange the same
+    messages.
+
+    Args:
+        x: [num_src, width_in] contiguous owned source rows, float32 or float64.
+        weight: [width_in, width] of the dtype of ``x``; ``None``: width is width_in.
+        bias: [width] or none.
+        policy: not lossy.
+        norm: ``"none"``; ``"left"``: M = 1 / out-degree; ``"right"``: N = 1 / in-degree;
+            ``"both"``: both to the power of 1/2. Rows without edges count as of degree 1.
+        weight_first: rows are multiplied before they are summed.
+        donate: backward writes dx over ``x`` where it reads ``x``, unless it keeps the graph.
+
+    Returns:
+        [num_dst, width], which nobody else has or saved.
+    """
+    first = weight if weight_first else None
+    asks = x.requires_grad or (first is not None and first.requires_grad)
+    if not (asks and torch.is_grad_enabled()):
+        return _of_constant_rows(relation, x, weight, bias, policy, norm, weight_first)
+    before, after = _POWERS[norm]
+    factor = degree_factor(relation, x.dtype, before, ends=False)
+    is_made = factor is not None or first is not None
+    width = None if not is_made else x.shape[1] if first is None else first.shape[1]
+
+    def scale() -> Tensor | None:
+        return degree_factor(relation, x.dtype, after, ends=True)
+
+    sums = agreed_sums(relation, x, policy, f"gcn {norm}", scale, width)
+    if first is not None:
+        return _WeightFirst.apply(x, first, bias, factor, sums, donate)
+    return _WeightLast.apply(x, weight, bias, factor, sums)
+
+
+def degree_factor(
+    relation: Relation, dtype: torch.dtype, power: float | None, *, ends: bool
+) -> Tensor | None:
+    """[num_dst] in-degrees, or [num_src] out-degrees, to a power, at least 1 before; kept.
+
+    Not to be written into.
+    """
+    if power is None:
+        return None
+
+    def make() -> Tensor:
+        degrees = relation.in_degrees if ends else relation.out_degrees
+        return degrees.to(dtype).clamp_(min=1).pow_(power)
+
+    return relation.derived(("degrees", ends, power, dtype), make)
+
+
+def _scaled(x: Tensor, factor: Tensor | None) -> Tensor:
+    return x if factor is None else x * factor.unsqueeze(1)
+
+
+def _of_constant_rows(
+    relation: Relation, x: Tensor, weight: Tensor | None, bias: Tensor | None, policy: Policy,
+    norm: str, weight_first: bool,
+) -> Tensor:  # fmt: skip
+    """The same where no gradient travels: the sums may be those of an earlier call."""
+    before, after = _POWERS[norm]
+    factor = degree_factor(relation, x.dtype, before, ends=False)
+    scale = degree_factor(relation, x.dtype, after, ends=True)
+    if weight is not None and weight_first:
+        rows = _scaled(x, factor) @ weight
+        agree_wanted(relation.plan, [("rows of a sum", rows)], 1)
+        z = _scaled(aggregate(relation, rows, "sum", policy), scale)
+        return z if bias is None else z + bias
+    sums = _constant_sums(relation, x, factor, scale, policy, norm)
+    if weight is not None:
+        return F.linear(sums, weight.t(), bias)
+    return sums.clone() if bias is None else sums + bias
+
+
+def _constant_sums(
+    relation: Relation, x: Tensor, factor: Tensor | None, scale: Tensor | None, policy: Policy,
+    norm: str,
+) -> Tensor:  # fmt: skip
+    """N A M x, not to be written into.
+
+    Where M is not 1, ranks that multiply first keep sums of the product, found by its numbers; here
+    ``x`` itself is known again. Both learn of the rows in the same calls, and so agree.
+    """
+    like = x if factor is None else x.new_empty((0, x.shape[1]))
+    agree_wanted(relation.plan, [("rows of a sum", like)], 1)
+    if factor is None:
+        return _scaled(aggregate(relation, x, "sum", policy), scale)
+    skips = agree_sums(relation, like, policy)
+
+    def compute() -> Tensor:
+        rows = _scaled(x.detach(), factor)
+        return _scaled(aggregate_agreed(relation, rows, "sum", policy, None, skips), scale)
+
+    if policy.constant_inputs == "off":
+        return compute()
+    return constants_of(relation).reduce([x], f"gcn {norm}", policy, compute, own=False)
+
+
+class _WeightLast(Function):
+    """z = (N A M x) W + b.
+
+    ========  =====================  =====================================================
+    tensor    shape                  owner and lifetime
+    ========  =====================  =====================================================
+    x         [num_src, width_in]    this rank; not saved
+    W         [width_in, width]      replicated; saved (a parameter); or none, which is 1
+    b         [width] or none        replicated
+    M, N      [num_src], [num_dst]   this rank; kept by the relation; or none, which are 1
+    y         [num_src, width_in]    this rank; M x, in forward
+    s         [num_dst, width_in]    this rank; N A y, saved. Becomes ds in the last backward
+                                     pass; where there is no W it is z, and not saved
+    halo      [<= round, width_in]   peers; fetched per round, reduced, dropped
+    z         [num_dst, width]       this rank; not saved
+    ========  =====================  =====================================================
+
+    Backward with D = dz, in this order: dW = s^T D; ds = D W^T, where s was; dy = A^T N ds, on its
+    way home while db = the sum of the rows of D is computed; dx = M dy, where dy is.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, factor: Tensor | None,
+        sums: Sums,
+    ) -> Tensor:  # fmt: skip
+        s, finish = sums.begin(_scaled(x, factor))
+        finish()
+        ctx.save_for_backward(weight, None if weight is None else s)
+        ctx.factor, ctx.sums, ctx.owns = factor, sums, owns_saved()
+        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        if weight is not None:
+            return F.linear(s, weight.t(), bias)
+        return s if bias is None else s.add_(bias)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        weight, s = ctx.saved_tensors
+        asks_x, asks_weight, asks_bias, *_ = ctx.needs_input_grad
+        dz, dweight = dz.contiguous(), None
+        ds = dz
+        if weight is not None:
+            dweight = s.t() @ dz if asks_weight else None
+            is_last = ctx.owns and frees_graph()
+            ds = torch.mm(dz, weight.t(), out=s if is_last else None)
+        home = ctx.sums.home(ds)
+        dbias = dz.sum(0) if asks_bias else None
+        dx = home.finish()
+        if ctx.factor is not None:
+            dx.mul_(ctx.factor.unsqueeze(1))
+        return dx, dweight, dbias, None, None
+
+
+class _WeightFirst(Function):
+    """z = N A ((M x) W) + b, where W makes rows narrower before they are summed.
+
+    ========  =====================  =====================================================
+    tensor    shape                  owner and lifetime
+    ========  =====================  =====================================================
+    x         [num_src, width_in]    this rank; saved (an input). Becomes dx if it is donated
+    W         [width_in, width]      replicated; saved (a parameter)
+    b         [width] or none        replicated
+    M, N      [num_src], [num_dst]   this rank; kept by the relation; or none, which are 1
+    y, dy     [num_src, width]       this rank; M (x W), and M dy, in one pass each
+    halo      [<= round, width]      peers; fetched per round, reduced, dropped
+    z         [num_dst, width]       this rank; not saved
+    ========  =====================  =====================================================
+
+    M, which is by row, is applied to the narrow rows. Backward with D = dz, in this order:
+    dy = A^T N D, on its way home while db = the sum of the rows of D is computed, then times M;
+    dW = x^T dy; dx = dy W^T, where x was.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None,
+        sums: Sums, donate: bool,
+    ) -> Tensor:  # fmt: skip
+        y = x @ weight
+        if factor is not None:
+            y.mul_(factor.unsqueeze(1))
+        z, finish = sums.begin(y)
+        finish()
+        ctx.save_for_backward(x, weight)
+        ctx.factor, ctx.sums, ctx.donate, ctx.owns = factor, sums, donate, owns_saved()
+        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        return z if bias is None else z.add_(bias)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        asks_x, asks_weight, asks_bias, *_ = ctx.needs_input_grad
+        dz = dz.contiguous()
+        home = ctx.sums.home(dz)
+        dbias = dz.sum(0) if asks_bias else None
+        dy = home.finish()
+        if ctx.factor is not None:
+            dy.mul_(ctx.factor.unsqueeze(1))
+        dweight = x.t() @ dy if asks_weight else None
+        dx = None
+        if asks_x:
+            donate = ctx.donate and ctx.owns and frees_graph()
+            dx = torch.mm(dy, weight.t(), out=x.detach() if donate else None)
+        return dx, dweight, dbias, None, None, None
+
+
+def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:
+    if inputs["edge_weight"] is not None:
+        return "edges have weights"
+    x, weight, bias = inputs["feat"], inputs["weight"], layer.bias
+    if weight is not None and layer.weight is not None:
+        return "it has a weight and gets another, of which its own code complains"
+    weight = layer.weight if weight is None else weight
+    reason = graph_reason(graph)
+    if reason is not None:
+        return reason
+    relation, given = graph.sole_relation, [one for one in (weight, bias) if one is not None]
+    reason = rows_reason(x, relation.num_src, *given)
+    if reason is not None:
+        return reason
+    width = x.shape[1]
+    if weight is not None:
+        if weight.dim() != 2 or weight.shape[0] != width:
+            return "the weight does not fit the rows"
+        width = weight.shape[1]
+    if bias is not None and tuple(bias.shape) != (width,):
+        return "the bias does not fit the rows"
+    if not layer._allow_zero_in_degree and relation.has_no_edge_somewhere:
+        return "nodes without edges, of which its own code complains"
+    return None
+
+
+def _run(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
+    x, weight = inputs["feat"].contiguous(), inputs["weight"]
+    z = gcn(
+        graph.sole_relation, x, layer.weight if weight is None else weight, layer.bias,
+        graph.policy, norm=layer._norm, weight_first=layer._in_feats > layer._out_feats,
+        donate=may_donate(layer, x),
+    )  # fmt: skip
+    activation = layer._activation
+    if activation is None:
+        return z
+    return rectified(z) if is_relu(activation) else activation(z)
+
+
+GCN = FusedLayer(
+    "dgl.nn.pytorch.conv.graphconv", "GraphConv", ("a6a1ee0fcbb62d01",), _why_not, _run
+)
