@@ -92,7 +92,8 @@ class Policy:
         memory_budget: bytes (or ``"4GiB"``) that send and receive buffers in flight may take; the
             fewest rounds that fit are chosen per row width. Excludes ``rounds``.
         rematerialize: fetch remote rows again in backward (True) or keep the forward's (False).
-        block_bytes: bytes of edge values computed at once on the generic path.
+        block_bytes: bytes of edge values computed at once on the generic path; ``None`` is 8 MiB on
+            the processor, whose caches hold them, and 1 GiB elsewhere.
         lossy: what may be lost for fewer bytes on the wire.
         constant_inputs: where sums and means of rows that ask for no gradient are kept when the
             same rows come a second time, so that they are not sent again: in ``"memory"``, in a
@@ -113,7 +114,7 @@ class Policy:
     rounds: int | None = None
     memory_budget: int | str | None = None
     rematerialize: bool = True
-    block_bytes: int = 8 << 20
+    block_bytes: int | None = None
     lossy: Lossy = EXACT
     constant_inputs: str = "memory"
     structure: str = "both"
@@ -140,7 +141,8 @@ class Policy:
             raise ValueError(f"exchange: got {self.exchange!r}, expected 'auto' or 'pull'")
         if self.zeros not in ("send", "skip"):
             raise ValueError(f"zeros: got {self.zeros!r}, expected 'send' or 'skip'")
-        object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
+        if self.block_bytes is not None:
+            object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
         if not isinstance(self.lossy, Lossy):
             raise TypeError(f"lossy: got {type(self.lossy).__name__}, expected a sar.Lossy")
         if self.constant_inputs not in CONSTANT_INPUTS:

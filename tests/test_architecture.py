@@ -554,3 +554,39 @@ def test_version_and_requirements_agree(name: str) -> None:
         assert f'version="{sar.__version__}"' in text
     else:
         assert "torch==2.13.0" in text and "dgl==1.1.3" in text
+
+
+# Of sar.comm what has to know where tensors of a transport lie.
+LOOK_AT_DEVICES = {
+    f"comm/{name}.py" for name in ("buffers", "group", "host_memory", "meeting", "process", "setup")
+}
+
+
+def device_types(tree: ast.AST) -> Iterator[int]:
+    """Lines that ask for a type of device; handing it on as ``device_type=`` decides nothing."""
+    handed = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "device_type"
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or id(node) in handed:
+            continue
+        of = node.value
+        name = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
+        if node.attr in ("is_cpu", "is_cuda") or (node.attr == "type" and "device" in name):
+            yield node.lineno
+
+
+def test_only_kernels_and_transports_look_at_devices() -> None:
+    """Whoever else chooses by the device asks :func:`sar.kernels.has` or ``sar.kernels.device``."""
+    bad = [
+        at(path, line, "a type of device")
+        for path, tree in sources()
+        if part_of(path) != "kernels"
+        and path.relative_to(PACKAGE).as_posix() not in LOOK_AT_DEVICES
+        for line in device_types(tree)
+    ]
+    assert not bad, "\n".join(bad)
+    found = list(device_types(ast.parse("x.device.type\nx.is_cpu\nf(device_type=device.type)")))
+    assert sorted(found) == [1, 2]

@@ -781,7 +781,7 @@ def test_sums_of_segments(
     monkeypatch.setattr(sys.modules["sar.kernels.jit"], "num_parts", lambda _: 3)
     monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "_BLOCK_BYTES", 1)
     if not compiled:
-        monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "_NONE", {})
+        monkeypatch.setattr(sys.modules["sar.kernels.spmm"], "KERNELS", {})
     rng = torch.Generator().manual_seed(5)
     dst = torch.randint(45, (300,), generator=rng) * 2  # odd rows have no edge
     src = torch.randint(40, (300,), generator=rng)

@@ -19,7 +19,12 @@ from harness import run_threads
 
 from sar.__main__ import main
 from sar.cli import evaluate, inputs
-from sar.cli.launch import add_rank_arguments, check_rank_arguments, worker_environment
+from sar.cli.launch import (
+    add_rank_arguments,
+    check_rank_arguments,
+    policy_of,
+    worker_environment,
+)
 from sar.cli.outputs import check_writable
 from sar.cli.ranks import Rank, first_cause
 from sar.comm import Group
@@ -324,6 +329,7 @@ def variable(pid: int, name: str) -> str:
         (["--rounds", "0"], "rounds: got 0"),
         (["--rounds", "1", "--memory-budget", "1GiB"], "rounds and memory_budget: got both"),
         (["--memory-budget", "lots"], "memory_budget: got 'lots'"),
+        (["--block-bytes", "0"], "block_bytes: got '0', expected more than 0 bytes"),
         (["--lossy-boundary-rate", "1.5"], "boundary_rate: got 1.5, expected 0 < rate <= 1"),
         (["--structure", "forward"], "structure: got 'forward'"),
         (["--activations-directory", "."], "expected --activations offload with it"),
@@ -418,6 +424,13 @@ def test_no_cuda_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="--device: got cuda"):
         check_rank_arguments(parser.parse_args(["--device", "cuda"]))
+
+
+def test_edge_values_at_once_are_an_option() -> None:
+    parser = argparse.ArgumentParser()
+    add_rank_arguments(parser)
+    assert policy_of(parser.parse_args([])).block_bytes is None
+    assert policy_of(parser.parse_args(["--block-bytes", "64MiB"])).block_bytes == 64 << 20
 
 
 # ---------------------------------------------------------------- cache and outputs

@@ -88,6 +88,12 @@ def _add_policy_arguments(group: Any) -> None:
         "--memory-budget", metavar="SIZE", help="bytes of halo in flight, like 4GiB, not --rounds"
     )
     group.add_argument(
+        "--block-bytes",
+        metavar="SIZE",
+        help="bytes of edge values computed at once by messages without a kernel of their own, "
+        "default 8MiB, 1GiB on cuda",
+    )
+    group.add_argument(
         "--no-rematerialize", action="store_true", help="keep fetched rows for the backward pass"
     )
     group.add_argument(
@@ -171,6 +177,7 @@ def policy_of(args: argparse.Namespace) -> Policy:
         args.rounds,
         args.memory_budget,
         not args.no_rematerialize,
+        args.block_bytes,
         lossy=lossy,
         constant_inputs=args.constant_inputs,
         structure=args.structure,

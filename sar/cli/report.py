@@ -15,15 +15,17 @@ import sar
 from sar.comm import Group
 from sar.comm.gather import gather_json
 from sar.files import write_whole
+from sar.kernels.device import is_host, peak_bytes
 from sar.train import memory
 from sar.train.trainer import Record
 
 
-def gather_ranks(baseline: float, group: Group) -> list[dict[str, Any]]:
-    """A row of numbers for each rank; collective."""
+def gather_ranks(baseline: float, group: Group, device: torch.device) -> list[dict[str, Any]]:
+    """A row of numbers for each rank, that of a device's memory where it is one; collective."""
     counters = group.counters
-    traffic = [counters.sent_bytes, counters.received_bytes, counters.avoided_bytes]
-    mine = torch.tensor([memory.peak_mb(), baseline, *traffic], dtype=torch.float64)
+    numbers = [counters.sent_bytes, counters.received_bytes, counters.avoided_bytes]
+    numbers.append(peak_bytes(device))
+    mine = torch.tensor([memory.peak_mb(), baseline, *numbers], dtype=torch.float64)
     rows = [row.tolist() for row in group.all_gather(mine)]
     return [
         {
@@ -33,8 +35,9 @@ def gather_ranks(baseline: float, group: Group) -> list[dict[str, Any]]:
             "sent_bytes": int(sent),
             "received_bytes": int(received),
             "avoided_bytes": int(avoided),
+            **({} if is_host(device) else {"peak_device_mb": on_device / 2**20}),
         }
-        for rank, (peak, base, sent, received, avoided) in enumerate(rows)
+        for rank, (peak, base, sent, received, avoided, on_device) in enumerate(rows)
     ]
 
 
@@ -97,11 +100,15 @@ def report(
         seconds = [row[name] / len(epochs) for name in ("compute", "wait")]
         times = " ".join(f"{value:>9.4f}" for value in seconds)
         print(f"{row['layer']:<16} {row['pass']:<8}  {times} {row['sent'] / share:>9.2f}")
-    print("rank  peak MB  above start MB   sent MB")
+    on_device = "peak_device_mb" in ranks[0]
+    print("rank  peak MB  above start MB   sent MB" + "  device peak MB" * on_device)
     for row in ranks:
         above = row["peak_rss_mb"] - row["baseline_rss_mb"]
         sent = row["sent_bytes"] / 2**20
-        print(f"{row['rank']:>4} {row['peak_rss_mb']:>8.0f} {above:>15.0f} {sent:>9.1f}")
+        print(
+            f"{row['rank']:>4} {row['peak_rss_mb']:>8.0f} {above:>15.0f} {sent:>9.1f}"
+            + (f" {row['peak_device_mb']:>15.0f}" if on_device else "")
+        )
     print(f"blocks of the training nodes: {config['mfgs']}")
     avoided = sum(row["avoided_bytes"] for row in ranks) / 2**20
     print(f"constant inputs: {config['constant_inputs']}; {avoided:.1f} MB not sent again")

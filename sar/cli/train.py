@@ -27,6 +27,7 @@ from sar.cli.outputs import check_file, check_writable
 from sar.cli.report import gather_layers, gather_ranks, report
 from sar.comm import Group
 from sar.files import remove_left_over
+from sar.kernels.device import reset_peak
 from sar.memory.activations import ACTIVATIONS
 from sar.partition.load import PartitionData
 from sar.train import memory
@@ -193,6 +194,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     prepare_optimizers()
     baseline = memory.resident_mb()
     memory.reset_peak()
+    reset_peak(device)
     model_options, data_options, options = _options(args)
     partition, graph, data = load_rank(args, data_options, group, device)
     sampled, batches = _sampled_options(args), None
@@ -229,7 +231,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
         trainer.fit()
     if batches is not None:
         batches.close()
-    ranks = gather_ranks(baseline, group)
+    ranks = gather_ranks(baseline, group, device)
     layers = gather_layers(recorded.summary(), group)
     if group.rank == 0:
         told = {**_config(args, group), **config, "mfgs": trainer.mfgs}
@@ -334,6 +336,7 @@ def _config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
         "device",
         "rounds",
         "memory_budget",
+        "block_bytes",
         "constant_inputs",
         "activations",
         "exchange",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sar.comm.group import Work
@@ -24,7 +24,8 @@ class Stretch:
     """What one pass of one layer took so far.
 
     Attributes:
-        seconds: of wall, waiting included; the time of a layer inside another counts for itself.
+        seconds: of wall, or of the device's stream, waiting included; the time of a layer inside
+            another counts for itself.
         wait_seconds: blocked on other ranks.
         sent_bytes, received_bytes: of rows, as the group counts them.
         exchanges: of rows, begun.
@@ -35,6 +36,16 @@ class Stretch:
     sent_bytes: int = 0
     received_bytes: int = 0
     exchanges: int = 0
+
+
+class Clock(Protocol):
+    """Time as a device passes it, which works behind this thread's back."""
+
+    def mark(self, taken: Stretch) -> None:
+        """What it does up to here, from the last mark on, is ``taken``'s."""
+
+    def settle(self) -> None:
+        """Add to the seconds of all that was marked."""
 
 
 @dataclass
@@ -87,13 +98,17 @@ class Meter:
 
     def __post_init__(self) -> None:
         self._lanes: list[float] = []  # when each lane of the wire is free again
+        self._clock: Clock | None = None
         self._key = OTHER
         self.here = self.stretches.setdefault(OTHER, Stretch())
 
     def switch(self, layer: str, work: str) -> tuple[str, str]:
         """From now on everything belongs to this layer and pass; returns what it did before."""
         now, before = time.perf_counter(), self._key
-        self.here.seconds += now - self.since
+        if self._clock is None:
+            self.here.seconds += now - self.since
+        else:
+            self._clock.mark(self.here)
         if self.spans is not None:
             self.spans.append(Span(" ".join(before).strip(), self.since, now))
         self._key, self.since = (layer, work), now
@@ -102,6 +117,18 @@ class Meter:
             here = self.stretches[self._key] = Stretch()
         self.here = here
         return before
+
+    def use(self, clock: Clock | None) -> None:
+        """Seconds are ``clock``'s from now on, those of this thread where it is ``None``; waits
+        and spans always are this thread's."""
+        self.switch(*self._key)
+        self.settle()
+        self._clock = clock
+
+    def settle(self) -> None:
+        """Wait for a clock that runs behind: seconds are complete up to the last switch."""
+        if self._clock is not None:
+            self._clock.settle()
 
     def tell(self, what: str, reason: str | None = None) -> None:
         """Say what computes the layer at work, and why nothing faster does, if one may know."""

@@ -77,6 +77,7 @@ def initialize_comms(
     device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
     limit = timedelta(seconds=timeout)
     tune_process()
+    _take_device(device)
     address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
     port, is_users = _port(master_port_number, size), dist.is_initialized()
     if not is_users:
@@ -150,6 +151,15 @@ def _forget_meeting(is_users: bool) -> None:
         dist.destroy_process_group()
     for variable in _made.pop("variables", ()):
         os.environ.pop(variable, None)
+
+
+def _take_device(device: torch.device) -> None:
+    """Under a launcher, make the CUDA device of this process' place on its host the current one,
+    unless the script chose one: all ranks of a host would share the first."""
+    place = os.environ.get("LOCAL_RANK", "")
+    if device.type != "cuda" or not place.isdigit() or torch.cuda.current_device() != 0:
+        return
+    torch.cuda.set_device(int(place) % torch.cuda.device_count())
 
 
 def _port(number: int | None, size: int) -> int:

@@ -1,6 +1,11 @@
-"""Pure functions on compressed edges; no autograd, no network."""
+"""Pure functions on compressed edges; no autograd, no network.
 
+All that file an implementation are imported here, so that :func:`has` knows them.
+"""
+
+from sar.kernels import attention, keyed, nonzero, norm, relu, sddmm, sparse, triple
 from sar.kernels.csc import INT32_EDGES, Csc, compress, transpose
+from sar.kernels.registry import has, implements
 from sar.kernels.rows import add_rows
 from sar.kernels.segment import ExtremeReducer, add_to_winners, winners_only
 from sar.kernels.spmm import Factors, spmm, spmm_add, spmm_into, wide_dtype
@@ -12,11 +17,21 @@ __all__ = [
     "Factors",
     "add_rows",
     "add_to_winners",
+    "attention",
     "compress",
+    "has",
+    "implements",
+    "keyed",
+    "nonzero",
+    "norm",
+    "relu",
+    "sddmm",
+    "sparse",
     "spmm",
     "spmm_add",
     "spmm_into",
     "transpose",
+    "triple",
     "wide_dtype",
     "winners_only",
 ]

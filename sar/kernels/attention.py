@@ -28,6 +28,7 @@ from torch import Tensor
 from sar.kernels import attention_loops as loops
 from sar.kernels.csc import Csc
 from sar.kernels.jit import array, in_parallel, num_parts, rows_in_parallel
+from sar.kernels.registry import implements
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,9 @@ def deltas(dout: Tensor, out: Tensor, heads: int, bias: Tensor | None = None) ->
     return delta
 
 
+# For all of this file: who brings another device brings them all. Rows of bfloat16 are widened
+# before.
+@implements("attend", "cpu", torch.float32, torch.float64, torch.bfloat16)
 def attend(
     csc: Csc, scores: Scores, key: Columns, value: Columns, query: Tensor, weight: Tensor,
     running: Running, mask: Mask | None,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.jit import STEP, array, mix, rows_in_parallel
+from sar.kernels.registry import implements
 
 _BLOCK = 1 << 15  # elements of a 16-bit tensor that are widened at a time
 
@@ -25,6 +26,7 @@ def _drop(out: Any, x: Any, keys: Any, seed: Any, limit: Any, scale: Any, zero: 
             out[i, c] = x[i, c] * (zero if bits < limit else scale)
 
 
+@implements("drop", "cpu", torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def drop(x: Tensor, keys: Tensor, seed: int, probability: float, scale: float) -> Tensor:
     """``x`` times ``scale``, or 0 where ``keyed_uniform(keys, width, seed) < probability``.
 

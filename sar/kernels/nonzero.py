@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sar.kernels.jit import array, kernel
+from sar.kernels.registry import KERNELS, implements
 
 SLACK = 1  # numbers behind the packed ones that are read, or written, and mean nothing
 _WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether rows of this dtype can be packed."""
+    """Whether rows of this dtype can be packed, on any device: ranks may not differ in it."""
     return dtype in _WORDS
 
 
@@ -36,10 +37,9 @@ def nonzero_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
     word, size = _WORDS[rows.dtype], 8 * rows.element_size()
     numbers = rows.detach().view(word)
     words = rows.new_empty((len(rows), -(-rows.shape[1] // size)), dtype=word)
-    if _is_compiled(rows):
-        counts = torch.empty(len(rows), dtype=torch.int32)
-        _find(array(numbers), _unsigned(words), array(counts))
-        return words, counts
+    run = KERNELS.get(("nonzero_bits", rows.device.type, rows.dtype))
+    if run:
+        return words, run(numbers, words)
     found = numbers != 0
     padded = pad(found, (0, words.shape[1] * size - rows.shape[1])).view(len(rows), -1, size)
     torch.sum(padded.to(words.dtype) << _places(words), dim=2, out=words)
@@ -54,9 +54,9 @@ def pack_rows(rows: Tensor, words: Tensor, idx: Tensor | None, out: Tensor) -> N
         idx: int32 of rows in [0, n).
         out: contiguous, of the dtype of ``rows``: as many numbers, and ``SLACK``.
     """
-    if _is_compiled(rows):
-        order = torch.arange(len(rows), dtype=torch.int32) if idx is None else idx
-        _pack(array(rows), array(words), array(order), array(out))
+    run = KERNELS.get(("pack_rows", rows.device.type, rows.dtype))
+    if run:
+        run(rows, words, idx, out)
         return
     chosen = rows if idx is None else rows.index_select(0, idx)
     bits = words if idx is None else words.index_select(0, idx)
@@ -70,14 +70,29 @@ def unpack_rows(words: Tensor, numbers: Tensor, out: Tensor) -> None:
     Args:
         words: [n, words of a row]. numbers: as many as bits are set, and ``SLACK``.
     """
-    if _is_compiled(out):
-        _unpack(array(words), array(numbers), array(out))
+    run = KERNELS.get(("unpack_rows", out.device.type, out.dtype))
+    if run:
+        run(words, numbers, out)
         return
     out.zero_().masked_scatter_(mask_of(words, out.shape[1]), numbers)
 
 
-def _is_compiled(rows: Tensor) -> bool:
-    return rows.device.type == "cpu"
+@implements("nonzero_bits", "cpu", *_WORDS)
+def _find_compiled(numbers: Tensor, words: Tensor) -> Tensor:
+    counts = torch.empty(len(numbers), dtype=torch.int32)
+    _find(array(numbers), _unsigned(words), array(counts))
+    return counts
+
+
+@implements("pack_rows", "cpu", *_WORDS)
+def _pack_compiled(rows: Tensor, words: Tensor, idx: Tensor | None, out: Tensor) -> None:
+    order = torch.arange(len(rows), dtype=torch.int32) if idx is None else idx
+    _pack(array(rows), array(words), array(order), array(out))
+
+
+@implements("unpack_rows", "cpu", *_WORDS)
+def _unpack_compiled(words: Tensor, numbers: Tensor, out: Tensor) -> None:
+    _unpack(array(words), array(numbers), array(out))
 
 
 def _unsigned(words: Tensor) -> np.ndarray:

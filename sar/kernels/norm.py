@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from sar.kernels.jit import array, flat, kernel, rows_in_parallel
+from sar.kernels.registry import KERNELS, implements
 from sar.kernels.spmm import wide_dtype
 
-_COMPILED = (torch.float32, torch.float64)
+_COMPILED = ("cpu", torch.float32, torch.float64)
 _ROWS = 64  # of a block of the compiled loops
 _BLOCK_ELEMENTS = 1 << 17  # of a block for torch
 Moments = tuple[Tensor, Tensor, int]
@@ -41,12 +42,18 @@ def moments(x: Tensor) -> Moments:
     """Mean and sum of squared deviations (float64 [F]) of the rows of ``x``, and their number."""
     zeros = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     found = zeros, zeros, 0
-    if not _is_compiled(x):
-        for rows in _blocks(x):
-            block = x[rows].double()
-            mean = block.mean(0)
-            found = merge(found, (mean, (block - mean).square_().sum(0), len(block)))
-        return found
+    run = _kernel("moments", x)
+    if run:
+        return run(x, found)
+    for rows in _blocks(x):
+        block = x[rows].double()
+        mean = block.mean(0)
+        found = merge(found, (mean, (block - mean).square_().sum(0), len(block)))
+    return found
+
+
+@implements("moments", *_COMPILED)
+def _moments_compiled(x: Tensor, found: Moments) -> Moments:
     x = _by_rows(x)
     numbers, stride = flat(x), np.uint64(x.stride(0))
     parts: dict[int, Moments] = {}
@@ -76,27 +83,39 @@ def merge(a: Moments, b: Moments) -> Moments:
 def normalize(x: Tensor, norm: Norm) -> Tensor:
     """[n, F] y, of the dtype of ``x``."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if not _is_compiled(x):
-        for rows in _blocks(x):
-            block = _normalized(x[rows], norm)
-            y[rows] = block.relu_() if norm.relu else block
+    run = _kernel("normalize", x)
+    if run:
+        run(x, norm, y)
         return y
+    for rows in _blocks(x):
+        block = _normalized(x[rows], norm)
+        y[rows] = block.relu_() if norm.relu else block
+    return y
+
+
+@implements("normalize", *_COMPILED)
+def _normalize_compiled(x: Tensor, norm: Norm, y: Tensor) -> None:
     x = _by_rows(x)
     ends = flat(x), np.uint64(x.stride(0)), flat(y), *_columns(norm)
     rows_in_parallel(lambda _, first, last: _normalize(first, last, *ends), len(x), x.numel())
-    return y
 
 
 def gradient_sums(x: Tensor, dy: Tensor, norm: Norm) -> Tensor:
     """float64 [2, F]: sums over rows of dy and of dy * (x - mean); with relu, dy counts where y is
     positive."""
-    if not _is_compiled(x):
-        sums = torch.zeros((2, x.shape[1]), dtype=torch.float64, device=x.device)
-        for rows in _blocks(x):
-            block = _incoming(x[rows], dy[rows], norm).double()
-            sums[0] += block.sum(0)
-            sums[1] += (block * (x[rows].double() - norm.mean)).sum(0)
-        return sums
+    run = _kernel("gradient_sums", x)
+    if run:
+        return run(x, dy, norm)
+    sums = torch.zeros((2, x.shape[1]), dtype=torch.float64, device=x.device)
+    for rows in _blocks(x):
+        block = _incoming(x[rows], dy[rows], norm).double()
+        sums[0] += block.sum(0)
+        sums[1] += (block * (x[rows].double() - norm.mean)).sum(0)
+    return sums
+
+
+@implements("gradient_sums", *_COMPILED)
+def _gradient_sums_compiled(x: Tensor, dy: Tensor, norm: Norm) -> Tensor:
     x, dy = _by_rows(x), _by_rows(dy)
     ends = flat(x), np.uint64(x.stride(0)), flat(dy), np.uint64(dy.stride(0)), *_columns(norm)
     parts: dict[int, Tensor] = {}
@@ -118,13 +137,21 @@ def input_gradient(
         slope, offset: [F] float64.
         out: [n, F], columns side by side; may be ``x``.
     """
-    if not _is_compiled(x):
-        wide = wide_dtype(x.dtype)
-        scale, slope, offset = (one.to(wide) for one in (norm.scale, slope, offset))
-        for rows in _blocks(x):
-            incoming = _incoming(x[rows], dy[rows], norm).to(wide)
-            out[rows] = (incoming - offset - _centered(x[rows], norm.mean) * slope) * scale
+    run = _kernel("input_gradient", x)
+    if run:
+        run(x, dy, norm, slope, offset, out)
         return
+    wide = wide_dtype(x.dtype)
+    scale, slope, offset = (one.to(wide) for one in (norm.scale, slope, offset))
+    for rows in _blocks(x):
+        incoming = _incoming(x[rows], dy[rows], norm).to(wide)
+        out[rows] = (incoming - offset - _centered(x[rows], norm.mean) * slope) * scale
+
+
+@implements("input_gradient", *_COMPILED)
+def _input_gradient_compiled(
+    x: Tensor, dy: Tensor, norm: Norm, slope: Tensor, offset: Tensor, out: Tensor
+) -> None:
     x, dy = _by_rows(x), _by_rows(dy)
     strides = [np.uint64(rows.stride(0)) for rows in (x, dy, out)]
     ends = flat(x), strides[0], flat(dy), strides[1], *_columns(norm)
@@ -137,8 +164,9 @@ def input_gradient(
     rows_in_parallel(part, len(x), x.numel())
 
 
-def _is_compiled(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in _COMPILED and x.numel() > 0
+def _kernel(operation: str, x: Tensor) -> Any:
+    """What to run on ``x``, ``None`` where it is empty or there is nothing."""
+    return KERNELS.get((operation, x.device.type, x.dtype)) if x.numel() else None
 
 
 def _by_rows(x: Tensor) -> Tensor:

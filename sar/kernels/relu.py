@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from sar.kernels.jit import array, kernel, rows_in_parallel
+from sar.kernels.registry import implements
 
 DTYPES = (torch.float32, torch.float64)
 _BYTES = 1 << 10  # of a block: its numbers and bits stay in the first cache
 _BLOCK = 8 * _BYTES
 
 
+@implements("rectify", "cpu", *DTYPES)
 def rectify(x: Tensor) -> Tensor:
     """Make ``x`` max(x, 0); NaN stays.
 

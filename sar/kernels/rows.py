@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sar.kernels.jit import LINE, array, flat, kernel, prefetch_byte
+from sar.kernels.registry import KERNELS, implements
 
-_COMPILED = (torch.float32, torch.float64)
 _FEW = 1 << 13  # numbers; torch adds fewer before this has begun
 _LATER = 8  # rows between asking for one and adding into it
 
@@ -26,16 +26,17 @@ def add_rows(target: Tensor, idx: Tensor, rows: Tensor) -> None:
         idx: integer [n] of rows in [0, R), which is not checked.
         rows: [n, width] of the dtype of ``target``.
     """
-    if _is_compiled(rows) and target.stride(1) == rows.stride(1) == 1:
-        strides = np.uint64(target.stride(0)), np.uint64(rows.stride(0))
-        _add(flat(target), array(idx), flat(rows), *strides, np.uint64(rows.shape[1]))
+    run = KERNELS.get(("add_rows", rows.device.type, rows.dtype))
+    if run and rows.numel() >= _FEW and target.stride(1) == rows.stride(1) == 1:
+        run(target, idx, rows)
     else:  # int64 indices add twice as fast as int32
         target.index_add_(0, idx.long(), rows)
 
 
-def _is_compiled(rows: Tensor) -> bool:
-    is_on_cpu = rows.device.type == "cpu"
-    return is_on_cpu and rows.dtype in _COMPILED and rows.numel() >= _FEW
+@implements("add_rows", "cpu", torch.float32, torch.float64)
+def _add_compiled(target: Tensor, idx: Tensor, rows: Tensor) -> None:
+    strides = np.uint64(target.stride(0)), np.uint64(rows.stride(0))
+    _add(flat(target), array(idx), flat(rows), *strides, np.uint64(rows.shape[1]))
 
 
 @kernel

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sar.kernels.csc import Csc
 from sar.kernels.jit import array, in_parallel, kernel, prefetch_row
-
-DOT_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+from sar.kernels.registry import implements
 
 
 @kernel
@@ -31,6 +30,8 @@ def _edge_dots(
             out[order[e]] = factor * total
 
 
+# Whoever has rows of bfloat16 widens them before.
+@implements("edge_dots", "cpu", torch.float32, torch.float64, torch.bfloat16)
 def edge_dots(out: Tensor, csc: Csc, x: Tensor, y: Tensor, scale: Tensor | None = None) -> None:
     """Write the products of one shard's edges at their positions.
 

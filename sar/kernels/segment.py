@@ -19,6 +19,7 @@ from sar.kernels.jit import (
     prefetch_row,
     rows_in_parallel,
 )
+from sar.kernels.registry import KERNELS, implements
 
 _NO_EDGE = torch.iinfo(torch.int32).max
 _COMPILED = (torch.float32, torch.float64)
@@ -47,8 +48,9 @@ class ExtremeReducer:
         """Take a block of edges: rows int32 [e], positions int32 [e], values [e, width]."""
         if values.numel() == 0:
             return
-        if self.is_compiled(values):
-            self._add_compiled(row, position, values)
+        run = KERNELS.get(("extremes", values.device.type, values.dtype))
+        if run:
+            run(self, row, position, values)
             return
         rows, segment = torch.unique(row.long(), return_inverse=True)
         slot = segment.unsqueeze(1).expand_as(values)
@@ -62,7 +64,7 @@ class ExtremeReducer:
     def add_shard(self, csc: Csc, x: Tensor) -> None:
         """Take the edges of ``csc``, with order: rows [*, width] of ``x`` that they start in.
 
-        ``x`` is contiguous and :meth:`is_compiled`.
+        ``x`` is contiguous, and there is a kernel ``extremes`` for it.
         """
         ends, extremes = csc.arrays, (array(self.value), array(self.edge))
         rows, sign = array(x), array(x).dtype.type(self.largest * 2 - 1)
@@ -71,25 +73,9 @@ class ExtremeReducer:
             csc.indptr,
         )
 
-    @staticmethod
-    def is_compiled(values: Tensor) -> bool:
-        """Whether there are loops for numbers of this type, there."""
-        return values.device.type == "cpu" and values.dtype in _COMPILED
-
     def result(self) -> Tensor:
         """[num_rows, width]; 0 where a row has no edge."""
         return self.value.masked_fill_(self.edge == _NO_EDGE, 0)
-
-    def _add_compiled(self, row: Tensor, position: Tensor, values: Tensor) -> None:
-        values = values if values.stride(1) == 1 else values.contiguous()
-        rows = flat(values), np.uint64(values.stride(0))
-        ends, sign = (array(row), array(position)), array(values).dtype.type(self.largest * 2 - 1)
-        extremes = array(self.value), array(self.edge)
-        rows_in_parallel(
-            lambda _, first, last: _keep_extremes(first, last, *ends, *rows, *extremes, sign),
-            values.shape[1],
-            values.numel(),
-        )
 
     def _scatter(self, values: Tensor, slot: Tensor, num_rows: int) -> Tensor:
         best = values.new_zeros((num_rows, values.shape[1]))
@@ -116,6 +102,20 @@ class ExtremeReducer:
         self.edge.index_copy_(0, rows, edge)
 
 
+# The loops over whole shards below are filed with it: who brings another device brings them, too.
+@implements("extremes", "cpu", *_COMPILED)
+def _add_compiled(found: ExtremeReducer, row: Tensor, position: Tensor, values: Tensor) -> None:
+    values = values if values.stride(1) == 1 else values.contiguous()
+    rows = flat(values), np.uint64(values.stride(0))
+    ends, sign = (array(row), array(position)), array(values).dtype.type(found.largest * 2 - 1)
+    extremes = array(found.value), array(found.edge)
+    rows_in_parallel(
+        lambda _, first, last: _keep_extremes(first, last, *ends, *rows, *extremes, sign),
+        values.shape[1],
+        values.numel(),
+    )
+
+
 def winners_only(edge: Tensor, grad: Tensor, row: Tensor, position: Tensor) -> Tensor:
     """[e, width] gradients of a block of edges: those of the rows that they won, else 0.
 
@@ -124,9 +124,15 @@ def winners_only(edge: Tensor, grad: Tensor, row: Tensor, position: Tensor) -> T
         grad: [num_rows, width] gradients of its result.
         row, position: int32 [e].
     """
-    if not ExtremeReducer.is_compiled(grad) or not len(row):
-        won = edge.index_select(0, row) == position.unsqueeze(1)
-        return grad.index_select(0, row).masked_fill_(~won, 0)
+    run = KERNELS.get(("winners_only", grad.device.type, grad.dtype))
+    if run and len(row):
+        return run(edge, grad, row, position)
+    won = edge.index_select(0, row) == position.unsqueeze(1)
+    return grad.index_select(0, row).masked_fill_(~won, 0)
+
+
+@implements("winners_only", "cpu", *_COMPILED)
+def _winners_compiled(edge: Tensor, grad: Tensor, row: Tensor, position: Tensor) -> Tensor:
     grad = grad if grad.stride(1) == 1 else grad.contiguous()
     out = grad.new_empty((len(row), grad.shape[1]))
     rows = flat(grad), np.uint64(grad.stride(0)), array(out)
@@ -146,7 +152,7 @@ def add_to_winners(target: Tensor, csc: Csc, edge: Tensor, grad: Tensor) -> None
     Args:
         target: [*, width] contiguous, of the rows that the edges start in.
         csc: with order. edge: of :class:`ExtremeReducer`.
-        grad: [num_rows, width] of a type that ``ExtremeReducer.is_compiled``.
+        grad: [num_rows, width] that there is a kernel ``extremes`` for.
     """
     grad = grad if grad.stride(1) == 1 else grad.contiguous()
     rows = flat(grad), np.uint64(grad.stride(0)), array(edge), array(target)

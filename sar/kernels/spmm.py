@@ -1,7 +1,8 @@
 """Sums of gathered rows over the edges of a :class:`Csc`: out_i = s_i sum_e w_e t_j x_j.
 
-Rows of float32 and float64 on the CPU are summed by a compiled loop, all others by torch's
-``embedding_bag``, block by block; both take the edges of a segment in the same order.
+Rows of float32 and float64 on the CPU are summed by a compiled loop, on CUDA by a product with a
+sparse matrix (:mod:`sar.kernels.sparse`), all others by torch's ``embedding_bag``, block by block.
+Loop and blocks take the edges of a segment in the same order.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sar.kernels.csc import Csc
+from sar.kernels.device import DEVICE_CHUNK_BYTES, is_host
 from sar.kernels.jit import array, in_parallel, inlined, kernel, prefetch_row
+from sar.kernels.registry import KERNELS, implements
 
 # A block's result is scaled and added while it is in cache, and stays below the size from which
 # the allocator maps fresh pages for it.
 _BLOCK_BYTES = 256 << 10
-_DEVICE_BLOCK_BYTES = 64 << 20  # elsewhere than on the CPU a block is a few calls of its own
 _NONE = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in (torch.float32, torch.float64)}
 
 
@@ -79,9 +81,13 @@ def _reduce(
     out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
 ) -> None:
     """Add sums to rows ``rows`` of ``out`` (``None``: 0, 1, ..), or write over these."""
-    if x.dtype in _NONE and x.is_cpu and out.is_contiguous():
-        _reduce_compiled(out, csc, x, factors, rows, add)
-        return
+    run = KERNELS.get(("sum", x.device.type, x.dtype), _reduce_by_blocks)
+    run(out, csc, x, factors, rows, add)
+
+
+def _reduce_by_blocks(
+    out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
+) -> None:
     for start, stop in _row_blocks(csc, x):
         sums = _scaled_sum(csc, x, factors, rows, start, stop)
         if rows is None and add:
@@ -94,9 +100,13 @@ def _reduce(
             out.index_copy_(0, rows[start:stop].long(), sums)
 
 
+@implements("sum", "cpu", *_NONE)
 def _reduce_compiled(
     out: Tensor, csc: Csc, x: Tensor, factors: Factors, rows: Tensor | None, add: bool
 ) -> None:
+    if not out.is_contiguous():
+        _reduce_by_blocks(out, csc, x, factors, rows, add)
+        return
     none, ends = _NONE[x.dtype], csc.arrays
     if rows is None and len(ends.rows):  # a row of the result for each segment
         ends = ends._replace(rows=ends.rows[:0])
@@ -193,7 +203,7 @@ def _sum_rows(
 
 def _row_blocks(csc: Csc, x: Tensor) -> Iterator[tuple[int, int]]:
     row_bytes = max(1, x.shape[1] * wide_dtype(x.dtype).itemsize)
-    block_bytes = _BLOCK_BYTES if x.device.type == "cpu" else _DEVICE_BLOCK_BYTES
+    block_bytes = _BLOCK_BYTES if is_host(x.device) else DEVICE_CHUNK_BYTES
     step, segments = max(16, block_bytes // row_bytes), csc.num_segments
     for start in range(0, segments, step):
         yield start, min(start + step, segments)
@@ -228,11 +238,12 @@ def _segment_sum(csc: Csc, x: Tensor, factors: Factors, start: int, stop: int) -
         offsets,
         mode="sum",
         include_last_offset=True,
-        per_sample_weights=_edge_weights(csc, factors, low, high),
+        per_sample_weights=edge_weights(csc, factors, low, high),
     )
 
 
-def _edge_weights(csc: Csc, factors: Factors, low: int, high: int) -> Tensor | None:
+def edge_weights(csc: Csc, factors: Factors, low: int, high: int) -> Tensor | None:
+    """What multiplies the rows of edges [low, high), in the order of ``csc``; ``None`` is 1."""
     weights = None
     if factors.edge is not None:
         span = slice(low, high)

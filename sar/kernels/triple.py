@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.jit import array, kernel
-
-TRIPLE_DTYPES = (torch.float32, torch.float64)
+from sar.kernels.registry import implements
 
 
 @kernel
@@ -36,6 +35,7 @@ def _triple_grads(x, w, y, kinds, dout, dx, dw, dy):
             dw[t, d] += g * a * c
 
 
+@implements("triples", "cpu", torch.float32, torch.float64)
 def triples(x: Tensor, w: Tensor, y: Tensor, kinds: Tensor) -> Tensor:
     """[e] sums of rows x and y [e, D] and row ``kinds`` [e] of w [T, D]; contiguous, one dtype."""
     out = x.new_empty(len(x))

@@ -29,6 +29,7 @@ from sar.config import EXACT, Policy
 from sar.edges import Relation
 from sar.kernels import wide_dtype
 from sar.kernels.attention import deltas
+from sar.kernels.registry import has
 from sar.layers.choice import DTYPES, graph_reason, linear_reason, rows_reason
 from sar.layers.entry import NO_OPTIONS, OPTIONS, Inputs
 from sar.ops.attention_passes import Attention, widened
@@ -61,8 +62,8 @@ def why_not(layer: Any, graph: Any, inputs: Inputs, projections: tuple[str, ...]
         return reason
     if any([getattr(layer, name).weight.shape[1] != x.shape[1] for name in projections]):
         return "weights do not fit the rows"
-    if x.device.type != "cpu":
-        return "the kernels of attention are the processor's"
+    if not has("attend", x.device, x.dtype):
+        return f"there are no kernels of attention on {x.device}"
     if not layer._allow_zero_in_degree and bool((relation.in_degrees == 0).any()):
         return "nodes without edges, of which its own code complains"
     return None

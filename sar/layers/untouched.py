@@ -15,6 +15,7 @@ from sar.comm.group import Counters
 from sar.comm.meter import Meter, Told
 from sar.comm.seeds import no_draws
 from sar.graph import GraphView
+from sar.kernels.device import same_random
 
 
 @contextmanager
@@ -28,10 +29,9 @@ def untouched(
     """
     group = graphs[0].group
     tensors = [leaf for leaf in tree_leaves((inputs, named)) if isinstance(leaf, Tensor)]
-    devices = {t.device.index or 0 for t in (*model.parameters(), *tensors) if t.is_cuda}
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.random.fork_rng(devices=sorted(devices)))
+        stack.enter_context(same_random([t.device for t in (*model.parameters(), *tensors)]))
         stack.enter_context(no_draws(group.seeds))
         stack.enter_context(_accounts(group, told))
         stack.enter_context(_buffers(model))

@@ -17,6 +17,7 @@ from sar._private import tree_leaves
 from sar.comm import Group, current_group
 from sar.graph import GraphView
 from sar.graph.rows import KnownRows
+from sar.kernels.device import is_host
 from sar.memory.forwards import Forward, replace, reset
 from sar.memory.inputs import LayerInputs
 from sar.memory.paging import Offload, RoundToBfloat16, in_memory
@@ -138,7 +139,7 @@ class _Recompute(Forward):
         return checkpoint(
             run,
             use_reentrant=False,
-            preserve_rng_state=any(isinstance(x, Tensor) and not x.is_cpu for x in leaves),
+            preserve_rng_state=any(isinstance(x, Tensor) and not is_host(x.device) for x in leaves),
             context_fn=partial(_both_passes, self.module, _group_of(leaves)),
         )
 

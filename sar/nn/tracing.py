@@ -17,6 +17,7 @@ from sar.comm import Group, current_group
 from sar.comm.gather import gather_json
 from sar.comm.meter import COMPUTE, OTHER, Meter, Span
 from sar.files import write_whole
+from sar.kernels.device import StreamClock, clock_of
 
 Row = dict[str, Any]
 _MARKED = "sar.layer"  # key in an autograd node's own dictionary
@@ -59,12 +60,19 @@ def mark_layers(
         mark = _Marks(name or type(module).__name__, meter, watch)
         handles.append(module.register_forward_pre_hook(mark.enter, with_kwargs=True))
         handles.append(module.register_forward_hook(mark.leave, always_call=True))
+    meter.use(_clock(model))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
         meter.switch(*OTHER)
+        meter.use(None)
+
+
+def _clock(model: nn.Module) -> StreamClock | None:
+    first = next(model.parameters(), None)
+    return None if first is None else clock_of(first.device)
 
 
 class _Marks:
@@ -139,6 +147,7 @@ def layer_rows(meter: Meter, start: list[Row] | None = None) -> list[Row]:
 
 def _account(meter: Meter) -> list[Row]:
     meter.switch(*OTHER)
+    meter.settle()
     return [
         {
             "layer": layer,

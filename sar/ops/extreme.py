@@ -23,7 +23,7 @@ def extreme_of_rows(relation: Relation, x: Tensor, policy: Policy, *, largest: b
     and gets the gradient alone; NaN wins over every number.
 
     Args:
-        x: [num_src, ...] owned rows, of a type and device that ``ExtremeReducer.is_compiled``.
+        x: [num_src, ...] owned rows, that there is a kernel ``extremes`` for.
 
     Returns:
         [num_dst, ...]; 0 where no edge ends.

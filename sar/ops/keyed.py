@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sar.kernels.keyed import drop
+from sar.kernels.registry import has
 from sar.kernels.uniform import keyed_uniform
-
-_COMPILED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def keyed_dropout(x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
@@ -50,10 +49,8 @@ class _KeyedDropout(Function):
     def forward(ctx: Any, x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
         ctx.save_for_backward(keys)
         ctx.seed, ctx.probability = seed, probability
-        if x.device.type != "cpu" or x.dtype not in _COMPILED or probability >= 1:
+        if probability >= 1 or not has("drop", x.device, x.dtype):
             return reference_dropout(x, keys, seed, probability)
-        from sar.kernels.keyed import drop  # importing numba takes a while
-
         rows = x.detach().contiguous().view(len(x), math.prod(x.shape[1:]))
         return drop(rows, keys, seed, probability, _scale(probability)).view(x.shape)
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sar.config import Policy
 from sar.edges.relation import Relation
+from sar.kernels.csc import ascending
+from sar.kernels.device import chunk_bytes
 from sar.ops.capture import Captures, NoCaptures
 from sar.ops.randomness import seeded
 from sar.stream import Pass, Step
@@ -217,7 +218,7 @@ def blocks(spec: MessagePass, step: Step, kinds: list[Tensor], size: int) -> Ite
     messages, chosen = spec.messages, spec.chosen
     for index, (src, dst, position) in enumerate(step.shard.edge_blocks(size)):
         if messages.ordered:  # as the function would see them in DGL
-            order = _ascending(position)
+            order = ascending(position)
             if messages.sort_by is not None:
                 kind = kinds[messages.sort_by].index_select(0, position[order])
                 if bool((kind[1:] < kind[:-1]).any()):  # edges often are sorted
@@ -230,16 +231,10 @@ def blocks(spec: MessagePass, step: Step, kinds: list[Tensor], size: int) -> Ite
             yield Block(step.number * 2**32 + index, src, dst, position)
 
 
-def _ascending(position: Tensor) -> Tensor:
-    """int64 order of distinct int32 numbers; numpy's vectorised sort is five times torch's."""
-    if position.device.type != "cpu":
-        return torch.argsort(position)
-    return torch.from_numpy(np.argsort(position.numpy()))
-
-
 def block_size(spec: MessagePass, layout: RowLayout | None, others: Sequence[Tensor]) -> int:
     """Edges a block: inputs and outputs, and any value between, stay below the policy's bytes."""
     an_edge = sum(RowLayout([t]).row_bytes for t in others)
     an_edge += layout.row_bytes if layout is not None else 0
     an_edge = max(1, an_edge, spec.messages.widest)
-    return max(_MIN_BLOCK_EDGES, spec.policy.block_bytes // an_edge)
+    size = spec.policy.block_bytes or chunk_bytes(spec.relation.plan.device)
+    return max(_MIN_BLOCK_EDGES, size // an_edge)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
+from sar.kernels.device import is_host
+
 _turn = threading.RLock()
 
 
@@ -22,7 +24,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
     Nothing inside may wait for another rank.
     """
-    if device.type != "cpu":
+    if not is_host(device):
         with torch.random.fork_rng(devices=[device], device_type=device.type):
             torch.manual_seed(seed)
             yield

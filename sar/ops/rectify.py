@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from sar.kernels import relu
+from sar.kernels.registry import has
 from sar.ops.saving import is_innermost, once
 
 _RELUS = (F.relu, torch.relu, Tensor.relu)
@@ -48,7 +49,7 @@ class _Rectify(Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.of_relu = True  # see sar.stream.zeros
         ctx.mark_dirty(x)
-        ctx.by_bits = x.is_cpu and x.dtype in relu.DTYPES and x.is_contiguous()
+        ctx.by_bits = x.is_contiguous() and has("rectify", x.device, x.dtype)
         marks = relu.rectify(x) if ctx.by_bits else ~(x.relu_() <= 0)
         ctx.marks = once(lambda: marks) if is_innermost() else marks
         return x

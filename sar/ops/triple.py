@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from sar.kernels.triple import TRIPLE_DTYPES, triple_grads, triples
+from sar.kernels.registry import has
+from sar.kernels.triple import triple_grads, triples
 
 
 def triple_product(x: Tensor, w: Tensor, y: Tensor, kinds: Tensor) -> Tensor:
@@ -30,12 +31,12 @@ def triple_product(x: Tensor, w: Tensor, y: Tensor, kinds: Tensor) -> Tensor:
 
 
 def _fits(rows: list[Tensor], kinds: Tensor) -> bool:
-    """One supported dtype on the processor, equal shapes, types in range."""
+    """One dtype and device that there is a kernel for, equal shapes, types in range."""
     x, w, y = rows
     return (
-        x.dtype in TRIPLE_DTYPES
+        has("triples", x.device, x.dtype)
         and x.dtype == w.dtype == y.dtype
-        and all(tensor.device.type == "cpu" for tensor in (*rows, kinds))
+        and all(tensor.device == x.device for tensor in (w, y, kinds))
         and x.dim() == 2
         and x.shape == y.shape
         and x.shape[1] == w.shape[1]

@@ -33,6 +33,7 @@ from sar.comm import Group, ThreadGroup, current_group, sockets
 from sar.comm.group import Work as Exchange
 from sar.config import Policy
 from sar.errors import SarError
+from sar.kernels.device import is_host
 from sar.train.models import build_model, prepare_graph
 from sar.train.options import ModelOptions
 
@@ -312,7 +313,7 @@ def _live_bytes() -> int:
     """Bytes of all tensors' memory; memory that several share counts once."""
     storages = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor) and thing.device.type == "cpu":
+        if issubclass(type(thing), Tensor) and is_host(thing.device):
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sar.kernels.sddmm import DOT_DTYPES
+from sar.kernels.registry import has
 from sar.ops import Inputs, Messages
 
 
@@ -124,7 +124,7 @@ def scalar_weight(message: BuiltinMessage, operands: dict[Operand, Tensor]) -> T
     u, e = by_side["u"], by_side["e"]
     scales_rows = e.dim() <= u.dim() and all(size == 1 for size in e.shape[1:])
     asks = e.requires_grad and torch.is_grad_enabled()
-    if asks and (u.dtype not in DOT_DTYPES or u.device.type != "cpu"):
+    if asks and not has("edge_dots", u.device, u.dtype):
         return None
     if not scales_rows or e.dtype != u.dtype or not torch.is_floating_point(u):
         return None

@@ -16,13 +16,12 @@ from torch import Tensor
 from sar.edges import Relation
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
+from sar.kernels.registry import has
 from sar.ops.attention import Attention, attention
 from sar.tracing.binary import apply_binary
 from sar.tracing.edge_rows import EdgeRows
 from sar.tracing.memo import Outline, outline, remembered
 from sar.tracing.nodes import Call, Dropout, Leaf, Node, Softmax, refuse_written
-
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -122,15 +121,15 @@ def _match(output: Node, relation: Relation) -> _Found | None:
 
 
 def _fits(found: _Found, value: Tensor, relation: Relation) -> bool:
-    """One supported dtype, on the processor, with rows and columns to work on."""
+    """One dtype and device that there are kernels for, with rows and columns to work on."""
     tensors = [t for t in (value, found.key, found.query, found.weight) if t is not None]
     if found.factor is not None:  # their product has the dtype of the queries
         kind = torch.result_type(found.query, found.factor.view(()))
         if kind != value.dtype:
             return False
     return (
-        value.dtype in _DTYPES
-        and all(t.dtype == value.dtype and t.device.type == "cpu" for t in tensors)
+        has("attend", value.device, value.dtype)
+        and all((t.dtype, t.device) == (value.dtype, value.device) for t in tensors)
         and math.prod(value.shape[1:]) > 0
         and len(value) == relation.num_src
     )

@@ -157,7 +157,7 @@ def on_device(
     store: GraphStore, partition_data: PartitionData, policy: Policy | None
 ) -> ShardedGraph:
     device = torch.device(partition_data.device)
-    return ShardedGraph(store.to(device) if device.type != "cpu" else store, None, policy)
+    return ShardedGraph(store if store.device == device else store.to(device), None, policy)
 
 
 def agree_data(partition_data: PartitionData, group: Group, policy: Policy | None) -> None:

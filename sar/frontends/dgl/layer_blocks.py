@@ -41,7 +41,7 @@ class LayerBlocks:
             block = build_block(self.whole, store.group, dst_rows, True)
             dst_rows = block.src_rows
             _keep_out_degrees(block, store)
-            moved = block.to(store.device) if store.device.type != "cpu" else block
+            moved = block if block.device == store.device else block.to(store.device)
             blocks.append(ShardedGraph(moved, None, self.graph._policy))
         return blocks[::-1]
 

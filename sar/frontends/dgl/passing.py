@@ -16,7 +16,7 @@ from sar.frontends.dgl.mailbox import reduce_udf
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import reverse
-from sar.kernels import ExtremeReducer
+from sar.kernels.registry import has
 from sar.ops import aggregate, run_messages
 from sar.ops.extreme import extreme_of_rows
 from sar.stream import agree_wanted
@@ -230,7 +230,7 @@ def reduce_messages(
     meter = relation.group.meter
     x = operands.get(message.lhs) if message.rhs is None and message.lhs.side == "u" else None
     if x is not None and isinstance(relation, Relation) and op in ("max", "min"):
-        is_compiled = ExtremeReducer.is_compiled(x)
+        is_compiled = has("extremes", x.device, x.dtype)
         what = "(bytes of a number, whether there is a loop that compares such numbers)"
         relation.plan.agree_once(what, x.element_size(), int(is_compiled))
         if is_compiled:

@@ -1,6 +1,6 @@
 """Typed linear layers inside message functions: ``dgl.ops.segment_mm`` in one step.
 
-On the processor DGL multiplies type by type with torch's operators, so that a block of edges costs
+DGL multiplies type by type with torch's operators, so that a block of edges costs
 several calls for each of all types, and as many gradients of the size of all matrices. Outside of
 message functions nothing changes.
 """
@@ -32,12 +32,13 @@ def in_functions(original: Callable) -> Callable:
 
 
 def _fits(a: Any, b: Any, lengths: Any) -> bool:
-    """Plain arguments of one floating type on the processor that DGL would accept, too."""
+    """Plain arguments of one floating type and device that DGL would accept, too."""
     return (
-        all(isinstance(t, Tensor) and t.device.type == "cpu" for t in (a, b, lengths))
+        all(isinstance(t, Tensor) for t in (a, b, lengths))
+        and a.device == b.device
         and a.dtype == b.dtype
         and a.is_floating_point()
-        and not torch.is_autocast_enabled("cpu")
+        and not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
         and (a.dim(), b.dim(), lengths.dim()) == (2, 3, 1)
         and a.shape[1] == b.shape[1]
         and len(lengths) == len(b)

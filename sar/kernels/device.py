@@ -1,0 +1,82 @@
+"""What differs between devices besides their kernels: chunks, generators, memory and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+HOST_CHUNK_BYTES = 8 << 20  # stays in the caches
+DEVICE_CHUNK_BYTES = 1 << 30  # few launches: with chunks of 8 MiB a GPU waits for them
+_MARKS = 1 << 12  # that are kept before the device is waited for
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether it is the processor: its memory, its generator, the clock of this thread."""
+    return device.type == "cpu"
+
+
+@cache
+def chunk_bytes(device: torch.device) -> int:
+    """Bytes of edge values that are computed at once where nobody says how many."""
+    return HOST_CHUNK_BYTES if is_host(device) else DEVICE_CHUNK_BYTES
+
+
+def same_random(devices: Iterable[torch.device]) -> AbstractContextManager[None]:
+    """Afterwards random numbers of these devices and of the processor go on as before."""
+    places = {device.index or 0 for device in devices if device.type == "cuda"}
+    return torch.random.fork_rng(devices=sorted(places))
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most bytes of tensors on a CUDA device since :func:`reset_peak`; 0 of others."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start the peak of a CUDA device anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+class Timed(Protocol):
+    """What takes time."""
+
+    seconds: float
+
+
+class StreamClock:
+    """Time as a CUDA device's stream passes it: the host is ahead, and its clock would tell when
+    work was asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._last, self._marks = self._event(), list[tuple[Timed, Any, Any]]()
+
+    def mark(self, taken: Timed) -> None:
+        """What the stream does from the mark before to this one is ``taken``'s; no waiting."""
+        event = self._event()
+        self._marks.append((taken, self._last, event))
+        self._last = event
+        if len(self._marks) >= _MARKS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the last mark, and add to the seconds of what was marked."""
+        self._last.synchronize()
+        for taken, begin, end in self._marks:
+            taken.seconds += begin.elapsed_time(end) / 1000
+        self._marks.clear()
+
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+def clock_of(device: torch.device) -> StreamClock | None:
+    """A clock of its own for a device that computes behind the host's back."""
+    return StreamClock(device) if device.type == "cuda" else None
