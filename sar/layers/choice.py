@@ -86,7 +86,7 @@ def choose(
     if meter.told is not None:
         meter.tell("plain" if reason else implementation, reason)
     if reason is not None and options_of(layer).strict:
-        raise NotSupportedError(f"{type(layer).__name__}: not fused, as strict=True asks: {reason}")
+        raise NotSupportedError(f"not fused, as strict=True asks: {reason}")  # of a named layer
     if entry.agree is not None:
         run = partial(run, agreed=entry.agree(layer, graph, inputs, reason is None))
     if reason is None:
