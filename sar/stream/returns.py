@@ -165,6 +165,8 @@ class GradientReturn:
         flight = self._flights.popleft()
         flight.work.wait()
         pool.give(flight.send)
+        step, recv = flight.round, flight.recv
+        del flight  # and what was sent, whose memory the pool may give back
         if self._home is None:
             pool.clear()
-        self._messages.add(flight.round, flight.recv, self.own())
+        self._messages.add(step, recv, self.own())
