@@ -265,7 +265,8 @@ RAISING = """
 import sys
 import torch
 import sar
-from sar.comm import build_halo_plan, fetch, halo
+from sar.stream import build_halo_plan, fetch
+from sar.stream import plan as halo
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 halo.LARGE = 0
@@ -285,7 +286,7 @@ import atexit
 import sys
 import torch
 import sar
-from sar.comm import build_halo_plan, fetch
+from sar.stream import build_halo_plan, fetch
 
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 group = sar.initialize_comms(rank, 2, "127.0.0.1", "gloo", master_port_number=port, timeout=300)
