@@ -60,6 +60,14 @@ def version_of(tensor: Tensor) -> int:
         _missing("torch.Tensor._version")
 
 
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd knows it to be a view of another tensor; missing: raises."""
+    try:
+        return tensor._is_view()
+    except AttributeError:
+        _missing("torch.Tensor._is_view")
+
+
 def storage_id(tensor: Tensor) -> int:
     """A number that tensors share when they share their memory, also on the meta device; missing:
     raises."""

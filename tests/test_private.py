@@ -86,6 +86,13 @@ def test_writes_are_counted() -> None:
         _private.version_of(Bare())  # type: ignore[arg-type]
 
 
+def test_views_are_known() -> None:
+    x = torch.zeros(4)
+    assert _private.is_view(x[1:]) and not _private.is_view(x) and not _private.is_view(x[1:] * 1)
+    with raises(r"torch\.Tensor\._is_view"):
+        _private.is_view(Bare())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_tensors_of_one_memory_have_one_storage(device: str) -> None:
     x, y = torch.zeros(4, device=device), torch.zeros(4, device=device)

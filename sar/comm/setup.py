@@ -53,8 +53,7 @@ def initialize_comms(
         backend: ``gloo`` (default on CPU), ``nccl`` (default with CUDA), ``ccl`` or ``mpi``.
         _comm_device: where tensors must lie to be sent; CUDA for nccl, else the CPU. Tensors that
             lie elsewhere are staged.
-        timeout: seconds after which a collective that a peer did not join fails, and in which all
-            ranks have to meet.
+        timeout: seconds that all ranks have to meet, and that a collective waits for each of them.
 
     Returns:
         The group, also what :func:`sar.comm.current_group` returns from now on.

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from sar._private import frees_graph
+from sar._private import frees_graph, is_view
 from sar.config import EXACT, Policy
 from sar.edges import Relation
 from sar.kernels import wide_dtype
@@ -335,6 +335,6 @@ def grad_of_rows(x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donat
     place = None
     if value.shape == x.shape:
         place = value
-    elif donate and not x.is_leaf and not x._is_view() and x.is_contiguous():
+    elif donate and not x.is_leaf and not is_view(x) and x.is_contiguous():
         place = x.detach()
     return torch.mm(dvalue, weight, out=place) if place is not None else dvalue @ weight

@@ -22,7 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sar._private import DEVICE_MODES, function_modes, has_global_hooks, hooked_one, in_forward_mode
+from sar._private import (
+    DEVICE_MODES,
+    function_modes,
+    has_global_hooks,
+    hooked_one,
+    in_forward_mode,
+    is_view,
+)
 from sar.config import EXACT
 from sar.errors import NotSupportedError
 from sar.layers.entry import NO_OPTIONS, OPTIONS, FusedLayer, Inputs, Run, options_of
@@ -207,4 +214,4 @@ def may_donate(layer: nn.Module, x: Tensor) -> bool:
     """Whether backward may write over the input ``x``: the user asked for it, and an operation with
     a gradient made it, in memory of its own."""
     asked = layer.__dict__.get(OPTIONS, NO_OPTIONS).donate
-    return asked and x.requires_grad and not x.is_leaf and not x._is_view()
+    return asked and x.requires_grad and not x.is_leaf and not is_view(x)

@@ -61,8 +61,7 @@ def write_partitions(
     have one of that name. An edge is written once, with the partition of its destination, and so
     are the sources it needs from other partitions (halo nodes). The tensors of `graph` may be maps
     of files: they are read in blocks, and what is kept in memory is about 5 bytes for each node.
-    Raises ValueError for a bad assignment, name or format, FileExistsError, OSError that names what
-    could not be written.
+    Raises ValueError for a bad assignment, name or format; FileExistsError; OSError, with a path.
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}, expected one of {FORMATS}")
