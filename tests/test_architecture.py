@@ -184,8 +184,8 @@ FOREIGN = ("torch", "numba", "numpy", "dgl")
 # What only tensors, storages, autograd's nodes and torch's modules have.
 TENSORS_OWN = {
     "_base", "_is_view", "_version", "_cdata", "_backward_hooks", "_make_wrapper_subclass",
-    "_use_count", "_buffers", "_modules", "_parameters", "_forward_hooks", "_forward_pre_hooks", "_grad",
-    "_sequence_nr", "_set_sequence_nr", "_execution_engine", "_forward_cls",
+    "_use_count", "_buffers", "_modules", "_parameters", "_forward_hooks", "_forward_pre_hooks",
+    "_grad", "_sequence_nr", "_set_sequence_nr", "_execution_engine", "_forward_cls",
 }  # fmt: skip
 UNDERSCORED = re.compile(r"_(?!_)\w+$")  # also numpy._core, but no __version__
 HIDDEN = re.compile(rf"(?:{'|'.join(FOREIGN)})(?:\.\w+)*\._(?!_)\w+$")  # as a string
