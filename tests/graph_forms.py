@@ -323,10 +323,8 @@ def dgls_own(graph: GraphArrays, folder: Path) -> Source:
         for mask in ("train_mask", "val_mask"):
             whole.nodes[ntype].data[mask] = whole.nodes[ntype].data[mask].to(torch.uint8)
     where = str(folder / "dgl")
-    state = np.random.get_state()
-    np.random.seed(0)  # it fails where a part has no node of some type
+    dgl.seed(0)  # of its own generator; it fails where a part has no edge of some type
     dgl.distributed.partition_graph(whole, "mine", FOREIGN_PARTS, where, part_method="random")
-    np.random.set_state(state)
     return Source(f"{where}/mine.json", graph, keeps_ids=False)
 
 

@@ -161,6 +161,7 @@ def test_edges_are_those_of_the_whole_graph_with_their_features(tmp_path):
             graph.edges[etype].data["origin"] = torch.arange(graph.num_edges(etype))
         for ntype in graph.ntypes:
             graph.nodes[ntype].data["origin"] = torch.arange(graph.num_nodes(ntype))
+        dgl.seed(0)  # with some draws a part lacks a type, which DGL cannot write
         with contextlib.redirect_stdout(io.StringIO()):
             dgl.distributed.partition_graph(graph, "g", 3, str(tmp_path), part_method="random")
         loaded = [load_partition(tmp_path / "g.json", part) for part in range(3)]
