@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-CONSTANT_INPUTS = ("memory", "mapped", "off")
+from sar.words import CONSTANT_INPUTS, WIRE_DTYPES
+
 _UNITS = {"": 1, "B": 1}
 _UNITS.update({f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)})
 _UNITS.update({f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)})
@@ -31,8 +32,6 @@ def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
         raise ValueError(f"{name}: got {text!r}, expected more than 0 bytes")
     return size
 
-
-WIRE_DTYPES = ("bfloat16", "int8")
 
 
 @dataclass(frozen=True)

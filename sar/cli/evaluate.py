@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.cli.inputs import add_input_arguments, resolve_parts
-from sar.cli.launch import add_rank_arguments, check_rank_arguments, joined, launch, run_rank
+from sar.cli.inputs import resolve_parts
+from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
 from sar.cli.outputs import check_writable
 from sar.cli.train import load_rank
 from sar.comm import Group
@@ -29,26 +29,6 @@ from sar.train.options import DataOptions, ModelOptions, TrainOptions
 from sar.train.trainer import Trainer
 
 _PARTIALS = f"predictions*.npz{PARTIAL}"
-
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "evaluate",
-        help="predict every node from a checkpoint",
-        description="Run a checkpoint's model over the whole graph and write a prediction for "
-        "every node, by its original id where the partitions hold orig_id.",
-    )
-    add_input_arguments(parser)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="of `sar train`")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write in")
-    parser.add_argument(
-        "--gather", action="store_true", help="one predictions.npz instead of one file a rank"
-    )
-    parser.add_argument("--logits", action="store_true", help="write the logits as well")
-    parser.add_argument("--features", metavar="NAME", help="default: as in training")
-    parser.add_argument("--labels", metavar="NAME", help="default: as in training")
-    add_rank_arguments(parser)
-    return parser
 
 
 def _check_output(args: argparse.Namespace) -> None:

@@ -18,12 +18,10 @@ from sar.partition.methods.hotness import Hotness
 from sar.partition.methods.metis import Metis
 from sar.partition.methods.simple import Contiguous, Random
 from sar.partition.progress import Progress, silent
+from sar.words import DEFAULT_METHOD, METHODS
 
-DEFAULT_METHOD = Coarsen.name
-_NAMED: dict[str, type[Method]] = {
-    kind.name: kind for kind in (Coarsen, Hotness, Metis, Random, Contiguous)
-}
-METHODS = tuple(_NAMED)
+_KINDS: tuple[type[Method], ...] = (Coarsen, Hotness, Metis, Random, Contiguous)
+_NAMED = dict(zip(METHODS, _KINDS, strict=True))
 
 
 def find_method(method: str | Method) -> Method:

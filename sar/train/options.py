@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODELS = ("sage", "gcn", "gin", "gat")
-METRICS = ("accuracy", "f1-micro", "f1-macro", "roc-auc")
-SCHEDULES = ("constant", "cosine")
-MFGS = ("auto", "on", "off")
+from sar.words import METRICS, MFGS, MODELS, SCHEDULES
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import numpy as np
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.progress import Progress, silent
-
-BALANCES = ("edges", "halo", "train")
+from sar.words import BALANCES
 
 
 @dataclass(frozen=True)
