@@ -1,4 +1,5 @@
 """Exact full-batch training of graph neural networks over many hosts."""
+# ruff: noqa: F405
 
 import importlib
 import sys

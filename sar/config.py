@@ -33,7 +33,6 @@ def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
     return size
 
 
-
 @dataclass(frozen=True)
 class Lossy:
     """What may be lost to send fewer bytes. Nothing by default: training is exact.

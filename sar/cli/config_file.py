@@ -92,5 +92,7 @@ def _read(parser: Any, action: argparse.Action, words: Any, typed: Any) -> Any:
             raise ValueError(f"got {words!r}, expected true or false")
         return words == "true"
     if action.nargs in ("+", "*"):
-        return [parser.convert(action, one) for one in ([words] if isinstance(words, str) else words)]
+        return [
+            parser.convert(action, one) for one in ([words] if isinstance(words, str) else words)
+        ]
     return parser.convert(action, words if isinstance(words, str) else ",".join(words))

@@ -39,7 +39,9 @@ class Formatter(argparse.HelpFormatter):
             return text
         if shown is None or isinstance(shown, bool | dict):
             return text
-        shown = " ".join(map(str, shown)) if isinstance(shown, list | tuple) else shown
+        if isinstance(shown, list | tuple):
+            shown = " ".join(map(str, shown))
+        shown = f"{shown:g}" if isinstance(shown, float) else shown
         return f"{text}; default: {shown}".removeprefix("; ").replace("%", "%%")
 
     def _metavar_formatter(self, action: argparse.Action, default: str) -> Any:
@@ -57,8 +59,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs = {"allow_abbrev": False, "formatter_class": Formatter} | kwargs
-        super().__init__(*args, **kwargs | {"add_help": False})
+        kwargs.update(allow_abbrev=False, add_help=False, formatter_class=Formatter)
+        super().__init__(*args, **kwargs)
         self.check: Callable[[argparse.Namespace], Iterable[str]] = lambda args: ()
         self._problems: list[str] = []
         self._bad_values = False
@@ -99,8 +101,8 @@ class Parser(argparse.ArgumentParser):
                 formatter.add_text(group.description)
                 formatter.add_arguments(shown)
                 formatter.end_section()
-        more = f"{left_out} more options: {self.prog} --help-all" if left_out else ""
-        formatter.add_text("\n".join(filter(None, [self.epilog, more])))
+        formatter.add_text(self.epilog)
+        formatter.add_text(f"{left_out} more: {self.prog} --help-all" if left_out else None)
         return formatter.format_help()
 
     def _hides(self, action: argparse.Action) -> bool:
@@ -209,9 +211,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub("^argument ", "", message)
         lines = list(dict.fromkeys(filter(None, [*self._problems, message])))
         text = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems", *lines])
-        self.exit(
-            USER_ERROR, f"{self.prog}: error: {text}\n{self.prog} --help shows the usage\n"
-        )
+        self.exit(USER_ERROR, f"{self.prog}: error: {text}\n{self.prog} --help shows the usage\n")
 
 
 def _joined(words: Sequence[str]) -> list[str]:

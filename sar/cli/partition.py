@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from sar.cli.cut_picture import check_picture, draw

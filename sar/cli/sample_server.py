@@ -13,6 +13,7 @@ from sar.cli.launch import joined, launch, run_rank
 from sar.comm import Group, use_group
 from sar.sampling.serve import serve
 
+
 def run(args: argparse.Namespace) -> int:
     if joined():
         run_rank(args, work)

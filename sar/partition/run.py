@@ -29,6 +29,7 @@ from sar.partition.write import (
     output_folder,
     write_partitions,
 )
+from sar.words import DEFAULT_METHOD
 
 
 @dataclass(frozen=True)

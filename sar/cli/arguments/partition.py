@@ -77,7 +77,9 @@ def _balance(text: str) -> str:
     known = ("nodes", *BALANCES)
     for one in text.split(","):
         if one not in known:
-            raise ValueError(f"got {one!r}, expected some of {','.join(known)}{closest(one, known)}")
+            raise ValueError(
+                f"got {one!r}, expected some of {','.join(known)}{closest(one, known)}"
+            )
     return text
 
 

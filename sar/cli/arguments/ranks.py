@@ -64,7 +64,9 @@ def add_allocator_arguments(group: Any) -> None:
 def _add_policy_arguments(group: Any) -> None:
     """Fields of :class:`sar.Policy` that change no result beyond rounding."""
     group.add_argument(
-        "--rounds", type=positive, help="rounds a layer's halo is fetched in; default: P - 1, strict"
+        "--rounds",
+        type=positive,
+        help="rounds a layer's halo is fetched in; default: P - 1, strict",
     )
     group.add_argument(
         "--memory-budget", type=size, help="bytes of halo in flight, like 4GiB, not --rounds"

@@ -65,9 +65,7 @@ def _add_loop_arguments(group: Any) -> None:
     group.add_argument("--weight-decay", type=zero_or_more, default=0.0, help="Adam's")
     group.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of --lr")
     group.add_argument("--clip-norm", type=above_zero, help="largest gradient norm")
-    group.add_argument(
-        "--eval-every", type=positive, default=1, help="epochs between evaluations"
-    )
+    group.add_argument("--eval-every", type=positive, default=1, help="epochs between evaluations")
     group.add_argument(
         "--mfgs", choices=MFGS, default="auto",
         help="train on the rows alone that reach the loss; auto: when that saves a fifth",
@@ -105,12 +103,8 @@ def _add_sampling_arguments(group: Any) -> None:
 def _add_result_arguments(group: Any) -> None:
     group.add_argument("--checkpoint", metavar="DIR", help="folder to save the run in")
     group.add_argument("--resume", action="store_true", help="continue from --checkpoint")
-    group.add_argument(
-        "--json", metavar="OUT.json", help="write epochs, ranks, configuration"
-    )
-    group.add_argument(
-        "--explain", action="store_true", help="show first what computes each layer"
-    )
+    group.add_argument("--json", metavar="OUT.json", help="write epochs, ranks, configuration")
+    group.add_argument("--explain", action="store_true", help="show first what computes each layer")
     group.add_argument(
         "--checkpoint-every", type=positive, default=10, help="epochs between checkpoints"
     )

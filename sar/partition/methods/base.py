@@ -12,7 +12,6 @@ import numpy as np
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.progress import Progress, silent
-from sar.words import BALANCES
 
 
 @dataclass(frozen=True)

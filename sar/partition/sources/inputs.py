@@ -21,6 +21,7 @@ from sar.partition.progress import Counter, Progress, silent
 from sar.partition.pyg_format import PygFolder
 from sar.partition.sources.apart import open_apart
 from sar.partition.sources.open import closest
+from sar.words import INPUTS
 
 TABLES = (".parquet", ".pq", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy")
 DESCRIPTIONS = (".yaml", ".yml")
