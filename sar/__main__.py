@@ -30,7 +30,10 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command; returns the exit status: 0, or 2 for what the user can put right."""
     parser = build_parser()
-    args = parser.parse_args(argv)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as end:  # told already
+        return int(end.code or 0)
     try:
         if args.save_config is not None and os.environ.get("RANK", "0") == "0":
             config_file.write(parser.command(args.command), args, args.save_config)

@@ -64,6 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.check: Callable[[argparse.Namespace], Iterable[str]] = lambda args: ()
         self._problems: list[str] = []
         self._bad_values = False
+        self._off: set[str] = set()  # flags that the command line takes back
         self._hidden: set[str] = set()
 
     def for_experts(self, *names: str) -> None:
@@ -147,7 +148,7 @@ class Parser(argparse.ArgumentParser):
                 continue
             flag = self._taken_back(name)
             if flag is not None:
-                flag.default = False
+                self._off.add(flag.dest)
                 continue
             hint = closest(name, known)
             self._problems.append(f"{name}: unknown option{hint}")
@@ -172,9 +173,7 @@ class Parser(argparse.ArgumentParser):
                 path = word.partition("=")[2]
         if path is None:
             return
-        back = {one.dest for one in map(self._taken_back, words) if one is not None}
-        for problem in config_file.read_into(self, path, back):
-            self._problems.append(problem)
+        self._problems += config_file.read_into(self, path, self._off)
 
     def convert(self, action: argparse.Action, text: str) -> Any:
         """The value that a word stands for. Raises ``argparse.ArgumentError``."""
@@ -211,7 +210,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub("^argument ", "", message)
         lines = list(dict.fromkeys(filter(None, [*self._problems, message])))
         text = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems", *lines])
-        self.exit(USER_ERROR, f"{self.prog}: error: {text}\n{self.prog} --help shows the usage\n")
+        self.exit(USER_ERROR, f"{self.prog}: error: {text}\n")
 
 
 def _joined(words: Sequence[str]) -> list[str]:

@@ -20,14 +20,14 @@ def add_rank_arguments(parser: Parser) -> None:
     group.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where ranks compute"
     )
-    group.add_argument(
-        "--threads", type=positive, help="of a rank; default: its share of the cores"
-    )
     more = parser.add_argument_group("ranks, more")
     more.add_argument(
         "--backend", metavar="WORD", type=_backend,
         help="gloo, nccl, ccl, mpi; default: gloo on the CPU, nccl on CUDA",
     )  # fmt: skip
+    more.add_argument(
+        "--threads", type=positive, help="of a rank; default: its share of the cores"
+    )
     add_timeout(more)
     add_allocator_arguments(more)
     _add_policy_arguments(parser.add_argument_group("streaming"))
