@@ -136,7 +136,7 @@ CALLS: dict[str, tuple[Use, type[Exception], list[str]]] = {
     "an absent device": (
         lambda u: sar.load_partition_data(u.path, 0, "cuda:77"), ValueError, ["device", "cuda:77"],
     ),
-    "device": (
+    "a device of no name": (
         lambda u: sar.load_partition_data(u.path, 0, "gpu"), ValueError, ["device", "'gpu'"],
     ),
     "graph to": (lambda u: u.graph.to("gpu"), ValueError, ["device", "'gpu'", "'cpu'"]),
