@@ -27,6 +27,7 @@ from sar.train.fields import check_names
 from sar.train.metrics import predict
 from sar.train.models import build_model, prepare_graph
 from sar.train.options import DataOptions, ModelOptions, TrainOptions
+from sar.train.tables import load_tables
 from sar.train.trainer import Trainer
 
 _PARTIALS = f"predictions*.npz{PARTIAL}"
@@ -71,6 +72,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     sizes = config["in_feats"], config["num_classes"]
     model = build_model(model_options, *sizes, graph=graph, target_type=data.ntype).to(device)
     load_model(model, content)
+    load_tables(args.checkpoint, content.get("tables", {}), model, None, group)
     trainer = Trainer(
         model, graph, data, TrainOptions(metric=config["metric"], mfgs="off"), group=group
     )

@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.comm import Group, current_group
-from sar.errors import NotSupportedError, SarError
+from sar.errors import SarError
 from sar.frontends.dgl import ShardedGraph
 from sar.layers import layers_logged, parts_of_fused
 from sar.nn import (
-    ShardedParameter,
     check,
     clip_grad_norm_,
     global_mean,
@@ -28,6 +27,7 @@ from sar.nn import (
     overlap_gradients,
     sync_params,
 )
+from sar.train import tables
 from sar.train.blocks import training_blocks
 from sar.train.checkpoint import (
     FORMAT,
@@ -97,7 +97,7 @@ class Trainer:
         self.batches = batches
         self.history: list[Record] = []
         if self.checkpoint is not None:
-            _refuse_sharded(model)
+            tables.tables_of(model)  # raises for rows that it would not find again
         self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
         sync_params(model, group=self.group)
         self._overlapped = overlap_gradients(model, group=self.group)
@@ -232,15 +232,16 @@ class Trainer:
         """Write the checkpoint; collective."""
         if self.checkpoint is None:
             raise ValueError("checkpoint: got None, expected the folder to save in")
-        content = {
+        content: dict[str, Any] = {
             "format": FORMAT,
             "epoch": self.epoch,
             "num_ranks": self.group.size,
             "random": random_states(self.group),
             "dropout_seeds": self.group.seeds.state(),
             "noise": noise_states(self.group),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": tables.shared_state(self.model),
+            "optimizer": tables.shared_optimizer_state(self.optimizer),
+            "tables": tables.save_tables(self.checkpoint, self.model, self.optimizer, self.group),
             "scheduler": self.scheduler.state_dict(),
             "history": self.history,
             "config": self.config,
@@ -249,6 +250,7 @@ class Trainer:
         if self.step:
             content["begun"] = {"step": self.step, **vars(self._begun)}
         save_checkpoint(self.checkpoint, content, self.group)
+        tables.remove_old_tables(self.checkpoint, content["tables"], self.group)
 
     def resume(self) -> int:
         """Continue from the checkpoint; returns the epochs it had done. Collective.
@@ -265,6 +267,8 @@ class Trainer:
         self._check_graph(content.get("graph"))
         load_model(self.model, content)
         load_optimizer(self.optimizer, self.scheduler, content)
+        heads = content.get("tables", {})
+        tables.load_tables(self.checkpoint, heads, self.model, self.optimizer, self.group)
         self.epoch, self.history = content["epoch"], list(content["history"])
         begun = content.get("begun")
         if begun:
@@ -353,15 +357,6 @@ class _Mean:
 
 def _pick(values: Tensor, rows: Tensor) -> Tensor:
     return values.index_select(0, rows)  # several times faster than values[rows], both ways
-
-
-def _refuse_sharded(model: nn.Module) -> None:
-    names = [n for n, param in model.named_parameters() if isinstance(param, ShardedParameter)]
-    if names:
-        raise NotSupportedError(
-            f"checkpoint: got a folder and the model with {names[0]!r}, whose rows lie on all "
-            "ranks, expected None; write them with sar.train.save_embedding"
-        )
 
 
 def _check_config(saved: dict[str, Any], mine: dict[str, Any]) -> None:

@@ -50,7 +50,8 @@ def check_model(args: argparse.Namespace) -> Iterator[str]:
     """What these options say together, and whether a model of the user's own is there."""
     if args.model in MODELS:
         if args.model == "gat" and args.hidden % args.heads:
-            yield f"--heads: got {args.heads}, expected a divisor of --hidden, which is {args.hidden}"
+            expected = f"a divisor of --hidden, which is {args.hidden}"
+            yield f"--heads: got {args.heads}, expected {expected}"
         for key in args.model_args:
             yield f"--model-args: got {key}, which is for a model of your own, not {args.model}"
         return

@@ -31,7 +31,8 @@ def add_parser(subparsers: Any) -> Parser:
     parser.for_experts(
         "--heads", "--multilabel", "--normalize-features", "--schedule", "--weight-decay",
         "--clip-norm", "--eval-every", "--mfgs", "--activations-directory", "--sampled-epochs",
-        "--checkpoint-steps", "--activations", "--checkpoint-every", "--trace", "--no-progress", "--explain",
+        "--checkpoint-steps", "--activations", "--checkpoint-every", "--trace", "--no-progress",
+        "--explain",
     )  # fmt: skip
     return parser
 
