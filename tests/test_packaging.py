@@ -120,6 +120,41 @@ def test_the_wheel_works_away_from_the_checkout(installed: Path, tmp_path: Path)
     assert len(json.loads((tmp_path / "out.json").read_text())["epochs"]) == 2
 
 
+# ---------------------------------------------------------------- images and jobs
+
+DEPLOY = ROOT / "examples" / "deploy"
+# Stand-ins for what a cluster has: two hosts, a task on each.
+CLUSTER = {
+    "scontrol": "printf 'host%s\\n' 4 5",
+    "srun": 'shift 2; for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=0 "$@"; done',
+    "sar": """case $1 in
+        environment) echo export FROM_SAR=yes;;
+        *) echo $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS $FROM_SAR $*
+    esac""",
+}
+
+
+def test_a_slurm_job_gives_each_task_its_rank(tmp_path: Path) -> None:
+    for name, text in CLUSTER.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"NTASKS": "2", "CPUS_PER_TASK": "3", "JOB_ID": "1234567", "JOB_NODELIST": "host[4-5]"}
+    more = {f"SLURM_{name}": value for name, value in job.items()}
+    more["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    out = run("bash", DEPLOY / "train.slurm", "a b.json", "--heads", "4", cwd=tmp_path, **more)
+    expected = "2 0 host4:24567 3 yes train a b.json --heads 4"
+    assert out.splitlines() == [f"0 {expected}", f"1 {expected}"]
+
+
+def test_what_the_image_is_made_of_is_there() -> None:
+    """The files that are copied from the checkout, the options of the run that tries the image."""
+    lines = [line.split() for line in (DEPLOY / "Dockerfile").read_text().splitlines()]
+    copied = [words[1] for words in lines if words[:1] == ["COPY"] and "--from" not in words[1]]
+    assert copied and all((ROOT / name).exists() for name in copied)
+    tried = [words[2:] for words in lines if words[:2] == ["RUN", "sar"]]
+    assert [build_parser().parse_args(words).nproc for words in tried] == [2]
+
+
 # ---------------------------------------------------------------- completion of words
 
 # Runs the script's function as bash would on a press of the tab key.
