@@ -129,7 +129,8 @@ CLUSTER = {
     "srun": 'shift 2; for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=0 "$@"; done',
     "sar": """case $1 in
         environment) echo export FROM_SAR=yes;;
-        *) echo $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS $FROM_SAR $*
+        *) at=$MASTER_ADDR:$MASTER_PORT
+           echo $RANK $WORLD_SIZE $LOCAL_RANK $at $OMP_NUM_THREADS $FROM_SAR $*
     esac""",
 }
 
