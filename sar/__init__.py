@@ -95,6 +95,7 @@ __all__ = [
     "gather_grads",
     "global_mean",
     "initialize_comms",
+    "launch",
     "load_dgl_partition_data",
     "load_partition_data",
     "logger",
@@ -118,8 +119,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``plan`` and ``train``, which are imported when they are asked for; ``RelGraphConv``,
-    ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    """``plan``, ``train`` and ``launch``, which are imported when they are asked for;
+    ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    if name == "launch":
+        return importlib.import_module(f"{__name__}.cli.functions").launch
     if name in ("plan", "train"):
         return importlib.import_module(f"{__name__}.{name}")
     return lazy_name(name)
