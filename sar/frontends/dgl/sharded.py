@@ -133,9 +133,15 @@ class ShardedGraph(Counts, OriginalMembers):
         """A graph with the same columns whose later changes do not show here."""
         return self._over(transform.copy_frames(self._store))
 
-    def add_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
-        """A graph with an edge from every node to itself added at the end; collective."""
-        return self._over(transform.add_self_loop(self._store, self._canonical(etype)))
+    def add_self_loop(
+        self, etype: str | EType | None = None, rows: Mapping[str, Tensor] | None = None
+    ) -> ShardedGraph:
+        """A graph with an edge from every node to itself added at the end; collective.
+
+        ``rows`` are their columns, [num_nodes, ...] each; 0 in others.
+        """
+        store = transform.add_self_loop(self._store, self._canonical(etype), rows or {})
+        return self._over(store)
 
     def remove_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
         """A graph without edges from a node to itself; collective."""
