@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar._private import children_of, tree_leaves
+from sar._private import children_of, tree_leaves, untraced
 from sar.comm import current_group
 from sar.graph import GraphView
 from sar.graph.rows import Call, KeyedRows, Kind, current, keyed_rows, kinds_of
@@ -82,6 +82,7 @@ class Dropout(nn.Dropout):
         super().__init__(p, inplace)
         self._bound = _Bound(None if graph is None else keyed_rows(_checked(graph)))
 
+    @untraced
     def forward(
         self,
         input: Tensor,

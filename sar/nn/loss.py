@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sar._private import untraced
 from sar.comm import Group, current_group
 from sar.ops.reduce import mean_of_rows, sum_of_rows
 from sar.tracing.lazy import eager
 
 
+@untraced
 def global_mean(
     values: Tensor, mask: Tensor | None = None, *, group: Group | None = None
 ) -> Tensor:
@@ -37,6 +39,7 @@ def global_mean(
     return mean_of_rows(*_checked(values, mask, group))
 
 
+@untraced
 def global_sum(
     values: Tensor, mask: Tensor | None = None, *, group: Group | None = None
 ) -> Tensor:

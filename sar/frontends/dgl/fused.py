@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
+from sar._private import untraced
 from sar.errors import NotSupportedError
 from sar.frontends.dgl.counts import Counts
 from sar.graph.rows import layer_called
@@ -51,6 +52,7 @@ def named(forward: Callable) -> Callable:
     from the one that was raised.
     """
 
+    @untraced
     @wraps(forward)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
