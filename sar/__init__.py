@@ -43,7 +43,9 @@ __all__ = [
     "explain",
     "gather_grads",
     "global_mean",
+    "global_sum",
     "initialize_comms",
+    "launch",
     "load_dgl_partition_data",
     "load_partition_data",
     "logger",
@@ -55,6 +57,7 @@ __all__ = [
     "overlap_gradients",
     "partition_graph",
     "patch_dgl",
+    "prepare",
     "rank",
     "set_activations",
     "shutdown",
@@ -68,10 +71,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """All names at the first that is asked for, so that a word that the command line does not know
-    is told without importing torch; ``plan`` and ``train`` when they are asked for;
+    is told without importing torch; ``plan``, ``train`` and ``launch`` when they are asked for;
     ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
     if name.startswith("__"):
         raise AttributeError(f"module 'sar' has no attribute {name!r}")
+    if name == "launch":
+        return importlib.import_module(f"{__name__}.cli.functions").launch
     if name in ("plan", "train"):
         return importlib.import_module(f"{__name__}.{name}")
     public = importlib.import_module(f"{__name__}._public")

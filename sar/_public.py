@@ -39,7 +39,7 @@ from sar.frontends.dgl import (
     load_dgl_partition_data,
     load_partition_data,
 )
-from sar.layers import Explanation, explain, optimize
+from sar.layers import Explanation, explain, optimize, prepare
 from sar.memory import set_activations
 from sar.nn import (
     DistributedBN1D,
@@ -48,6 +48,7 @@ from sar.nn import (
     convert_dropout,
     gather_grads,
     global_mean,
+    global_sum,
     overlap_gradients,
     sync_params,
     trace,
@@ -87,6 +88,7 @@ __all__ = [
     "explain",
     "gather_grads",
     "global_mean",
+    "global_sum",
     "initialize_comms",
     "load_dgl_partition_data",
     "load_partition_data",
@@ -99,6 +101,7 @@ __all__ = [
     "overlap_gradients",
     "partition_graph",
     "patch_dgl",
+    "prepare",
     "rank",
     "set_activations",
     "shutdown",

@@ -188,6 +188,8 @@ class Parser(argparse.ArgumentParser):
         try:
             return self.convert(action, text)
         except argparse.ArgumentError as error:
+            if self._subparsers is not None:  # options that act at once
+                raise
             self._problems.append(plain(error))
             self._bad_values = True
             return _BAD
