@@ -16,6 +16,7 @@ import sar
 from sar.__main__ import build_parser, main
 from sar.cli.train import make_trainer
 from sar.comm import Group, ThreadGroup
+from sar.plan.probe import Work, probe_bytes
 from sar.train import ModelOptions, build_model
 from sar.train.own_model import build_own, find_maker
 
@@ -116,6 +117,15 @@ def test_on_mini_batches(place: Path) -> None:
     assert losses[0] == pytest.approx(want[0], abs=1e-5)
     with pytest.raises(ValueError, match=r"fanouts: got 3.*whose num_blocks is 2"):
         trained(place, *words, "--sampled")
+
+
+def test_is_planned_like_the_built_in_one(place: Path) -> None:
+    found = [
+        probe_bytes(Work(model, WIDTH, CLASSES), 1, nodes=64)
+        for model in (ModelOptions("mynet:Net", args={"width": 8}), ModelOptions("sage", 2, 8))
+    ]
+    for name in ("parameters", "pulled_bytes", "summed_bytes", "reductions"):
+        assert getattr(found[0], name) == getattr(found[1], name)
 
 
 def test_what_the_constructor_gets() -> None:
