@@ -91,7 +91,7 @@ def _read(parser: Any, action: argparse.Action, words: Any, typed: Any) -> Any:
         if words not in ("true", "false"):
             raise ValueError(f"got {words!r}, expected true or false")
         return words == "true"
-    if action.nargs in ("+", "*"):
+    if action.nargs in ("+", "*") or isinstance(action.default, list):
         return [
             parser.convert(action, one) for one in ([words] if isinstance(words, str) else words)
         ]
