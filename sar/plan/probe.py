@@ -134,14 +134,14 @@ class _Run:
     def __init__(self, work: Work, path: str, group: Group, **policy: Any) -> None:
         import sar
 
-        # first, as it imports DGL's layers: a graph knows those that are there when it is used
-        self.model = build_model(work.model, work.features, work.classes)
         data = sar.load_dgl_partition_data(path, group.rank, "cpu")
         whole = Policy(constant_inputs=work.constant_inputs, **policy)
         self.graph = prepare_graph(sar.construct_full_graph(data, whole), work.model)
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
+        self.model = build_model(work.model, work.features, work.classes)
         sar.set_activations(self.model, work.activations)
+        self.graph = self.graph.with_policy(whole)  # a new one knows the layers imported since
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.sar = sar
 
