@@ -1,20 +1,27 @@
-"""The tutorials, followed word for word: files are saved, commands typed, outputs compared.
+"""The tutorials, followed word for word: files are saved, commands run, outputs compared.
 
 A Python block whose first line is a comment with a file's name is saved under that name. Lines of
-shell blocks are typed one after another. A `text` block behind `<!-- output -->` is what the last
-command printed, numbers to within two units of their last digit.
+shell blocks are run one after another: `python` and `sar` in this process, which has imported
+everything, `torchrun` in processes of its own. A `text` block behind `<!-- output -->` is what the
+last command printed, numbers to within two units of their last digit.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from test_docs import ROOT, blocks
+
+from sar.__main__ import main
 
 OUTPUT = re.compile(r"<!-- output -->\n\Z")
 NUMBER = re.compile(r"\d+\.\d+")
@@ -27,24 +34,27 @@ def is_output(page: str, line: int) -> bool:
     return bool(OUTPUT.search("".join(lines[: line - 2])))
 
 
-def typed(command: str, folder: Path) -> str:
-    """What ``command`` prints, in a shell that finds `python`, `torchrun` and this `sar`."""
-    tools = folder / "bin"
-    if not tools.exists():
-        tools.mkdir()
-        for name, words in (("python", ""), ("sar", "-m sar"), ("torchrun", "-m torch.distributed.run")):
-            script = f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n'
-            (tools / name).write_text(script)
-            (tools / name).chmod(0o755)
-    environment = {
-        **os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+def torchrun(words: list[str]) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *words],
+        env=environment, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{words}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
     return done.stdout
+
+
+def typed(command: str) -> str:
+    """What ``command`` prints; it must succeed."""
+    program, *words = shlex.split(command)
+    if program == "torchrun":
+        return torchrun(words)
+    with redirect_stdout(io.StringIO()) as printed:
+        if program == "python":
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            assert program == "sar" and main(words) == 0, command
+    return printed.getvalue()
 
 
 def assert_same_text(printed: str, shown: str) -> None:
@@ -54,18 +64,21 @@ def assert_same_text(printed: str, shown: str) -> None:
         assert float(one) == pytest.approx(float(other), abs=2.5 * last_digit), printed
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", ["docs/tutorial_dgl.md", "docs/tutorial_sampled.md"])
-def test_tutorial_does_what_it_says(page: str, tmp_path: Path) -> None:
+def test_tutorial_does_what_it_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     printed, files, outputs = "", 0, 0
     for block in blocks(page):
         named = FILE.match(block.text)
         if block.language == "python" and named:
-            (tmp_path / named[1]).write_text(block.text)
+            Path(named[1]).write_text(block.text)
             files += 1
         elif block.language == "shell":
             for command in block.text.splitlines():
-                printed = typed(command, tmp_path)
+                printed = typed(command)
         elif is_output(page, block.line):
             assert_same_text(printed, block.text)
             outputs += 1
