@@ -101,7 +101,7 @@ def row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     name = action.option_strings[-1] if action.option_strings else ""
     # A choice of few words is said, as in {a,b}; a value of one's own is a word in capitals.
     written = " ".join(word for word in (name, value if action.nargs != 0 else "") if word)
-    written = written.replace("|", "\\|")
+    written = written.replace("|", "\\|").replace(",", ", ")
     help_text = parser._get_formatter()._expand_help(action) if action.help else ""
     return f"| `{written}` | {in_html(' '.join(help_text.split()))} |"
 
