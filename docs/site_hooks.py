@@ -121,9 +121,12 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
 
 class PlainRoles(griffe.Extension):
-    """Docstrings as Markdown: ``:func:`sar.check``` is the name alone."""
+    """Docstrings as Markdown: of ``:func:`` the name alone, and a heading for all ``Raises``."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
             text = obj.docstring.value
-            obj.docstring.value = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+            text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+            everywhere = "Errors are raised on every rank.\n\nRaises:"
+            text = re.sub(r"^Raises, on every rank:$", everywhere, text, flags=re.M)
+            obj.docstring.value = text
