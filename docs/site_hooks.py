@@ -1,7 +1,8 @@
 """What `mkdocs` does for this site beyond its plugins: pages from outside of docs/, and formulas.
 
 The pages are written for a viewer of plain files, too, so they link to files of the repository.
-Here these files become pages, and links to them lead there. MathJax comes from a package and is
+Here these files become pages, and links to them lead there. A picture that is drawn light has a
+dark twin, whose name differs in that word alone. MathJax comes from a package and is
 loaded by the pages that have formulas, so the site needs no other server.
 """
 
@@ -20,9 +21,14 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 MATHJAX = Path(mathjax.__file__).parent / "static" / "mathjax"
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    path
+    for path in (ROOT / "examples").iterdir()
+    if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__")
+)
 OPTIONS = "<!-- options -->"
 PAGES = ["CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "examples/README.md"]
+PAIR = re.compile(r'<img ([^>]*src="[^"]*-)light(\.(?:svg|png))"([^>]*)>')
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
 
 FORMULAS = """
@@ -41,8 +47,8 @@ def place(path: str) -> str:
     path = posixpath.normpath(path)
     if path == "README.md":
         return "index.md"
-    if path.startswith("examples/") and path.endswith(".py"):
-        return path.removesuffix(".py") + ".md"
+    if path.startswith("examples/") and not path.endswith(".md"):
+        return f"examples/{Path(path).parts[1].removesuffix('.py')}.md"
     return path.removeprefix("docs/") + (".md" if path == "LICENSE" else "")
 
 
@@ -61,7 +67,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def example(path: Path) -> str:
-    return f"# {path.name}\n\n```python\n{path.read_text()}```\n"
+    """A page with the text of a file, or of all files of a folder."""
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    names = [f"## {file.name}\n\n" if path.is_dir() else "" for file in files]
+    kinds = {".py": "python", ".slurm": "bash", "": "docker"}
+    texts = [f"```{kinds.get(f.suffix, 'text')}\n{f.read_text()}```\n" for f in files]
+    return f"# {path.name}\n\n" + "\n".join(map(str.__add__, names, texts))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -114,6 +125,9 @@ def in_html(text: str) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Pictures NAME-light and NAME-dark take turns with the colors of the page."""
+    each = (rf'<img \1{color}\2#only-{color}"\3>' for color in ("light", "dark"))
+    html = PAIR.sub("".join(each), html)
     if 'class="arithmatex"' not in html:
         return html
     up = "../" * page.file.src_uri.count("/")
