@@ -85,7 +85,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return posixpath.relpath(there, posixpath.dirname(here) or ".")
 
     if OPTIONS in markdown:
-        markdown = markdown.replace(OPTIONS, "\n".join(commands()))
+        tables = "\n".join(commands())
+        markdown = markdown.replace(OPTIONS, f'<div class="options" markdown>\n{tables}\n</div>')
     return LINK.sub(as_here, markdown)
 
 
