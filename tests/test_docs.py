@@ -104,7 +104,7 @@ def test_commands_are_accepted(page: str) -> None:
     from benchmarks import registry
     from sar.__main__ import build_parser
 
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for words in commands(page):
         arguments = sar_arguments(words)
         if arguments is not None:
@@ -133,9 +133,12 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The ids that headings get: lower case, words joined by dashes, no punctuation."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """The ids that headings get: lower case, words joined by dashes, no punctuation; and names."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    names = re.findall(r"^::: (\S+)$", text, re.M)  # the reference of a name
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {*names, *(heading.replace(" ", "-") for heading in plain)}
 
 
 def test_every_public_name_is_documented() -> None:
