@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.pool import OWNED
+
 _PAUSE = 0.02
 # Forks once for each line that it reads: a process that waits for the one that does the work, and
 # then leaves its status in a file.
@@ -17,10 +19,15 @@ _LOOP = """
 import json, os, runpy, signal, sys
 sys.path.insert(0, os.getcwd())
 import torch, torch.distributed, sar, sar.__main__, sar.cli.sample_server, sar.sampling
+try:
+    import dgl.nn
+except ImportError:
+    pass
 torch.set_num_threads(1)
 
-def work(words, environment, base):
+def work(words, environment, cwd, base):
     os.setsid()
+    os.chdir(cwd)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{base}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -30,12 +37,13 @@ def work(words, environment, base):
     if words[0] == "-m":
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
+        sys.path.insert(0, os.path.dirname(words[0]))
         runpy.run_path(words[0], run_name="__main__")
 
-def child(words, environment, base):
+def child(*given):
     status = 1
     try:
-        work(words, environment, base)
+        work(*given)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -51,13 +59,13 @@ def child(words, environment, base):
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
 for line in sys.stdin:
-    words, environment, base = json.loads(line)
+    *given, base = json.loads(line)
     waiting = os.fork()
     if waiting == 0:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         pid = os.fork()
         if pid == 0:
-            child(words, environment, base)
+            child(*given, base)
         print(pid, flush=True)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with open(f"{base}.tmp", "w") as file:
@@ -118,25 +126,31 @@ class Nursery:
 
     Args:
         folder: where children write.
+        cwd, environment: of the process that they come from.
     """
 
     def __init__(self, folder: Path, cwd: Path, environment: dict[str, str]) -> None:
-        self._folder, self._count = folder, 0
+        self._folder, self._cwd, self._count = folder, cwd, 0
         self._process = subprocess.Popen(
             [sys.executable, "-c", _LOOP], cwd=cwd, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
+        OWNED.add(self._process.pid)
 
-    def start(self, words: list[str], environment: dict[str, str]) -> Child:
+    def start(
+        self, words: list[str], environment: dict[str, str], cwd: Path | None = None
+    ) -> Child:
         """``python words...`` with this environment and nothing else in it."""
         base = self._folder / f"child{self._count}"
         self._count += 1
         into, out = self._process.stdin, self._process.stdout
         if into is None or out is None:
             raise RuntimeError("the nursery has no pipes")
-        into.write(json.dumps([words, environment, str(base)]) + "\n")
+        given = words, environment, str(cwd or self._cwd), str(base)
+        into.write(json.dumps(given) + "\n")
         into.flush()
         return Child(int(out.readline()), base)
 
     def close(self) -> None:
         self._process.communicate(timeout=30)
+        OWNED.discard(self._process.pid)
