@@ -67,13 +67,9 @@ def sockets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     """Starts scripts in processes that have imported already: ``nursery.start(words, ..)``."""
-    root = Path(__file__).resolve().parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    made = Nursery(tmp_path_factory.mktemp("children"), root, environment)
-    yield made
-    made.close()
+    return Nursery(tmp_path_factory.mktemp("children"))
 
 
 @pytest.fixture(params=["memory", "sockets"])

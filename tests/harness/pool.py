@@ -20,10 +20,16 @@ from harness import worker
 from harness.failures import COLLECTIVE_TIMEOUT, DEADLINE, HarnessTimeout, RankFailed
 
 _GRACE = 2.0  # seconds from a first error to the last answer, and from terminate to kill
-OWNED: set[int] = set()  # process ids of all living workers, for the leak checks
-# Workers are forks of a process that has imported, which takes seconds, and done nothing else.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "sar", "dgl.nn"])
+OWNED: set[int] = set()  # the process that others are forked from, for the leak checks
+# Processes are forks of one that has imported, which takes seconds, and done nothing else.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "dgl.nn", "sar", "sar.__main__"])
+
+
+def start(process: BaseProcess) -> None:
+    """Start a process of ``CONTEXT``."""
+    process.start()
+    OWNED.add(forkserver._forkserver._forkserver_pid or 0)
 
 
 @dataclass
@@ -40,7 +46,6 @@ class _Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        OWNED.discard(self.process.pid or 0)
 
     def stacks(self) -> str:
         if self.process.is_alive() and self.process.pid:
@@ -113,13 +118,12 @@ class WorkerPool:
 
     def _start(self, size: int) -> None:
         for _ in range(len(self._workers), size):
-            ours, theirs = _CONTEXT.Pipe()
+            ours, theirs = CONTEXT.Pipe()
             log = self.folder / f"stacks-{next(self._numbers)}"
             given = theirs, str(log), self._environment
-            process = _CONTEXT.Process(target=worker.main, args=given, daemon=True)
-            process.start()
+            process = CONTEXT.Process(target=worker.main, args=given, daemon=True)
+            start(process)
             theirs.close()
-            OWNED.update((process.pid or 0, forkserver._forkserver._forkserver_pid or 0))
             self._workers.append(_Worker(process, ours, log))
 
     def _collect(
