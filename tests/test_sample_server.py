@@ -21,7 +21,7 @@ from sar.__main__ import main
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
-LIMIT = 10  # seconds of the ranks' timeout where one of them fails
+LIMIT = 15  # seconds of the ranks' timeout where one of them fails
 SLACK = 10
 START = 60  # seconds until all have met, on a busy machine
 
