@@ -258,7 +258,9 @@ def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:
     scope = messages.scope
     out = attend_if_matched(messages) if op in ("sum", "mean") else None
     if out is not None:
-        scope.relation.group.meter.tell("attention kernel")
+        meter = scope.relation.group.meter
+        if meter.told is not None:
+            meter.tell("attention kernel")
         return mean_of_sum(out, scope.relation) if op == "mean" else out
     by_sum = op in ("sum", "mean") and isinstance(scope.relation, Relation)
     softmax, weighting = (weighted_by(messages) if by_sum else None) or (None, None)
