@@ -60,10 +60,10 @@ class MailboxGrads:
     ) -> None:
         """Recompute one block under grad and add its share to every gradient."""
         at = block.ends, block.position, block.dst
-        rows = self.grads.leaves(src, at)
+        src_rows, dst_rows, edge_rows, node_rows = rows = self.grads.leaves(src, at)
         mode = self.spec.reduce.messages.capturing.replace(self.originals, self.grads.aliases)
         with torch.enable_grad():
-            values = self.spec.compute(block, *rows, mode)
+            values = self.spec.compute(block, src_rows, dst_rows, edge_rows, node_rows, mode)
         pairs = [
             (value, grad.index_select(0, block.dst).to(value.dtype))
             for value, grad in zip(values, grads, strict=True)

@@ -100,11 +100,11 @@ class MessageGrads:
     ) -> None:
         """Recompute one block under grad and add its share to every gradient."""
         at = block.dst, block.position
-        rows = self.grads.leaves(src, at)
+        src_rows, dst_rows, edge_rows = rows = self.grads.leaves(src, at)
         mode = self.spec.messages.capturing.replace(self.originals, self.grads.aliases)
         weigh = None if self.weights is None else self.weights.of(block.dst)
         with torch.enable_grad():
-            values = self.spec.call(block, *rows, mode, weigh)
+            values = self.spec.call(block, src_rows, dst_rows, edge_rows, mode, weigh)
         pairs = [
             (
                 value,
