@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from harness.nursery import Nursery
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -87,16 +87,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", python_pages())
-def test_python_blocks_run(page: str, folder: Path) -> None:
+def test_python_blocks_run(page: str, folder: Path, nursery: Nursery) -> None:
     environment = {
         **os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, __file__, page],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    child = nursery.start([__file__, page], environment, folder)
+    try:
+        assert child.wait(100) == 0, child.text("err")[-3000:]
+    finally:
+        child.kill()
 
 
 @pytest.mark.parametrize("page", PAGES)
