@@ -28,5 +28,7 @@ def _offer_files(parser: argparse.ArgumentParser, files: Any) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 _offer_files(command, files)
+        elif getattr(action.type, "words", ()):
+            action.choices = action.type.words  # type: ignore[union-attr]
         elif action.choices is None and action.nargs != 0 and action.type in (None, Path):
             action.complete = files  # type: ignore[attr-defined]

@@ -16,11 +16,13 @@ _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 class Value:
     """A type with the word that stands for it in a help text.
 
-    ``read`` raises ``ValueError`` for what it does not take; the message is told with the option.
+    ``words`` are some of what it takes, which a shell completes. ``read`` raises ``ValueError`` for what it does not take; the message is told with the option.
     """
 
-    def __init__(self, metavar: str, read: Callable[[str], Any]) -> None:
-        self.metavar, self._read = metavar, read
+    def __init__(
+        self, metavar: str, read: Callable[[str], Any], words: tuple[str, ...] = ()
+    ) -> None:
+        self.metavar, self._read, self.words = metavar, read, words
 
     def __call__(self, text: str) -> Any:
         try:

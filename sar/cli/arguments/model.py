@@ -29,7 +29,7 @@ def _model(text: str) -> str:
 def add_model_arguments(group: Any) -> None:
     """What :func:`sar.cli.models.model_options` reads."""
     group.add_argument(
-        "--model", type=Value("NAME", _model), default="sage",
+        "--model", type=Value("NAME", _model, MODELS), default="sage",
         help=f"{', '.join(MODELS)} (for several node types), or your own: module:Class, "
         "file.py:Class",
     )  # fmt: skip
