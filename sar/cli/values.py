@@ -16,7 +16,8 @@ _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 class Value:
     """A type with the word that stands for it in a help text.
 
-    ``words`` are some of what it takes, which a shell completes. ``read`` raises ``ValueError`` for what it does not take; the message is told with the option.
+    ``words`` are some of what it takes, which a shell completes. ``read`` raises ``ValueError`` for
+    what it does not take; the message is told with the option.
     """
 
     def __init__(
