@@ -11,8 +11,10 @@ from sar.cli.launch import USER_ERROR
 from sar.errors import SarError
 
 COMMANDS = (
-    "partition", "inspect", "plan", "train", "evaluate", "sample-server", "environment", "bench",
+    "partition", "inspect", "plan", "train", "evaluate", "report", "sample-server", "environment",
+    "bench",
 )  # fmt: skip
+_MODULES = {"report": "run_report"}  # where it is not the command's name
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="sar", description="Exact full-batch training over many hosts.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        module = importlib.import_module(f"sar.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(f"sar.cli.{_MODULES.get(name, name.replace('-', '_'))}")
         sub = module.add_parser(subparsers)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         sub.set_defaults(run=module.run)

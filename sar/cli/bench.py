@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import sar
-from sar.errors import MissingDependencyError, SarError
+from sar.cli.pictures import need_matplotlib
+from sar.errors import SarError
 from sar.partition.cut import METHODS
 
 MODELS = ("sage", "gat", "gatv2")
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser, models: Sequence[str]) -> Non
     )  # fmt: skip
     parser.add_argument("--sar-path", type=Path, metavar="CHECKOUT", help="IntelLabs SAR, beside")
     parser.add_argument("--out", type=Path, default=Path("bench"), help="folder, default bench")
+    parser.add_argument("--dark", action="store_true", help="draw on a dark ground")
     parser.add_argument("--cache", type=Path, default=CACHE, help="of generated graphs")
 
 
@@ -68,10 +70,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the options and run the measuring package in a process of its own."""
     check_arguments(args)
-    try:
-        import matplotlib  # noqa: F401 - before minutes of measuring
-    except ImportError as error:
-        raise MissingDependencyError("sar bench draws plots: pip install matplotlib") from error
+    need_matplotlib("sar bench")  # before minutes of measuring
     root = package_root()
     words = [sys.executable, "-m", "benchmarks.tables", *_words(args)]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -98,4 +97,5 @@ def _words(args: argparse.Namespace) -> list[str]:
     for name in ("scale", "method", "model", "epochs", "out", "cache"):
         words += [f"--{name}", str(getattr(args, name))]
     words += ["--ranks", *map(str, args.ranks), "--bandwidth", *args.bandwidth]
+    words += ["--dark"] * args.dark
     return words + (["--sar-path", str(args.sar_path)] if args.sar_path is not None else [])

@@ -3,15 +3,14 @@
 import argparse
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
-from sar.cli.cut_picture import check_picture, draw
 from sar.cli.cut_report import (
     add_model_arguments,
     model_of,
     predict_training,
     prediction_lines,
 )
+from sar.cli.pictures import add_plot_arguments, check_plot, plot_cut
 from sar.partition.summary import summarize
 from sar.plan import from_summary
 
@@ -32,24 +31,17 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--verify", action="store_true", help="compare all files with the digests in the JSON"
     )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw sizes of parts and rows between them, .png or .svg",
-    )
+    add_plot_arguments(parser, "sizes of parts and rows between them")
     add_model_arguments(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     model = model_of(args)
-    if args.plot is not None:
-        check_picture(args.plot, "--plot")
+    check_plot(args)
     summary = summarize(args.parts, verify=args.verify, watch=_progress)
     predicted = None if model is None else predict_training(from_summary(summary), model)
-    if args.plot is not None:
-        draw(summary, args.plot)
+    plot_cut(args, summary)
     if args.json:
         more = {} if predicted is None else {"predicted": predicted.to_dict()}
         print(json.dumps(summary | more, indent=2))

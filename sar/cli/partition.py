@@ -10,10 +10,8 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from sar.cli.cut_picture import check_picture, draw
 from sar.cli.cut_report import (
     add_model_arguments,
     model_of,
@@ -21,6 +19,7 @@ from sar.cli.cut_report import (
     prediction_lines,
     report_lines,
 )
+from sar.cli.pictures import add_plot_arguments, check_plot, plot_cut
 from sar.config import parse_bytes
 from sar.partition.cut import DEFAULT_METHOD, METHODS
 from sar.partition.methods.base import BALANCES, Method
@@ -58,9 +57,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     )
     report = parser.add_argument_group("report")
     report.add_argument("--json", action="store_true", help="print it as one JSON object")
-    report.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw sizes of parts and rows, .png or .svg"
-    )
+    add_plot_arguments(report, "sizes of parts and rows between them")
     add_model_arguments(parser)
     return parser
 
@@ -117,8 +114,7 @@ def positive(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     options, model = _options(args), model_of(args)
-    if args.plot is not None:
-        check_picture(args.plot, "--plot")
+    check_plot(args)
     with _tidy_ends(), Bars() as bars, _warnings_in_a_line():
         done = partition(args.input, args.out, options, bars.show)
     predicted = None if model is None else predict_cut(done.graph, done.quality, model)
@@ -127,8 +123,7 @@ def run(args: argparse.Namespace) -> int:
             f"{WARNING}nothing is predicted for a graph of several types, or without 'feat'",
             file=sys.stderr,
         )
-    if args.plot is not None:
-        draw(done.quality.to_dict(), args.plot)
+    plot_cut(args, done.quality.to_dict())
     seconds = time.perf_counter() - start
     if args.json:
         found = done.quality.to_dict() | {"path": done.path, "seconds": seconds}

@@ -11,6 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from sar.cli.inspect import aligned
+from sar.cli.pictures import add_plot_arguments, check_plot
+from sar.cli.plan_picture import draw, settings_of
 from sar.cli.train import add_model_arguments, model_options
 from sar.config import CONSTANT_INPUTS, parse_bytes
 from sar.memory.activations import ACTIVATIONS
@@ -19,7 +21,6 @@ from sar.plan import (
     GraphStatistics,
     Hardware,
     Prediction,
-    Setting,
     Work,
     estimate,
     from_parts,
@@ -70,6 +71,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--as-stored", action="store_true", help="do not add the reverse of every directed edge"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_plot_arguments(parser, "memory and time against the number of ranks")
     return parser
 
 
@@ -77,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table of settings, or a JSON of it."""
     model = model_options(args)
     hardware = _hardware(args)
+    check_plot(args)
     graph = _graph(args)
     width = args.feature_width or graph.features
     if not width:
@@ -86,8 +89,11 @@ def run(args: argparse.Namespace) -> int:
         name: measure_costs(Work(model, width, classes, name, args.constant_inputs), args.threads)
         for name in dict.fromkeys(args.activations)
     }
-    settings = _settings(graph.size, list(costs))
+    settings = settings_of(graph.size, list(costs))
     found = [predict(graph, costs[one.activations], one, hardware) for one in settings]
+    if args.plot is not None:
+        model_words = f"{model.layers}-layer {model.model}, hidden {model.hidden}"
+        draw(args.plot, args.dark, f"{graph.name}, {model_words}", graph, costs, hardware)
     if args.json:
         content = {
             "graph": graph.name,
@@ -100,14 +106,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(render(graph, found)))
     return 0
-
-
-def _settings(size: int, activations: list[str]) -> list[Setting]:
-    strict = max(1, size - 1)
-    rounds = [("strict", strict)] + ([("one-shot", 1)] if strict > 1 else [])
-    return [
-        Setting(f"{word}, {one}", number, one) for one in activations for word, number in rounds
-    ]
 
 
 def _graph(args: argparse.Namespace) -> GraphStatistics:

@@ -24,6 +24,7 @@ from sar.cli.launch import (
     run_rank,
 )
 from sar.cli.outputs import check_file, check_writable
+from sar.cli.pictures import add_run_arguments, check_run_pictures, draw_result
 from sar.cli.report import gather_layers, gather_ranks, report
 from sar.comm import Group
 from sar.files import remove_left_over
@@ -68,6 +69,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     results.add_argument("--resume", action="store_true", help="continue from --checkpoint")
     results.add_argument("--json", metavar="OUT.json", help="write epochs, ranks, configuration")
+    add_run_arguments(results)
     results.add_argument(
         "--trace", metavar="OUT.json", help="write what every rank did when, in Chrome's format"
     )
@@ -235,7 +237,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     layers = gather_layers(recorded.summary(), group)
     if group.rank == 0:
         told = {**_config(args, group), **config, "mfgs": trainer.mfgs}
-        report(args.json, trainer.history, ranks, told, layers)
+        draw_result(args, report(args.json, trainer.history, ranks, told, layers))
 
 
 def _explain(trainer: Trainer) -> None:
@@ -318,6 +320,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     for name, path in (("--json", args.json), ("--trace", args.trace)):
         if path is not None:
             check_file(Path(path), name)
+    check_run_pictures(args)
     if args.checkpoint is not None:
         check_writable(Path(args.checkpoint), "--checkpoint")
         remove_left_over(Path(args.checkpoint), [FILE_NAME])

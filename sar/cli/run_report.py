@@ -1,0 +1,50 @@
+"""`sar report`: a page or a picture of a training run, from the JSON that it wrote."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sar.cli.pictures import PAGE, check_picture
+from sar.pictures import SUFFIXES, check_cut, draw_run, palette, read_run, save, write_report
+from sar.pictures.training import SIZE
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "report",
+        help="write a page about a training run",
+        description="Write one HTML page, or a picture, of what sar train --json wrote.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.json", help="of sar train --json")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="a page, .html, or .png or .svg"
+    )
+    parser.add_argument(
+        "--cut", type=Path, metavar="CUT.json", help="of sar inspect --json, to be on the page"
+    )
+    parser.add_argument("--dark", action="store_true", help="draw a picture on a dark ground")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    check_picture(args.out, "--out", (*PAGE, *SUFFIXES))
+    found = read_run(_read(args.run, "RUN.json"))
+    cut = None if args.cut is None else check_cut(_read(args.cut, "--cut"))
+    if args.out.suffix.lower() in PAGE:
+        write_report(found, args.out, cut)
+    else:
+        save(args.out, partial(draw_run, found), SIZE, palette(args.dark))
+    print(f"written to {args.out}")
+    return 0
+
+
+def _read(path: Path, option: str) -> Any:
+    """The JSON in a file; raises ``ValueError`` naming ``option``."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{option}: {str(path)!r} is no JSON: {error}") from error
