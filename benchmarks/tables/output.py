@@ -66,14 +66,13 @@ def _draw(name: str, rows: list[Row], figure: Any, colors: Palette) -> None:
 
 
 def _draw_memory(axes: Any, rows: list[Row], colors: Palette) -> None:
-    names = dict.fromkeys(row["contender"] for row in rows)
-    points = {
-        name: [(row["ranks"], MB * row["mb"]) for row in rows if row["contender"] == name]
-        for name in names
-    }
+    alone, *others = rows
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in others:
+        points.setdefault(row["contender"], []).append((row["ranks"], MB * row["mb"]))
     ranks = sorted({row["ranks"] for row in rows})
-    points["DGL / ranks"] = [(size, MB * rows[0]["mb"] / size) for size in ranks]
-    title(axes, TITLES["memory"])
+    points["DGL / ranks"] = [(size, MB * alone["mb"] / size) for size in ranks]
+    title(axes, TITLES["memory"], "DGL / ranks: an even share of what DGL takes in one process")
     axes.set_ylabel(lines(axes, points, TRAFFIC, colors))
 
 

@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="write a page about a training run",
         description="Write one HTML page, or a picture, of what sar train --json wrote.",
     )
-    parser.add_argument("run", type=Path, metavar="RUN.json", help="of sar train --json")
+    parser.add_argument("result", type=Path, metavar="RUN.json", help="of sar train --json")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="a page, .html, or .png or .svg"
     )
@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     check_picture(args.out, "--out", (*PAGE, *SUFFIXES))
-    found = read_run(_read(args.run, "RUN.json"))
+    found = read_run(_read(args.result, "RUN.json"))
     cut = None if args.cut is None else check_cut(_read(args.cut, "--cut"))
     if args.out.suffix.lower() in PAGE:
         write_report(found, args.out, cut)

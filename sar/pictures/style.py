@@ -49,11 +49,11 @@ class Palette:
 
 LIGHT = Palette(
     paper="#ffffff", ink="#1b1f24", quiet="#57606a", grid="#dfe3e8", pale="#b4bcc6",
-    first="#0b63b0", second="#b84a00", third="#00806a", fourth="#8f3f97",
+    first="#0a5bcf", second="#b7550c", third="#17604f", fourth="#8a2f9e",
 )  # fmt: skip
 DARK = Palette(
     paper="#14181d", ink="#e8ecf1", quiet="#a3adb8", grid="#333b45", pale="#596470",
-    first="#5eb0ef", second="#f0a04b", third="#3ccfa8", fourth="#dc9be6",
+    first="#7ad5f8", second="#d98b2b", third="#4eb18c", fourth="#d94ff0",
 )  # fmt: skip
 
 Draw = Callable[[Any, Palette], None]
@@ -194,4 +194,4 @@ def themed(svg: str, name: str) -> str:
         svg = svg.replace(color, f"var(--{role})")
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
-    return re.sub(r' (width|height)="[^"]*pt"', "", svg, count=2)
+    return re.sub(r' ((width|height)="[^"]*pt"|xmlns(:xlink)?="[^"]*")', "", svg, count=4)

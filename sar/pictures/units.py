@@ -58,7 +58,7 @@ def powers(axis: Any, low: float, high: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     if high < 5 * low:
-        axis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=2))
     else:
         axis.set_major_locator(LogLocator(10, subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
     axis.set_minor_locator(NullLocator())
