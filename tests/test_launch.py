@@ -81,7 +81,8 @@ def losses(result: dict) -> list[tuple]:
 def whole(parts: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     """The report of an uninterrupted run of 5 epochs, and its checkpoint's folder."""
     folder = tmp_path_factory.mktemp("whole")
-    return train(parts, folder / "out.json", 5, "--checkpoint", folder), folder
+    words = ["--plot", folder / "run.svg", "--report", folder / "run.html"]
+    return train(parts, folder / "out.json", 5, "--checkpoint", folder, *words), folder
 
 
 @pytest.mark.system
@@ -104,6 +105,16 @@ def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
     assert all(rank["peak_rss_mb"] >= rank["baseline_rss_mb"] > 50 for rank in result["ranks"])
     sent = [rank["sent_bytes"] for rank in result["ranks"]]
     assert sent == [rank["received_bytes"] for rank in reversed(result["ranks"])] and min(sent) > 0
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_pictures_of_a_run(whole: tuple[dict, Path], tmp_path: Path) -> None:
+    """Those that training draws are those that its JSON gives afterwards."""
+    folder = whole[1]
+    for name in ("run.svg", "run.html"):
+        assert main(["report", str(folder / "out.json"), "--out", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text() == (folder / name).read_text()
 
 
 @pytest.mark.system
@@ -337,6 +348,8 @@ def variable(pid: int, name: str) -> str:
         (["--dropout", "1.5"], "dropout: got 1.5"),
         (["--resume"], "--resume: got no --checkpoint"),
         (["--json", "/proc/nowhere/out.json"], "--json: cannot write in '/proc/nowhere'"),
+        (["--plot", "run.gif"], "--plot: got 'run.gif', expected a name that ends in .png or .svg"),
+        (["--report", "run.svg"], "--report: got 'run.svg', expected a name that ends in .html"),
         (["--checkpoint", "/proc/nowhere"], "--checkpoint: cannot write in '/proc/nowhere'"),
         (["--backend", "nccl"], "--backend: got nccl, which needs --device cuda"),
     ],

@@ -29,7 +29,8 @@ def draw(
 ) -> None:  # fmt: skip
     """Draw predictions for the ranks of ``graph``, and for an eighth to the fourfold of them."""
     asked = graph.size
-    sizes = [number for number in numbers(asked) if number >= hardware.ranks_per_host]
+    least = min(asked, hardware.ranks_per_host)
+    sizes = [number for number in numbers(asked) if number >= least]
     memory: dict[str, list[tuple[int, float]]] = {}
     seconds: dict[str, list[tuple[int, float]]] = {}
     for number in sizes:
