@@ -296,7 +296,7 @@ def test_wrong_files_of_a_report(tmp_path: Path, capsys: Any) -> None:
         ([run, "--out", str(tmp_path / "run.pdf")], "ends in .html or .png or .svg"),
         ([str(tmp_path / "text.json"), "--out", page_], "is no JSON"),
         ([str(tmp_path / "none.json"), "--out", page_], "No such file"),
-        ([run, "--out", page_, "--cut", run], "cut: got no graph_name"),
+        ([run, "--out", page_, "--cut", run], "run.json"),
     ):
         assert main(["report", *words]) == 2
         assert message in capsys.readouterr().err

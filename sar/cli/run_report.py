@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sar.cli.pictures import PAGE, check_picture
-from sar.pictures import SUFFIXES, check_cut, draw_run, palette, read_run, save, write_report
+from sar.partition.summary import summarize
+from sar.pictures import SUFFIXES, draw_run, palette, read_run, save, write_report
 from sar.pictures.training import SIZE
 
 
@@ -24,7 +25,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--out", type=Path, required=True, metavar="FILE", help="a page, .html, or .png or .svg"
     )
     parser.add_argument(
-        "--cut", type=Path, metavar="CUT.json", help="of sar inspect --json, to be on the page"
+        "--cut", metavar="PARTS.json", help="partitions, whose cut is drawn on the page"
     )
     parser.add_argument("--dark", action="store_true", help="draw a picture on a dark ground")
     return parser
@@ -32,8 +33,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     check_picture(args.out, "--out", (*PAGE, *SUFFIXES))
-    found = read_run(_read(args.result, "RUN.json"))
-    cut = None if args.cut is None else check_cut(_read(args.cut, "--cut"))
+    found = read_run(_read(args.result))
+    cut = None if args.cut is None else summarize(args.cut)
     if args.out.suffix.lower() in PAGE:
         write_report(found, args.out, cut)
     else:
@@ -42,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path, option: str) -> Any:
-    """The JSON in a file; raises ``ValueError`` naming ``option``."""
+def _read(path: Path) -> Any:
+    """The JSON in a file; raises ``ValueError``."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{option}: {str(path)!r} is no JSON: {error}") from error
+        raise ValueError(f"RUN.json: {str(path)!r} is no JSON: {error}") from error

@@ -1,6 +1,6 @@
 """Pictures and reports of runs, cuts, plans and measurements, in one look."""
 
-from sar.pictures.cut import check_cut, draw_cut
+from sar.pictures.cut import draw_cut
 from sar.pictures.plan import Plan, draw_plan
 from sar.pictures.report import write_report
 from sar.pictures.run import Run, read_run
@@ -14,7 +14,6 @@ __all__ = [
     "Palette",
     "Plan",
     "Run",
-    "check_cut",
     "draw_cut",
     "draw_plan",
     "draw_run",

@@ -21,15 +21,6 @@ _SIZES = {
 _WRITTEN_OUT = 10  # parts up to which the map has numbers
 
 
-def check_cut(found: Any) -> Mapping[str, Any]:
-    """Raise ``ValueError`` for what :func:`draw_cut` does not draw."""
-    needed = ("graph_name", "num_parts", "num_edges", "cut_edges", "parts", "rows", *_SIZES)
-    missing = [key for key in needed if key not in found] if isinstance(found, Mapping) else needed
-    if missing:
-        raise ValueError(f"cut: got no {', '.join(missing)}, expected the JSON of sar inspect")
-    return found
-
-
 def draw_cut(found: Mapping[str, Any], figure: Any, colors: Palette) -> None:
     """Bars of each size and a map of rows.
 

@@ -29,7 +29,7 @@ def write_report(run: Run, path: Path, found: Mapping[str, Any] | None = None) -
     """Write the page.
 
     Args:
-        found: what `sar inspect --json` tells of the cut, which is then drawn, too.
+        found: what :func:`sar.partition.summary.summarize` gave of the cut, to be drawn, too.
 
     Raises ``OSError`` that names ``path``.
     """
