@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.config import Policy
+from sar.config import Policy, usable_device
 from sar.edges import Relation
 from sar.errors import UnsupportedMember
 from sar.frontends.dgl import multi, passing
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.edge_columns import EdgeColumns
+from sar.frontends.dgl.instead import missing_member
 from sar.frontends.dgl.legacy import OriginalMembers
 from sar.frontends.dgl.operators import GraphMarker
 from sar.frontends.dgl.patches import install
@@ -56,7 +57,7 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def to(self, device: torch.device | str, **_: Any) -> ShardedGraph:
         """The graph on ``device``; itself when it is there already. No communication."""
-        device = torch.device(device)
+        device = usable_device(device)
         if device == self.device:
             return self
         return self._over(self._store.to(device))
@@ -292,7 +293,7 @@ class ShardedGraph(Counts, OriginalMembers):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnsupportedMember(f"a sharded graph has no member {name!r}")
+        raise UnsupportedMember(missing_member(name))
 
     def __repr__(self) -> str:
         kind = "block" if self.is_block else "graph"
