@@ -75,8 +75,9 @@ def written(tmp_path: Path, content: Any) -> str:
 
 
 def plan(limit: float | None = 2.0**34) -> Plan:
-    memory = {name: [(n, k * 2**33 / n) for n in (1, 2, 4)] for k, name in enumerate("ab", 1)}
-    seconds = {name: [(n, k * 5.0 / n) for n in (1, 2, 4)] for k, name in enumerate("ab", 1)}
+    near = {"a": 1.0, "b": 1.02, "c": 1.05, "d": 1.6}  # lines whose names must make room
+    memory = {name: [(n, k * 2**33 / n) for n in (1, 2, 4)] for name, k in near.items()}
+    seconds = {name: [(n, k * 5.0 / n) for n in (1, 2, 4)] for name, k in near.items()}
     return Plan("graph, model", "dotted: 2 ranks", memory, seconds, 2, limit)
 
 
