@@ -68,7 +68,7 @@ def read_run(result: Any) -> Run:
         column = [record.get(key) for record in epochs]
         if any(score is not None for score in column):
             scores[split] = column
-    metric = result["config"].get("metric") or "score"
+    metric = result.get("metric") or result["config"].get("metric") or "score"
     return Run(
         epochs, result["ranks"], result["layers"], result["config"], result.get("versions", {}),
         metric, scores,
