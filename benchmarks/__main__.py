@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks import registry, report
-from sar.cli.partition import positive
+from sar.cli.values import positive
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -1,65 +1,14 @@
 """Exact full-batch training of graph neural networks over many hosts."""
+# ruff: noqa: F405
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sar import comm
-from sar.comm import (
-    comm_device,
-    current_group,
-    initialize_comms,
-    manual_seed,
-    nfs_ip_init,
-    rank,
-    shutdown,
-    world_size,
-)
 from sar.compat import install_modules, lazy_name
-from sar.compat.construct_shard_manager import convert_dist_graph
-from sar.compat.core import (
-    DataLoader,
-    DistNeighborSampler,
-    DistributedBlock,
-    GraphShardManager,
-    HeteroGraphShardManager,
-    message_has_parameters,
-)
-from sar.compat.data_loading import suffix_key_lookup
-from sar.compat.logging_setup import logger, logging_setup
-from sar.compat.patch_dgl import patch_dgl
-from sar.config import Config, Lossy, Policy
-from sar.errors import (
-    CommError,
-    DriftError,
-    MissingDependencyError,
-    NotSupportedError,
-    PartitionError,
-    SarError,
-)
-from sar.frontends.dgl import (
-    ShardedGraph,
-    construct_full_graph,
-    construct_mfgs,
-    load_dgl_partition_data,
-    load_partition_data,
-)
-from sar.layers import Explanation, explain, optimize
-from sar.memory import set_activations
-from sar.nn import (
-    DistributedBN1D,
-    check,
-    convert_batch_norm,
-    convert_dropout,
-    gather_grads,
-    global_mean,
-    overlap_gradients,
-    sync_params,
-    trace,
-)
-from sar.partition.homogeneous import to_homogeneous
-from sar.partition.options import PartitionOptions
-from sar.partition.run import partition_graph
+
+if TYPE_CHECKING:
+    from sar._public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -94,7 +43,9 @@ __all__ = [
     "explain",
     "gather_grads",
     "global_mean",
+    "global_sum",
     "initialize_comms",
+    "launch",
     "load_dgl_partition_data",
     "load_partition_data",
     "logger",
@@ -106,6 +57,7 @@ __all__ = [
     "overlap_gradients",
     "partition_graph",
     "patch_dgl",
+    "prepare",
     "rank",
     "set_activations",
     "shutdown",
@@ -118,11 +70,23 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``plan`` and ``train``, which are imported when they are asked for; ``RelGraphConv``,
-    ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    """All names at the first that is asked for, so that a word that the command line does not know
+    is told without importing torch; ``plan``, ``train`` and ``launch`` when they are asked for;
+    ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    if name.startswith("__"):
+        raise AttributeError(f"module 'sar' has no attribute {name!r}")
+    if name == "launch":
+        return importlib.import_module(f"{__name__}.cli.functions").launch
     if name in ("plan", "train"):
         return importlib.import_module(f"{__name__}.{name}")
-    return lazy_name(name)
+    public = importlib.import_module(f"{__name__}._public")
+    mine = globals()
+    mine.update({one: getattr(public, one) for one in __all__ if hasattr(public, one)})
+    return mine[name] if name in mine else lazy_name(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 install_modules(sys.modules[__name__])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sar.comm.allocation import SOFT_LIMIT, check_soft_limit, set_soft_limit
 from sar.errors import MissingDependencyError
+from sar.words import ALLOCATORS
 
 __all__ = [
-    "ALLOCATORS",
     "PRELOAD",
     "SOFT_LIMIT",
     "allocator_environment",
@@ -28,7 +28,6 @@ __all__ = [
 # unless it is told a soft limit: whatever it wants to get from the system while it holds more than
 # that, it first gives kept buffers back.
 
-ALLOCATORS = ("system", "tbb")
 PRELOAD = "LD_PRELOAD"
 # glibc gives buffers of 1 MiB and more back when they are freed; torch asks for huge pages.
 _SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "1048576", "THP_MEM_ALLOC_ENABLE": "1"}
@@ -82,8 +81,8 @@ def _tbb_libraries() -> list[str]:
     found = [places[name] for name in _LIBRARIES if name in places and places[name].exists()]
     if len(found) < len(_LIBRARIES):
         raise MissingDependencyError(
-            f"allocator: got 'tbb', which needs {' and '.join(_LIBRARIES)}: pip install 'sar[tbb]' "
-            "(Linux on x86-64)"
+            f"allocator: got 'tbb', which needs {' and '.join(_LIBRARIES)}: pip install "
+            "'sar-gnn[tbb]' (Linux on x86-64)"
         )
     paths = [str(path) for path in found]
     if re.search(r"[\s:]", "".join(paths)):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-CONSTANT_INPUTS = ("memory", "mapped", "off")
+from sar.words import CONSTANT_INPUTS, WIRE_DTYPES
+
 _UNITS = {"": 1, "B": 1}
 _UNITS.update({f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)})
 _UNITS.update({f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)})
@@ -34,9 +35,6 @@ def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
     if size <= 0:
         raise ValueError(f"{name}: got {text!r}, expected more than 0 bytes")
     return size
-
-
-WIRE_DTYPES = ("bfloat16", "int8")
 
 
 @dataclass(frozen=True)

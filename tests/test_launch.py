@@ -17,10 +17,9 @@ import pytest
 import torch
 from harness import run_threads
 
-from sar.__main__ import main
+from sar.__main__ import build_parser, main
 from sar.cli import evaluate, inputs
 from sar.cli.launch import (
-    add_rank_arguments,
     check_rank_arguments,
     policy_of,
     worker_environment,
@@ -353,18 +352,18 @@ def variable(pid: int, name: str) -> str:
     ("words", "message"),
     [
         (["--nproc", "3"], "got a graph of 2 parts for 3 ranks"),
-        (["--nproc", "0"], "--nproc: got 0"),
-        (["--threads", "0"], "--threads: got 0"),
-        (["--timeout", "0"], "--timeout: got 0"),
-        (["--rounds", "0"], "rounds: got 0"),
-        (["--rounds", "1", "--memory-budget", "1GiB"], "rounds and memory_budget: got both"),
-        (["--memory-budget", "lots"], "memory_budget: got 'lots'"),
-        (["--block-bytes", "0"], "block_bytes: got '0', expected more than 0 bytes"),
-        (["--lossy-boundary-rate", "1.5"], "boundary_rate: got 1.5, expected 0 < rate <= 1"),
-        (["--structure", "forward"], "structure: got 'forward'"),
+        (["--nproc", "0"], "--nproc: got '0'"),
+        (["--threads", "0"], "--threads: got '0'"),
+        (["--timeout", "0"], "--timeout: got '0'"),
+        (["--rounds", "0"], "rounds: got '0'"),
+        (["--rounds", "1", "--memory-budget", "1GiB"], "--rounds and --memory-budget: got both"),
+        (["--memory-budget", "lots"], "--memory-budget: got 'lots'"),
+        (["--block-bytes", "0"], "--block-bytes: got '0', expected more than 0 bytes"),
+        (["--lossy-boundary-rate", "1.5"], "--lossy-boundary-rate: got '1.5', expected more than"),
+        (["--structure", "forward"], "--structure: got 'forward'"),
         (["--activations-directory", "."], "expected --activations offload with it"),
-        (["--epochs", "0"], "epochs: got 0"),
-        (["--dropout", "1.5"], "dropout: got 1.5"),
+        (["--epochs", "0"], "--epochs: got '0'"),
+        (["--dropout", "1.5"], "--dropout: got '1.5'"),
         (["--resume"], "--resume: got no --checkpoint"),
         (["--json", "/proc/nowhere/out.json"], "--json: cannot write in '/proc/nowhere'"),
         (["--plot", "run.gif"], "--plot: got 'run.gif', expected a name that ends in .png or .svg"),
@@ -451,18 +450,16 @@ def test_the_users_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_cuda_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    parser = argparse.ArgumentParser()
-    add_rank_arguments(parser)
+    args = build_parser().parse_args(["train", "parts.json", "--device", "cuda"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="--device: got cuda"):
-        check_rank_arguments(parser.parse_args(["--device", "cuda"]))
+        check_rank_arguments(args)
 
 
 def test_edge_values_at_once_are_an_option() -> None:
-    parser = argparse.ArgumentParser()
-    add_rank_arguments(parser)
-    assert policy_of(parser.parse_args([])).block_bytes is None
-    assert policy_of(parser.parse_args(["--block-bytes", "64MiB"])).block_bytes == 64 << 20
+    parse, words = build_parser().parse_args, ["train", "parts.json"]
+    assert policy_of(parse(words)).block_bytes is None
+    assert policy_of(parse([*words, "--block-bytes", "64MiB"])).block_bytes == 64 << 20
 
 
 # ---------------------------------------------------------------- cache and outputs

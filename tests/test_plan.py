@@ -17,7 +17,7 @@ from harness.parts import Cutter
 import sar
 from sar.__main__ import main
 from sar.cli import plan as cli
-from sar.cli.plan import parse_rate
+from sar.cli.values import parse_rate
 from sar.comm import sockets
 from sar.edges.out_edges import OutEdges
 from sar.edges.push_pull import linear_relation
@@ -262,11 +262,11 @@ def test_plot(
     [
         (["ogbn-product", "--hosts", "4"], "did you mean ogbn-products?"),
         (["ogbn-products"], "--hosts: got nothing"),
-        (["ogbn-products", "--hosts", "0"], "--hosts: got 0, expected at least 1"),
+        (["ogbn-products", "--hosts", "0"], "--hosts: got '0', expected an integer of 1"),
         (["ogbn-products", "--hosts", "2", "--bandwidth", "25GB"], "--bandwidth: got '25GB'"),
         (["ogbn-products", "--hosts", "2", "--memory", "much"], "--memory: got 'much'"),
         (["ogbn-products", "--hosts", "2", "--memory", "4Gb"], "--memory: got '4Gb', which reads"),
-        (["ogbn-products", "--hosts", "2", "--halo-share", "-1"], "--halo-share: got -1.0"),
+        (["ogbn-products", "--hosts", "2", "--halo-share", "-1"], "--halo-share: got '-1'"),
         (["ogbn-products", "--hosts", "2", "--model", "gat", "--heads", "3"], "heads: got 3"),
         (["nowhere.json"], "nowhere.json"),
     ],

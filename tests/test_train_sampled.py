@@ -138,10 +138,10 @@ WRONG = [
     (["--batch-size", "4"], "--batch-size: got one, expected --sampled as well"),
     (["--sampled", "--fanouts", "4"], "fanouts: got 1, expected one for each of 3 layers"),
     (["--sampled", "--fanouts", "a,b,c"], "--fanouts: got 'a,b,c', expected numbers such as"),
-    (["--sampled", "--fanouts", "4,3,-2"], "fanouts: got -2, expected at least -1"),
-    (["--sampled", "--batch-size", "0"], "batch_size: got 0, expected at least 1"),
-    (["--sampled", "--sampled-epochs", "0"], "sampled_epochs: got 0, expected at least 1"),
-    (["--sampled", "--checkpoint-steps", "-1"], "checkpoint_steps: got -1, expected at least 0"),
+    (["--sampled", "--fanouts", "4,3,-2"], "--fanouts: got '4,3,-2', expected numbers such as"),
+    (["--sampled", "--batch-size", "0"], "--batch-size: got '0', expected an integer of 1"),
+    (["--sampled", "--sampled-epochs", "0"], "--sampled-epochs: got '0', expected an integer of 1"),
+    (["--sampled", "--checkpoint-steps", "-1"], "--checkpoint-steps: got '-1', expected"),
     (["--sampled", "--model", "gcn"], "got 'gcn', which normalizes by degrees of the whole graph"),
     (["--samples"], "did you mean --sampled?"),
 ]
@@ -152,8 +152,5 @@ def test_wrong_words(
     words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """Before a rank starts."""
-    try:
-        assert main(["train", "nothing.json", *words]) == 2
-    except SystemExit as end:
-        assert end.code == 2
+    assert main(["train", "nothing.json", *words]) == 2
     assert text in capsys.readouterr().err

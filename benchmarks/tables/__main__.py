@@ -10,7 +10,7 @@ from benchmarks import report
 from benchmarks.registry import Table
 from benchmarks.tables import measured, output
 from benchmarks.tables.contenders import MODELS, Request
-from sar.cli.bench import add_arguments, check_arguments
+from sar.cli.arguments.bench import add_arguments, check
 
 
 def request_of(args: argparse.Namespace) -> Request:
@@ -27,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sar bench", description=__doc__)
     add_arguments(parser, MODELS)
     args = parser.parse_args(arguments)
-    check_arguments(args)
+    for problem in check(args):
+        parser.error(problem)
     request = request_of(args)
     machine = report.machine()
     report.print_machine(machine)

@@ -11,20 +11,10 @@ import numpy as np
 from sar.partition.arrays import GraphArrays
 from sar.partition.quality import CutQuality, balance
 from sar.plan import GraphStatistics, Work, from_quality, measure_costs, predict_bytes
-from sar.train.options import MODELS, ModelOptions
+from sar.train.options import ModelOptions
 
 _INDENT = 9  # columns of a label
 CLASSES = 16  # of the predicted model where nobody says
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is predicted, of which model."""
-    model = parser.add_argument_group(
-        "model", "any of these predicts memory and traffic of each rank; takes some seconds"
-    )
-    model.add_argument("--model", choices=MODELS, help="default: sage")
-    model.add_argument("--layers", type=int, help="default 3")
-    model.add_argument("--hidden", type=int, help="width, default 256")
 
 
 def model_of(args: argparse.Namespace) -> ModelOptions | None:

@@ -5,19 +5,7 @@ import os
 import shlex
 
 from sar.allocator import SOFT_LIMIT, allocator_environment, is_preloaded
-from sar.cli.launch import add_allocator_arguments, soft_limit_of
-
-
-def add_parser(subparsers) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "environment",
-        help="print the memory settings that ranks should start with",
-        description="Print shell commands that set for the ranks of torchrun how memory is "
-        'allocated, as `sar train` does for its own: eval "$(sar environment)". What is set '
-        "already stays, but for --soft-limit. Threads are OMP_NUM_THREADS.",
-    )
-    add_allocator_arguments(parser)
-    return parser
+from sar.cli.launch import soft_limit_of
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,41 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.cli.inputs import add_input_arguments, resolve_parts
-from sar.cli.launch import add_rank_arguments, check_rank_arguments, joined, launch, run_rank
+from sar.cli.inputs import resolve_parts
+from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
 from sar.cli.outputs import check_writable
-from sar.cli.train import load_rank
+from sar.cli.rank_data import load_rank
 from sar.comm import Group
 from sar.files import PARTIAL, naming, remove_left_over, staged
 from sar.partition.load import PartitionData
 from sar.train.checkpoint import FILE_NAME, load_checkpoint, load_model
-from sar.train.data import check_fields
+from sar.train.data import NodeData
+from sar.train.fields import check_names
 from sar.train.metrics import predict
 from sar.train.models import build_model, prepare_graph
 from sar.train.options import DataOptions, ModelOptions, TrainOptions
+from sar.train.tables import load_tables
 from sar.train.trainer import Trainer
 
 _PARTIALS = f"predictions*.npz{PARTIAL}"
-
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "evaluate",
-        help="predict every node from a checkpoint",
-        description="Run a checkpoint's model over the whole graph and write a prediction for "
-        "every node, by its original id where the partitions hold orig_id.",
-    )
-    add_input_arguments(parser)
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="of `sar train`")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write in")
-    parser.add_argument(
-        "--gather", action="store_true", help="one predictions.npz instead of one file a rank"
-    )
-    parser.add_argument("--logits", action="store_true", help="write the logits as well")
-    parser.add_argument("--features", metavar="NAME", help="default: as in training")
-    parser.add_argument("--labels", metavar="NAME", help="default: as in training")
-    add_rank_arguments(parser)
-    return parser
 
 
 def _check_output(args: argparse.Namespace) -> None:
@@ -67,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if not (Path(args.checkpoint) / FILE_NAME).is_file():
         raise ValueError(f"--checkpoint: {args.checkpoint!r} holds no {FILE_NAME}")
     args.input, nproc = resolve_parts(args, args.nproc)
-    check_fields(args.input, args.features, args.labels)
+    check_names(args.input, {"features": args.features, "labels": args.labels})
     launch("evaluate", args, nproc)
     return 0
 
@@ -76,23 +58,26 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     """What one rank does."""
     content = load_checkpoint(args.checkpoint, group)
     config = content["config"]
-    config |= {name: getattr(args, name) for name in ("features", "labels") if getattr(args, name)}
+    given = {name: getattr(args, name) for name in ("features", "labels", "model")}
+    config |= {name: value for name, value in given.items() if value is not None}
     model_options = ModelOptions(**_chosen(config, ModelOptions))
     data_options = DataOptions(**_chosen(config, DataOptions))
     partition, graph, data = load_rank(args, data_options, group, device, need_labels=False)
     graph = prepare_graph(graph, model_options)
-    if data.features.shape[1] != config["in_feats"]:
+    if data.widths != config["in_feats"]:
         raise ValueError(
-            f"features: {data_options.features!r} has {data.features.shape[1]} columns, the "
+            f"features: {data_options.features!r} has {data.widths} columns, the "
             f"checkpoint's model takes {config['in_feats']}"
         )
-    model = build_model(model_options, config["in_feats"], config["num_classes"]).to(device)
+    sizes = config["in_feats"], config["num_classes"]
+    model = build_model(model_options, *sizes, graph=graph, target_type=data.ntype).to(device)
     load_model(model, content)
+    load_tables(args.checkpoint, content.get("tables", {}), model, None, group)
     trainer = Trainer(
         model, graph, data, TrainOptions(metric=config["metric"], mfgs="off"), group=group
     )
     logits = trainer.predict()
-    results = _results(partition, logits, args, data.multilabel, group)
+    results = _results(partition, logits, args, data, group)
     if args.gather:
         results = _gathered(results, group)
     _write(results if group.rank == 0 or not args.gather else None, args, group)
@@ -103,6 +88,8 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
 
 def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
     """The options of ``kind`` that the checkpoint's run had."""
+    newer: dict[str, Any] = {"args": {}, "target_type": None}  # files of before do without
+    config = newer | config
     missing = [field.name for field in fields(kind) if field.name not in config]
     if missing:
         raise ValueError(
@@ -110,7 +97,8 @@ def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
         )
     chosen = {field.name: config[field.name] for field in fields(kind)}
     for field in fields(kind):
-        if type(chosen[field.name]).__name__ != field.type:
+        kinds = str(field.type).partition("[")[0].split(" | ")
+        if type(chosen[field.name]).__name__.replace("NoneType", "None") not in kinds:
             got = f"{chosen[field.name]!r}"
             raise ValueError(f"the checkpoint's {field.name!r}: got {got}, expected {field.type}")
     return chosen
@@ -120,18 +108,17 @@ def _results(
     partition: PartitionData,
     logits: Tensor,
     args: argparse.Namespace,
-    multilabel: bool,
+    data: NodeData,
     group: Group,
 ) -> dict[str, Tensor]:
     """``node_id`` int64 [n] and ``prediction`` (int64 [n], or uint8 [n, C]) of this rank."""
-    guess = predict(logits, multilabel)
-    guess = guess.to(torch.uint8) if multilabel else guess
-    results = {"node_id": _node_ids(partition, group), "prediction": guess.cpu()}
+    guess = predict(logits, data.multilabel)
+    guess = guess.to(torch.uint8) if data.multilabel else guess
+    results = {"node_id": _node_ids(partition, data.ntype, group), "prediction": guess.cpu()}
     return results | ({"logits": logits.float().cpu()} if args.logits else {})
 
 
-def _node_ids(partition: PartitionData, group: Group) -> Tensor:
-    ntype = partition.book.ntypes[0]
+def _node_ids(partition: PartitionData, ntype: str, group: Group) -> Tensor:
     name = f"{ntype}/orig_id"
     if name in partition.node_features:
         return partition.node_features[name].long()

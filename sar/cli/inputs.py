@@ -15,32 +15,9 @@ from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
 from sar.partition.book_file import read_book
-from sar.partition.cut import DEFAULT_METHOD, METHODS
 from sar.partition.sources.inputs import reads_other_files
 
 DEFAULT_PARTS = 2
-
-
-def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """INPUT and how it is cut where it is not cut yet."""
-    parser.add_argument(
-        "input",
-        metavar="INPUT",
-        help="PARTS.json, a folder of partitions that PyG or GraphLearn wrote, or any INPUT of "
-        "`sar partition` (cut first)",
-    )
-    parser.add_argument(
-        "--method",
-        choices=METHODS,
-        default=DEFAULT_METHOD,
-        help=f"of the cut where INPUT is not cut yet, default: {DEFAULT_METHOD}",
-    )
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="compare features with the digests in the JSON at once, not when they are first read",
-    )
-    parser.add_argument("--cut-seed", type=int, default=0, help="seed of that cut, default 0")
 
 
 def resolve_parts(args: argparse.Namespace, num_ranks: int | None) -> tuple[str, int]:

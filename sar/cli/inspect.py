@@ -5,35 +5,13 @@ import json
 from collections.abc import Iterable
 
 from sar.cli.cut_report import (
-    add_model_arguments,
     model_of,
     predict_training,
     prediction_lines,
 )
-from sar.cli.pictures import add_plot_arguments, check_plot, plot_cut
+from sar.cli.pictures import check_plot, plot_cut
 from sar.partition.summary import summarize
 from sar.plan import from_summary
-
-
-def add_parser(subparsers) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "inspect",
-        help="show what partitions hold",
-        description="Show nodes, edges, halo, cut, balance and features of a partitioned graph; "
-        "with --model, --layers or --hidden also what training such a model would take.",
-    )
-    parser.add_argument(
-        "parts",
-        metavar="PARTS.json",
-        help="the JSON file of the partitions, or a folder that PyG or GraphLearn wrote",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--verify", action="store_true", help="compare all files with the digests in the JSON"
-    )
-    add_plot_arguments(parser, "sizes of parts and rows between them")
-    add_model_arguments(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

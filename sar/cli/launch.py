@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -13,152 +12,29 @@ from typing import Any
 
 import torch
 
-from sar.allocator import ALLOCATORS, allocator_environment, is_preloaded, set_soft_limit
+from sar.allocator import allocator_environment, is_preloaded, set_soft_limit
+from sar.cli.parser import USER_ERROR
 from sar.cli.ranks import LOOPBACK, report_failure, run_ranks
 from sar.comm import Group, join_others, shutdown
 from sar.comm.setup import leave_after
-from sar.config import CONSTANT_INPUTS, WIRE_DTYPES, Lossy, Policy, parse_bytes
+from sar.config import Lossy, Policy, parse_bytes
 from sar.files import remove_left_over
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
-USER_ERROR = 2  # a status, argparse's own
 MOST_RANKS_A_CORE = 4  # that start without being asked for
 
 
-def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that runs on ranks."""
-    group = parser.add_argument_group("ranks")
-    group.add_argument(
-        "--nproc", type=int, metavar="P", help="ranks to start here, default one for each part"
-    )
-    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    group.add_argument(
-        "--backend",
-        choices=("gloo", "nccl", "ccl", "mpi"),
-        help="default: gloo on the CPU, nccl on CUDA",
-    )
-    group.add_argument("--threads", type=int, help="threads a rank, default its share of the cores")
-    add_allocator_arguments(group)
-    group.add_argument(
-        "--timeout", type=float, default=300.0, help="seconds to wait for a rank, default 300"
-    )
-    _add_policy_arguments(parser.add_argument_group("streaming"))
-    _add_lossy_arguments(parser)
-
-
-def add_allocator_arguments(group: Any) -> None:
-    """Which allocator ranks start with, and what it may keep."""
-    group.add_argument(
-        "--allocator",
-        choices=ALLOCATORS,
-        default="system",
-        help="of the ranks' memory: tbb is faster, and larger where buffers differ; default system",
-    )
-    group.add_argument(
-        "--soft-limit",
-        metavar="SIZE",
-        help="memory of a rank above which tbb keeps no freed buffers, like 20GiB; default none",
-    )
-
-
-def set_allocator_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ranks start with where the command does not ask."""
-    parser.set_defaults(device="cpu", backend="gloo", allocator="system", soft_limit=None)
-
-
 def soft_limit_of(args: argparse.Namespace) -> int | None:
-    """Bytes; raises ``ValueError`` for no size, or with an allocator that knows no limit."""
-    if args.soft_limit is None:
-        return None
-    size = parse_bytes(args.soft_limit, "--soft-limit")
-    if args.allocator != "tbb":
-        raise ValueError(
-            f"--soft-limit: got {args.soft_limit} with --allocator {args.allocator}, expected tbb"
-        )
-    return size
-
-
-def _add_policy_arguments(group: Any) -> None:
-    """Fields of :class:`sar.Policy` that change no result beyond rounding."""
-    group.add_argument(
-        "--rounds", type=int, help="rounds a layer's halo is fetched in, default P - 1 (strict)"
-    )
-    group.add_argument(
-        "--memory-budget", metavar="SIZE", help="bytes of halo in flight, like 4GiB, not --rounds"
-    )
-    group.add_argument(
-        "--block-bytes",
-        metavar="SIZE",
-        help="bytes of edge values computed at once by messages without a kernel of their own, "
-        "default 8MiB, 1GiB on cuda",
-    )
-    group.add_argument(
-        "--no-rematerialize", action="store_true", help="keep fetched rows for the backward pass"
-    )
-    group.add_argument(
-        "--constant-inputs",
-        choices=CONSTANT_INPUTS,
-        default="memory",
-        help="where sums of rows that stay the same are kept instead of sent again, default "
-        "memory; mapped (files) also keeps what an attention layer reads of others",
-    )
-    group.add_argument(
-        "--structure",
-        metavar="both|one",
-        default="both",
-        help="orientations of the edges kept: both, 12 bytes an edge (default), or one, 8 bytes",
-    )
-    group.add_argument(
-        "--map-features",
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="DIR",
-        help="leave features in a temporary file (in DIR) instead of in memory",
-    )
-    group.add_argument(
-        "--exchange",
-        choices=("auto", "pull"),
-        default="auto",
-        help="auto (the default) sends what is least for sums and attention, pull all source rows",
-    )
-    group.add_argument(
-        "--zeros",
-        choices=("send", "skip"),
-        default="send",
-        help="skip: rows are summed without sending the zeros of relu and dropout; default send",
-    )
-
-
-def _add_lossy_arguments(parser: argparse.ArgumentParser) -> None:
-    lossy = parser.add_argument_group("lossy", "Fewer bytes on the wire for a result that differs.")
-    lossy.add_argument("--lossy-wire", choices=WIRE_DTYPES, help="what feature rows travel as")
-    lossy.add_argument("--lossy-gradient-wire", choices=WIRE_DTYPES, help="the same for gradients")
-    lossy.add_argument(
-        "--lossy-boundary-rate",
-        type=float,
-        default=1.0,
-        metavar="R",
-        help="share of remote rows that training reads, default 1",
-    )
+    """In bytes."""
+    return None if args.soft_limit is None else parse_bytes(args.soft_limit, "--soft-limit")
 
 
 def check_rank_arguments(args: argparse.Namespace) -> None:
-    """Raise ``ValueError`` or ``TypeError`` for what :func:`add_rank_arguments` took."""
-    for name in ("nproc", "threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name}: got {value}, expected at least 1")
-    if not 0 < args.timeout < math.inf:
-        raise ValueError(f"--timeout: got {args.timeout}, expected more than 0 seconds")
-    policy_of(args)
-    soft_limit_of(args)
+    """Raise ``ValueError`` for options of ranks that this machine does not serve."""
     _check_allocator(args.allocator)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: got cuda, but this torch finds no CUDA device; use cpu")
-    if backend_of(args) == "nccl" and args.device == "cpu":
-        raise ValueError("--backend: got nccl, which needs --device cuda")
 
 
 def _check_allocator(name: str) -> None:
@@ -285,6 +161,4 @@ def worker_environment(
 
 
 def _as_json(args: argparse.Namespace) -> str:
-    """The arguments without the parser's functions."""
-    plain = {name: value for name, value in vars(args).items() if not callable(value)}
-    return json.dumps(plain)
+    return json.dumps(vars(args))

@@ -13,102 +13,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from sar.cli.cut_report import (
-    add_model_arguments,
     model_of,
     predict_cut,
     prediction_lines,
     report_lines,
 )
-from sar.cli.pictures import add_plot_arguments, check_plot, plot_cut
+from sar.cli.pictures import check_plot, plot_cut
 from sar.config import parse_bytes
-from sar.partition.cut import DEFAULT_METHOD, METHODS
-from sar.partition.methods.base import BALANCES, Method
+from sar.partition.methods.base import Method
 from sar.partition.methods.given import Given
-from sar.partition.options import KEEP, PartitionOptions
+from sar.partition.options import PartitionOptions
 from sar.partition.run import Partitioned, partition
-from sar.partition.sources.open import ACCEPTED
-from sar.partition.transform import SELF_LOOPS, Transforms
-from sar.partition.write import FORMATS
+from sar.partition.transform import Transforms
+from sar.words import DEFAULT_METHOD
 
 WARNING = "sar partition: warning: "
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _UNEVEN = 1.5  # largest / mean of edges from which balancing is worth a word
-
-
-def add_parser(subparsers) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "partition",
-        help="cut a graph into partitions",
-        description="Cut a graph into partitions, one per rank, in DGL's partition_graph layout. "
-        "The graph may be larger than memory. An interrupted run goes on from its cut.",
-        epilog=f"INPUT is one of: {ACCEPTED}.",
-    )
-    parser.add_argument("input", metavar="INPUT", help="the graph, see below")
-    parser.add_argument(
-        "--parts", type=positive, required=True, metavar="P", help="number of partitions"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
-    _add_cut(parser)
-    _add_edges(parser)
-    parser.add_argument("--name", help="name of the graph and of its JSON file")
-    parser.add_argument("--format", choices=FORMATS, default="dgl", help="layout, default: dgl")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace partitions that are in DIR"
-    )
-    report = parser.add_argument_group("report")
-    report.add_argument("--json", action="store_true", help="print it as one JSON object")
-    add_plot_arguments(report, "sizes of parts and rows between them")
-    add_model_arguments(parser)
-    return parser
-
-
-def _add_cut(parser: argparse.ArgumentParser) -> None:
-    cut = parser.add_argument_group("cut")
-    cut.add_argument(
-        "--method",
-        choices=(*METHODS, KEEP),
-        help=f"default: {DEFAULT_METHOD}; {KEEP}: the parts of partitions that are read",
-    )
-    cut.add_argument(
-        "--assignment",
-        metavar="FILE",
-        help="the part of each node instead: .npy, a text file, or a folder of one for each type",
-    )
-    cut.add_argument(
-        "--balance",
-        metavar="WHAT",
-        help=f"what parts share equally beside nodes: some of {','.join(BALANCES)}; "
-        "nodes: nothing else",
-    )
-    cut.add_argument("--seed", type=int, default=0, help="of the cut, default 0")
-    cut.add_argument(
-        "--memory", metavar="SIZE", help="that the run may use, like 8GiB; default: no bound"
-    )
-
-
-def _add_edges(parser: argparse.ArgumentParser) -> None:
-    edges = parser.add_argument_group("edges and data")
-    edges.add_argument(
-        "--symmetrise", action="store_true", help="every edge in both directions, once"
-    )
-    edges.add_argument(
-        "--drop-duplicates", action="store_true", help="of equal edges keep the first"
-    )
-    edges.add_argument("--self-loops", choices=SELF_LOOPS, default="keep", help="default: keep")
-    edges.add_argument(
-        "--allow-nan", action="store_true", help="take features that are no finite numbers"
-    )
-
-
-def positive(text: str) -> int:
-    """argparse type: an integer of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of 1 or more")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,19 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> PartitionOptions:
-    if args.seed < 0:
-        raise ValueError(f"--seed is {args.seed}, expected 0 or more")
     method: str | Method = args.method or DEFAULT_METHOD
     if args.assignment is not None:
-        if args.method is not None:
-            raise ValueError(f"--method {args.method} and --assignment: expected one of them")
         method = Given(args.assignment)
     balance = None if args.balance is None else args.balance.split(",")
-    for one in balance or ():
-        if one not in ("nodes", *BALANCES):
-            raise ValueError(
-                f"--balance: got {one!r}, expected some of nodes,{','.join(BALANCES)}"
-            )
     return PartitionOptions(
         args.parts,
         method,

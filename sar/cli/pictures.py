@@ -1,4 +1,4 @@
-"""Options of commands that draw, and what is checked of them before the work."""
+"""What commands check before they work of what they draw after it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,6 @@ from sar.pictures.cut import SIZE as CUT_SIZE
 from sar.pictures.training import SIZE as RUN_SIZE
 
 PAGE = (".html",)
-
-
-def add_plot_arguments(parser: Any, what: str) -> None:
-    """``--plot FILE`` and ``--dark``; ``what`` says what is drawn."""
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help=f"draw {what}, .png or .svg; needs matplotlib"
-    )
-    parser.add_argument("--dark", action="store_true", help="draw --plot on a dark ground")
 
 
 def check_plot(args: argparse.Namespace) -> None:
@@ -55,14 +47,6 @@ def plot_cut(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Draw a summary of a cut if ``--plot`` asks for it."""
     if args.plot is not None:
         save(args.plot, partial(draw_cut, found), CUT_SIZE, palette(args.dark))
-
-
-def add_run_arguments(group: Any) -> None:
-    """Pictures of a training run: what :func:`check_run_pictures` and :func:`draw_result` read."""
-    add_plot_arguments(group, "curves, and each rank's memory and traffic")
-    group.add_argument(
-        "--report", type=Path, metavar="FILE", help="write all of it as one page, .html"
-    )
 
 
 def check_run_pictures(args: argparse.Namespace) -> None:

@@ -6,16 +6,14 @@ import argparse
 import difflib
 import json
 import os
-import re
 from dataclasses import asdict
-from typing import Any
 
 from sar.cli.inspect import aligned
-from sar.cli.pictures import add_plot_arguments, check_plot
+from sar.cli.models import model_options
+from sar.cli.pictures import check_plot
 from sar.cli.plan_picture import draw, settings_of
-from sar.cli.train import add_model_arguments, model_options
-from sar.config import CONSTANT_INPUTS, parse_bytes
-from sar.memory.activations import ACTIVATIONS
+from sar.cli.values import parse_rate
+from sar.config import parse_bytes
 from sar.plan import (
     KNOWN,
     GraphStatistics,
@@ -27,52 +25,6 @@ from sar.plan import (
     measure_costs,
     predict,
 )
-
-_RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "plan",
-        help="predict memory, traffic and time of a run",
-        description="Predict peak memory, bytes an epoch and time of an epoch from counted rows, "
-        "and from costs of the model that are measured on small graphs on this machine.",
-    )
-    parser.add_argument(
-        "graph", metavar="PARTS.json|NAME", help=f"partitions, or one of {', '.join(KNOWN)}"
-    )
-    model = parser.add_argument_group("model")
-    add_model_arguments(model)
-    model.add_argument("--feature-width", type=int, metavar="F", help="default: the graph's")
-    model.add_argument("--classes", type=int, metavar="C", help="default: the graph's, or 16")
-    model.add_argument(
-        "--activations", nargs="+", choices=ACTIVATIONS, default=["keep", "recompute"],
-        metavar="HOW", help=f"compared, of {', '.join(ACTIVATIONS)}; default keep recompute",
-    )  # fmt: skip
-    model.add_argument(
-        "--constant-inputs", choices=CONSTANT_INPUTS, default="memory",
-        help="as of sar train, default memory",
-    )  # fmt: skip
-    machines = parser.add_argument_group("machines")
-    machines.add_argument("--hosts", type=int, metavar="N", help="default: one for each part")
-    machines.add_argument("--ranks-per-host", type=int, default=1, metavar="R", help="default 1")
-    machines.add_argument("--cores", type=int, metavar="C", help="of a host, default one a rank")
-    machines.add_argument("--threads", type=int, default=1, help="of a rank, default 1")
-    machines.add_argument(
-        "--bandwidth", default="25Gbit", metavar="RATE", help="of a host, default 25Gbit"
-    )
-    machines.add_argument("--memory", metavar="SIZE", help="of a host, like 256GiB")
-    graph = parser.add_argument_group("graph that is not cut yet")
-    graph.add_argument(
-        "--halo-share", type=float, metavar="X",
-        help="rows a rank receives over rows it owns, default what a random cut gives",
-    )  # fmt: skip
-    graph.add_argument(
-        "--as-stored", action="store_true", help="do not add the reverse of every directed edge"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_plot_arguments(parser, "memory and time against the number of ranks")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,25 +92,10 @@ def _graph(args: argparse.Namespace) -> GraphStatistics:
 
 
 def _hardware(args: argparse.Namespace) -> Hardware:
-    for name in ("hosts", "ranks_per_host", "cores", "threads", "feature_width", "classes"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option}: got {value}, expected at least 1")
-    if args.halo_share is not None and not args.halo_share >= 0:
-        raise ValueError(f"--halo-share: got {args.halo_share}, expected 0 or more")
     memory = None if args.memory is None else parse_bytes(args.memory, "--memory")
     ranks = args.ranks_per_host
     cores = args.cores or ranks * args.threads
     return Hardware(parse_rate(args.bandwidth), memory, ranks, max(1, cores // args.threads))
-
-
-def parse_rate(text: str) -> float:
-    """Bits a second of ``"25Gbit"`` or ``"100 Mbit"``; raises ``ValueError``."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?bit)(?:/s)?\s*", text.lower())
-    if match is None or not float(match.group(1)) > 0:
-        raise ValueError(f"--bandwidth: got {text!r}, expected a rate like '25Gbit' or '100Mbit'")
-    return float(match.group(1)) * _RATES[match.group(2)]
 
 
 def render(graph: GraphStatistics, found: list[Prediction]) -> list[str]:

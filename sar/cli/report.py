@@ -99,20 +99,20 @@ def report(
     print(f"seconds per epoch: {statistics.median(epoch['seconds'] for epoch in epochs):.3f}")
     print(f"{'layer':<16} {'pass':<8}  compute s    wait s   sent MB, per epoch and rank")
     for row in layers:
-        share = 2**20 * len(epochs) * len(ranks)
+        share = 1e6 * len(epochs) * len(ranks)
         seconds = [row[name] / len(epochs) for name in ("compute", "wait")]
         times = " ".join(f"{value:>9.4f}" for value in seconds)
         print(f"{row['layer']:<16} {row['pass']:<8}  {times} {row['sent'] / share:>9.2f}")
     on_device = "peak_device_mb" in ranks[0]
-    print("rank  peak MB  above start MB   sent MB" + "  device peak MB" * on_device)
+    print("rank  peak MiB  above start MiB   sent MB" + "  device peak MiB" * on_device)
     for row in ranks:
         above = row["peak_rss_mb"] - row["baseline_rss_mb"]
-        sent = row["sent_bytes"] / 2**20
+        sent = row["sent_bytes"] / 1e6
         print(
-            f"{row['rank']:>4} {row['peak_rss_mb']:>8.0f} {above:>15.0f} {sent:>9.1f}"
-            + (f" {row['peak_device_mb']:>15.0f}" if on_device else "")
+            f"{row['rank']:>4} {row['peak_rss_mb']:>9.0f} {above:>16.0f} {sent:>9.1f}"
+            + (f" {row['peak_device_mb']:>16.0f}" if on_device else "")
         )
     print(f"blocks of the training nodes: {config['mfgs']}")
-    avoided = sum(row["avoided_bytes"] for row in ranks) / 2**20
+    avoided = sum(row["avoided_bytes"] for row in ranks) / 1e6
     print(f"constant inputs: {config['constant_inputs']}; {avoided:.1f} MB not sent again")
     return content

@@ -14,23 +14,6 @@ from sar.pictures import SUFFIXES, draw_run, palette, read_run, save, write_repo
 from sar.pictures.training import SIZE
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "report",
-        help="write a page about a training run",
-        description="Write one HTML page, or a picture, of what sar train --json wrote.",
-    )
-    parser.add_argument("result", type=Path, metavar="RUN.json", help="of sar train --json")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="a page, .html, or .png or .svg"
-    )
-    parser.add_argument(
-        "--cut", metavar="PARTS.json", help="partitions, whose cut is drawn on the page"
-    )
-    parser.add_argument("--dark", action="store_true", help="draw a picture on a dark ground")
-    return parser
-
-
 def run(args: argparse.Namespace) -> int:
     check_picture(args.out, "--out", (*PAGE, *SUFFIXES))
     found = read_run(_read(args.result))

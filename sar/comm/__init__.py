@@ -1,5 +1,8 @@
 """Process group and portable collectives: other ranks."""
 
+import importlib
+from typing import Any
+
 from sar.comm.current import LocalGroup, current_group, set_process_group, use_group
 from sar.comm.group import Counters, Group
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
@@ -51,3 +54,10 @@ __all__ = [
     "use_group",
     "world_size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Two functions that the original keeps here, and that need more than communication."""
+    if name not in ("gather_grads", "sync_params"):
+        raise AttributeError(f"module 'sar.comm' has no attribute {name!r}")
+    return getattr(importlib.import_module("sar.nn"), name)

@@ -38,6 +38,16 @@ LAZY_NAMES = {
 }
 
 
+class _Later(ModuleType):
+    """A module of the original's name, imported when something is read from it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system asks
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        real = importlib.import_module(self.__name__.replace("sar", __name__, 1))
+        return getattr(real, name)
+
+
 def install_modules(package: ModuleType) -> None:
     """Make the original's modules importable below ``package``.
 
@@ -45,11 +55,10 @@ def install_modules(package: ModuleType) -> None:
     ``from sar.logging_setup import logger`` reads the module.
     """
     for name in MODULES:
-        module = importlib.import_module(f"{__name__}.{name}")
-        sys.modules.setdefault(f"{package.__name__}.{name}", module)
-        if "." not in name and name not in LAZY_NAMES:
+        module = _Later(f"{package.__name__}.{name}")
+        sys.modules.setdefault(module.__name__, module)
+        if "." not in name and name not in (*LAZY_NAMES, *package.__all__):
             vars(package).setdefault(name, module)
-    _complete_comm()
 
 
 def lazy_name(name: str) -> Any:
@@ -61,11 +70,3 @@ def lazy_name(name: str) -> Any:
         raise AttributeError(f"module 'sar' has no attribute {name!r}")
     require_dgl(f"sar.{name}")
     return getattr(importlib.import_module(f"{__name__}.{LAZY_NAMES[name]}"), name)
-
-
-def _complete_comm() -> None:
-    """The original keeps two functions in ``sar.comm`` that need more than communication."""
-    from sar import comm, nn
-
-    for name in ("gather_grads", "sync_params"):
-        vars(comm).setdefault(name, getattr(nn, name))

@@ -23,8 +23,8 @@ from sar.memory.inputs import LayerInputs
 from sar.memory.paging import Offload, RoundToBfloat16, in_memory
 from sar.ops.randomness import SameRandom
 from sar.ops.saving import Notes, hooked, onlooker
+from sar.words import ACTIVATIONS
 
-ACTIVATIONS = ("keep", "recompute", "offload", "lossy_bfloat16")
 _GRAPH_NAMES = ("graph", "g", "block", "mfg")
 
 

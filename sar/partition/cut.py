@@ -11,19 +11,17 @@ import numpy as np
 from sar.errors import PartitionError
 from sar.files import scratch_folder
 from sar.partition.arrays import GraphArrays
-from sar.partition.methods.base import BALANCES, CutOptions, Method
+from sar.partition.methods.base import CutOptions, Method
 from sar.partition.methods.coarsen import Coarsen
 from sar.partition.methods.given import Given
 from sar.partition.methods.hotness import Hotness
 from sar.partition.methods.metis import Metis
 from sar.partition.methods.simple import Contiguous, Random
 from sar.partition.progress import Progress, silent
+from sar.words import BALANCES, DEFAULT_METHOD, METHODS
 
-DEFAULT_METHOD = Coarsen.name
-_NAMED: dict[str, type[Method]] = {
-    kind.name: kind for kind in (Coarsen, Hotness, Metis, Random, Contiguous)
-}
-METHODS = tuple(_NAMED)
+_KINDS: tuple[type[Method], ...] = (Coarsen, Hotness, Metis, Random, Contiguous)
+_NAMED = dict(zip(METHODS, _KINDS, strict=True))
 
 
 def find_method(method: str | Method) -> Method:

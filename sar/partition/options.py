@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.book_json import MAX_PARTS
-from sar.partition.cut import DEFAULT_METHOD, check_balance, find_method
+from sar.partition.cut import check_balance, find_method
 from sar.partition.methods.base import Method
 from sar.partition.methods.metis import Metis
 from sar.partition.transform import Transforms
 from sar.partition.write import check_graph_name
+from sar.words import DEFAULT_METHOD, KEEP
 
-KEEP = "keep"  # the parts that the input has
 # Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
 # parts left out; of an edge with METIS.
 _BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160

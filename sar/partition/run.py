@@ -16,7 +16,6 @@ from sar.files import (
     scratch_folder,
 )
 from sar.partition.arrays import GraphArrays
-from sar.partition.cut import DEFAULT_METHOD
 from sar.partition.kept_cut import KeptCut
 from sar.partition.methods.base import Method
 from sar.partition.options import PartitionOptions, check_memory
@@ -30,6 +29,7 @@ from sar.partition.write import (
     output_folder,
     write_partitions,
 )
+from sar.words import DEFAULT_METHOD
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.buckets import BLOCK, Rows, sort_rows
 from sar.partition.compiled import compiled
 from sar.partition.progress import Counter, Progress, silent
+from sar.words import SELF_LOOPS
 
-SELF_LOOPS = ("keep", "add", "remove")
 _MAX_NODES = 2**31 - 1
 
 

@@ -21,8 +21,8 @@ from sar.partition.formats.dgl_writer import write_dgl
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.pyg_writer import write_pyg
 from sar.partition.progress import Progress, silent
+from sar.words import FORMATS
 
-FORMATS = ("dgl", "pyg")
 # What is in a folder of partitions of either format.
 _OURS = re.compile(r"part_?\d+|.+\.json|(node|edge)_map(\.pt)?|node_data\.npz|ids")
 

@@ -139,7 +139,7 @@ class _Run:
         self.graph = prepare_graph(sar.construct_full_graph(data, whole), work.model)
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
-        self.model = build_model(work.model, work.features, work.classes)
+        self.model = build_model(work.model, work.features, work.classes, graph=self.graph)
         sar.set_activations(self.model, work.activations)
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.sar = sar

@@ -52,14 +52,17 @@ def training_blocks(
         reason = _dependence(model) or _too_many(data, graph, group)
     if reason is not None:
         return None, f"not used: {reason}"
+    features = data.features
+    if isinstance(features, dict):
+        return None, "not used: features are of several types"
     plan = plan_blocks(graph, data.rows["train"], int(model.num_blocks))  # type: ignore[arg-type]
     told = f"save {100 * plan.saved:.0f} % of rows, edges and traffic"
     if mode == "auto" and plan.saved < LEAST_SAVED:
         return None, f"not used: they would {told}"
     graphs = plan.build()
     rows = next(iter(graphs[0]._store.src_rows.values()))
-    features = data.features.index_select(0, rows.to(data.features.device))
-    return TrainingBlocks(graphs, features, plan.saved), f"used: they {told}"
+    read = features.index_select(0, rows.to(features.device))
+    return TrainingBlocks(graphs, read, plan.saved), f"used: they {told}"
 
 
 def _obstacle(model: nn.Module, graph: Any, data: NodeData) -> str | None:

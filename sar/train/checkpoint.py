@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sar.comm import Group
 from sar.errors import SarError
 from sar.train.sealed import check_seal, write_sealed
+from sar.train.tables import with_own_rows
 
 FILE_NAME = "checkpoint.pt"
 FORMAT = 1
@@ -32,10 +33,11 @@ FIELDS: dict[str, type] = {
     "config": dict,
     "graph": dict,
     "begun": dict,
+    "tables": dict,
 }
 _BEGUN = ("step", "loss", "seeds")  # of an epoch that was saved half-way
 _GRAPH = ["cut", "graph", "num_parts"]
-_NEW = ("noise", "graph", "begun")  # older files do without
+_NEW = ("noise", "graph", "begun", "tables")  # older files do without
 
 
 def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: Group) -> None:
@@ -126,7 +128,7 @@ def _wrong(field: str, got: str, expected: str) -> ValueError:
 def load_model(model: nn.Module, content: dict[str, Any]) -> None:
     """Put a checkpoint's parameters in ``model``; ``ValueError`` where they do not fit."""
     try:
-        model.load_state_dict(content["model"])
+        model.load_state_dict(with_own_rows(model, content["model"]))
     except (RuntimeError, KeyError, TypeError) as problem:
         raise ValueError(f"the checkpoint is of another model: {problem}") from problem
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
-from sar.partition.book import PartitionBook
-from sar.partition.book_file import read_book
-from sar.partition.features import FeatureStore
-from sar.partition.load import PartitionData, read_node_features
+from sar.partition.arrays import NTYPE_HOMO
+from sar.partition.load import PartitionData
 from sar.partition.row_file import RowFile
+from sar.train.fields import Fields, target_type
 from sar.train.options import DataOptions
 
 SPLITS = ("train", "val", "test")
@@ -24,36 +21,52 @@ _BLOCK_ROWS = 1 << 14
 
 @dataclass
 class NodeData:
-    """What training needs of this rank's n inner nodes.
+    """What training needs of this rank's n inner nodes (of the target type).
 
     Attributes:
-        features: float32 [n, F].
+        features: float32 [n, F]; in a graph of several types a dict of them, by node type, for
+            those types that have any: [nodes of that type, F of that type].
         labels: int64 [n], -1 where there is none; or float32 [n, C] of 0, 1 and NaN; or ``None``.
         rows: for train, val and test, int64 indices of the nodes of that split with a label.
         num_classes: equal on every rank; 0 without labels.
         multilabel: whether ``labels`` is a matrix.
-        file: where the features lie, if not in memory.
+        files: where the features lie, if not in memory.
+        ntype: the node type that has the labels.
     """
 
-    features: Tensor
+    features: Tensor | dict[str, Tensor]
     labels: Tensor | None
     rows: dict[str, Tensor]
     num_classes: int
     multilabel: bool
-    file: RowFile | None = None
+    files: tuple[RowFile, ...] = ()
+    ntype: str = NTYPE_HOMO
+
+    @property
+    def widths(self) -> int | dict[str, int]:
+        """Columns of the features, of each type where there are several."""
+        if isinstance(self.features, Tensor):
+            return self.features.shape[1]
+        return {ntype: rows.shape[1] for ntype, rows in self.features.items()}
 
     def release(self) -> None:
         """Let go of the pages of features that lie in a file; they come back when read."""
-        if self.file is not None:
-            self.file.release()
+        for file in self.files:
+            file.release()
 
     def to(self, device: torch.device | str) -> NodeData:
         """The same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
         rows = {split: idx.to(device) for split, idx in self.rows.items()}
-        features = self.features.to(device)
-        file = self.file if features is self.features else None
-        return NodeData(features, labels, rows, self.num_classes, self.multilabel, file)
+        features: Tensor | dict[str, Tensor]
+        if isinstance(self.features, Tensor):
+            features = self.features.to(device)
+            moved = features is not self.features
+        else:
+            features = {ntype: x.to(device) for ntype, x in self.features.items()}
+            moved = any(features[ntype] is not x for ntype, x in self.features.items())
+        files = () if moved else self.files
+        return replace(self, features=features, labels=labels, rows=rows, files=files)
 
 
 def load_node_data(
@@ -73,9 +86,9 @@ def load_node_data(
     Labels may be integers, or floats with NaN for none; splits are the fields ``train_mask``,
     ``val_mask`` and ``test_mask``, of which only the first is needed to train.
 
-    Raises, on every rank, ``ValueError`` for a graph with several node types, a field that is
-    missing (naming those there are) or of the wrong shape, or labels that are not classes; and
-    what any rank's reading raises, such as ``OSError`` or too little memory.
+    Raises, on every rank, ``ValueError`` for a field that is missing (naming those there are) or of
+    the wrong shape, labels that are not classes, or a target type that there is not; and what any
+    rank's reading raises, such as ``OSError`` or too little memory.
     """
     group = group or current_group()
     error: Exception | None = None
@@ -97,46 +110,40 @@ def _local(
     need_labels: bool,
     map_features: str | os.PathLike | bool,
 ) -> NodeData:
-    book = partition.book
-    fields = _Fields(book, partition.part_id, partition.node_features)
-    file = None
-    if map_features is False:
-        features = fields.matrix(options.features, "features")
-        if options.normalize_features:
-            normalize_rows_(features)
-    else:
-        folder = None if map_features is True else map_features
-        file = fields.matrix_file(options.features, options.normalize_features, folder)
-        features = file.tensor
+    book, store = partition.book, partition.node_features
+    ntype = target_type(book, store, options)
+    kinds = {t: Fields(book, partition.part_id, store, t) for t in book.ntypes}
+    fields, features, files = kinds[ntype], {}, []
+    for t in [t for t, one in kinds.items() if one.has(options.features)] or [ntype]:
+        features[t], file = _features(kinds[t], options, map_features)
+        files += [file] if file is not None else []
+    given = features[ntype] if book.is_homogeneous else features
+    data = NodeData(given, None, {}, 0, options.multilabel, tuple(files), ntype)
     if not need_labels and not fields.has(options.labels):
-        return NodeData(features, None, {}, 0, options.multilabel, file)
+        return data
     labels = _labels(fields.read(options.labels, "labels"), options)
     known = ~labels.isnan().all(1) if options.multilabel else labels >= 0
     needed = ["train_mask"] if need_labels else []
     masks = {split: fields.mask(f"{split}_mask", needed) for split in SPLITS}
     rows = {split: (mask & known).nonzero()[:, 0] for split, mask in masks.items()}
-    classes = labels.shape[1] if options.multilabel else _num_classes(labels, book.num_nodes())
-    return NodeData(features, labels, rows, classes, options.multilabel, file)
+    count = book.num_nodes(ntype)
+    classes = labels.shape[1] if options.multilabel else _num_classes(labels, count)
+    return replace(data, labels=labels, rows=rows, num_classes=classes)
 
 
-def check_fields(
-    json_path: str | os.PathLike,
-    features: str | None,
-    labels: str | None,
-    needed: Sequence[str] = (),
-) -> None:
-    """Raise now what :func:`load_node_data` would about names and types; local.
-
-    Reads the headers of the first part. Args: ``needed`` are masks; ``None`` is not looked at.
-    """
-    book = read_book(json_path)
-    fields = _Fields(book, 0, read_node_features(book, 0))
-    if features is not None:
-        fields.check_matrix(features, "features")
-    if labels is not None:
-        fields.find(labels, "labels")
-    for name in needed:
-        fields.find(name, "mask")
+def _features(
+    fields: Fields, options: DataOptions, map_features: str | os.PathLike | bool
+) -> tuple[Tensor, RowFile | None]:
+    """Of one node type, and the file that they lie in, if any."""
+    change = normalize_rows_ if options.normalize_features else None
+    if map_features is not False:
+        folder = None if map_features is True else map_features
+        file = fields.matrix_file(options.features, change, folder)
+        return file.tensor, file
+    features = fields.matrix(options.features, "features")
+    if change is not None:
+        change(features)
+    return features, None
 
 
 def _num_classes(labels: Tensor, num_nodes: int) -> int:
@@ -144,74 +151,6 @@ def _num_classes(labels: Tensor, num_nodes: int) -> int:
     if classes > max(num_nodes, 2):
         raise ValueError(f"labels: got a class {classes - 1} in a graph of {num_nodes} nodes")
     return classes
-
-
-class _Fields:
-    """The fields of the only node type, without its prefix.
-
-    Raises ``ValueError`` for a graph of several types.
-    """
-
-    def __init__(self, book: PartitionBook, part_id: int, store: FeatureStore) -> None:
-        if not book.is_homogeneous:
-            raise ValueError(
-                f"graph: got node types {book.ntypes} and {len(book.canonical_etypes)} edge types, "
-                "expected one of each; write a training loop for a heterogeneous graph"
-            )
-        self.store = store
-        self.prefix = book.ntypes[0] + "/"
-        self.num_nodes = book.part_nodes(book.ntypes[0], part_id)
-
-    def has(self, name: str) -> bool:
-        return self.prefix + name in self.store
-
-    def read(self, name: str, what: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A field; converted to ``dtype`` block by block where one is given."""
-        full = self.find(name, what)
-        return self.store[full] if dtype is None else self.store.get_as(full, dtype)
-
-    def matrix(self, name: str, what: str) -> Tensor:
-        """A float32 [n, F] field."""
-        return self.store.get_as(self.check_matrix(name, what), torch.float32)
-
-    def matrix_file(self, name: str, normalize: bool, folder: str | os.PathLike | None) -> RowFile:
-        """A float32 [n, F] field in a file, with :func:`normalize_rows_` if asked for."""
-        full = self.check_matrix(name, "features")
-        change = normalize_rows_ if normalize else None
-        try:
-            return self.store.to_file(full, torch.float32, folder, change)
-        except OSError as error:
-            where = folder or "the folder for temporary files"
-            raise OSError(f"map_features: no room or no access in {where}: {error}") from error
-
-    def find(self, name: str, what: str) -> str:
-        """The full name of a field that is there."""
-        if not self.has(name):
-            there = sorted(
-                key[len(self.prefix) :] for key in self.store if key.startswith(self.prefix)
-            )
-            near = difflib.get_close_matches(name, there, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            known = ", ".join(there) or "none"
-            raise ValueError(f"{what}: got {name!r}, expected one of {known}{hint}")
-        return self.prefix + name
-
-    def check_matrix(self, name: str, what: str) -> str:
-        """The full name of a field that is there with two dimensions."""
-        full = self.find(name, what)
-        shape = self.store.info(full)[1]
-        if len(shape) != 2:
-            raise ValueError(f"{what}: {name!r} has shape {shape}, expected [n, F]")
-        return full
-
-    def mask(self, name: str, needed: list[str]) -> Tensor:
-        """A bool [n] field; all False where it is missing and not needed."""
-        if not self.has(name) and name not in needed:
-            return torch.zeros(self.num_nodes, dtype=torch.bool)
-        values = self.read(name, "mask")
-        if values.dim() != 1:
-            raise ValueError(f"{name}: got shape {tuple(values.shape)}, expected [n]")
-        return values != 0
 
 
 def normalize_rows_(x: Tensor) -> Tensor:

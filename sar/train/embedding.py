@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +45,41 @@ def save_embedding(
         OSError: on every rank, when one of them could not write.
     """
     group = group or current_group()
+    where, ntype = Path(folder), embedding.ntype
+    head = write_shards(where, ntype, embedding, optimizer, group)
+    _write(where / f"{ntype}.pt", head, group, rank=0)
+    if group.rank == 0:
+        remove_shards(where, re.escape(ntype), {head["set"]})
+
+
+def write_shards(
+    folder: Path,
+    stem: str,
+    embedding: ShardedEmbedding,
+    optimizer: torch.optim.Optimizer | None,
+    group: Group,
+) -> dict[str, Any]:
+    """Write ``<stem>.<set>.<rank>.pt`` of every rank; collective.
+
+    Returns the head that leads to them, plain values.
+    """
     token = group.broadcast(torch.frombuffer(bytearray(os.urandom(_SET_BYTES)), dtype=torch.uint8))
     name = bytes(token.tolist()).hex()
-    where, ntype = Path(folder), embedding.ntype
     rows, other = _state(embedding, optimizer)
     shard = {"format": FORMAT, "ids": embedding.ids, "rows": rows, "other": other}
-    _write(where / f"{ntype}.{name}.{group.rank}.pt", shard, group, rank=None)
-    head = {
+    _write(folder / f"{stem}.{name}.{group.rank}.pt", shard, group, rank=None)
+    return {
         "format": FORMAT, "set": name, "num_shards": group.size, "numbering": embedding.numbering,
         "num_nodes": embedding.num_nodes, "dim": embedding.dim,
     }  # fmt: skip
-    _write(where / f"{ntype}.pt", head, group, rank=0)
-    if group.rank == 0:
-        for old in where.iterdir():
-            found = re.fullmatch(rf"{re.escape(ntype)}\.([0-9a-f]+)\.\d+\.pt", old.name)
-            if found and found[1] != name:
-                old.unlink(missing_ok=True)
+
+
+def remove_shards(folder: Path, stem: str, kept: Collection[str]) -> None:
+    """Remove shards of other sets than those that are ``kept``; ``stem`` is a pattern."""
+    for old in folder.iterdir():
+        found = re.fullmatch(rf"{stem}\.([0-9a-f]+)\.\d+\.pt", old.name)
+        if found and found[1] not in kept:
+            old.unlink(missing_ok=True)
 
 
 def load_embedding(
@@ -83,11 +102,26 @@ def load_embedding(
             then.
     """
     group = group or current_group()
+    ntype, where = embedding.ntype, Path(folder)
+    load_shards(where, ntype, lambda: _read(where / f"{ntype}.pt"), embedding, optimizer, group)
+
+
+def load_shards(
+    folder: Path,
+    stem: str,
+    read_head: Callable[[], dict[str, Any]],
+    embedding: ShardedEmbedding,
+    optimizer: torch.optim.Optimizer | None,
+    group: Group,
+) -> None:
+    """Take this rank's rows out of what :func:`write_shards` wrote; collective, raises as
+    :func:`load_embedding`."""
     error: Exception | None = None
     rows: Columns = {}
     other: dict[str, Any] = {}
     try:
-        rows, other = _collect(Path(folder), embedding, group)
+        shards = _shards(folder, stem, read_head(), embedding, group)
+        rows, other = _collect(folder, shards, embedding)
     except ValueError as problem:
         error = problem
     except Exception as problem:  # any that a damaged file leads to, or too little memory
@@ -128,13 +162,13 @@ def _write(path: Path, content: dict[str, Any], group: Group, rank: int | None) 
 
 
 def _collect(
-    folder: Path, embedding: ShardedEmbedding, group: Group
+    folder: Path, shards: Iterable[dict[str, Any]], embedding: ShardedEmbedding
 ) -> tuple[Columns, dict[str, Any]]:
     """Rows of the embedding's ids from all shards, and what was saved once."""
     found: Columns = {}
     other: dict[str, Any] = {}
     missing = torch.ones(len(embedding.ids), dtype=torch.bool)
-    for shard in _shards(folder, embedding, group):
+    for shard in shards:
         other = other or copy.deepcopy(shard["other"])  # not a map of the file
         shapes = {name: tuple(part.shape) for name, part in shard["rows"].items()}
         wanted = (len(shard["ids"]), embedding.dim)
@@ -153,18 +187,17 @@ def _collect(
 
 
 def _shards(
-    folder: Path, embedding: ShardedEmbedding, group: Group
+    folder: Path, stem: str, head: dict[str, Any], embedding: ShardedEmbedding, group: Group
 ) -> Iterator[dict[str, Any]]:
     """What each rank wrote, one after the other; every one is verified, whole, on some rank."""
-    path = folder / f"{embedding.ntype}.pt"
-    head = _read(path)
+    path = folder / f"{stem}.pt"
     for key in ("num_nodes", "dim", "numbering"):
         if head.get(key) != getattr(embedding, key):
             raise ValueError(
                 f"{path}: got {key} {head.get(key)!r}, expected {getattr(embedding, key)!r}"
             )
     for rank in range(head["num_shards"]):
-        shard = folder / f"{embedding.ntype}.{head['set']}.{rank}.pt"
+        shard = folder / f"{stem}.{head['set']}.{rank}.pt"
         yield _read(shard, verify=rank % group.size == group.rank)
 
 

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from sar.errors import MissingDependencyError
 from sar.frontends.dgl import ShardedGraph
 from sar.nn import DistributedBN1D, Dropout
+from sar.partition.arrays import NTYPE_HOMO
 from sar.train.options import ModelOptions
+from sar.train.own_model import build_own, expect_logits
+from sar.train.relational import RelationalStack
 
 
 class Stack(nn.Module):
@@ -75,11 +78,49 @@ def prepare_graph(graph: ShardedGraph, options: ModelOptions) -> ShardedGraph:
     return graph.remove_self_loop().add_self_loop()
 
 
-def build_model(options: ModelOptions, in_feats: int, num_classes: int) -> Stack:
+def build_model(
+    options: ModelOptions,
+    in_feats: int | dict[str, int],
+    num_classes: int,
+    *,
+    graph: ShardedGraph | None = None,
+    target_type: str = NTYPE_HOMO,
+) -> nn.Module:
     """The model that ``options`` describe, with fresh parameters from torch's generator.
 
-    Raises ``MissingDependencyError`` when DGL, whose layers it is made of, is not installed.
+    Args:
+        in_feats: columns of the features; in a graph of several types by node type.
+        graph: this rank's; ``rgcn`` asks for it, and a model of one's own may.
+        target_type: the node type that the logits are of.
+
+    Raises ``ValueError`` where the model is not for such a graph, or one's own cannot be made, and
+    ``MissingDependencyError`` when DGL, of whose layers the built-in ones are, is not installed.
     """
+    if options.is_own:
+        widths = {"in_feats": in_feats, "out_feats": num_classes}
+        offered = {**widths, "graph": graph, "target_type": target_type}
+        model = build_own(options.model, options.args, offered)
+        expect_logits(model, options.model, num_classes, target_type)
+        return model
+    if options.model == "rgcn":
+        if graph is None:
+            raise ValueError("graph: got None, expected this rank's graph for 'rgcn'")
+        by_type = in_feats if isinstance(in_feats, dict) else {target_type: in_feats}
+        return RelationalStack(options, graph, by_type, num_classes, target_type)
+    if isinstance(in_feats, dict):
+        raise ValueError(for_several_types(options.model))
+    return _stack(options, in_feats, num_classes)
+
+
+def for_several_types(model: str) -> str:
+    """What to say of a model that takes no graph of several types."""
+    return (
+        f"model: got {model!r} and a graph of several node or edge types, expected 'rgcn' or a "
+        "model of your own, as module:Class"
+    )
+
+
+def _stack(options: ModelOptions, in_feats: int, num_classes: int) -> Stack:
     widths = [in_feats] + [options.hidden] * (options.layers - 1) + [num_classes]
     convs = [_conv(options, a, b) for a, b in zip(widths[:-2], widths[1:-1])]
     convs.append(_conv(options, widths[-2], num_classes, last=True))

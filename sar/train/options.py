@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-MODELS = ("sage", "gcn", "gin", "gat")
-METRICS = ("accuracy", "f1-micro", "f1-macro", "roc-auc")
-SCHEDULES = ("constant", "cosine")
-MFGS = ("auto", "on", "off")
+from sar.words import METRICS, MFGS, MODELS, SCHEDULES
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The built-in stacks of DGL layers.
+    """A built-in stack of DGL layers, or a model of the user's own.
 
     Args:
         model: ``sage`` (mean), ``gcn`` (symmetric norm), ``gin`` (sum) or ``gat`` (attention);
-            ``gcn`` and ``gat`` give each node one self loop.
+            ``gcn`` and ``gat`` give each node one self loop. ``rgcn`` is for several node types.
+            One's own is ``module:Class`` or ``file.py:Class``; only ``args`` counts for it.
         layers: number of graph layers; hidden: width between them.
         dropout: probability on every layer's input.
         batch_norm: normalize every hidden layer over the nodes of all ranks.
         heads: of ``gat``; a hidden layer's lie side by side, the last one's are averaged.
+        args: what the constructor of one's own model gets, plain values by name.
     """
 
     model: str = "sage"
@@ -29,9 +29,18 @@ class ModelOptions:
     dropout: float = 0.0
     batch_norm: bool = False
     heads: int = 4
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a model of the user's own."""
+        return ":" in self.model
 
     def __post_init__(self) -> None:
-        _one_of("model", self.model, MODELS)
+        if not self.is_own:
+            _one_of("model", self.model, MODELS)
+            if self.args:
+                raise ValueError(f"args: got {self.args}, expected none for {self.model!r}")
         _at_least("layers", self.layers, 1)
         _at_least("hidden", self.hidden, 1)
         _at_least("heads", self.heads, 1)
@@ -51,12 +60,14 @@ class DataOptions:
         features: name of the feature matrix; labels: name of the labels.
         multilabel: labels are a 0/1 matrix, NaN where unknown.
         normalize_features: divide each row by the sum of its magnitudes.
+        target_type: the node type that has the labels; ``None``: the only one that has any.
     """
 
     features: str = "feat"
     labels: str = "label"
     multilabel: bool = False
     normalize_features: bool = False
+    target_type: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sar.comm import Group
 from sar.errors import NotSupportedError
@@ -25,12 +25,12 @@ class Batch:
 
     Attributes:
         blocks: DGL's, the input layer's first.
-        features: [n, F] of the first block's sources.
+        features: [n, F] of the first block's sources; by node type where there are several types.
         labels: of the seeds.
     """
 
     blocks: list[Any]
-    features: Tensor
+    features: Tensor | dict[str, Tensor]
     labels: Tensor
 
 
@@ -56,13 +56,16 @@ class Batches:
         group: Group,
     ) -> None:
         check_model(model, options)
-        ntype = partition.book.ntypes[0]
+        ntype = data.ntype
         start = int(partition.book.node_ranges[ntype][partition.part_id][0])
         self.options, self._data, rows = options, data, data.rows["train"]
-        partition.node_features[f"{ntype}/{_INPUT}"] = data.features.cpu()
+        given = data.features if isinstance(data.features, dict) else {ntype: data.features}
+        for one, features in given.items():
+            partition.node_features[f"{one}/{_INPUT}"] = features.cpu()
         self.loader = NeighborLoader(
-            partition, list(options.fanouts), rows.cpu() + start, batch_size=options.batch_size,
-            shuffle=True, as_="dgl", fields={ntype: [_INPUT]}, seed=seed, group=group,
+            partition, list(options.fanouts), (ntype, rows.cpu() + start),
+            batch_size=options.batch_size, shuffle=True, as_="dgl", seed=seed, group=group,
+            fields={one: [_INPUT] for one in given},
             filter=with_loops if model.model == "gat" else None,
         )  # fmt: skip
 
@@ -72,14 +75,21 @@ class Batches:
 
     def epoch(self, number: int, first: int) -> Iterator[Batch]:
         """The batches of an epoch from a step on, the same in every run."""
-        labels, device = self._data.labels, self._data.features.device
-        rows = self._data.rows["train"]
+        rows, labels, ntype = self._data.rows["train"], self._data.labels, self._data.ntype
+        device = rows.device
         for _, _, blocks in self.loader.iterate(number, first):
-            chosen = blocks[-1].dstdata["input_id"].to(device)
+            chosen = blocks[-1].dstnodes[ntype].data["input_id"].to(device)
             blocks = [block.to(device) for block in blocks]
             if labels is None:
                 raise ValueError("data: got no labels, expected some for training")
-            yield Batch(blocks, blocks[0].srcdata[_INPUT], labels[rows[chosen]])
+            yield Batch(blocks, self._features(blocks[0]), labels[rows[chosen]])
+
+    def _features(self, block: Any) -> Tensor | dict[str, Tensor]:
+        """Of the block's sources."""
+        features = self._data.features
+        if isinstance(features, dict):
+            return {ntype: block.srcnodes[ntype].data[_INPUT] for ntype in features}
+        return block.srcdata[_INPUT]
 
     def close(self) -> None:
         """End the loader."""
@@ -88,7 +98,7 @@ class Batches:
 
 def check_model(model: ModelOptions, options: SampledOptions) -> None:
     """Raise for a model that mini-batches do not train."""
-    if len(options.fanouts) != model.layers:
+    if not model.is_own and len(options.fanouts) != model.layers:
         raise ValueError(
             f"fanouts: got {len(options.fanouts)}, expected one for each of {model.layers} layers"
         )
@@ -96,6 +106,17 @@ def check_model(model: ModelOptions, options: SampledOptions) -> None:
         raise NotSupportedError(
             "model: got 'gcn', which normalizes by degrees of the whole graph, and mini-batches "
             "do not hold them; expected sage, gin or gat"
+        )
+
+
+def check_takes_blocks(model: nn.Module, options: SampledOptions) -> None:
+    """Raise ``ValueError`` for a model that does not say that it takes so many blocks."""
+    count = getattr(model, "num_blocks", None)
+    if count != len(options.fanouts):
+        raise ValueError(
+            f"fanouts: got {len(options.fanouts)}, expected one for each graph layer of "
+            f"{type(model).__name__}, whose num_blocks is {count}; a model that also takes a list "
+            "of blocks in place of the graph says how many by self.num_blocks"
         )
 
 

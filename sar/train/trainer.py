@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.comm import Group, current_group
-from sar.errors import NotSupportedError, SarError
+from sar.errors import SarError
 from sar.frontends.dgl import ShardedGraph
-from sar.layers import layers_logged, parts_of_fused
+from sar.layers import layers_logged, parts_of_fused, prepare
 from sar.nn import (
-    ShardedParameter,
     check,
     clip_grad_norm_,
     global_mean,
@@ -28,6 +27,7 @@ from sar.nn import (
     overlap_gradients,
     sync_params,
 )
+from sar.train import tables
 from sar.train.blocks import training_blocks
 from sar.train.checkpoint import (
     FORMAT,
@@ -54,10 +54,10 @@ class Trainer:
     """Trains ``model`` on the whole graph; every rank makes one and calls the same methods.
 
     Args:
-        model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes. Rank
-            0's parameters are given to all. One that has ``num_blocks`` is also called with a list
-            of as many blocks, first layer first, and the rows that the first one reads; it then
-            gives logits of the last one's destination rows.
+        model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes;
+            changed by :func:`sar.prepare`, unless epochs are sampled. One that has ``num_blocks``
+            is also called with a list of as many blocks, first layer first, and the rows that the
+            first one reads; it then gives logits of the last one's destination rows.
         graph: this rank's view of the graph, or whatever the model takes.
         data: this rank's features, labels and splits, on the model's device.
         options: the loop.
@@ -97,9 +97,11 @@ class Trainer:
         self.batches = batches
         self.history: list[Record] = []
         if self.checkpoint is not None:
-            _refuse_sharded(model)
+            tables.tables_of(model)  # raises for rows that it would not find again
         self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
         sync_params(model, group=self.group)
+        if isinstance(graph, ShardedGraph) and batches is None:
+            prepare(model, graph)
         self._overlapped = overlap_gradients(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
@@ -133,7 +135,7 @@ class Trainer:
                 self.history.append(record | {"seconds": seconds})
                 bar.show(self.history[-1])
                 if self.options.check_every and self._due(self.options.check_every):
-                    check(self.model, buffers=False, group=self.group)
+                    check(self.model, self.optimizer, buffers=False, group=self.group)
                 if self.checkpoint is not None and self._due(self.options.checkpoint_every):
                     self.save()
         return self.history
@@ -232,15 +234,16 @@ class Trainer:
         """Write the checkpoint; collective."""
         if self.checkpoint is None:
             raise ValueError("checkpoint: got None, expected the folder to save in")
-        content = {
+        content: dict[str, Any] = {
             "format": FORMAT,
             "epoch": self.epoch,
             "num_ranks": self.group.size,
             "random": random_states(self.group),
             "dropout_seeds": self.group.seeds.state(),
             "noise": noise_states(self.group),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": tables.shared_state(self.model),
+            "optimizer": tables.shared_optimizer_state(self.optimizer),
+            "tables": tables.save_tables(self.checkpoint, self.model, self.optimizer, self.group),
             "scheduler": self.scheduler.state_dict(),
             "history": self.history,
             "config": self.config,
@@ -249,6 +252,7 @@ class Trainer:
         if self.step:
             content["begun"] = {"step": self.step, **vars(self._begun)}
         save_checkpoint(self.checkpoint, content, self.group)
+        tables.remove_old_tables(self.checkpoint, content["tables"], self.group)
 
     def resume(self) -> int:
         """Continue from the checkpoint; returns the epochs it had done. Collective.
@@ -265,6 +269,8 @@ class Trainer:
         self._check_graph(content.get("graph"))
         load_model(self.model, content)
         load_optimizer(self.optimizer, self.scheduler, content)
+        heads = content.get("tables", {})
+        tables.load_tables(self.checkpoint, heads, self.model, self.optimizer, self.group)
         self.epoch, self.history = content["epoch"], list(content["history"])
         begun = content.get("begun")
         if begun:
@@ -353,15 +359,6 @@ class _Mean:
 
 def _pick(values: Tensor, rows: Tensor) -> Tensor:
     return values.index_select(0, rows)  # several times faster than values[rows], both ways
-
-
-def _refuse_sharded(model: nn.Module) -> None:
-    names = [n for n, param in model.named_parameters() if isinstance(param, ShardedParameter)]
-    if names:
-        raise NotSupportedError(
-            f"checkpoint: got a folder and the model with {names[0]!r}, whose rows lie on all "
-            "ranks, expected None; write them with sar.train.save_embedding"
-        )
 
 
 def _check_config(saved: dict[str, Any], mine: dict[str, Any]) -> None:

@@ -13,8 +13,6 @@ import numpy as np
 from sar.partition.arrays import GraphArrays
 from sar.partition.progress import Progress, silent
 
-BALANCES = ("edges", "halo", "train")
-
 
 @dataclass(frozen=True)
 class CutOptions:

@@ -20,7 +20,8 @@ from sar.partition.mapped import BLOCK_BYTES
 from sar.partition.progress import Counter, Progress, silent
 from sar.partition.pyg_format import PygFolder
 from sar.partition.sources.apart import open_apart
-from sar.partition.sources.open import ACCEPTED, closest
+from sar.partition.sources.open import closest
+from sar.words import INPUTS
 
 TABLES = (".parquet", ".pq", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy")
 DESCRIPTIONS = (".yaml", ".yml")
@@ -96,7 +97,7 @@ def _open_folder(folder: Path, scratch: Path, allow_nan: bool, progress: Progres
     if len(jsons) == 1:
         return _open_json(str(jsons[0]), scratch, allow_nan, progress)
     raise ValueError(
-        f"input {str(folder)!r} is a folder without partitions or {_CHUNKED}; accepted: {ACCEPTED}"
+        f"input {str(folder)!r} is a folder without partitions or {_CHUNKED}; accepted: {INPUTS}"
     )
 
 

@@ -15,6 +15,7 @@ from sar.partition.sources.datasets import (
 from sar.partition.sources.generate import bibliography_graph, community_graph, rmat_graph
 from sar.partition.sources.links import load_ogb_links
 from sar.partition.sources.npz import read_npz
+from sar.words import INPUTS
 
 GENERATORS: dict[str, Callable[..., GraphArrays]] = {
     "synthetic": community_graph,
@@ -26,13 +27,6 @@ OGB_LINKS = (
     "ogbl-collab", "ogbl-citation2", "ogbl-ppa", "ogbl-ddi", "ogbl-vessel", "ogbl-wikikg2",
     "ogbl-biokg",
 )  # fmt: skip
-ACCEPTED = (
-    "synthetic[:nodes=..,edges=..,seed=..], rmat[:scale=..,samples=..,seed=..], "
-    "bibliography[:papers=..,seed=..], an .npz file, a file of dgl.save_graphs, PyG's Data in a "
-    ".pt file, an OGB data set (ogbn-arxiv, ogbl-collab), a dgl.data one (cora), a description of "
-    "tables (.yaml, .json), files of edges ('edges-*.parquet', .csv, .tsv, .npy), DGL's chunks "
-    "(metadata.json), or partitions of DGL, PyG or GraphLearn (their .json or folder)"
-)
 
 
 def open_source(text: str) -> GraphArrays:
@@ -46,7 +40,7 @@ def open_source(text: str) -> GraphArrays:
     if os.path.isfile(text):
         return read_npz(text) if text.endswith(".npz") else read_dgl_file(text)
     if os.path.isdir(text):
-        raise ValueError(f"input {text!r} is a folder; accepted: {ACCEPTED}")
+        raise ValueError(f"input {text!r} is a folder; accepted: {INPUTS}")
     name, _, options = text.partition(":")
     if name in GENERATORS:
         maker = GENERATORS[name]
@@ -61,7 +55,7 @@ def open_source(text: str) -> GraphArrays:
     if os.sep in text or text.endswith((".npz", ".bin", ".dgl")):
         raise FileNotFoundError(f"input file {text!r} does not exist")
     _check_known(name, [*GENERATORS, *OGB_NAMES, *OGB_LINKS, *known])
-    raise ValueError(f"input {text!r} is unknown; accepted: {ACCEPTED}")
+    raise ValueError(f"input {text!r} is unknown; accepted: {INPUTS}")
 
 
 def is_foreign(text: str) -> bool:
@@ -71,7 +65,7 @@ def is_foreign(text: str) -> bool:
 
 def _check_known(name: str, known) -> None:
     if name not in known:
-        raise ValueError(f"input {name!r} is unknown{closest(name, known)}; accepted: {ACCEPTED}")
+        raise ValueError(f"input {name!r} is unknown{closest(name, known)}; accepted: {INPUTS}")
 
 
 def closest(name: str, known) -> str:

@@ -1,0 +1,113 @@
+"""What ``sar`` offers, imported when the first of these names is asked for."""
+
+from sar import comm
+from sar.comm import (
+    comm_device,
+    current_group,
+    initialize_comms,
+    manual_seed,
+    nfs_ip_init,
+    rank,
+    shutdown,
+    world_size,
+)
+from sar.compat.construct_shard_manager import convert_dist_graph
+from sar.compat.core import (
+    DataLoader,
+    DistNeighborSampler,
+    DistributedBlock,
+    GraphShardManager,
+    HeteroGraphShardManager,
+    message_has_parameters,
+)
+from sar.compat.data_loading import suffix_key_lookup
+from sar.compat.logging_setup import logger, logging_setup
+from sar.compat.patch_dgl import patch_dgl
+from sar.config import Config, Lossy, Policy
+from sar.errors import (
+    CommError,
+    DriftError,
+    MissingDependencyError,
+    NotSupportedError,
+    PartitionError,
+    SarError,
+)
+from sar.frontends.dgl import (
+    ShardedGraph,
+    construct_full_graph,
+    construct_mfgs,
+    load_dgl_partition_data,
+    load_partition_data,
+)
+from sar.layers import Explanation, explain, optimize, prepare
+from sar.memory import set_activations
+from sar.nn import (
+    DistributedBN1D,
+    check,
+    convert_batch_norm,
+    convert_dropout,
+    gather_grads,
+    global_mean,
+    global_sum,
+    overlap_gradients,
+    sync_params,
+    trace,
+)
+from sar.partition.homogeneous import to_homogeneous
+from sar.partition.options import PartitionOptions
+from sar.partition.run import partition_graph
+
+__all__ = [
+    "CommError",
+    "Config",
+    "DataLoader",
+    "DistNeighborSampler",
+    "DistributedBN1D",
+    "DistributedBlock",
+    "DriftError",
+    "Explanation",
+    "GraphShardManager",
+    "HeteroGraphShardManager",
+    "Lossy",
+    "MissingDependencyError",
+    "NotSupportedError",
+    "PartitionError",
+    "PartitionOptions",
+    "Policy",
+    "SarError",
+    "ShardedGraph",
+    "check",
+    "comm",
+    "comm_device",
+    "construct_full_graph",
+    "construct_mfgs",
+    "convert_batch_norm",
+    "convert_dist_graph",
+    "convert_dropout",
+    "current_group",
+    "explain",
+    "gather_grads",
+    "global_mean",
+    "global_sum",
+    "initialize_comms",
+    "load_dgl_partition_data",
+    "load_partition_data",
+    "logger",
+    "logging_setup",
+    "manual_seed",
+    "message_has_parameters",
+    "nfs_ip_init",
+    "optimize",
+    "overlap_gradients",
+    "partition_graph",
+    "patch_dgl",
+    "prepare",
+    "rank",
+    "set_activations",
+    "shutdown",
+    "suffix_key_lookup",
+    "sync_params",
+    "to_homogeneous",
+    "trace",
+    "world_size",
+]
