@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> Parser:
         "--heads", "--multilabel", "--normalize-features", "--schedule", "--weight-decay",
         "--clip-norm", "--eval-every", "--mfgs", "--activations-directory", "--sampled-epochs",
         "--checkpoint-steps", "--activations", "--checkpoint-every", "--trace", "--no-progress",
-        "--explain",
+        "--explain", "--dark",
     )  # fmt: skip
     return parser
 
