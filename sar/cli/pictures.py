@@ -19,7 +19,7 @@ PAGE = (".html",)
 def check_plot(args: argparse.Namespace) -> None:
     """Raise before the work what would stop ``--plot`` after it."""
     if args.plot is not None:
-        check_picture(args.plot, "--plot", SUFFIXES)
+        check_picture(Path(args.plot), "--plot", SUFFIXES)
 
 
 def check_picture(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
@@ -46,19 +46,20 @@ def need_matplotlib(who: str) -> None:
 def plot_cut(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Draw a summary of a cut if ``--plot`` asks for it."""
     if args.plot is not None:
-        save(args.plot, partial(draw_cut, found), CUT_SIZE, palette(args.dark))
+        save(Path(args.plot), partial(draw_cut, found), CUT_SIZE, palette(args.dark))
 
 
 def check_run_pictures(args: argparse.Namespace) -> None:
     """Raise before training what would stop :func:`draw_result` after it."""
     check_plot(args)
     if args.report is not None:
-        check_picture(args.report, "--report", PAGE)
+        check_picture(Path(args.report), "--report", PAGE)
 
 
 def draw_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """What `--plot` and `--report` ask for, of what `--json` writes."""
     if args.plot is not None:
-        save(args.plot, partial(draw_run, read_run(result)), RUN_SIZE, palette(args.dark))
+        draw = partial(draw_run, read_run(result))
+        save(Path(args.plot), draw, RUN_SIZE, palette(args.dark))
     if args.report is not None:
-        write_report(read_run(result), args.report)
+        write_report(read_run(result), Path(args.report))

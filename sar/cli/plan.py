@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 from dataclasses import asdict
+from pathlib import Path
 
 from sar.cli.inspect import aligned
 from sar.cli.models import model_options
@@ -45,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     found = [predict(graph, costs[one.activations], one, hardware) for one in settings]
     if args.plot is not None:
         model_words = f"{model.layers}-layer {model.model}, hidden {model.hidden}"
-        draw(args.plot, args.dark, f"{graph.name}, {model_words}", graph, costs, hardware)
+        name = f"{graph.name}, {model_words}"
+        draw(Path(args.plot), args.dark, name, graph, costs, hardware)
     if args.json:
         content = {
             "graph": graph.name,
