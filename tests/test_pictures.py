@@ -328,7 +328,7 @@ def test_without_matplotlib(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(builtins, "__import__", without)
     assert main(words) == 2
-    assert "matplotlib, the extra 'plot'" in capsys.readouterr().err
+    assert "pip install 'sar-gnn[plot]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -39,7 +39,7 @@ def need_matplotlib(who: str) -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"{who} draws with matplotlib, the extra 'plot': pip install matplotlib"
+            f"{who} draws with matplotlib: pip install 'sar-gnn[plot]'"
         ) from error
 
 
