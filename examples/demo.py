@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -186,31 +187,35 @@ def above(numbers: dict) -> float:
 
 def pictures(result: dict, single: dict, out: Path) -> None:
     """Draw learning.png (loss and accuracy) and memory.png (ranks against one process)."""
-    import matplotlib
+    from sar.pictures import save
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    save(out / "learning.png", partial(draw_learning, result), (10, 4))
+    save(out / "memory.png", partial(draw_memory, result, single), (7, 4.5))
+    print(f"\nPictures: {out / 'learning.png'}, {out / 'memory.png'}")
 
-    epochs = result["epochs"]
-    steps = [epoch["epoch"] for epoch in epochs]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    left.plot(steps, [epoch["loss"] for epoch in epochs])
-    left.set(xlabel="epoch", ylabel="training loss (nats)", ylim=(0, None))
-    for name in ("train", "val", "test"):
-        right.plot(steps, [100 * epoch[name + "_acc"] for epoch in epochs], label=name)
-    right.set(xlabel="epoch", ylabel="accuracy (%)")
-    right.legend()
-    figure.savefig(out / "learning.png", dpi=120)
+
+def draw_learning(result: dict, figure, colors) -> None:
+    """Loss and accuracy against the epoch."""
+    from sar.pictures import read_run
+    from sar.pictures.training import draw_loss, draw_scores
+
+    left, right = figure.subplots(1, 2)
+    draw_loss(left, read_run(result), colors)
+    draw_scores(right, read_run(result), colors)
+
+
+def draw_memory(result: dict, single: dict, figure, colors) -> None:
+    """What training took in each rank, and in one process with plain DGL."""
+    from sar.pictures.style import title
 
     runs = [(f"rank {rank['rank']}", above(rank)) for rank in result["ranks"]]
     runs.append(("one process\n(DGL)", above(single)))
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    colors = ["tab:blue"] * len(result["ranks"]) + ["tab:gray"]
-    bars = axes.bar([name for name, _ in runs], [value for _, value in runs], color=colors)
-    axes.bar_label(bars, fmt="%.0f")
-    axes.set(ylabel="peak memory (MiB)", title="above the process with its libraries loaded")
-    figure.savefig(out / "memory.png", dpi=120)
-    print(f"\nPictures: {out / 'learning.png'}, {out / 'memory.png'}")
+    axes = figure.add_subplot()
+    title(axes, "Peak memory", "above the process with its libraries loaded")
+    hues = [colors.first] * len(result["ranks"]) + [colors.pale]
+    bars = axes.bar([name for name, _ in runs], [value for _, value in runs], color=hues)
+    axes.bar_label(bars, fmt="%.0f", padding=2)
+    axes.set_ylabel("MiB")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ from sar.errors import SarError
 NAMES = ("sar", "sar-gnn")
 
 COMMANDS = (
-    "partition", "inspect", "plan", "train", "evaluate", "sample-server", "environment", "bench",
+    "partition", "inspect", "plan", "train", "evaluate", "report", "sample-server", "environment",
+    "bench",
 )  # fmt: skip
+_MODULES = {"report": "run_report"}  # where it is not the command's name
 
 
 def _name() -> str:
@@ -54,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.save_config is not None and os.environ.get("RANK", "0") == "0":
             config_file.write(parser.command(args.command), args, args.save_config)
-        module = importlib.import_module(f"sar.cli.{args.command.replace('-', '_')}")
+        word = args.command.replace("-", "_")
+        module = importlib.import_module(f"sar.cli.{_MODULES.get(args.command) or word}")
         return module.run(args) or 0
     except (SarError, ValueError, OSError) as error:
         if args.debug:

@@ -25,6 +25,7 @@ PACKAGE = ROOT / "sar"
 LADDER = (
     {"__main__"},
     {"cli"},
+    {"pictures"},
     {"plan"},
     {"__init__"},
     {"_public"},

@@ -82,11 +82,22 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert plots == {"memory.png", "speed.png", "traffic.png"}
 
 
+def test_memory_has_the_even_share_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [{"contender": "DGL", "ranks": 1, "mb": 100.0}]
+    rows += [{"contender": "sar, strict", "ranks": size, "mb": 90.0 / size} for size in (1, 2, 4)]
+    output.plot("memory", rows, tmp_path / "m.svg", dark=True)
+    text = (tmp_path / "m.svg").read_text()
+    for word in ("1", "2", "4", "ranks", "MB", "sar, strict", "DGL / ranks"):
+        assert f">{word}</text>" in text, word
+
+
 def test_bandwidth_has_its_bound_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [
         {"rate": "100mbit", "bits": 1e8, "wall_s": 3.0, "compute_s": 1.0, "wire_s": 2.5},
         {"rate": "1gbit", "bits": 1e9, "wall_s": 1.2, "compute_s": 1.0, "wire_s": 0.25},
     ]
-    output.plot("bandwidth", rows, tmp_path / "b.png")
-    assert (tmp_path / "b.png").read_bytes()[:4] == b"\x89PNG"
+    output.plot("bandwidth", rows, tmp_path / "b.svg")
+    text = (tmp_path / "b.svg").read_text()
+    assert all(f">{word}</text>" in text for word in ("100 Mbit/s", "1 Gbit/s", "epoch", "bound"))

@@ -61,7 +61,7 @@ def test_the_help_of_train_is_short(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = help_of("train", "--help", capsys)
-    assert len(text.splitlines()) <= 45 and "--lossy-wire" not in text
+    assert len(text.splitlines()) <= 47 and "--lossy-wire" not in text
     assert "--lossy-wire" in help_of("train", "--help-all", capsys)
 
 

@@ -78,7 +78,8 @@ def whole(parts: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, P
     """The report of an uninterrupted run of 5 epochs, and its checkpoint's folder."""
     folder = tmp_path_factory.mktemp("whole")
     out = folder / "out.json"
-    words = words_of(parts, out, 5, "--checkpoint", folder)
+    pictures = ["--plot", folder / "run.svg", "--report", folder / "run.html"]
+    words = words_of(parts, out, 5, "--checkpoint", folder, *pictures)
     done = sar(*words, PYTHONWARNINGS="always::ResourceWarning")
     assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
     return json.loads(out.read_text()), folder
@@ -106,6 +107,18 @@ def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
     assert sent == [rank["received_bytes"] for rank in reversed(result["ranks"])] and min(sent) > 0
 
 
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_pictures_of_a_run(whole: tuple[dict, Path], tmp_path: Path) -> None:
+    """Those that training draws are those that its JSON gives afterwards."""
+    folder = whole[1]
+    for name in ("run.svg", "run.html"):
+        assert main(["report", str(folder / "out.json"), "--out", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_text() == (folder / name).read_text()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
 def test_a_resumed_run_is_the_uninterrupted_one(
     parts: str, tmp_path: Path, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +371,8 @@ def variable(pid: int, name: str) -> str:
         (["--dropout", "1.5"], "--dropout: got '1.5'"),
         (["--resume"], "--resume: got no --checkpoint"),
         (["--json", "/proc/nowhere/out.json"], "--json: cannot write in '/proc/nowhere'"),
+        (["--plot", "run.gif"], "--plot: got 'run.gif', expected a name that ends in .png or .svg"),
+        (["--report", "run.svg"], "--report: got 'run.svg', expected a name that ends in .html"),
         (["--checkpoint", "/proc/nowhere"], "--checkpoint: cannot write in '/proc/nowhere'"),
         (["--backend", "nccl"], "--backend: got nccl, which needs --device cuda"),
     ],

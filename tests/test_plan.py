@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -240,6 +241,25 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned:
     names = [one["setting"]["name"] for one in content["settings"]]
     assert names == ["strict, keep", "one-shot, keep", "strict, recompute", "one-shot, recompute"]
     assert content["settings"][0]["sent_bytes"] == sent
+
+
+def test_plot(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned: Cutter, tmp_path: Path
+) -> None:
+    """Lines for each setting against ranks; what was counted is told from what is estimated."""
+    pytest.importorskip("matplotlib")
+    parts, plot = partitioned(mixed(), 3, "random"), tmp_path / "plan.svg"
+    known = ["ogbn-arxiv", "--hosts", "2", "--memory", "64GiB", "--ranks-per-host", "2"]
+    for words, note in (
+        ([parts, "--feature-width", "12"], "dotted: 3 ranks, counted; others: estimates"),
+        (known, "dotted: 4 ranks"),
+    ):
+        status, _, _ = run_plan(monkeypatch, capsys, *words, "--plot", str(plot), "--dark")
+        text = plot.read_text()
+        assert status == 0 and f">{note}</text>" in text
+        for word in ("strict, keep", "one-shot, recompute", "ranks", "6" if "3 r" in note else "8"):
+            assert f">{word}</text>" in text, word
+    assert ">a rank has 32 GiB</text>" in text
 
 
 @pytest.mark.parametrize(

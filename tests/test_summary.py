@@ -213,7 +213,7 @@ def test_a_plot_without_matplotlib(parts, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     err = fails(capsys, parts, "--plot", str(tmp_path / "cut.png"))
-    assert "pip install matplotlib" in err
+    assert "pip install 'sar-gnn[plot]'" in err
 
 
 def test_inspect_predicts(parts, capsys):

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     _show("traffic", tables["traffic"])
     about = {k: v for k, v in asdict(request).items() if k not in ("cache", "sar_path")}
     about = {k: list(v) if isinstance(v, tuple) else v for k, v in about.items()}
-    output.write(args.out, machine, about, tables)
+    output.write(args.out, machine, about, tables, args.dark)
     print(f"\nwritten to {args.out}: bench.json, bench.md and plots")
     return 0
 

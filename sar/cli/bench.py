@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import sar
-from sar.errors import MissingDependencyError, SarError
+from sar.cli.pictures import need_matplotlib
+from sar.errors import SarError
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the measuring package in a process of its own."""
-    try:
-        import matplotlib  # noqa: F401 - before minutes of measuring
-    except ImportError as error:
-        raise MissingDependencyError("sar bench draws plots: pip install matplotlib") from error
+    need_matplotlib("sar bench")  # before minutes of measuring
     root = package_root()
     words = [sys.executable, "-m", "benchmarks.tables", *_words(args)]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -44,4 +42,5 @@ def _words(args: argparse.Namespace) -> list[str]:
     for name in ("scale", "method", "model", "epochs", "out", "cache"):
         words += [f"--{name}", str(getattr(args, name))]
     words += ["--ranks", *map(str, args.ranks), "--bandwidth", *args.bandwidth]
+    words += ["--dark"] * args.dark
     return words + (["--sar-path", str(args.sar_path)] if args.sar_path is not None else [])

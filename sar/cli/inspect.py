@@ -4,24 +4,22 @@ import argparse
 import json
 from collections.abc import Iterable
 
-from sar.cli.cut_picture import check_picture, draw
 from sar.cli.cut_report import (
     model_of,
     predict_training,
     prediction_lines,
 )
+from sar.cli.pictures import check_plot, plot_cut
 from sar.partition.summary import summarize
 from sar.plan import from_summary
 
 
 def run(args: argparse.Namespace) -> int:
     model = model_of(args)
-    if args.plot is not None:
-        check_picture(args.plot, "--plot")
+    check_plot(args)
     summary = summarize(args.parts, verify=args.verify, watch=_progress)
     predicted = None if model is None else predict_training(from_summary(summary), model)
-    if args.plot is not None:
-        draw(summary, args.plot)
+    plot_cut(args, summary)
     if args.json:
         more = {} if predicted is None else {"predicted": predicted.to_dict()}
         print(json.dumps(summary | more, indent=2))

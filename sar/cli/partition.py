@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from sar.cli.cut_picture import check_picture, draw
 from sar.cli.cut_report import (
     model_of,
     predict_cut,
     prediction_lines,
     report_lines,
 )
+from sar.cli.pictures import check_plot, plot_cut
 from sar.config import parse_bytes
 from sar.partition.methods.base import Method
 from sar.partition.methods.given import Given
@@ -35,8 +35,7 @@ _UNEVEN = 1.5  # largest / mean of edges from which balancing is worth a word
 def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     options, model = _options(args), model_of(args)
-    if args.plot is not None:
-        check_picture(args.plot, "--plot")
+    check_plot(args)
     with _tidy_ends(), Bars() as bars, _warnings_in_a_line():
         done = partition(args.input, args.out, options, bars.show)
     predicted = None if model is None else predict_cut(done.graph, done.quality, model)
@@ -45,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
             f"{WARNING}nothing is predicted for a graph of several types, or without 'feat'",
             file=sys.stderr,
         )
-    if args.plot is not None:
-        draw(done.quality.to_dict(), args.plot)
+    plot_cut(args, done.quality.to_dict())
     seconds = time.perf_counter() - start
     if args.json:
         found = done.quality.to_dict() | {"path": done.path, "seconds": seconds}

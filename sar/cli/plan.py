@@ -7,9 +7,12 @@ import difflib
 import json
 import os
 from dataclasses import asdict
+from pathlib import Path
 
 from sar.cli.inspect import aligned
 from sar.cli.models import model_options
+from sar.cli.pictures import check_plot
+from sar.cli.plan_picture import draw, settings_of
 from sar.cli.values import parse_rate
 from sar.config import parse_bytes
 from sar.plan import (
@@ -17,7 +20,6 @@ from sar.plan import (
     GraphStatistics,
     Hardware,
     Prediction,
-    Setting,
     Work,
     estimate,
     from_parts,
@@ -30,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table of settings, or a JSON of it."""
     model = model_options(args)
     hardware = _hardware(args)
+    check_plot(args)
     graph = _graph(args)
     width = args.feature_width or graph.features
     if not width:
@@ -39,8 +42,12 @@ def run(args: argparse.Namespace) -> int:
         name: measure_costs(Work(model, width, classes, name, args.constant_inputs), args.threads)
         for name in dict.fromkeys(args.activations)
     }
-    settings = _settings(graph.size, list(costs))
+    settings = settings_of(graph.size, list(costs))
     found = [predict(graph, costs[one.activations], one, hardware) for one in settings]
+    if args.plot is not None:
+        model_words = f"{model.layers}-layer {model.model}, hidden {model.hidden}"
+        name = f"{graph.name}, {model_words}"
+        draw(Path(args.plot), args.dark, name, graph, costs, hardware)
     if args.json:
         content = {
             "graph": graph.name,
@@ -53,14 +60,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(render(graph, found)))
     return 0
-
-
-def _settings(size: int, activations: list[str]) -> list[Setting]:
-    strict = max(1, size - 1)
-    rounds = [("strict", strict)] + ([("one-shot", 1)] if strict > 1 else [])
-    return [
-        Setting(f"{word}, {one}", number, one) for one in activations for word, number in rounds
-    ]
 
 
 def _graph(args: argparse.Namespace) -> GraphStatistics:

@@ -79,11 +79,14 @@ def report(
     ranks: list[dict[str, Any]],
     config: dict[str, Any],
     layers: list[dict[str, Any]],
-) -> None:
-    """Print the last epoch, the layers' and the ranks' numbers; write all to ``path`` as JSON."""
+) -> dict[str, Any]:
+    """Print the last epoch, the layers' and the ranks' numbers; write all to ``path`` as JSON.
+
+    Returns what is written.
+    """
+    content: dict[str, Any] = {"epochs": epochs, "ranks": ranks, "layers": layers}
+    content |= {"config": config, "versions": _versions()}
     if path is not None:
-        content: dict[str, Any] = {"epochs": epochs, "ranks": ranks, "layers": layers}
-        content |= {"config": config, "versions": _versions()}
         text = json.dumps(content, indent=1, allow_nan=False)
         write_whole(Path(path), lambda file: file.write(text.encode()))
     last = epochs[-1]
@@ -112,3 +115,4 @@ def report(
     print(f"blocks of the training nodes: {config['mfgs']}")
     avoided = sum(row["avoided_bytes"] for row in ranks) / 1e6
     print(f"constant inputs: {config['constant_inputs']}; {avoided:.1f} MB not sent again")
+    return content

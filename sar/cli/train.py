@@ -14,6 +14,7 @@ from sar._private import prepare_optimizers
 from sar.cli.inputs import resolve_parts
 from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
 from sar.cli.outputs import check_file, check_writable
+from sar.cli.pictures import check_run_pictures, draw_result
 from sar.cli.rank_data import load_rank
 from sar.cli.report import gather_layers, gather_ranks, report
 from sar.cli.settings import kept_config, options_of, sampled_options, told_config
@@ -66,6 +67,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     for name, path in (("--json", args.json), ("--trace", args.trace)):
         if path is not None:
             check_file(Path(path), name)
+    check_run_pictures(args)
     if args.checkpoint is not None:
         check_writable(Path(args.checkpoint), "--checkpoint")
         remove_left_over(Path(args.checkpoint), [FILE_NAME])
@@ -96,7 +98,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     layers = gather_layers(recorded.summary(), group)
     if group.rank == 0:
         told = {**told_config(args, group), **trainer.config, "mfgs": trainer.mfgs}
-        report(args.json, trainer.history, ranks, told, layers)
+        draw_result(args, report(args.json, trainer.history, ranks, told, layers))
 
 
 def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -> Trainer:

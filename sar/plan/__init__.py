@@ -10,6 +10,7 @@ from sar.plan.statistics import (
     from_parts,
     from_quality,
     from_summary,
+    random_share,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "measure_costs",
     "predict",
     "predict_bytes",
+    "random_share",
 ]

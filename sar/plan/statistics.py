@@ -166,15 +166,14 @@ def estimate(
     Args:
         edges: directed edges that messages travel over.
         halo_share: rows that a rank receives, over the rows that it owns. By default what a
-            random cut of a regular graph gives, (P - 1) (1 - (1 - 1/P)^(edges / nodes)): more
-            than any usual cut, as high degrees only lower it.
+            random cut of a regular graph gives, see :func:`random_share`.
     """
     if hosts == 1:
         none = Rows(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
         alone = RankStatistics(nodes, edges, none, none, none)
         return GraphStatistics(name, features, classes, [alone], True)
     if halo_share is None:
-        halo_share = (hosts - 1) * (1 - (1 - 1 / hosts) ** (edges / max(1, nodes)))
+        halo_share = random_share(nodes, edges, hosts)
     own = -(-nodes // hosts)
     pair = round(own * halo_share / (hosts - 1))
     ranks = []
@@ -184,3 +183,12 @@ def estimate(
         rows = Rows(counts, counts)
         ranks.append(RankStatistics(own, -(-edges // hosts), rows, rows, rows))
     return GraphStatistics(name, features, classes, ranks, estimated=True)
+
+
+def random_share(nodes: int, edges: int, hosts: int) -> float:
+    """Rows that a rank receives over rows that it owns, in a random cut of a regular graph.
+
+    That is (P - 1) (1 - (1 - 1/P)^(edges / nodes)): more than any usual cut has, as high degrees
+    only lower it.
+    """
+    return (hosts - 1) * (1 - (1 - 1 / hosts) ** (edges / max(1, nodes)))

@@ -43,6 +43,7 @@ def add_arguments(parser: Any, models: Sequence[str]) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("bench"), metavar="DIR", help="folder to write in"
     )
+    parser.add_argument("--dark", action="store_true", help="draw on a dark ground")
     parser.add_argument(
         "--cache", type=Path, default=CACHE, metavar="DIR", help="of generated graphs"
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from sar.cli.arguments.cut_model import add_cut_model
+from sar.cli.arguments.pictures import add_plot_arguments
 from sar.cli.parser import Parser
 
 
@@ -26,9 +26,6 @@ def add_parser(subparsers: Any) -> Parser:
     report.add_argument(
         "--verify", action="store_true", help="compare all files with the digests in the JSON"
     )
-    report.add_argument(
-        "--plot", type=Path, metavar="FILE",
-        help="draw sizes of parts and rows between them, .png or .svg",
-    )  # fmt: skip
+    add_plot_arguments(report, "sizes of parts and rows between them")
     add_cut_model(parser)
     return parser

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from sar.cli.arguments.cut_model import add_cut_model
+from sar.cli.arguments.pictures import add_plot_arguments
 from sar.cli.parser import Parser, closest
 from sar.cli.values import Value, positive, size, whole
 from sar.words import BALANCES, DEFAULT_METHOD, FORMATS, INPUTS, KEEP, METHODS, SELF_LOOPS
@@ -36,9 +36,7 @@ def add_parser(subparsers: Any) -> Parser:
     _add_edges(parser.add_argument_group("edges and data"))
     report = parser.add_argument_group("report")
     report.add_argument("--json", action="store_true", help="print it as one JSON object")
-    report.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw sizes of parts and rows, .png or .svg"
-    )
+    add_plot_arguments(report, "sizes of parts and rows between them")
     add_cut_model(parser)
     return parser
 

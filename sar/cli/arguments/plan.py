@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sar.cli.arguments.model import add_model_arguments, check_model
+from sar.cli.arguments.pictures import add_plot_arguments
 from sar.cli.parser import Parser
 from sar.cli.values import positive, rate, size, zero_or_more
 from sar.words import ACTIVATIONS, CONSTANT_INPUTS
@@ -57,9 +58,9 @@ def add_parser(subparsers: Any) -> Parser:
     graph.add_argument(
         "--as-stored", action="store_true", help="do not add the reverse of every directed edge"
     )
-    parser.add_argument_group("report").add_argument(
-        "--json", action="store_true", help="print one JSON object"
-    )
+    report = parser.add_argument_group("report")
+    report.add_argument("--json", action="store_true", help="print one JSON object")
+    add_plot_arguments(report, "memory and time against the number of ranks")
     parser.for_experts("--heads", "--constant-inputs", "--halo-share", "--as-stored")
     return parser
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sar.cli.arguments.inputs import add_input
 from sar.cli.arguments.model import add_model_arguments, check_model
+from sar.cli.arguments.pictures import add_run_arguments
 from sar.cli.arguments.ranks import add_rank_arguments, check_ranks
 from sar.cli.parser import Parser, closest
 from sar.cli.values import Value, above_zero, fanouts, positive, whole, zero_or_more
@@ -32,7 +33,7 @@ def add_parser(subparsers: Any) -> Parser:
         "--heads", "--multilabel", "--normalize-features", "--schedule", "--weight-decay",
         "--clip-norm", "--eval-every", "--mfgs", "--activations-directory", "--sampled-epochs",
         "--checkpoint-steps", "--activations", "--checkpoint-every", "--trace", "--no-progress",
-        "--explain",
+        "--explain", "--dark",
     )  # fmt: skip
     return parser
 
@@ -105,6 +106,7 @@ def _add_result_arguments(group: Any) -> None:
     group.add_argument("--checkpoint", metavar="DIR", help="folder to save the run in")
     group.add_argument("--resume", action="store_true", help="continue from --checkpoint")
     group.add_argument("--json", metavar="OUT.json", help="write epochs, ranks, configuration")
+    add_run_arguments(group)
     group.add_argument("--explain", action="store_true", help="show first what computes each layer")
     group.add_argument(
         "--checkpoint-every", type=positive, default=10, help="epochs between checkpoints"

@@ -1,0 +1,65 @@
+"""What commands check before they work of what they draw after it."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sar.cli.outputs import check_file
+from sar.errors import MissingDependencyError
+from sar.pictures import SUFFIXES, draw_cut, draw_run, palette, read_run, save, write_report
+from sar.pictures.cut import SIZE as CUT_SIZE
+from sar.pictures.training import SIZE as RUN_SIZE
+
+PAGE = (".html",)
+
+
+def check_plot(args: argparse.Namespace) -> None:
+    """Raise before the work what would stop ``--plot`` after it."""
+    if args.plot is not None:
+        check_picture(Path(args.plot), "--plot", SUFFIXES)
+
+
+def check_picture(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
+    """Raises ``ValueError`` naming ``option`` for a name or folder that cannot be written,
+    ``MissingDependencyError`` without matplotlib."""
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(
+            f"{option}: got {str(path)!r}, expected a name that ends in {' or '.join(suffixes)}"
+        )
+    check_file(path, option)
+    need_matplotlib(option)
+
+
+def need_matplotlib(who: str) -> None:
+    """Raise ``MissingDependencyError`` where there is none."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{who} draws with matplotlib: pip install 'sar-gnn[plot]'"
+        ) from error
+
+
+def plot_cut(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Draw a summary of a cut if ``--plot`` asks for it."""
+    if args.plot is not None:
+        save(Path(args.plot), partial(draw_cut, found), CUT_SIZE, palette(args.dark))
+
+
+def check_run_pictures(args: argparse.Namespace) -> None:
+    """Raise before training what would stop :func:`draw_result` after it."""
+    check_plot(args)
+    if args.report is not None:
+        check_picture(Path(args.report), "--report", PAGE)
+
+
+def draw_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """What `--plot` and `--report` ask for, of what `--json` writes."""
+    if args.plot is not None:
+        draw = partial(draw_run, read_run(result))
+        save(Path(args.plot), draw, RUN_SIZE, palette(args.dark))
+    if args.report is not None:
+        write_report(read_run(result), Path(args.report))

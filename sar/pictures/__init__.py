@@ -1,0 +1,24 @@
+"""Pictures and reports of runs, cuts, plans and measurements, in one look."""
+
+from sar.pictures.cut import draw_cut
+from sar.pictures.plan import Plan, draw_plan
+from sar.pictures.report import write_report
+from sar.pictures.run import Run, read_run
+from sar.pictures.style import DARK, LIGHT, SUFFIXES, Palette, palette, save
+from sar.pictures.training import draw_run
+
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "SUFFIXES",
+    "Palette",
+    "Plan",
+    "Run",
+    "draw_cut",
+    "draw_plan",
+    "draw_run",
+    "palette",
+    "read_run",
+    "save",
+    "write_report",
+]
