@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from sar.comm import one_host
 from sar.comm.allocation import tune_allocator
@@ -267,11 +268,23 @@ def leave_after(error: BaseException, status: int = 1) -> None:
     those that were registered since ``sar`` was imported; with 130 after an interrupt.
     """
     atexit.unregister(shutdown)
+    _tell_torchrun(error)
     group = process_group()
     if isinstance(group, ProcessGroup):
         group.leave(error)
     if isinstance(group, ProcessGroup) or stuck():
         _ending["status"] = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else status
+
+
+def _tell_torchrun(error: BaseException) -> None:
+    """Leave ``error`` where torchrun looks for it: the end of what it prints names it then."""
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return
+    try:
+        raise error  # the handler writes the traceback of what is handled
+    except BaseException:
+        with suppress(OSError):
+            get_error_handler().record_exception(error)
 
 
 @atexit.register

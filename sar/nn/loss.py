@@ -85,10 +85,9 @@ def _problem(values: Tensor, mask: Tensor | None) -> Exception | None:
         return TypeError(f"mask: got {mask.dtype}, expected bool or int64 indices")
     if mask.dtype == torch.bool:
         if mask.shape not in (values.shape, values.shape[:1]):
-            return ValueError(
-                f"mask: got shape {tuple(mask.shape)}, expected {tuple(values.shape[:1])} "
-                f"or {tuple(values.shape)}"
-            )
+            shapes = sorted({tuple(values.shape[:1]), tuple(values.shape)})
+            expected = " or ".join(map(str, shapes))
+            return ValueError(f"mask: got shape {tuple(mask.shape)}, expected {expected}")
     elif mask.dim() != 1:
         return ValueError(f"mask: got shape {tuple(mask.shape)}, expected a vector of indices")
     elif len(mask) and not 0 <= int(mask.min()) <= int(mask.max()) < len(values):

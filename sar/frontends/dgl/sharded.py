@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from sar._private import untraced
-from sar.config import Policy
+from sar.config import Policy, usable_device
 from sar.edges import Relation
 from sar.errors import UnsupportedMember
 from sar.frontends.dgl import multi, passing
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.edge_columns import EdgeColumns, refuse_compiled
+from sar.frontends.dgl.instead import missing_member
 from sar.frontends.dgl.legacy import OriginalMembers
 from sar.frontends.dgl.operators import GraphMarker
 from sar.frontends.dgl.patches import install
@@ -57,7 +58,7 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def to(self, device: torch.device | str, **_: Any) -> ShardedGraph:
         """The graph on ``device``; itself when it is there already. No communication."""
-        device = torch.device(device)
+        device = usable_device(device)
         if device == self.device:
             return self
         return self._over(self._store.to(device))
@@ -303,7 +304,7 @@ class ShardedGraph(Counts, OriginalMembers):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnsupportedMember(f"a sharded graph has no member {name!r}")
+        raise UnsupportedMember(missing_member(name))
 
     def __repr__(self) -> str:
         kind = "block" if self.is_block else "graph"
