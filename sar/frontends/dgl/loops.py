@@ -27,8 +27,8 @@ def add_self_loop(
             in-edges.
     """
     if isinstance(fill_data, str) and fill_data not in _REDUCTIONS:
-        names = ", ".join(_REDUCTIONS)
-        raise ValueError(f"fill_data: got {fill_data!r}, expected a number or one of {names}")
+        known = ", ".join(_REDUCTIONS)
+        raise ValueError(f"fill_data: got {fill_data!r}, expected a number or one of {known}")
     canonical = graph.to_canonical_etype(etype)
     columns = graph.edges[canonical].data
     names = list(columns) if edge_feat_names is None else list(edge_feat_names)
