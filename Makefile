@@ -13,12 +13,13 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.10 python; do \
 TESTS ?= tests
 BENCH ?= list
 
-.PHONY: help python install demo test lint format typecheck bench clean
+.PHONY: help python install demo test lint format typecheck docs docs-serve bench clean
 
 help: python
 	@echo "make demo       install, then train a distributed GraphSAGE on a generated graph"
 	@echo "make test       install, then run the test-suite (TESTS=tests/test_x.py for a part of it)"
 	@echo "make lint       check the style (ruff)        make typecheck   check the types (mypy)"
+	@echo "make docs       these pages as a site in build/site          make docs-serve  the same, while you edit"
 	@echo "make bench      python -m benchmarks; BENCH='run NAME' chooses what"
 	@echo "make install    the package in $(VENV)        make clean       remove what was made"
 
@@ -62,6 +63,14 @@ format: $(VENV)/.installed-lint
 
 typecheck: $(VENV)/.installed-lint
 	$(PY) -m mypy
+
+# Warnings are errors. The variable silences a note on the future of mkdocs.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.installed-docs
+	$(PY) -m mkdocs build --strict
+
+docs-serve: $(VENV)/.installed-docs
+	$(PY) -m mkdocs serve
 
 bench: $(VENV)/.installed-plot
 	$(PY) -m benchmarks $(BENCH)

@@ -49,7 +49,13 @@ setup(
             "matplotlib>=3.8",
             "torch_geometric>=2.6",
         ],
-        "docs": ["mkdocs>=1.6"],
+        "docs": [
+            "mkdocs>=1.6,<2",
+            "mkdocs-material>=9.6,<10",
+            "mkdocstrings[python]>=1,<2",
+            "django-static-mathjax>=3.2,<4",
+            "selenium>=4.20,<5",
+        ],
         "lint": ["ruff>=0.15,<0.18", "mypy>=2,<3"],
     },
     # sysstat has a program `sar`, too: where it comes first on the path, the second name is there.

@@ -50,7 +50,12 @@ class Lossy:
         gradient_wire_dtype: the same for gradients of rows on their way home.
         boundary_rate: share of the remote rows that a sum or mean reads while gradients are
             recorded, drawn anew for every reduction and scaled by its inverse (boundary-node
-            sampling, arXiv 2203.10983); in (0, 1]. Evaluation reads all.
+            sampling, arXiv 2203.10983); in (0, 1]. Evaluation reads all. Below 1 functions of
+            edges, attention and other reductions raise ``NotSupportedError``.
+
+    Raises:
+        TypeError, ValueError: a value of another type, or out of range. Ranks that differ raise
+            ``ValueError`` at the first layer.
     """
 
     wire_dtype: str | None = None
@@ -112,7 +117,16 @@ class Policy:
         zeros: ``"skip"`` sends rows that are summed without their zeros, with a bit for each of
             their numbers, and no gradient home of the zeros of a relu, which drops it. All
             parameters get the gradients that they get with ``"send"``; ``torch.autograd.grad`` of a
-            relu's result itself does not.
+            relu's result itself does not. Hooks on that result are seen if they come before the
+            sum; later ones raise ``NotSupportedError`` in backward.
+
+    ``constant_inputs`` and ``zeros`` have to be equal on all ranks. Where ranks differ in the
+    first, making a graph raises ``ValueError`` on every rank.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: a value out of range, or both ``rounds`` and ``memory_budget``. A budget below
+            what strict rounds need raises it at the first layer that needs more.
     """
 
     rounds: int | None = None

@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks share the c
 import pytest
 import torch
 from harness.leaks import State, leaked
+from harness.nursery import Nursery
 from harness.parts import Cutter
 from harness.pool import WorkerPool
 
@@ -63,6 +64,12 @@ def sockets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     pool = WorkerPool(tmp_path_factory.mktemp("workers"), {"SAR_HOST_MEMORY": "0"})
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+    """Starts scripts in processes that have imported already: ``nursery.start(words, ..)``."""
+    return Nursery(tmp_path_factory.mktemp("children"))
 
 
 @pytest.fixture(params=["memory", "sockets"])

@@ -10,6 +10,7 @@ import dgl.nn
 import pytest
 import torch
 from harness import run_threads
+from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
@@ -95,9 +96,7 @@ def check(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
         torch.testing.assert_close(got[name], want[name], rtol=1e-11, atol=1e-10, msg=name)
 
 
-@pytest.mark.parametrize("policy", [{}, {"rounds": 1}, {"rematerialize": False}], ids=str)
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("kind", LAYERS)
+@by_pairs(kind=LAYERS, size=[1, 2, 4], policy=[{}, {"rounds": 1}, {"rematerialize": False}])
 def test_layers_equal_dgl_and_send_their_input(
     kind: str, size: int, policy: dict, partitioned: Cutter
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import WorkerPool, run_threads
+from harness.covering import by_pairs
 from harness.late import run_late
 
 from sar.comm import LocalGroup, current_group, exchange_counts, legacy, use_group
@@ -250,9 +251,11 @@ def check_rotation(size: int, pattern: str, results: list) -> None:
         assert home == expected
 
 
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("pattern", ["mixed", "everything", "all but one", "nothing", "one pair"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@by_pairs(
+    size=[1, 2, 3, 4, 8],
+    pattern=["mixed", "everything", "all but one", "nothing", "one pair"],
+    keep=[False, True],
+)
 def test_rotation_brings_each_row_and_gradient(size: int, pattern: str, keep: bool) -> None:
     for num_rounds in sorted({1, 2, max(1, size // 2), max(1, size - 1), 20}):
         for run in (run_threads, run_late):

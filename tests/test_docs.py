@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from harness.nursery import Nursery
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -87,16 +87,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", python_pages())
-def test_python_blocks_run(page: str, folder: Path) -> None:
+def test_python_blocks_run(page: str, folder: Path, nursery: Nursery) -> None:
     environment = {
         **os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, __file__, page],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    child = nursery.start([__file__, page], environment, folder)
+    try:
+        assert child.wait(100) == 0, child.text("err")[-3000:]
+    finally:
+        child.kill()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -104,7 +104,7 @@ def test_commands_are_accepted(page: str) -> None:
     from benchmarks import registry
     from sar.__main__ import build_parser
 
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for words in commands(page):
         arguments = sar_arguments(words)
         if arguments is not None:
@@ -133,9 +133,12 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The ids that headings get: lower case, words joined by dashes, no punctuation."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """The ids that headings get: lower case, words joined by dashes, no punctuation; and names."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    names = re.findall(r"^::: (\S+)$", text, re.M)  # the reference of a name
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {*names, *(heading.replace(" ", "-") for heading in plain)}
 
 
 def test_every_public_name_is_documented() -> None:

@@ -14,6 +14,7 @@ from functools import cache
 import pytest
 import torch
 from harness import WorkerPool, models, run_threads
+from harness.covering import pairs
 from harness.late import run_late
 from harness.parts import Cutter
 from harness.training import Setting, case_train, check, start_state
@@ -41,10 +42,6 @@ def possible(row: Row) -> bool:
 
 def product() -> Iterator[Row]:
     return filter(possible, itertools.product(MODELS, SIZES, *REST))
-
-
-def pairs(row: Row) -> set[tuple]:
-    return set(itertools.combinations(enumerate(row), 2))
 
 
 def covering() -> list[Row]:
@@ -84,10 +81,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def to_setting(row: Row) -> Setting:
     model, _, _, rounds, mfgs, rematerialize, dtype = row
-    optimizers = {torch.float64: ("sgd", "adam"), torch.float32: ("sgd",), torch.bfloat16: ()}
-    steps = optimizers[dtype] if models.comparable_with_adam(model) else optimizers[dtype][:1]
-    if row not in covered():
-        steps = ()
+    exact = "adam" if models.comparable_with_adam(model) else "sgd"
+    optimizers = {torch.float64: (exact,), torch.float32: ("sgd",), torch.bfloat16: ()}
+    steps = optimizers[dtype] if row in covered() else ()
     return Setting(model, rounds, mfgs, rematerialize, dtype, steps)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from dgl import function as fn
 from harness import WorkerPool, assert_close, assert_gradients_close, run_threads
+from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter, global_order
 from harness.rows import Part, join_edges, join_nodes, whole
@@ -609,9 +610,11 @@ def dgl_in_global_order(path: str, size: int, reduce: str, weighted: bool) -> di
     return want
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("reduce", ["max", "min"])
+@by_pairs(
+    reduce=["max", "min"],
+    weighted=[False, True],
+    dtype=[torch.float64, torch.float32, torch.bfloat16],
+)
 def test_ties_go_to_the_smallest_global_edge_id(
     reduce: str, weighted: bool, dtype: torch.dtype, partitioned: Cutter
 ) -> None:

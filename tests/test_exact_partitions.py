@@ -9,6 +9,7 @@ import pytest
 import torch
 from graph_forms import SOURCES
 from harness import run_threads
+from harness.covering import by_pairs
 from harness.training import Setting, case_train, check, start_state
 
 import sar
@@ -46,14 +47,14 @@ def without_numbers(graph: GraphArrays) -> GraphArrays:
     return graph
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("source", ["YAML, CSV", "YAML, Parquet"])
-@pytest.mark.parametrize(
-    "model", ["SAGEConv-mean", "GATConv", "RelGraphConv-basis", "HeteroGraphConv-sum"]
+@by_pairs(
+    model=["SAGEConv-mean", "GATConv", "RelGraphConv-basis", "HeteroGraphConv-sum"],
+    source=["YAML, CSV", "YAML, Parquet"],
+    cut=CUTS,
 )
 def test_layers_equal_dgl(model: str, source: str, cut: str, tmp_path: Path) -> None:
     """From ids of others, which are numbered anew."""
-    setting = Setting(model, optimizers=("sgd",))
+    setting = Setting(model)
     given = SOURCES[source](without_numbers(setting.sample), tmp_path).given
     path = partition(given, tmp_path / "out", CUTS[cut]).path
     check(setting, run_threads(3, case_train, path, setting, start_state(setting)))

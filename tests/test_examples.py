@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness.nursery import Child, Nursery
 
 from sar.partition.sources.generate import bibliography_graph, community_graph
 from sar.partition.write import write_partitions
@@ -80,40 +81,37 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def exit_codes(children: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    """Exit codes; after `seconds`, or 5 s after one has failed, those that still run are killed."""
+def wait_for_all(children: list[Child], seconds: float) -> None:
+    """After `seconds`, or 5 s after one has failed, those that still run are killed."""
     end = time.monotonic() + seconds
-    while any(child.poll() is None for child in children):
-        if any(child.poll() for child in children):
+    while any(child.returncode is None for child in children):
+        if any(child.returncode for child in children):
             end = min(end, time.monotonic() + 5)
         time.sleep(0.05)
         if time.monotonic() > end:
             for child in children:
                 child.kill()
-    return [child.wait() for child in children]
 
 
-def run_two_ranks(scripts: list[str], parts: Path, cwd: Path) -> str:
-    """What rank 0 prints for all scripts; two processes for all of them, as importing is slow."""
+def run_two_ranks(nursery: Nursery, scripts: list[str], parts: Path, cwd: Path) -> str:
+    """What rank 0 prints for all scripts; two processes for all of them."""
     names = [f"{ROOT / 'examples' / script}" for script in scripts]
     jobs = [f"{name}:{port}" for name, port in zip(names, free_ports(len(names)))]
-    ranks = []
+    driver = cwd / "driver.py"
+    driver.write_text(DRIVER)
+    ranks: list[Child] = []
     try:
         for rank in range(2):
             env = {**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-            output = open(cwd / f"rank{rank}.txt", "w+")
-            command = [sys.executable, "-c", DRIVER, str(parts), *jobs]
-            child = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=output)
-            ranks.append((child, output))
-        codes = exit_codes([child for child, _ in ranks], seconds=100)
-        texts = [output.seek(0) or output.read() for _, output in ranks]
+            ranks.append(nursery.start([str(driver), str(parts), *jobs], env, cwd))
+        wait_for_all(ranks, seconds=100)
+        texts = [rank.text("out") + rank.text("err") for rank in ranks]
+        codes = [rank.returncode for rank in ranks]
         assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)
-        return texts[0]
+        return ranks[0].text("out")
     finally:
-        for child, output in ranks:
-            child.kill()
-            child.wait()
-            output.close()
+        for rank in ranks:
+            rank.kill()
 
 
 def assert_learned(output: str) -> None:
@@ -138,8 +136,8 @@ def test_example_under_torchrun(parts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_other_examples_on_two_ranks(parts: Path, tmp_path: Path) -> None:
-    output = run_two_ranks(SCRIPTS[1:], parts, tmp_path)
+def test_other_examples_on_two_ranks(parts: Path, tmp_path: Path, nursery: Nursery) -> None:
+    output = run_two_ranks(nursery, SCRIPTS[1:], parts, tmp_path)
     sections = output.split("== ")[1:]
     assert len(sections) == len(SCRIPTS) - 1
     for section in sections:
@@ -147,12 +145,12 @@ def test_other_examples_on_two_ranks(parts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_rgcn_on_the_graph_and_on_blocks(tmp_path: Path) -> None:
+def test_rgcn_on_the_graph_and_on_blocks(tmp_path: Path, nursery: Nursery) -> None:
     """Both compute the same losses, to the printed digits."""
     graph = bibliography_graph(200)
     halves = torch.arange(graph.total_nodes) % 2
     parts = write_partitions(graph, halves, tmp_path / "parts")
-    output = run_two_ranks([HETERO, f"{HETERO} --mfgs"], Path(parts), tmp_path)
+    output = run_two_ranks(nursery, [HETERO, f"{HETERO} --mfgs"], Path(parts), tmp_path)
     whole, blocks = output.split("== ")[1:]
     assert_learned(whole)
     losses = [[float(x) for x in re.findall(r"loss (\S+)", text)] for text in (whole, blocks)]
@@ -160,9 +158,9 @@ def test_rgcn_on_the_graph_and_on_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_sampled_examples(parts: Path, tmp_path: Path) -> None:
+def test_sampled_examples(parts: Path, tmp_path: Path, nursery: Nursery) -> None:
     """One of the ranks has no seed; the mini-batches of the other train the model."""
-    output = run_two_ranks(SAMPLED, parts, tmp_path)
+    output = run_two_ranks(nursery, SAMPLED, parts, tmp_path)
     sections = output.split("== ")[1:]
     assert len(sections) == len(SAMPLED)
     for section in sections:
@@ -170,25 +168,23 @@ def test_sampled_examples(parts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_several_types_sampled(tmp_path: Path) -> None:
+def test_several_types_sampled(tmp_path: Path, nursery: Nursery) -> None:
     graph = bibliography_graph(200)
     parts = write_partitions(graph, torch.arange(graph.total_nodes) % 2, tmp_path / "parts")
-    assert_learned(run_two_ranks([SAMPLED_HETERO], Path(parts), tmp_path))
+    assert_learned(run_two_ranks(nursery, [SAMPLED_HETERO], Path(parts), tmp_path))
 
 
 @pytest.mark.system
-def test_servers_and_trainers(parts: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "sar", "sample-server", str(parts), "--trainers", "2"]
-    server = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+def test_servers_and_trainers(parts: Path, tmp_path: Path, nursery: Nursery) -> None:
+    words = ["-m", "sar", "sample-server", str(parts), "--trainers", "2"]
+    server = nursery.start(words, ENVIRONMENT)
     try:
-        line = server.stdout.readline() if server.stdout else ""
-        address = Path(line.strip().rpartition(" at ")[2])
+        address = Path(server.line(60).strip().rpartition(" at ")[2])
         given = "--servers=2 --features=20 --classes=16"
-        assert_learned(run_two_ranks([f"{SERVED} {given}"], address, tmp_path))
-        assert server.wait(timeout=60) == 0
+        assert_learned(run_two_ranks(nursery, [f"{SERVED} {given}"], address, tmp_path))
+        assert server.wait(60) == 0
     finally:
         server.kill()
-        server.communicate()
 
 
 def test_every_example_is_tested_and_listed() -> None:

@@ -15,7 +15,8 @@ import dgl.function as fn
 import dgl.nn
 import pytest
 import torch
-from harness import run_threads
+from harness import WorkerPool, run_threads
+from harness.commands import launch_on
 from harness.graphs import NUM_FEATURES, looped, shop
 from harness.parts import Cutter
 from harness.rows import Part, whole
@@ -473,7 +474,12 @@ def test_the_trainer_says_it_once(partitioned: Cutter, caplog: pytest.LogCapture
     ]
 
 
-def test_the_command_prints_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_it(
+    tmp_path: Path,
+    processes: WorkerPool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """And trains on as if it had not been asked."""
     from sar.__main__ import main
 
@@ -482,7 +488,10 @@ def test_the_command_prints_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]
         out = tmp_path / f"run{len(extra)}.json"
         words = ["train", "synthetic:nodes=200,edges=1200,seed=0", "--nproc", "2", "--layers", "2"]
         words += ["--hidden", "8", "--epochs", "2", "--dropout", "0.5", "--no-progress"]
-        assert main([*words, "--mfgs", "off", "--json", str(out), *extra]) == 0
+        with monkeypatch.context() as patch:
+            if not extra:  # one of the commands starts its ranks
+                patch.setattr("sar.cli.train.launch", launch_on(processes))
+            assert main([*words, "--mfgs", "off", "--json", str(out), *extra]) == 0
         shown, run = capfd.readouterr().out, json.loads(out.read_text())
         assert ("one epoch of rank 0 of 2" in shown) == bool(extra)
         runs.append([epoch["loss"] for epoch in run["epochs"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -20,6 +19,8 @@ import pytest
 import torch
 from foreign_files import edge_rows, write_glt, write_pyg
 from harness import run_threads
+from harness.commands import launch_on
+from harness.covering import by_pairs
 from harness.graphs import hetero, mixed, to_dgl
 from harness.parts import Cutter, edge_order, joined, load_all, node_parts
 from harness.pool import WorkerPool
@@ -64,9 +65,7 @@ def both(
     return known, str(WRITERS[writer](graph, parts, size, folder / "foreign"))
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-@pytest.mark.parametrize("name", GRAPHS)
+@by_pairs(name=GRAPHS, cut=CUTS, writer=WRITERS)
 def test_the_same_parts(
     name: str, cut: tuple[int, str], writer: str, tmp_path: Path, partitioned: Cutter
 ) -> None:
@@ -304,23 +303,12 @@ def test_labels_of_several_types(tmp_path: Path) -> None:
         load_partition(folder, 1)
 
 
-def case_command(group: Group, command: str, options: dict[str, Any]) -> None:
-    """What a rank of the command line does."""
-    module = importlib.import_module(f"sar.cli.{command}")
-    module.work(Namespace(**options), group, torch.device("cpu"))
-
-
 def test_training_by_the_command_line(
     tmp_path: Path, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss of each epoch is that of the same graph in DGL's layout.
-
-    One of the commands starts its ranks; the others run theirs on processes that are there."""
-
-    def on_workers(command: str, args: Namespace, nproc: int) -> None:
-        options = {name: value for name, value in vars(args).items() if not callable(value)}
-        processes.run(nproc, case_command, command, options)
-
+    """The loss of each epoch is that of the same graph in DGL's layout."""
+    for command in ("train", "evaluate"):
+        monkeypatch.setattr(f"sar.cli.{command}.launch", launch_on(processes))
     graph, columns = mixed(), mixed().node_data["_N"]
     parts = node_parts(graph, 2, "random")
     folder = write_pyg(graph, parts, 2, tmp_path / "foreign")
@@ -334,8 +322,6 @@ def test_training_by_the_command_line(
         words += ["--dropout", "0.5", "--no-progress"]
         words += ["--checkpoint", str(tmp_path / f"run{len(losses)}")]
         assert main(["train", source, *words]) == 0
-        for command in ("train", "evaluate"):
-            monkeypatch.setattr(f"sar.cli.{command}.launch", on_workers)
         losses.append([epoch["loss"] for epoch in json.loads(told.read_text())["epochs"]])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     out = ["--checkpoint", str(tmp_path / "run0"), "--out", str(tmp_path), "--gather"]

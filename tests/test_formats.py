@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from harness.covering import by_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from written_graphs import EDGES, GRAPHS, NODES, assert_same, cut, plain
@@ -38,9 +39,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "_BLOCK", 16)
 
 
-@pytest.mark.parametrize("format", ["dgl", "pyg"])
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
-@pytest.mark.parametrize("name", GRAPHS)
+@by_pairs(name=GRAPHS, num_parts=[1, 2, 3, 8], format=["dgl", "pyg"])
 def test_a_graph_comes_back(name: str, num_parts: int, format: str, tmp_path: Path) -> None:
     graph = GRAPHS[name]()
     parts = cut(graph, num_parts)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from dgl.nn.functional import edge_softmax
 from harness import run_threads
+from harness.covering import by_pairs
 from harness.graphs import looped, mixed, to_dgl
 from harness.parts import Cutter
 from harness.rows import Part, join_nodes, results
@@ -101,9 +102,7 @@ def check(got: dict[str, Tensor], want: dict[str, Tensor], digits: float = 1e-11
 POLICIES: list[dict] = [{}, {"rounds": 1}, {"rematerialize": False}]
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("kind", LAYERS)
+@by_pairs(kind=LAYERS, size=[1, 2, 3, 8], policy=POLICIES)
 def test_layers_equal_dgl(
     kind: str, size: int, policy: dict, partitioned: Cutter, fused: list[str]
 ) -> None:
@@ -255,9 +254,7 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("kind", LAYERS)
+@by_pairs(kind=LAYERS, size=[1, 3], use=USES)
 def test_results_that_are_written_into(kind: str, size: int, use: str, partitioned: Cutter) -> None:
     path = partitioned(mixed(), size, "random")
     check(on_ranks(path, size, lambda: Then(USES[use], kind)), whole(lambda: Then(USES[use], kind)))

@@ -15,6 +15,7 @@ import torch
 from dgl import DGLError
 from harness import RankFailed, run_threads
 from harness.blocks import compare_blocks
+from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
@@ -104,9 +105,7 @@ POLICIES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["gcn two", "gcn two of none", "gin two"])
+@by_pairs(name=["gcn two", "gcn two of none", "gin two"], policy=POLICIES, donate=[False, True])
 def test_policies(name: str, policy: dict[str, Any], donate: bool, partitioned: Cutter) -> None:
     compare(fused_ones(LAYERS[name](), donate=donate), partitioned, **policy)
 
@@ -124,10 +123,12 @@ def test_recomputed_layers(name: str, partitioned: Cutter) -> None:
     compare(fused_ones(LAYERS[name](), donate=True), partitioned, on_rank=recomputed)
 
 
-@pytest.mark.parametrize("every", [4, 50])  # with 50, some ranks have nothing to compute
-@pytest.mark.parametrize("widths", [(WIDTH, 3), (7, 2), (2, 5)])
-@pytest.mark.parametrize("make", [gcn, gin])
-@pytest.mark.parametrize("size", [1, SIZE])
+@by_pairs(
+    size=[1, SIZE],
+    make=[gcn, gin],
+    widths=[(WIDTH, 3), (7, 2), (2, 5)],
+    every=[4, 50],  # with 50, some ranks have nothing to compute
+)
 def test_blocks_give_some_rows_of_the_whole_graphs(
     size: int, make: Callable[..., Any], widths: tuple[int, int], every: int, partitioned: Cutter
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness import run_threads
 from harness.blocks import compare_blocks
+from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
@@ -80,9 +81,8 @@ def test_frozen_parts(frozen: str, width: int, partitioned: Cutter) -> None:
     compare(fused_ones(layer), partitioned)
 
 
-@pytest.mark.parametrize("every", [4, 50])  # with 50, some ranks have nothing to compute
-@pytest.mark.parametrize("widths", [(WIDTH, 3), (7, 2), (2, 5)])
-@pytest.mark.parametrize("size", [1, SIZE])
+# With 50, some ranks have nothing to compute.
+@by_pairs(size=[1, SIZE], widths=[(WIDTH, 3), (7, 2), (2, 5)], every=[4, 50])
 def test_blocks_give_some_rows_of_the_whole_graphs(
     size: int, widths: tuple[int, int], every: int, partitioned: Cutter
 ) -> None:
@@ -124,9 +124,11 @@ def recomputed(rank: int, layer: nn.Module) -> None:
     sar.set_activations(layer, "recompute")
 
 
-@pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize("widths", [(1, 3), (BLOCK, BLOCK), (BLOCK + 1, 70), (100, 100), (70, 5)])
-@pytest.mark.parametrize("size", [1, 2, 5])
+@by_pairs(
+    size=[1, 2, 5],
+    widths=[(1, 3), (BLOCK, BLOCK), (BLOCK + 1, 70), (100, 100), (70, 5)],
+    donate=[False, True],
+)
 def test_recomputed_layers_equal_dgl(
     size: int, widths: tuple[int, int], donate: bool, partitioned: Cutter
 ) -> None:

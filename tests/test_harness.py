@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import HarnessTimeout, RankFailed, WorkerPool, pool, relative_error, run_threads
+from harness import HarnessTimeout, RankFailed, WorkerPool, relative_error, run_threads
 from harness.leaks import State, leaked
 
 
@@ -63,12 +63,11 @@ def test_workers_are_reused_by_groups_of_any_size(processes: WorkerPool) -> None
 
 def test_processes_that_hang_are_ended_with_their_stacks(tmp_path: Path) -> None:
     workers = WorkerPool(tmp_path)
-    workers.run(2, case_sum, 0)
-    pids = set(pool.OWNED)
+    pids = [who[0] for who in workers.run(2, case_who)]
+    assert all(map(alive, pids))
     with pytest.raises(HarnessTimeout, match=r"(?s)ranks \[1\] still ran after 1.*case_sleep"):
         workers.run(2, case_sleep, deadline=1.0)
-    assert not any(alive(pid) for pid in pids - pool.OWNED)
-    assert len(pids - pool.OWNED) == 2
+    assert not any(map(alive, pids))
 
 
 def test_the_first_error_wins_over_its_consequences(tmp_path: Path) -> None:

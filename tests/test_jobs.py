@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from foreign_files import write_glt, write_pyg
-from test_examples import ENVIRONMENT, ROOT, run_two_ranks
+from harness.nursery import Nursery
+from test_examples import ENVIRONMENT, run_two_ranks
 from torch import Tensor
 
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
@@ -173,24 +172,22 @@ SERVED = "glt_client.py"
 
 
 @pytest.mark.system
-def test_jobs_on_two_ranks(root: Path, tmp_path: Path) -> None:
-    check(run_two_ranks([job(one) for one in LOCAL], root, tmp_path), len(LOCAL))
+def test_jobs_on_two_ranks(root: Path, tmp_path: Path, nursery: Nursery) -> None:
+    check(run_two_ranks(nursery, [job(one) for one in LOCAL], root, tmp_path), len(LOCAL))
 
 
 @pytest.mark.system
-def test_two_servers_and_two_clients(root: Path, tmp_path: Path) -> None:
+def test_two_servers_and_two_clients(root: Path, tmp_path: Path, nursery: Nursery) -> None:
     parts = root / "glt_products" / "partitions"
-    words = [sys.executable, "-m", "sar", "sample-server", str(parts), "--trainers", "2"]
-    server = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    words = ["-m", "sar", "sample-server", str(parts), "--trainers", "2"]
+    server = nursery.start(words, ENVIRONMENT)
     try:
-        line = server.stdout.readline() if server.stdout else ""
-        address = line.strip().rpartition(" at ")[2]
+        address = server.line(60).strip().rpartition(" at ")[2]
         given = f"--address={address} --features={FEATURES} --classes={CLASSES}"
-        check(run_two_ranks([f"{job(SERVED)} {given}"], root, tmp_path), 1)
-        assert server.wait(timeout=60) == 0
+        check(run_two_ranks(nursery, [f"{job(SERVED)} {given}"], root, tmp_path), 1)
+        assert server.wait(60) == 0
     finally:
         server.kill()
-        server.communicate()
 
 
 def test_every_job_is_run() -> None:

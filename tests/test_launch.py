@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import run_threads
+from harness import WorkerPool, run_threads
+from harness.commands import launch_on
 
 from sar.__main__ import main
 from sar.cli import evaluate, inputs
@@ -60,14 +61,10 @@ def sar(*words: object, **more: str) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-def train(parts: str, out: Path, epochs: int, *words: object) -> dict:
-    """Losses and everything else of a run with dropout and batch norm, checked to have worked."""
-    done = sar(
-        "train", parts, "--layers", 2, "--hidden", 8, "--dropout", 0.3, "--batch-norm",
-        "--epochs", epochs, "--json", out, *words, PYTHONWARNINGS="always::ResourceWarning",
-    )  # fmt: skip
-    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
-    return json.loads(out.read_text())
+def words_of(parts: str, out: Path, epochs: int, *words: object) -> list[str]:
+    """A run with dropout and batch norm."""
+    given = ["train", parts, "--layers", 2, "--hidden", 8, "--dropout", 0.3, "--batch-norm"]
+    return list(map(str, [*given, "--epochs", epochs, "--json", out, *words]))
 
 
 def losses(result: dict) -> list[tuple]:
@@ -81,7 +78,11 @@ def losses(result: dict) -> list[tuple]:
 def whole(parts: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     """The report of an uninterrupted run of 5 epochs, and its checkpoint's folder."""
     folder = tmp_path_factory.mktemp("whole")
-    return train(parts, folder / "out.json", 5, "--checkpoint", folder), folder
+    out = folder / "out.json"
+    words = words_of(parts, out, 5, "--checkpoint", folder)
+    done = sar(*words, PYTHONWARNINGS="always::ResourceWarning")
+    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
+    return json.loads(out.read_text()), folder
 
 
 @pytest.mark.system
@@ -106,29 +107,30 @@ def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
     assert sent == [rank["received_bytes"] for rank in reversed(result["ranks"])] and min(sent) > 0
 
 
-@pytest.mark.system
-@pytest.mark.timeout(300)
 def test_a_resumed_run_is_the_uninterrupted_one(
-    parts: str, whole: tuple[dict, Path], tmp_path: Path
+    parts: str, tmp_path: Path, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3 epochs and 2 more, bit for bit the same as 5: dropout on two ranks included."""
+    monkeypatch.setattr("sar.cli.train.launch", launch_on(processes))
     kept = ["--checkpoint", tmp_path]
-    train(parts, tmp_path / "half.json", 3, *kept)
-    resumed = train(parts, tmp_path / "resumed.json", 5, *kept, "--resume")
-    assert losses(resumed) == losses(whole[0]) and len(losses(resumed)) == 5
+    runs = {"whole": (5,), "half": (3, *kept), "resumed": (5, *kept, "--resume")}
+    for name, words in runs.items():
+        assert main(words_of(parts, tmp_path / f"{name}.json", *words)) == 0
+    whole, resumed = (
+        losses(json.loads((tmp_path / f"{name}.json").read_text())) for name in ("whole", "resumed")
+    )
+    assert resumed == whole and len(resumed) == 5
 
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
 def test_predictions_are_by_original_id(
-    parts: str, whole: tuple[dict, Path], tmp_path: Path
+    parts: str, whole: tuple[dict, Path], tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     last = whole[0]["epochs"][-1]["test_acc"]
-    done = sar(
-        "evaluate", parts, "--checkpoint", whole[1], "--out", tmp_path, "--gather", "--logits"
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"test {last:.4f}" in done.stdout
+    words = ["--checkpoint", str(whole[1]), "--out", str(tmp_path), "--gather", "--logits"]
+    assert main(["evaluate", parts, *words]) == 0
+    assert f"test {last:.4f}" in capfd.readouterr().out
     with np.load(tmp_path / "predictions.npz", allow_pickle=False) as found:
         assert found["node_id"].tolist() == list(range(1000, 1000 + NODES))
         assert np.array_equal(found["prediction"], found["logits"].argmax(1))
@@ -232,10 +234,11 @@ def test_names_are_checked_before_ranks_start(
 
 
 @pytest.mark.system
-def test_an_error_of_a_rank_is_one_line(parts: str) -> None:
-    done = sar("train", parts, "--labels", "feat")
-    assert done.returncode != 0 and "Traceback" not in done.stderr
-    last = done.stderr.strip().splitlines()[-1]
+def test_an_error_of_a_rank_is_one_line(parts: str, capfd: pytest.CaptureFixture) -> None:
+    assert main(["train", parts, "--labels", "feat"]) != 0
+    errors = capfd.readouterr().err
+    assert "Traceback" not in errors
+    last = errors.strip().splitlines()[-1]
     assert last.startswith("sar train: error: rank 0: labels: 'feat' has shape")
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from harness import run_threads
 from harness.compare import assert_close
+from harness.covering import by_pairs
 from harness.graphs import mixed
 from harness.parts import Cutter, joined, load_all
 from hypothesis import given, settings
@@ -140,14 +141,16 @@ def fewest_rows(path: str, size: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("op", ["sum", "mean"])
-@pytest.mark.parametrize(("size", "method"), [(2, "metis"), (3, "random"), (4, "adversarial")])
+@by_pairs(
+    cut=[(2, "metis"), (3, "random"), (4, "adversarial")],
+    op=["sum", "mean"],
+    dtype=[torch.float64, torch.float32],
+)
 def test_sums_equal_dgl_and_bytes_the_matching(
-    size: int, method: str, op: str, dtype: torch.dtype, partitioned: Cutter
+    cut: tuple[int, str], op: str, dtype: torch.dtype, partitioned: Cutter
 ) -> None:
-    graph = mixed()
-    path, want = partitioned(graph, size, method), reference(graph, op, dtype)
+    graph, size = mixed(), cut[0]
+    path, want = partitioned(graph, *cut), reference(graph, op, dtype)
     expected = fewest_rows(path, size) * 5 * dtype.itemsize
     for rounds in range(1, size):
         out, grad, sent = sums(path, size, graph, op, sar.Policy(rounds=rounds), dtype)

@@ -8,6 +8,7 @@ import dgl
 import pytest
 import torch
 from harness import WorkerPool, run_threads
+from harness.covering import by_pairs
 from harness.graphs import hetero, mixed, sample, to_dgl
 from harness.parts import Cutter, joined
 from harness.training import whole_blocks
@@ -83,16 +84,18 @@ def by_id(rows: list[Tensor], ids: list[Tensor]) -> tuple[Tensor, Tensor]:
     return order.values, torch.cat(rows)[order.indices]
 
 
-@pytest.mark.parametrize(("size", "method"), [(1, "metis"), (3, "random"), (4, "adversarial")])
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("seeds", ["some", "all", "one", "none"])
-@pytest.mark.parametrize("name", ["mixed", "hetero"])
+@by_pairs(
+    name=["mixed", "hetero"],
+    seeds=["some", "all", "one", "none"],
+    keep=[True, False],
+    cut=[(1, "metis"), (3, "random"), (4, "adversarial")],
+)
 def test_blocks_equal_to_block(
-    name: str, seeds: str, keep: bool, size: int, method: str, partitioned: Cutter
+    name: str, seeds: str, keep: bool, cut: tuple[int, str], partitioned: Cutter
 ) -> None:
     graph = sample(name)
     picked, one = chosen(graph, seeds), to_dgl(graph)
-    ranks = run_threads(size, case_blocks, partitioned(graph, size, method), picked, keep)
+    ranks = run_threads(cut[0], case_blocks, partitioned(graph, *cut), picked, keep)
     for layer, block in enumerate(whole_blocks(one, picked, LAYERS, keep)):
         parts = [rank[layer] for rank in ranks]
         for t in graph.num_nodes:

@@ -87,6 +87,11 @@ def case(group: Any, path: str, name: str, cross: Any, policy: sar.Policy, block
         first = int(data.book.edge_ranges[etype][data.part_id, 0])
         local = graph.edges[etype].data["_ID"] - first
         eids[etype] = data.edge_features[":".join(etype) + "/orig_eid"][local]
+    return outcome(graph, src, dst, eids, name, cross)
+
+
+def outcome(graph: Any, src: dict, dst: dict, eids: dict, name: str, cross: Any) -> dict:
+    """Results and gradients of the rows with these original ids."""
     rows, edges = inputs()
     x = {t: rows[t][src[t]].requires_grad_() for t in src}
     w = {e: edges[e][eids[e]].requires_grad_() for e in eids}
@@ -103,21 +108,13 @@ def grad_of(rows: Tensor) -> Tensor:
 
 
 def reference(name: str, cross: Any, block: bool) -> dict:
-    rows, edges = inputs()
     graph = to_dgl(shop())
     if block:
         graph = whole_blocks(graph, train_nodes(graph), 1)[0]
     src = {t: graph.srcnodes[t].data["orig_id"] for t in graph.srctypes}
     dst = {t: graph.dstnodes[t].data["orig_id"] for t in graph.dsttypes}
     eids = {e: graph.edges[e].data["orig_eid"] for e in graph.canonical_etypes}
-    x = {t: rows[t][src[t]].requires_grad_() for t in src}
-    w = {e: edges[e][eids[e]].requires_grad_() for e in eids}
-    out = run(graph, x, w, name, cross)
-    weighted(out, dst).backward()
-    return {
-        "src": src, "dst": dst, "eids": eids, "out": {t: r.detach() for t, r in out.items()},
-        "x": {t: grad_of(r) for t, r in x.items()}, "w": {e: grad_of(r) for e, r in w.items()},
-    }  # fmt: skip
+    return outcome(graph, src, dst, eids, name, cross)
 
 
 def by_id(parts: list[dict], key: str, ids: str, kind: Any, total: int) -> Tensor:

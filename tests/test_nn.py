@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import WorkerPool, run_threads
+from harness.covering import by_pairs
 from torch import Tensor, nn
 
 from sar.comm import Group, ThreadGroup
@@ -40,9 +41,7 @@ def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 # ---------------------------------------------------------------- global_mean
 
 
-@pytest.mark.parametrize("splits", SPLITS, ids=str)
-@pytest.mark.parametrize("shape", [(9,), (9, 3)], ids=str)
-@pytest.mark.parametrize("kind", ["all", "bool", "index"])
+@by_pairs(kind=["all", "bool", "index"], shape=[(9,), (9, 3)], splits=SPLITS)
 def test_global_mean_and_gradient(splits: list[int], shape: tuple[int, ...], kind: str) -> None:
     values = seeded(*shape)
     keep = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 0]).bool()
@@ -324,9 +323,7 @@ def reference(norm: nn.Module, x: Tensor, coefficients: Tensor) -> tuple[Tensor,
     return y.detach(), whole.grad
 
 
-@pytest.mark.parametrize("splits", SPLITS, ids=str)
-@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
-@pytest.mark.parametrize("affine", [True, False])
+@by_pairs(affine=[True, False], momentum=[0.1, 0.7, None], splits=SPLITS)
 def test_batch_norm_equals_torch_on_all_rows(
     splits: list[int], momentum: float | None, affine: bool
 ) -> None:
@@ -375,26 +372,17 @@ def test_batch_norm_without_running_statistics_uses_the_batch_in_evaluation() ->
     close(torch.cat(run(splits, case)), norm(x).detach())
 
 
-def test_batch_norm_of_three_dimensions() -> None:
-    x, coefficients, splits = seeded(9, 4, 3), seeded(9, 4, 3, seed=1), [4, 0, 5]
-    expected = reference(nn.BatchNorm1d(4).double(), x, coefficients)
+@pytest.mark.parametrize(
+    ("shape", "splits"),
+    [((9, 4, 3), [4, 0, 5]), ((5000, 64), [4999, 1])],
+    ids=["three dimensions", "a rank reads several blocks"],
+)
+def test_batch_norm_of_other_shapes(shape: tuple[int, ...], splits: list[int]) -> None:
+    x, coefficients = seeded(*shape), seeded(*shape, seed=1)
+    expected = reference(nn.BatchNorm1d(shape[1]).double(), x, coefficients)
 
     def case(group: Group) -> tuple[Tensor, Tensor]:
-        mine = DistributedBN1D(4).double()
-        return reference(mine, *(rows_of(t, splits, group.rank) for t in (x, coefficients)))
-
-    parts = run(splits, case)
-    for i in range(2):
-        close(torch.cat([part[i] for part in parts]), expected[i])
-
-
-def test_batch_norm_crosses_blocks() -> None:
-    """Enough rows that a rank reads several blocks."""
-    x, coefficients, splits = seeded(5000, 64), seeded(5000, 64, seed=1), [4999, 1]
-    expected = reference(nn.BatchNorm1d(64).double(), x, coefficients)
-
-    def case(group: Group) -> tuple[Tensor, Tensor]:
-        mine = DistributedBN1D(64).double()
+        mine = DistributedBN1D(shape[1]).double()
         return reference(mine, *(rows_of(t, splits, group.rank) for t in (x, coefficients)))
 
     parts = run(splits, case)

@@ -1,8 +1,8 @@
 """`sar partition` and `sar inspect` as a user starts them."""
 
 import json
-import subprocess
-import sys
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,15 @@ pytest.importorskip("dgl")
 SMALL = "synthetic:nodes=200,edges=1000,features=3"
 
 
-def sar(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "sar", *arguments], capture_output=True, text=True, timeout=100
-    )
+@pytest.fixture
+def sar(nursery) -> Callable[..., tuple[int, str, str]]:
+    """``sar(..)``: the status of the command, and what it has written."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        child = nursery.start(["-m", "sar", *arguments], dict(os.environ))
+        return child.wait(100), child.text("out"), child.text("err")
+
+    return run
 
 
 def fails(capsys, *arguments: str) -> str:
@@ -41,22 +46,23 @@ def parts(tmp_path) -> Path:
 
 
 @pytest.mark.system
-def test_partition_and_inspect(tmp_path):
-    done = sar("partition", SMALL, "--parts", "3", "--out", str(tmp_path / "p"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "200 nodes, 1,000 edges" in done.stdout
-    assert str(tmp_path / "p" / "synthetic.json") in done.stdout
-    shown = sar("inspect", str(tmp_path / "p" / "synthetic.json"))
-    assert shown.returncode == 0, shown.stderr
-    assert "3 partitions (coarsen, 1 hop of halo)" in shown.stdout
+def test_partition_and_inspect(sar, tmp_path):
+    status, out, err = sar("partition", SMALL, "--parts", "3", "--out", str(tmp_path / "p"))
+    assert (status, err) == (0, "")
+    assert "200 nodes, 1,000 edges" in out
+    assert str(tmp_path / "p" / "synthetic.json") in out
+    status, out, err = sar("inspect", str(tmp_path / "p" / "synthetic.json"))
+    assert status == 0, err
+    assert "3 partitions (coarsen, 1 hop of halo)" in out
 
 
 @pytest.mark.system
-def test_a_user_error_is_one_line(tmp_path):
-    done = sar("partition", "synthetic:nodez=3", "--parts", "3", "--out", str(tmp_path / "p"))
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "did you mean 'nodes'" in done.stderr
+def test_a_user_error_is_one_line(sar, tmp_path):
+    status, _, err = sar(
+        "partition", "synthetic:nodez=3", "--parts", "3", "--out", str(tmp_path / "p")
+    )
+    assert status == 2
+    assert err.count("\n") == 1 and "did you mean 'nodes'" in err
     assert not list(tmp_path.iterdir())
 
 

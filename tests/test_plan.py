@@ -21,7 +21,7 @@ from sar.comm import sockets
 from sar.edges.out_edges import OutEdges
 from sar.edges.push_pull import linear_relation
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, predict
+from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, measure_costs, predict
 from sar.plan import probe as probing
 from sar.plan.probe import probe
 from sar.plan.statistics import GraphStatistics
@@ -219,6 +219,11 @@ def run_plan(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> tuple
     monkeypatch.setattr(cli, "measure_costs", lambda *_: COSTS)
     status = main(["plan", *words])
     return (status, *capsys.readouterr())
+
+
+def test_a_recomputed_model_is_measured_where_nobody_imported_dgl() -> None:
+    work = Work(ModelOptions("sage", layers=2, hidden=8), 4, 3, activations="recompute")
+    assert measure_costs(work, seconds=False).node_bytes > 0
 
 
 def test_command_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, partitioned: Cutter) -> None:

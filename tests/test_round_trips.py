@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from graph_forms import BARE, GRAPHS, PARTITIONS, SOURCES
+from harness.covering import covering
 from round_trips import read_back, same
 
 from sar.partition.arrays import GraphArrays
@@ -43,23 +43,6 @@ def product() -> Iterator[Row]:
         yield row
 
 
-def covering() -> list[Row]:
-    """Rows that hold every pair of values."""
-
-    def pairs(row: Row) -> set:
-        return set(itertools.combinations(enumerate(row), 2))
-
-    rows = list(product())
-    missing = set().union(*map(pairs, rows))
-    random.Random(0).shuffle(rows)
-    chosen = []
-    while missing:
-        best = max(rows, key=lambda row: len(pairs(row) & missing))
-        chosen.append(best)
-        missing -= pairs(best)
-    return sorted(chosen, key=str)
-
-
 def by_rows(graph: GraphArrays) -> GraphArrays:
     """With the numbers that the columns `feat` and `weight` tell."""
     number = {t: data["feat"][:, 0].long() for t, data in graph.node_data.items()}
@@ -81,7 +64,7 @@ def with_empty_part(count: int, size: int) -> np.ndarray:
     return np.where(parts == 1, 0, parts)
 
 
-@pytest.mark.parametrize("row", covering(), ids=lambda row: "-".join(map(str, row)))
+@pytest.mark.parametrize("row", covering(product()), ids=lambda row: "-".join(map(str, row)))
 def test_the_graph_comes_back(row: Row, tmp_path: Path) -> None:
     name, kind, format, size, cut = row
     graph = GRAPHS[kind]()

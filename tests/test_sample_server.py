@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.nursery import Child, Nursery
-from test_launch import ROOT, environment
+from test_launch import environment
 
 from sar.__main__ import main
 from sar.partition.sources.generate import community_graph
@@ -59,13 +59,6 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
     arrays = community_graph(60, 400, 3, classes=3, features=8)
     folder = tmp_path_factory.mktemp("graph")
     return write_partitions(arrays, np.arange(60) % 2, folder / "parts")
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    made = Nursery(tmp_path_factory.mktemp("processes"), ROOT, environment())
-    yield made
-    made.close()
 
 
 @contextmanager

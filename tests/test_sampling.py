@@ -13,6 +13,7 @@ import dgl
 import pytest
 import torch
 from harness import run_threads
+from harness.covering import by_pairs
 from harness.graphs import hetero, mixed, to_dgl
 from harness.parts import Cutter
 from harness.pool import WorkerPool
@@ -83,9 +84,7 @@ def by_hop(parts: list[tuple], graph: GraphArrays) -> dict[tuple, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("again", [True, False], ids=["all again", "only new"])
-@pytest.mark.parametrize("fanout", [3, -1, "replace"])
-@pytest.mark.parametrize("name", GRAPHS)
+@by_pairs(name=GRAPHS, fanout=[3, -1, "replace"], again=[True, False])
 def test_draws_do_not_depend_on_the_cut(
     name: str, fanout: int | str, again: bool, partitioned: Cutter
 ) -> None:
@@ -479,9 +478,7 @@ def aged(by_edge: bool) -> tuple[GraphArrays, Tensor]:
     return made.with_orig_ids(), time if by_edge else time[src]
 
 
-@pytest.mark.parametrize("fanout", [-1, 2])
-@pytest.mark.parametrize("strategy", ["uniform", "last"])
-@pytest.mark.parametrize("by_edge", [True, False])
+@by_pairs(by_edge=[True, False], strategy=["uniform", "last"], fanout=[-1, 2])
 def test_nothing_later_than_the_seed(
     by_edge: bool, strategy: str, fanout: int, partitioned: Cutter
 ) -> None:

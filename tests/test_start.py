@@ -11,11 +11,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.nursery import Child, Nursery
 from test_launch import ROOT, children, environment, variable, wait_for
 
 from benchmarks.hosts import Hosts, missing
@@ -188,13 +189,21 @@ def test_a_network_that_goes_away_while_ranks_meet(two_hosts: Hosts) -> None:
         subprocess.run([*two_hosts.command(1), "ip", "link", "set", "eth0", "up"], check=True)
 
 
-def alone(code: str, rank: int, size: int, port: int) -> subprocess.Popen:
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment(**where, RANK=str(rank), WORLD_SIZE=str(size)),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+@pytest.fixture
+def alone(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[[int, int, int, int], Child]]:
+    """``alone(rank, size, port, limit)`` is a rank that waits for others at most ``limit``."""
+    started, script = [], tmp_path / "meeting.py"
+
+    def start(rank: int, size: int, port: int, limit: int) -> Child:
+        script.write_text(MEETING.format(before="", after="", limit=limit))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        given = environment(**where, RANK=str(rank), WORLD_SIZE=str(size))
+        started.append(nursery.start([str(script)], given))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
 
 
 def free_port() -> int:
@@ -203,45 +212,38 @@ def free_port() -> int:
 
 
 @pytest.mark.system
-def test_ranks_that_do_not_come_are_named() -> None:
-    code = MEETING.format(before="", after="", limit=2)
-    rank = alone(code, 0, 3, free_port())
-    out, _ = rank.communicate(timeout=60)
+def test_ranks_that_do_not_come_are_named(alone: Callable[..., Child]) -> None:
+    rank = alone(0, 3, free_port(), 2)
+    assert rank.wait(60) == 1
+    out = rank.text("out")
     assert "ranks 1, 2 did not come" in out and "waiting for the others" in out
-    assert rank.returncode == 1
 
 
 @pytest.mark.system
-def test_ranks_that_count_differently_say_so() -> None:
+def test_ranks_that_count_differently_say_so(alone: Callable[..., Child]) -> None:
     """At once, not when the last one is missed."""
-    code, port = MEETING.format(before="", after="", limit=60), free_port()
-    both = [alone(code, rank, size, port) for rank, size in ((0, 2), (1, 3))]
-    try:
-        for rank, (out, _) in enumerate([one.communicate(timeout=SLACK) for one in both]):
-            assert f"rank {rank} of" in out and re.search(
-                r"rank \d was started as one of \d ranks, others of \d", out
-            )
-    finally:
-        for one in both:
-            end(one)
+    port = free_port()
+    both = [alone(rank, size, port, 60) for rank, size in ((0, 2), (1, 3))]
+    for rank, one in enumerate(both):
+        assert one.wait(SLACK) == 1
+        assert f"rank {rank} of" in one.text("out") and re.search(
+            r"rank \d was started as one of \d ranks, others of \d", one.text("out")
+        )
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("victim", [0, 1], ids=["which keeps the store", "another"])
-def test_a_rank_is_killed_while_ranks_meet(victim: int) -> None:
+def test_a_rank_is_killed_while_ranks_meet(victim: int, alone: Callable[..., Child]) -> None:
     """They wait for rank 2, but not until the limit."""
-    code, port = MEETING.format(before="", after="", limit=60), free_port()
-    both = [alone(code, rank, 3, port) for rank in range(2)]
-    try:
-        wait_for(lambda: all(listens(rank.pid) for rank in both))
-        time.sleep(2)  # they have connected to the store as well
-        both[victim].send_signal(signal.SIGKILL)
-        out, _ = both[1 - victim].communicate(timeout=SLACK)
-        assert f"rank {1 - victim} of 3: could not meet the other ranks" in out
-        assert f"(rank {victim}: died or left early" in out
-    finally:
-        for rank in both:
-            end(rank)
+    port = free_port()
+    both = [alone(rank, 3, port, 60) for rank in range(2)]
+    wait_for(lambda: all(listens(rank.pid) for rank in both))
+    time.sleep(2)  # they have connected to the store as well
+    os.kill(both[victim].pid, signal.SIGKILL)
+    assert both[1 - victim].wait(SLACK) == 1
+    out = both[1 - victim].text("out")
+    assert f"rank {1 - victim} of 3: could not meet the other ranks" in out
+    assert f"(rank {victim}: died or left early" in out
 
 
 def listens(pid: int) -> bool:

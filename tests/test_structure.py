@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from harness import run_threads
+from harness.covering import by_pairs
 from harness.graphs import homogeneous, mixed
 from harness.parts import Cutter
 from harness.resident import reachable_bytes
@@ -163,13 +164,11 @@ def case_nothing_lost(group: Any, path: str, policy: sar.Policy) -> None:
         assert torch.equal(getattr(arrivals[0], name), getattr(arrivals[1], name))
 
 
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize(
-    "policy",
-    [sar.Policy(), sar.Policy(rounds=1), sar.Policy(rounds=2, structure="one")],
-    ids=str,
+@by_pairs(
+    method=["random", "adversarial"],
+    policy=[sar.Policy(), sar.Policy(rounds=1), sar.Policy(rounds=2, structure="one")],
+    size=[1, 4],
 )
-@pytest.mark.parametrize("method", ["random", "adversarial"])
 def test_all_that_was_given_can_be_had_again(
     size: int, policy: sar.Policy, method: str, partitioned: Cutter
 ) -> None:

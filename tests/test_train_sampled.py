@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness import WorkerPool
+from harness.commands import launch_on
 from test_train import cut, graph, on_ranks, without_seconds
 from torch import Tensor
 
@@ -113,8 +115,12 @@ def test_an_epoch_goes_on_where_it_was_saved(
         assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(
+    tmp_path: Path, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Samples, evaluates on the whole graph, and goes on full-batch."""
+    for command in ("train", "evaluate"):
+        monkeypatch.setattr(f"sar.cli.{command}.launch", launch_on(processes))
     path = cut(graph(), 2, tmp_path)
     out = tmp_path / "out.json"
     words = ["train", path, "--layers", "2", "--hidden", "8", "--epochs", "3", "--json", str(out)]

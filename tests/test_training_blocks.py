@@ -10,6 +10,7 @@ import pytest
 import torch
 from harness import run_threads
 from harness.compare import relative_error
+from harness.covering import by_pairs
 from harness.graphs import homogeneous
 from harness.parts import Cutter
 from torch import Tensor, nn
@@ -74,9 +75,7 @@ def case_train(
     return trainer.fit(), trainer.epochs, trainer.mfgs
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("name", ["sage", "gcn", "gin", "gat"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@by_pairs(size=[1, 2, 3, 4], name=["sage", "gcn", "gin", "gat"], dropout=[0.0, 0.4])
 def test_losses_and_parameters_are_those_of_the_whole_graph(
     size: int, name: str, dropout: float, partitioned: Cutter
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from harness.covering import by_pairs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -121,9 +122,11 @@ def check(graph: GraphArrays, parts: np.ndarray, folder: Path, num_parts: int) -
                 assert torch.equal(edge_feats[f"{':'.join(etype)}/{name}"], value[ids])
 
 
-@pytest.mark.parametrize("make", [homogeneous, heterogeneous])
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
-@pytest.mark.parametrize("method", ["coarsen", "metis", "random", "contiguous"])
+@by_pairs(
+    method=["coarsen", "metis", "random", "contiguous"],
+    num_parts=[1, 2, 3, 8],
+    make=[homogeneous, heterogeneous],
+)
 def test_everything_arrives_once(tmp_path, make, num_parts, method):
     graph = make()
     check(graph, assign(graph, num_parts, method, seed=1), tmp_path / "out", num_parts)

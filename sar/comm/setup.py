@@ -60,6 +60,9 @@ def initialize_comms(
             lie elsewhere are staged.
         timeout: seconds that all ranks have to meet, and that a collective waits for each of them.
 
+    In the environment, ``SAR_SOFT_LIMIT`` is the bytes above which oneTBB's allocator keeps nothing
+    that is free, and ``SAR_HOST_MEMORY=0`` has ranks of one host send rows over gloo, too.
+
     Returns:
         The group, also what :func:`sar.comm.current_group` returns from now on.
 

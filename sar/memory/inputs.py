@@ -20,7 +20,8 @@ class LayerInputs:
         self.tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         start = torch.empty(0, requires_grad=True)
-        self.node: Any = _Saved.apply(start, *(leaves[i] for i in self.tensors)).grad_fn
+        # In torch 2.11 what a node saves goes with the node's result.
+        self.saved: Any = _Saved.apply(start, *(leaves[i] for i in self.tensors))
 
     def take(self) -> tuple[tuple, dict[str, Any]]:
         """For the forward pass; later for each backward pass, the last of which ends with them.
@@ -30,16 +31,16 @@ class LayerInputs:
         if self.first is not None:
             given, self.first = self.first, None
             return given
-        if self.node is None:
+        if self.saved is None:
             raise RuntimeError(
                 "backward: a recomputed layer has let its inputs go in a backward pass before; "
                 "expected retain_graph=True there"
             )
         leaves = list(self.others)
-        for i, tensor in zip(self.tensors, self.node.saved_tensors, strict=True):
+        for i, tensor in zip(self.tensors, self.saved.grad_fn.saved_tensors, strict=True):
             leaves[i] = tensor
         if frees_graph():
-            self.node = None
+            self.saved = None
         return tree_unflatten(leaves, self.spec)
 
 

@@ -59,8 +59,9 @@ def run_mailbox(
         the number of source columns.
     """
     refuse_sampling(policy, "a function of mailboxes")
-    edges = _pass(relation, messages, policy, inputs)
-    nodes = _pass(relation, reduce, policy, Inputs(list(mail), list(columns), []))
+    edges = MessagePass.of(relation, messages, "mailbox", policy, inputs)
+    boxes = Inputs(list(mail), list(columns), [])
+    nodes = MessagePass.of(relation, reduce, "mailbox", policy, boxes)
     layout = RowLayout(inputs.src) if inputs.src else None
     size = block_size(edges, layout, [*inputs.dst, *inputs.edge, *mail])
     spec = MailboxPass(edges, nodes, list(like), size)
@@ -77,12 +78,6 @@ def run_mailbox(
         captures.append(torch.zeros(0, requires_grad=True))
     every = [*tensors, *captures, *hidden]
     return list(_Mailbox.apply(spec, kept, captures, hidden, src_needs, results, *every))
-
-
-def _pass(relation: Relation, function: Messages, policy: Policy, inputs: Inputs) -> MessagePass:
-    src, dst, edge = (len(side) for side in inputs)
-    seed = int(torch.randint(2**62, (1,))) if function.is_udf else 0
-    return MessagePass(relation, function, "mailbox", policy, src, dst, edge, seed)
 
 
 def _agree_sources(relation: Relation, count: int) -> None:

@@ -12,7 +12,7 @@ from sar.edges.arrivals import MailBlock
 from sar.kernels import add_rows
 from sar.ops.message_blocks import Block, MessagePass, Rows, row_bytes
 from sar.stream import GradientReturn, fetch
-from sar.stream.packing import RowLayout, sum_layout
+from sar.stream.packing import RowLayout
 
 _MAX_RUNS = 2**32  # runs in a block, for the numbers that random functions are seeded by
 
@@ -130,8 +130,3 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
         for peer, rows in zip(step.sources, parts, strict=True):
             rows.copy_(table[starts[peer] : starts[peer] + len(rows)])
     return home.finish()
-
-
-def grad_layout(tensors: list[Tensor], needs: list[bool]) -> RowLayout | None:
-    """How the gradients of the inputs that need one are packed; ``None`` when none does."""
-    return sum_layout([t for t, needed in zip(tensors, needs, strict=True) if needed])

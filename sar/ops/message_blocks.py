@@ -118,6 +118,15 @@ class MessagePass:
     autocast: tuple[str, bool, torch.dtype] = field(default_factory=_autocast_state)
     pushed_bytes: int = 0
 
+    @classmethod
+    def of(
+        cls, relation: Relation, messages: Messages, reduce: str, policy: Policy, inputs: Inputs
+    ) -> MessagePass:
+        """The pass of messages that read ``inputs``."""
+        src, dst, edge = map(len, inputs)
+        seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
+        return cls(relation, messages, reduce, policy, src, dst, edge, seed)
+
     @cached_property
     def chosen(self) -> Tensor | None:
         """bool [num_edges] of the edges that get a message, or ``None`` for all."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sar.kernels import add_rows, wide_dtype
-from sar.ops.capture import block_gradients, detached_leaf
+from sar.kernels import add_rows
+from sar.ops.block_grads import BlockGrads
 from sar.ops.message_blocks import (
     Block,
     MessagePass,
@@ -21,25 +21,7 @@ from sar.ops.message_blocks import (
 from sar.ops.reducers import Reducer
 from sar.ops.softmax_sum import Weights, softmax_sum
 from sar.stream import GradientReturn, Round, Step
-from sar.stream.packing import RowLayout, flat_rows, sum_layout
-
-
-class _RowGrads:
-    """Collects the gradient of one input from the rows of each block, in the wide dtype."""
-
-    def __init__(self, tensor: Tensor, needed: bool) -> None:
-        self.dtype = tensor.dtype
-        self.total: Tensor | None = None
-        if needed:
-            wide = wide_dtype(tensor.dtype)
-            self.total = torch.zeros(tensor.shape, dtype=wide, device=tensor.device)
-
-    def add(self, idx: Tensor, grad: Tensor | None) -> None:
-        if self.total is not None and grad is not None:
-            add_rows(flat_rows(self.total), idx, flat_rows(grad.to(self.total.dtype)))
-
-    def result(self) -> Tensor | None:
-        return None if self.total is None else self.total.to(self.dtype)
+from sar.stream.packing import RowLayout
 
 
 class MessageGrads:
@@ -63,15 +45,10 @@ class MessageGrads:
     ) -> None:
         self.spec, self.reducers, self.kept, self.originals = spec, reducers, kept, captures
         self.src, self.dst, self.edge = spec.split([t.detach() for t in tensors])
-        self.needs_src, self.needs_dst, self.needs_edge = spec.split(needs)
-        self.hidden = spec.messages.hidden
+        needs_src, *others = spec.split(needs)
+        sides, hidden = [self.dst, self.edge], spec.messages.hidden
+        self.grads = BlockGrads(self.src, sides, needs_src, others, captures, hidden)
         self.weights: Weights | None = None
-        aliases = [detached_leaf(t, True) for t in captures]
-        self.aliases, self.captured = aliases, [*aliases, *self.hidden]
-        self.dst_grads = [_RowGrads(*p) for p in zip(self.dst, self.needs_dst, strict=True)]
-        self.edge_grads = [_RowGrads(*p) for p in zip(self.edge, self.needs_edge, strict=True)]
-        self.captured_grads = [torch.zeros_like(t, dtype=torch.float64) for t in self.captured]
-        self.layout = sum_layout(self._needed(self.src))
 
     def run(self, grads: list[Tensor]) -> list[Tensor | None]:
         """Gradients of all inputs and captured tensors, ``None`` where nobody asked."""
@@ -79,11 +56,8 @@ class MessageGrads:
         if softmax is not None:
             self.weights = softmax.weights(grads[0])
         home = self._stream_blocks([grad.contiguous() for grad in grads])
-        captured = [
-            total.to(t.dtype) for total, t in zip(self.captured_grads, self.captured, strict=True)
-        ]
-        rows = [part.result() for part in (*self.dst_grads, *self.edge_grads)]
-        return [*self._src_grads(home), *rows, *captured]
+        src, sides, captured = self.grads.results(home)
+        return [*src, *sides, *captured]
 
     def _stream_blocks(self, grads: list[Tensor]) -> Tensor | None:
         """Run all blocks; returns the packed gradient of the owned source rows."""
@@ -117,22 +91,17 @@ class MessageGrads:
 
     def _target(self, home: GradientReturn | None, step: Round | None) -> Tensor | None:
         """Zeroed rows that collect the gradients of a shard's sources."""
-        if self.layout is None:
-            return None
         if home is not None and step is not None:
             return home.buffer(step).zero_()
-        relation = self.spec.relation
-        shape = (relation.num_src, self.layout.width)
-        return torch.zeros(shape, dtype=self.layout.dtype, device=relation.plan.device)
+        return self.grads.blank(self.spec.relation.num_src, self.spec.relation.plan.device)
 
     def _block(
         self, block: Block, src: list[Tensor], grads: list[Tensor], target: Tensor | None
     ) -> None:
         """Recompute one block under grad and add its share to every gradient."""
-        src_rows = [detached_leaf(t, n) for t, n in zip(src, self.needs_src, strict=True)]
-        dst_rows = self._leaves(self.dst, self.needs_dst, block.dst)
-        edge_rows = self._leaves(self.edge, self.needs_edge, block.position)
-        mode = self.spec.messages.capturing.replace(self.originals, self.aliases)
+        at = block.dst, block.position
+        src_rows, dst_rows, edge_rows = rows = self.grads.leaves(src, at)
+        mode = self.spec.messages.capturing.replace(self.originals, self.grads.aliases)
         weigh = None if self.weights is None else self.weights.of(block.dst)
         with torch.enable_grad():
             values = self.spec.call(block, src_rows, dst_rows, edge_rows, mode, weigh)
@@ -145,34 +114,4 @@ class MessageGrads:
             if value.requires_grad
         ]
         pairs += [] if weigh is None else weigh.pairs()
-        inputs = [t for t in (*src_rows, *dst_rows, *edge_rows) if t.requires_grad]
-        if not pairs or not (inputs or self.captured):
-            return
-        by_leaf = block_gradients(
-            pairs, inputs, self.captured, self.captured_grads, shared=bool(self.hidden)
-        )
-        self._add_src(target, block.src, [by_leaf.get(id(t)) for t in self._needed(src_rows)])
-        for rows, total in zip(dst_rows, self.dst_grads, strict=True):
-            total.add(block.dst, by_leaf.get(id(rows)))
-        for rows, total in zip(edge_rows, self.edge_grads, strict=True):
-            total.add(block.position, by_leaf.get(id(rows)))
-
-    @staticmethod
-    def _leaves(tensors: list[Tensor], needs: list[bool], idx: Tensor) -> list[Tensor]:
-        return [
-            detached_leaf(t.index_select(0, idx), n) for t, n in zip(tensors, needs, strict=True)
-        ]
-
-    def _needed(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [t for t, needed in zip(tensors, self.needs_src, strict=True) if needed]
-
-    def _add_src(self, target: Tensor | None, idx: Tensor, grads: list[Tensor | None]) -> None:
-        if target is not None and self.layout is not None:
-            self.layout.add_rows(target, idx, grads)
-
-    def _src_grads(self, home: Tensor | None) -> list[Tensor | None]:
-        parts = iter([] if home is None or self.layout is None else self.layout.unpack(home))
-        return [
-            next(parts).to(t.dtype) if needed else None
-            for t, needed in zip(self.src, self.needs_src, strict=True)
-        ]
+        self.grads.add(pairs, rows, block.src, at, target)

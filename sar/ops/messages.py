@@ -66,15 +66,12 @@ def run_messages(
     """
     if isinstance(relation, ReversedRelation):
         return _run_reversed(relation.forward, messages, reduce, policy, inputs, like)
-    if relation.group.meter.told is not None:
-        relation.group.meter.tell("edge program")
+    relation.group.meter.tell("edge program")
     _agree_inputs(relation, messages, inputs)
     if reduce == "logsumexp":  # its gradient is a function of the messages
         messages = replace(messages, linear_in_src=False)
     refuse_sampling(policy, "a function of edges")
-    seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
-    counts = [len(side) for side in inputs]
-    spec = MessagePass(relation, messages, reduce, policy, counts[0], counts[1], counts[2], seed)
+    spec = MessagePass.of(relation, messages, reduce, policy, inputs)
     tensors = [*inputs.src, *inputs.dst, *inputs.edge]
     recorded = messages.capturing.record(messages.captures)
     with torch.no_grad():
@@ -125,8 +122,7 @@ def _run_reversed(
         raise NotSupportedError(
             f"reduction over reversed edges: got {reduce!r}, expected sum, mean, max or min"
         )
-    if forward.group.meter.told is not None:
-        forward.group.meter.tell("edge program")
+    forward.group.meter.tell("edge program")
     return [push(forward, messages, policy, inputs, like[0])]
 
 

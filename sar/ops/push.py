@@ -96,9 +96,7 @@ def push_largest(
 def _spec(
     relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
 ) -> tuple[MessagePass, list[Tensor]]:
-    seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
-    counts = [len(side) for side in inputs]
-    spec = MessagePass(relation, messages, "sum", policy, counts[0], counts[1], counts[2], seed)
+    spec = MessagePass.of(relation, messages, "sum", policy, inputs)
     width = math.prod(like.shape[1:]) * wide_dtype(like.dtype).itemsize
     return replace(spec, pushed_bytes=width), [*inputs.src, *inputs.dst, *inputs.edge]
 

@@ -146,7 +146,11 @@ def partition_graph(
         options: the other fields of :class:`PartitionOptions`: ``seed``, ``transforms``,
             ``allow_nan``, ``memory``, ``name``, ``format``, ``overwrite``.
 
-    Raises as :func:`partition`.
+    Raises:
+        ValueError, TypeError: bad input or options.
+        SarError: damaged files, or what the method needs is missing.
+        FileExistsError: partitions are there, or another run writes them.
+        OSError: what could not be written, by name.
     """
     wanted = None if balance is None else frozenset(balance)
     return partition(source, out_dir, PartitionOptions(num_parts, method, wanted, **options)).path

@@ -1,93 +1,72 @@
-"""Processes that need not import for seconds: forks of one that has, each ending as it does."""
+"""Scripts in processes of their own that need not import for seconds: forks of one that has."""
 
 from __future__ import annotations
 
-import json
+import atexit
+import itertools
 import os
+import runpy
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-_PAUSE = 0.02
-# Forks once for each line that it reads: a process that waits for the one that does the work, and
-# then leaves its status in a file.
-_LOOP = """
-import json, os, runpy, signal, sys
-sys.path.insert(0, os.getcwd())
-import torch, torch.distributed, sar, sar.__main__, sar.cli.sample_server, sar.sampling
-torch.set_num_threads(1)
+from harness import pool
 
-def work(words, environment, base):
+ROOT = Path(__file__).resolve().parent.parent.parent
+_PAUSE = 0.02
+
+
+def _run(words: list[str], environment: dict[str, str], cwd: str, base: str) -> None:
+    """``python words...`` in this process, which leads a session and writes to files."""
     os.setsid()
+    os.chdir(cwd)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{base}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = words[1:] if words[0] == "-m" else words
-    if words[0] == "-m":
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(words[0], run_name="__main__")
+    import torch
 
-def child(words, environment, base):
-    status = 1
+    torch.set_num_threads(1)
     try:
-        work(words, environment, base)
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        import threading
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            sys.path.insert(0, os.path.dirname(words[0]))
+            runpy.run_path(words[0], run_name="__main__")
+    finally:  # as at the end of an interpreter
         threading._shutdown()
-        import atexit
         atexit._run_exitfuncs()
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(status)
-
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
-for line in sys.stdin:
-    words, environment, base = json.loads(line)
-    waiting = os.fork()
-    if waiting == 0:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        pid = os.fork()
-        if pid == 0:
-            child(words, environment, base)
-        print(pid, flush=True)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with open(f"{base}.tmp", "w") as file:
-            file.write(str(status))
-        os.rename(f"{base}.tmp", f"{base}.status")
-        os._exit(0)
-    """
 
 
 @dataclass
 class Child:
     """A process that runs; as much of ``subprocess.Popen`` as tests need."""
 
-    pid: int
+    process: BaseProcess
     base: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
 
     @property
     def returncode(self) -> int | None:
         """Its status, negative for a signal, when it has ended."""
-        path = self.base.with_suffix(".status")
-        return int(path.read_text()) if path.exists() else None
+        return self.process.exitcode
 
     def wait(self, timeout: float) -> int:
         """Its status; raises ``subprocess.TimeoutExpired``."""
-        end = time.monotonic() + timeout
-        while self.returncode is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired(str(self.base), timeout)
-            time.sleep(_PAUSE)
-        return self.returncode or 0
+        self.process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self.base), timeout)
+        return self.returncode
 
     def text(self, name: str) -> str:
         """What it has written to ``"out"`` or ``"err"`` so far."""
@@ -109,34 +88,23 @@ class Child:
             try:
                 os.killpg(self.pid, 9)
             except ProcessLookupError:
-                pass
+                self.process.kill()
             self.wait(10)
 
 
 class Nursery:
-    """Starts children that have torch and sar imported; ``close`` ends the process they come from.
+    """Starts children that have torch, dgl and sar imported.
 
     Args:
         folder: where children write.
     """
 
-    def __init__(self, folder: Path, cwd: Path, environment: dict[str, str]) -> None:
-        self._folder, self._count = folder, 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _LOOP], cwd=cwd, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, itertools.count()
 
-    def start(self, words: list[str], environment: dict[str, str]) -> Child:
+    def start(self, words: list[str], environment: dict[str, str], cwd: Path = ROOT) -> Child:
         """``python words...`` with this environment and nothing else in it."""
-        base = self._folder / f"child{self._count}"
-        self._count += 1
-        into, out = self._process.stdin, self._process.stdout
-        if into is None or out is None:
-            raise RuntimeError("the nursery has no pipes")
-        into.write(json.dumps([words, environment, str(base)]) + "\n")
-        into.flush()
-        return Child(int(out.readline()), base)
-
-    def close(self) -> None:
-        self._process.communicate(timeout=30)
+        base = self._folder / f"child{next(self._count)}"
+        process = pool.CONTEXT.Process(target=_run, args=(words, environment, str(cwd), str(base)))
+        pool.start(process)
+        return Child(process, base)

@@ -10,17 +10,26 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from harness import worker
 from harness.failures import COLLECTIVE_TIMEOUT, DEADLINE, HarnessTimeout, RankFailed
 
 _GRACE = 2.0  # seconds from a first error to the last answer, and from terminate to kill
-OWNED: set[int] = set()  # process ids of all living workers, for the leak checks
+OWNED: set[int] = set()  # the process that others are forked from, for the leak checks
+# Processes are forks of one that has imported, which takes seconds, and done nothing else.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "dgl.nn", "sar.cli.train", "sar.sampling"])
+
+
+def start(process: BaseProcess) -> None:
+    """Start a process of ``CONTEXT``."""
+    process.start()
+    OWNED.add(forkserver._forkserver._forkserver_pid or 0)
 
 
 @dataclass
@@ -37,7 +46,6 @@ class _Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        OWNED.discard(self.process.pid or 0)
 
     def stacks(self) -> str:
         if self.process.is_alive() and self.process.pid:
@@ -109,15 +117,13 @@ class WorkerPool:
         self._groups.clear()
 
     def _start(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
         for _ in range(len(self._workers), size):
-            ours, theirs = context.Pipe()
+            ours, theirs = CONTEXT.Pipe()
             log = self.folder / f"stacks-{next(self._numbers)}"
-            process = context.Process(target=worker.main, args=(theirs, str(log)), daemon=True)
-            with mock.patch.dict(os.environ, self._environment):
-                process.start()
+            given = theirs, str(log), self._environment
+            process = CONTEXT.Process(target=worker.main, args=given, daemon=True)
+            start(process)
             theirs.close()
-            OWNED.add(process.pid or 0)
             self._workers.append(_Worker(process, ours, log))
 
     def _collect(

@@ -37,7 +37,7 @@ class Setting:
     mfgs: bool = False
     rematerialize: bool = True
     dtype: torch.dtype = torch.float64
-    optimizers: tuple[str, ...] = ("sgd",)
+    optimizers: tuple[str, ...] = ()
     graph: str = ""
 
     @property
@@ -136,6 +136,8 @@ def reference(setting: Setting) -> Outcome:
     """DGL in one process in float64, on the same (possibly rounded) numbers; computed once."""
     rounded = torch.bfloat16 if setting.dtype == torch.bfloat16 else torch.float64
     optimizers = ("sgd", "adam") if models.comparable_with_adam(setting.model) else ("sgd",)
+    if not setting.optimizers:
+        optimizers = ()
     return _reference(
         Setting(
             setting.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import pickle
 import signal
 import sys
@@ -23,8 +24,9 @@ class Membership:
     timeout: float
 
 
-def main(connection: Connection, log: str) -> None:
+def main(connection: Connection, log: str, environment: dict[str, str]) -> None:
     """Serve until the pipe closes. ``SIGUSR1`` writes all stacks to the file ``log``."""
+    os.environ.update(environment)
     with open(log, "w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends its workers

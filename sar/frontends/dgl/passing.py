@@ -44,10 +44,8 @@ def reduced(
     """The destination columns that messages over one relation are reduced to."""
     reduce = parse_reduce(reduce_func)
     message = parse_message(message_func)
-    meter = store.group.meter
     if reduce is None:
-        if meter.told is not None:
-            meter.tell("mailbox")
+        store.group.meter.tell("mailbox")
         columns = _mailbox(store, etype, message_func, message, policy)
         frame, scope = store.dst_frames[etype[2]], scope_of(store, etype, policy)
         return reduce_udf(scope, columns, frame, etype[2], reduce_func)
@@ -212,8 +210,7 @@ def _reduce_builtin(
     if store.sharing is not None and message.op == "copy" and message.lhs.side == "u":
         rows = store.sharing.reduce(etype, operands[message.lhs], op, policy)
         if rows is not None:
-            if store.group.meter.told is not None:
-                store.group.meter.tell("shared rows")
+            store.group.meter.tell("shared rows")
             return rows
     return reduce_messages(scope_of(store, etype, policy), message, operands, op)
 
@@ -234,18 +231,15 @@ def reduce_messages(
         what = "(bytes of a number, whether there is a loop that compares such numbers)"
         relation.plan.agree_once(what, x.element_size(), int(is_compiled))
         if is_compiled:
-            if meter.told is not None:
-                meter.tell("extreme")
+            meter.tell("extreme")
             return extreme_of_rows(relation, x, policy, largest=op == "max")
     if op in ("sum", "mean") and isinstance(relation, Relation):
         if x is not None and x.is_floating_point():
-            if meter.told is not None:
-                meter.tell("sum")
+            meter.tell("sum")
             return aggregate(relation, x, op, policy)
         weight = scalar_weight(message, operands)
         if weight is not None:
-            if meter.told is not None:
-                meter.tell("sum")
+            meter.tell("sum")
             u = next(operands[o] for o in (message.lhs, message.rhs) if o and o.side == "u")
             return aggregate(relation, u, op, policy, weight)
     messages, inputs, like = builtin_messages(message, operands)

@@ -1,0 +1,85 @@
+"""The tutorials, followed word for word: files are saved, commands run, outputs compared.
+
+A Python block whose first line is a comment with a file's name is saved under that name. Lines of
+shell blocks are run one after another: `python` and `sar` in this process, which has imported
+everything, `torchrun` in processes of its own. A `text` block behind `<!-- output -->` is what the
+last command printed, numbers to within two units of their last digit.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from test_docs import ROOT, blocks
+
+from sar.__main__ import main
+
+OUTPUT = re.compile(r"<!-- output -->\n\Z")
+NUMBER = re.compile(r"\d+\.\d+")
+FILE = re.compile(r"# (\w+\.py)\n")
+
+
+def is_output(page: str, line: int) -> bool:
+    """Whether the block whose text begins at ``line`` is marked as what a command printed."""
+    lines = (ROOT / page).read_text().splitlines(keepends=True)
+    return bool(OUTPUT.search("".join(lines[: line - 2])))
+
+
+def torchrun(words: list[str]) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *words],
+        env=environment, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{words}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def typed(command: str) -> str:
+    """What ``command`` prints; it must succeed."""
+    program, *words = shlex.split(command)
+    if program == "torchrun":
+        return torchrun(words)
+    with redirect_stdout(io.StringIO()) as printed:
+        if program == "python":
+            runpy.run_path(words[0], run_name="__main__")
+        else:
+            assert program == "sar" and main(words) == 0, command
+    return printed.getvalue()
+
+
+def assert_same_text(printed: str, shown: str) -> None:
+    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split(), printed
+    for one, other in zip(NUMBER.findall(printed), NUMBER.findall(shown)):
+        last_digit = 0.1 ** len(other.split(".")[1])
+        assert float(one) == pytest.approx(float(other), abs=2.5 * last_digit), printed
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ["docs/tutorial_dgl.md", "docs/tutorial_sampled.md"])
+def test_tutorial_does_what_it_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed, files, outputs = "", 0, 0
+    for block in blocks(page):
+        named = FILE.match(block.text)
+        if block.language == "python" and named:
+            Path(named[1]).write_text(block.text)
+            files += 1
+        elif block.language == "shell":
+            for command in block.text.splitlines():
+                printed = typed(command)
+        elif is_output(page, block.line):
+            assert_same_text(printed, block.text)
+            outputs += 1
+    assert files and outputs
