@@ -44,10 +44,10 @@ def _found(name: str, otherwise: Any = None) -> Any:
 _lazily_disabled: Any = _found("torch._disable_dynamo", torch.compiler.disable)
 """``torch.compiler.disable``, that loads the compiler with the first call; missing: that itself,
 which loads it with the library."""
-F = TypeVar("F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def untraced(function: F, otherwise: Callable[..., Any] | None = None) -> F:
+def untraced(function: _F, otherwise: Callable[..., Any] | None = None) -> _F:
     """``function``, which ``torch.compile`` calls as it stands and never looks into.
 
     Compiled code calls ``otherwise`` in its place, if there is one.
@@ -58,7 +58,7 @@ def untraced(function: F, otherwise: Callable[..., Any] | None = None) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         return (apart if torch.compiler.is_compiling() else function)(*args, **kwargs)
 
-    return cast(F, call)
+    return cast(_F, call)
 
 
 # ---- torch: tensors

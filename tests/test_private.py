@@ -546,3 +546,27 @@ def test_forward_mode(without: Any) -> None:
     with forward_ad.dual_level():
         assert _private.in_forward_mode()
     assert not without("torch.autograd.forward_ad", "_current_level").in_forward_mode()
+
+
+# ---- the compiler
+
+
+def test_the_compiler_looks_past_untraced_functions(
+    without: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not loaded before code is compiled; a torch without the name loads it at once."""
+    looked = []
+
+    def asks(x: Tensor) -> Tensor:
+        looked.append(torch.compiler.is_compiling())
+        return x + 1
+
+    plain, other = _private.untraced(asks), _private.untraced(asks, lambda x: x + 2)
+    compiled = torch.compile(lambda x: plain(x) * other(x), backend="eager")
+    assert compiled(torch.zeros(1)).item() == 2 and (plain(torch.ones(1)) == 2).all()
+    assert other(torch.zeros(1)).item() == 1 and looked == [False] * 3
+    torch._dynamo.reset()
+    old = without("torch", "_disable_dynamo")
+    monkeypatch.undo()  # torch itself needs it
+    assert old._lazily_disabled is torch.compiler.disable
+    assert old.untraced(asks)(torch.zeros(1)).item() == 1

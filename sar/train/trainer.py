@@ -54,10 +54,9 @@ class Trainer:
     """Trains ``model`` on the whole graph; every rank makes one and calls the same methods.
 
     Args:
-        model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes;
-            changed by :func:`sar.prepare`, unless epochs are sampled. One that has ``num_blocks``
-            is also called with a list of as many blocks, first layer first, and the rows that the
-            first one reads; it then gives logits of the last one's destination rows.
+        model: called as ``model(graph, features)``, gives logits [n, C] of its nodes; prepared
+            for full-batch epochs. One with ``num_blocks`` is also called with a list of as many
+            blocks and the rows that the first reads, and gives logits of the last's destinations.
         graph: this rank's view of the graph, or whatever the model takes.
         data: this rank's features, labels and splits, on the model's device.
         options: the loop.
