@@ -45,6 +45,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--gather", action="store_true", help="one predictions.npz instead of one file a rank"
     )
     parser.add_argument("--logits", action="store_true", help="write the logits as well")
+    parser.add_argument(
+        "--which",
+        choices=("last", "best"),
+        default="last",
+        help="the model of the last epoch (default), or of the one with the best validation metric",
+    )
     parser.add_argument("--features", metavar="NAME", help="default: as in training")
     parser.add_argument("--labels", metavar="NAME", help="default: as in training")
     add_rank_arguments(parser)
@@ -87,7 +93,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
             f"checkpoint's model takes {config['in_feats']}"
         )
     model = build_model(model_options, config["in_feats"], config["num_classes"]).to(device)
-    load_model(model, content)
+    epoch = load_model(model, content, args.which)
     trainer = Trainer(
         model, graph, data, TrainOptions(metric=config["metric"], mfgs="off"), group=group
     )
@@ -98,7 +104,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     _write(results if group.rank == 0 or not args.gather else None, args, group)
     scores = {} if data.labels is None else trainer.evaluate(logits)
     if group.rank == 0:
-        _tell(args, config["metric"], scores)
+        _tell(args, config["metric"], epoch, scores)
 
 
 def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -181,7 +187,10 @@ def _write(results: dict[str, Tensor] | None, args: argparse.Namespace, group: G
                 os.replace(partial, path)
 
 
-def _tell(args: argparse.Namespace, metric: str, scores: dict[str, float | None]) -> None:
+def _tell(
+    args: argparse.Namespace, metric: str, epoch: int, scores: dict[str, float | None]
+) -> None:
+    print(f"model    of epoch {epoch}, the {args.which}")
     known = [f"{split} {value:.4f}" for split, value in scores.items() if value is not None]
     if known:
         print(f"{metric}: {', '.join(known)}")

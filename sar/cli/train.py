@@ -13,6 +13,7 @@ import torch
 
 import sar
 from sar._private import prepare_optimizers
+from sar.cli.header import layers_told, tell_model, tell_ranks, tell_ranks_joined
 from sar.cli.inputs import add_input_arguments, parts_of_rank, resolve_parts
 from sar.cli.launch import (
     add_rank_arguments,
@@ -22,13 +23,22 @@ from sar.cli.launch import (
     launch,
     policy_of,
     run_rank,
+    threads_of,
 )
 from sar.cli.outputs import check_file, check_writable
 from sar.cli.report import gather_layers, gather_ranks, report
+from sar.cli.result_options import (
+    add_result_arguments,
+    callbacks_of,
+    check_loggers,
+    result_options,
+    with_metric_of,
+)
 from sar.comm import Group
 from sar.files import remove_left_over
 from sar.kernels.device import reset_peak
 from sar.memory.activations import ACTIVATIONS
+from sar.partition.book_file import read_book
 from sar.partition.load import PartitionData
 from sar.train import memory
 from sar.train.checkpoint import FILE_NAME
@@ -57,7 +67,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add_input_arguments(parser)
     add_model_arguments(parser.add_argument_group("model"))
-    _add_loop_arguments(parser.add_argument_group("training"))
+    training = parser.add_argument_group("training")
+    _add_loop_arguments(training)
     _add_sampling_arguments(parser.add_argument_group("mini-batches"))
     _add_data_arguments(parser.add_argument_group("data"))
     add_rank_arguments(parser)
@@ -67,14 +78,22 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--checkpoint-every", type=int, default=10, metavar="N", help="epochs, default 10"
     )
     results.add_argument("--resume", action="store_true", help="continue from --checkpoint")
-    results.add_argument("--json", metavar="OUT.json", help="write epochs, ranks, configuration")
+    results.add_argument(
+        "--json",
+        metavar="OUT.json",
+        help="write epochs, ranks, configuration at the end, and a line after each epoch in "
+        "OUT.jsonl",
+    )
     results.add_argument(
         "--trace", metavar="OUT.json", help="write what every rank did when, in Chrome's format"
     )
     results.add_argument(
         "--explain", action="store_true", help="show first what computes each layer, and its bytes"
     )
-    results.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    results.add_argument(
+        "--no-progress", action="store_true", help="show no bar and no lines of epochs"
+    )
+    add_result_arguments(training, results)
     return parser
 
 
@@ -184,6 +203,7 @@ def run(args: argparse.Namespace) -> int:
     _check_outputs(args)
     args.input, nproc = resolve_parts(args, args.nproc)
     check_fields(args.input, args.features, args.labels, ["train_mask"])
+    tell_ranks(args, read_book(args.input), nproc, threads_of(args, nproc))
     launch("train", args, nproc)
     return 0
 
@@ -197,6 +217,8 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     reset_peak(device)
     model_options, data_options, options = _options(args)
     partition, graph, data = load_rank(args, data_options, group, device)
+    options = with_metric_of(partition.book.graph_name, options)
+    tell_ranks_joined(args, partition.book, group)
     sampled, batches = _sampled_options(args), None
     if sampled is not None:
         batches = Batches(partition, data, model_options, sampled, options.seed, group)
@@ -221,13 +243,14 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
         config |= {f"sampled_{name}": value for name, value in asdict(sampled).items()}
     trainer = Trainer(
         model, graph, data, options, checkpoint=args.checkpoint, config=config, group=group,
-        batches=batches,
+        batches=batches, callbacks=callbacks_of(args, _config(args, group) | config),
     )  # fmt: skip
     if args.resume:
         trainer.resume()
+    tell_model(args, trainer)
     if args.explain:
         _explain(trainer)
-    with sar.trace(args.trace, group=group) as recorded:
+    with layers_told(group), sar.trace(args.trace, group=group) as recorded:
         trainer.fit()
     if batches is not None:
         batches.close()
@@ -235,7 +258,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     layers = gather_layers(recorded.summary(), group)
     if group.rank == 0:
         told = {**_config(args, group), **config, "mfgs": trainer.mfgs}
-        report(args.json, trainer.history, ranks, told, layers)
+        report(args.json, trainer, ranks, told, layers)
 
 
 def _explain(trainer: Trainer) -> None:
@@ -294,19 +317,22 @@ def _options(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, Train
         progress=not args.no_progress,
         mfgs="off" if args.sampled and args.sampled_epochs is None else args.mfgs,
         checkpoint_steps=args.checkpoint_steps or 0,
+        **result_options(args),
     )
     return model, data, train
 
 
 def _optimization(options: TrainOptions, multilabel: bool) -> dict[str, Any]:
     """The options that a resumed run has to share; not its length and its reporting."""
-    names = ("lr", "weight_decay", "schedule", "clip_norm", "seed")
+    names = ["lr", "weight_decay", "schedule", "clip_norm", "seed"]
+    names += ["warmup"] * bool(options.warmup)  # which older checkpoints do not have
     return {name: getattr(options, name) for name in names} | {
         "metric": options.metric_for(multilabel)
     }
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
+    check_loggers(args)
     if args.activations_directory is not None:
         if args.activations != "offload":
             raise ValueError("--activations-directory: expected --activations offload with it")

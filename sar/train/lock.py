@@ -19,9 +19,9 @@ from sar.files import naming
 
 LOCK_NAME = "run.lock"
 
-# The file is locked (`flock`) for as long as its owner lives, however it ends, and says who that is.
-# So a file that nobody has locked is that of a process that was killed. Where a shared file system
-# has no locks, its words decide.
+# The file says who owns it, and is locked (`flock`) for as long as its owner lives. So a file that
+# nobody has locked is that of a process that was killed. Where a shared file system has no locks,
+# the words in it decide.
 
 
 @contextmanager

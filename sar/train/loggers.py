@@ -114,18 +114,18 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | os.PathLike) -> None:
         require("tensorboard", "TensorBoard's files")
-        self._folder = Path(folder)
+        self.folder = Path(folder)
         self._writer: Any = None
 
     def on_start(self, run: Record, done: Sequence[Record]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        with naming(self._folder):
-            self._writer = SummaryWriter(str(self._folder), purge_step=len(done) + 1)
+        with naming(self.folder):
+            self._writer = SummaryWriter(str(self.folder), purge_step=len(done) + 1)
             self._writer.add_text("run", f"```\n{json.dumps(run, indent=1, default=str)}\n```")
 
     def on_epoch(self, record: Record) -> None:
-        with naming(self._folder):
+        with naming(self.folder):
             for name, value in _numbers(record).items():
                 split, _, metric = name.partition("_")
                 tag = f"{metric}/{split}" if metric else name
@@ -134,7 +134,7 @@ class TensorBoard(Callback):
 
     def on_end(self, best: Record | None, error: BaseException | None) -> None:
         if self._writer is not None:
-            with naming(self._folder):
+            with naming(self.folder):
                 self._writer.close()
             self._writer = None
 

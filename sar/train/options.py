@@ -100,7 +100,8 @@ class TrainOptions:
         checkpoint_steps: steps of a sampled epoch between checkpoints; 0 for none.
         check_every: epochs between comparisons of the parameters over ranks; 0 for none.
         early_stop: end when so many epochs have brought no better validation metric; 0: never.
-        progress: show a bar on rank 0; where there is no terminal, a line each ``log_every`` epochs.
+        progress: show a bar on rank 0; where there is no terminal, a line each ``log_every``
+            epochs.
         mfgs: train on blocks (message flow graphs) of the training nodes: ``on``, ``off``, or
             ``auto``: when they save a fifth of the work and give the same result. Evaluation always
             runs on the whole graph.

@@ -1,0 +1,84 @@
+"""Options of `sar train` that say what a run shows and writes, and when it ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sar.cli.outputs import check_file, check_writable
+from sar.train.callbacks import Callback
+from sar.train.lock import check_free
+from sar.train.loggers import JsonLines, TensorBoard, Wandb, make_logger
+from sar.train.metrics import metric_of_dataset
+from sar.train.options import TrainOptions
+
+RESULT_FIELDS = ("warmup", "early_stop", "log_every")  # of the trainer's options
+
+
+def add_result_arguments(training: Any, results: Any) -> None:
+    """What :data:`RESULT_FIELDS` and :func:`callbacks_of` read."""
+    training.add_argument(
+        "--warmup", type=int, default=0, metavar="N",
+        help="epochs in which the learning rate rises first, default 0",
+    )  # fmt: skip
+    training.add_argument(
+        "--early-stop", type=int, default=0, metavar="N",
+        help="end when N epochs have brought no better validation metric; default 0: never",
+    )  # fmt: skip
+    results.add_argument(
+        "--logger", action="append", default=[], metavar="KIND:WHERE",
+        help="also write every epoch there: jsonl:FILE, csv:FILE, tensorboard:DIR or "
+        "wandb:PROJECT; may be given several times",
+    )  # fmt: skip
+    results.add_argument(
+        "--log-every", type=int, default=1, metavar="N",
+        help="epochs from one line to the next where there is no terminal, default 1",
+    )  # fmt: skip
+
+
+def result_options(args: argparse.Namespace) -> dict[str, int]:
+    """Fields of :class:`TrainOptions`."""
+    return {name: getattr(args, name) for name in RESULT_FIELDS}
+
+
+def with_metric_of(name: str, options: TrainOptions) -> TrainOptions:
+    """The options of a run on the graph of that name: OGB's data sets have their own metric."""
+    return replace(options, metric=options.metric or metric_of_dataset(name))
+
+
+def lines_of(out: str) -> Path:
+    """The JSON lines beside ``--json``."""
+    return Path(out).with_suffix(".jsonl")
+
+
+def callbacks_of(args: argparse.Namespace, config: dict[str, Any]) -> list[Callback]:
+    """The loggers that ``--json`` and ``--logger`` ask for.
+
+    Args:
+        config: the options of the run, for the header of JSON lines.
+    """
+    callbacks = [make_logger(text) for text in args.logger]
+    if args.json is not None:
+        callbacks.append(JsonLines(lines_of(args.json), {"config": config}))
+    return callbacks
+
+
+def check_loggers(args: argparse.Namespace) -> None:
+    """Raise what :func:`callbacks_of` would, for packages that are absent, too."""
+    for logger in callbacks_of(args, {}):
+        if os.environ.get("RANK", "0") != "0" or isinstance(logger, Wandb):
+            continue
+        if isinstance(logger, TensorBoard):
+            check_writable(logger.folder, "--logger")
+        else:
+            check_file(logger.path, "--logger")  # type: ignore[attr-defined]
+    if args.json is not None and lines_of(args.json) == Path(args.json):
+        raise ValueError(
+            f"--json: got {args.json!r}, expected another ending than .jsonl: the epochs are "
+            "written to that file, line by line"
+        )
+    if args.checkpoint is not None and os.environ.get("RANK", "0") == "0":
+        check_free(Path(args.checkpoint))
