@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from sar.comm import Group
 from sar.train.data import SPLITS
 
@@ -86,4 +88,5 @@ class Callbacks:
                     what(one)
             except Exception as problem:  # any: the others would wait
                 error = problem
-        self._group.agree(error)
+        if self._group.all_reduce(torch.tensor(int(error is not None)), "max"):
+            self._group.agree(error)
