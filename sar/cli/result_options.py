@@ -11,7 +11,7 @@ from typing import Any
 from sar.cli.outputs import check_file, check_writable
 from sar.train.callbacks import Callback
 from sar.train.lock import check_free
-from sar.train.loggers import JsonLines, TensorBoard, Wandb, make_logger
+from sar.train.loggers import JsonLines, LineFile, TensorBoard, make_logger
 from sar.train.metrics import metric_of_dataset
 from sar.train.options import TrainOptions
 
@@ -66,19 +66,23 @@ def callbacks_of(args: argparse.Namespace, config: dict[str, Any]) -> list[Callb
     return callbacks
 
 
-def check_loggers(args: argparse.Namespace) -> None:
-    """Raise what :func:`callbacks_of` would, for packages that are absent, too."""
-    for logger in callbacks_of(args, {}):
-        if os.environ.get("RANK", "0") != "0" or isinstance(logger, Wandb):
-            continue
-        if isinstance(logger, TensorBoard):
-            check_writable(logger.folder, "--logger")
-        else:
-            check_file(logger.path, "--logger")  # type: ignore[attr-defined]
+def check_results(args: argparse.Namespace) -> None:
+    """Raise now what would be raised later: unknown loggers, packages that are absent, files that
+    cannot be written, a folder that another run saves in."""
+    loggers = [make_logger(text) for text in args.logger]
     if args.json is not None and lines_of(args.json) == Path(args.json):
         raise ValueError(
             f"--json: got {args.json!r}, expected another ending than .jsonl: the epochs are "
             "written to that file, line by line"
         )
-    if args.checkpoint is not None and os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") != "0":  # only the first rank writes
+        return
+    for logger in loggers:
+        if isinstance(logger, LineFile):
+            check_file(logger.path, "--logger")
+        elif isinstance(logger, TensorBoard):
+            check_writable(logger.folder, "--logger")
+    if args.json is not None:
+        check_file(lines_of(args.json), "--json")
+    if args.checkpoint is not None:
         check_free(Path(args.checkpoint))

@@ -30,7 +30,7 @@ from sar.cli.report import gather_layers, gather_ranks, report
 from sar.cli.result_options import (
     add_result_arguments,
     callbacks_of,
-    check_loggers,
+    check_results,
     result_options,
     with_metric_of,
 )
@@ -332,7 +332,7 @@ def _optimization(options: TrainOptions, multilabel: bool) -> dict[str, Any]:
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
-    check_loggers(args)
+    check_results(args)
     if args.activations_directory is not None:
         if args.activations != "offload":
             raise ValueError("--activations-directory: expected --activations offload with it")

@@ -23,7 +23,7 @@ LINES_FORMAT = 1
 _SYNC_SECONDS = 1.0  # at most one flush to the disk in this time, which takes some milliseconds
 
 
-class _Lines(Callback):
+class LineFile(Callback):
     """A text file that grows by whole lines.
 
     It begins anew with each run, and holds the epochs that a resumed run has behind it. Each line
@@ -70,7 +70,7 @@ class _Lines(Callback):
             self._file = None
 
 
-class JsonLines(_Lines):
+class JsonLines(LineFile):
     """One JSON object a line: a header, then every epoch.
 
     Args:
@@ -89,7 +89,7 @@ class JsonLines(_Lines):
         self._add(_as_json(record))
 
 
-class Csv(_Lines):
+class Csv(LineFile):
     """A row of comma-separated values for every epoch, below a row of names."""
 
     _names: Sequence[str] = ()
