@@ -37,7 +37,7 @@ class Formatter(argparse.HelpFormatter):
         shown = action.default
         if not action.option_strings or shown is argparse.SUPPRESS:
             return text
-        if shown is None or isinstance(shown, bool | dict):
+        if shown is None or shown == [] or isinstance(shown, bool | dict):
             return text
         if isinstance(shown, list | tuple):
             shown = " ".join(map(str, shown))
