@@ -112,7 +112,7 @@ def test_what_a_registry_is_told(archives: tuple[Path, Path]) -> None:
 def test_the_wheel_works_away_from_the_checkout(installed: Path, tmp_path: Path) -> None:
     """Both names of the command; ranks start from the installed package."""
     assert run(installed / "sar", "--version", cwd=tmp_path) == f"sar {sar.__version__}\n"
-    assert run(installed / "sar-gnn", "--help", cwd=tmp_path).startswith("usage: sar-gnn [-h]")
+    assert run(installed / "sar-gnn", "--help", cwd=tmp_path).startswith("usage: sar-gnn COMMAND")
     graph = community_graph(100, 400, 0, classes=3, features=4)
     parts = write_partitions(graph, torch.arange(100) % 2, tmp_path / "parts")
     words = [parts, "--layers", 1, "--epochs", 2, "--json", "out.json"]

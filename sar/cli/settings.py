@@ -62,7 +62,8 @@ def kept_config(
     """The options that a resumed run has to share; not its length and its reporting."""
     names = ["lr", "weight_decay", "schedule", "clip_norm", "seed"]
     names += ["warmup"] * bool(train.warmup)  # which older checkpoints do not have
-    found = {**asdict(model), **asdict(data)} | {name: getattr(train, name) for name in names}
+    made = {name: value for name, value in asdict(model).items() if name != "args" or value}
+    found = {**made, **asdict(data)} | {name: getattr(train, name) for name in names}
     found["metric"] = train.metric_for(multilabel)
     if sampled is not None:
         found |= {f"sampled_{name}": value for name, value in asdict(sampled).items()}

@@ -157,6 +157,6 @@ def _check_sampling(args: argparse.Namespace) -> Iterator[str]:
         yield f"--fanouts: got {count}, expected one for each of {args.layers} layers"
     if args.model == "gcn":
         yield (
-            "--model: got gcn, which normalizes by degrees of the whole graph, and mini-batches "
+            "--model: got 'gcn', which normalizes by degrees of the whole graph, and mini-batches "
             "do not hold them; expected sage, gin or gat"
         )
