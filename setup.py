@@ -36,6 +36,7 @@ setup(
     extras_require={
         "plot": ["matplotlib>=3.8"],
         "data": ["ogb==1.3.6"],
+        "loggers": ["tensorboard>=2.15,<3", "wandb>=0.17,<1"],
         "tbb": [TBB],
         "pyg": ["torch_geometric>=2.6"],
         "completion": [COMPLETION],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 # Training
 MODELS = ("sage", "gcn", "gin", "gat", "rgcn")
-METRICS = ("accuracy", "f1-micro", "f1-macro", "roc-auc")
-SCHEDULES = ("constant", "cosine")
+METRICS = ("accuracy", "f1-micro", "f1-macro", "roc-auc", "ogb-acc", "ogb-rocauc")
+SCHEDULES = ("constant", "cosine", "plateau")
 MFGS = ("auto", "on", "off")
 ACTIVATIONS = ("keep", "recompute", "offload", "lossy_bfloat16")
 

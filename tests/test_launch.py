@@ -32,6 +32,7 @@ from sar.errors import SarError
 from sar.partition.arrays import NTYPE_HOMO
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
+from sar.train.data import SPLITS
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES, DEADLINE = 300, 100
@@ -89,8 +90,11 @@ def whole(parts: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, P
 @pytest.mark.timeout(300)
 def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
     result = whole[0]
-    assert set(result) == {"epochs", "ranks", "layers", "config", "versions"}
-    names = {"epoch", "loss", "train_acc", "val_acc", "test_acc", "seconds"}
+    assert set(result) == {
+        "epochs", "ranks", "layers", "config", "versions", "metric", "best", "stopped_early",
+    }  # fmt: skip
+    names = {"epoch", "loss", "lr", "seconds"}
+    names |= {f"{split}_{name}" for split in SPLITS for name in ("acc", "accuracy")}
     assert [set(epoch) for epoch in result["epochs"]] == [names] * 5
     names = {
         "rank",
@@ -175,12 +179,25 @@ def test_evaluate_writes_all_files_or_none(tmp_path: Path) -> None:
             assert content["prediction"].tolist() == [0, 1, 2]
 
 
+def check_lines(folder: Path) -> None:
+    """Every epoch that was done is a whole line: there are as many as the checkpoint holds, or the
+    next one, which it was going to hold."""
+    found = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    epochs = [line["epoch"] for line in found[1:]]
+    assert epochs == list(range(1, len(epochs) + 1))
+    assert saved["epoch"] <= len(epochs) <= saved["epoch"] + 1
+    losses = [record["loss"] for record in saved["history"]]
+    assert [line["loss"] for line in found[1:]][: saved["epoch"]] == losses
+
+
 @pytest.mark.system
 def test_a_killed_rank_ends_all_and_is_named(parts: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [
             sys.executable, "-m", "sar", "train", parts, "--hidden", "8", "--epochs", "1000000",
             "--checkpoint", str(tmp_path), "--checkpoint-every", "1", "--no-progress",
+            "--json", str(tmp_path / "out.json"),
         ],
         env=environment(), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -199,6 +216,7 @@ def test_a_killed_rank_ends_all_and_is_named(parts: str, tmp_path: Path) -> None
         process.wait()
     assert process.returncode != 0
     assert errors.strip().splitlines()[-1].startswith("sar train: error: rank 1: killed by SIGKILL")
+    check_lines(tmp_path)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
@@ -209,6 +227,7 @@ def test_interrupt_ends_all(parts: str, tmp_path: Path) -> None:
         [
             sys.executable, "-m", "sar", "train", parts, "--hidden", "8", "--epochs", "1000000",
             "--checkpoint", str(tmp_path), "--checkpoint-every", "1", "--no-progress",
+            "--json", str(tmp_path / "out.json"),
         ],
         env=environment(), stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -222,6 +241,7 @@ def test_interrupt_ends_all(parts: str, tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert process.returncode == 130 and errors.strip().endswith("sar train: interrupted")
+    check_lines(tmp_path)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 

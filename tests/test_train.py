@@ -307,7 +307,10 @@ def test_one_and_three_ranks_learn_alike(tmp_path: Path, name: str, batch_norm: 
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
     assert [record["epoch"] for record in alone] == list(range(1, 13))
     assert alone[-1]["loss"] < 0.98 * alone[0]["loss"]
-    assert set(alone[0]) == {"epoch", "loss", "train_acc", "val_acc", "test_acc", "seconds"}
+    assert set(alone[0]) == {
+        "epoch", "loss", "lr", "seconds",
+        *(f"{split}_{name}" for split in ("train", "val", "test") for name in ("acc", "accuracy")),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("activations", ["keep", "recompute"])

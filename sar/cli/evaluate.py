@@ -71,7 +71,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
         )
     sizes = config["in_feats"], config["num_classes"]
     model = build_model(model_options, *sizes, graph=graph, target_type=data.ntype).to(device)
-    load_model(model, content)
+    epoch = load_model(model, content, args.which)
     load_tables(args.checkpoint, content.get("tables", {}), model, None, group)
     trainer = Trainer(
         model, graph, data, TrainOptions(metric=config["metric"], mfgs="off"), group=group
@@ -83,7 +83,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     _write(results if group.rank == 0 or not args.gather else None, args, group)
     scores = {} if data.labels is None else trainer.evaluate(logits)
     if group.rank == 0:
-        _tell(args, config["metric"], scores)
+        _tell(args, config["metric"], epoch, scores)
 
 
 def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -168,7 +168,10 @@ def _write(results: dict[str, Tensor] | None, args: argparse.Namespace, group: G
                 os.replace(partial, path)
 
 
-def _tell(args: argparse.Namespace, metric: str, scores: dict[str, float | None]) -> None:
+def _tell(
+    args: argparse.Namespace, metric: str, epoch: int, scores: dict[str, float | None]
+) -> None:
+    print(f"model    of epoch {epoch}, the {args.which}")
     known = [f"{split} {value:.4f}" for split, value in scores.items() if value is not None]
     if known:
         print(f"{metric}: {', '.join(known)}")

@@ -147,12 +147,21 @@ def _check_ranks_a_core(nproc: int) -> None:
         )
 
 
+def threads_of(args: argparse.Namespace, nproc: int) -> int:
+    """How many threads each rank will have, as :func:`worker_environment` says it."""
+    return int(worker_environment(nproc, args.threads)["OMP_NUM_THREADS"])
+
+
+def share_of_cores(nproc: int) -> int:
+    """Threads of a rank where nobody says."""
+    return max(1, len(os.sched_getaffinity(0)) // nproc)
+
+
 def worker_environment(
     nproc: int, threads: int | None, allocator: str = "system"
 ) -> dict[str, str]:
     """What ranks find in their environment; what the user has set there stays."""
-    share = max(1, len(os.sched_getaffinity(0)) // nproc)
-    own = {"OMP_NUM_THREADS": str(threads or share), "SAR_KEEP_THREADS": "1"}
+    own = {"OMP_NUM_THREADS": str(threads or share_of_cores(nproc)), "SAR_KEEP_THREADS": "1"}
     wanted = {**allocator_environment(allocator), **own}
     kept = {name: os.environ[name] for name in wanted if os.environ.get(name)}
     if threads is not None:

@@ -17,7 +17,9 @@ from sar.comm.gather import gather_json
 from sar.files import write_whole
 from sar.kernels.device import is_host, peak_bytes
 from sar.train import memory
-from sar.train.trainer import Record
+from sar.train.callbacks import Record, without_old_names
+from sar.train.data import SPLITS
+from sar.train.trainer import Trainer
 
 
 def gather_ranks(baseline: float, group: Group, device: torch.device) -> list[dict[str, Any]]:
@@ -73,29 +75,43 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _line_of(record: Record, metric: str) -> str:
+    scores = ", ".join(
+        f"{split} {record[split + '_acc']:.4f}"
+        for split in SPLITS
+        if record[split + "_acc"] is not None
+    )
+    return f"{record['epoch']}: loss {record['loss']:.4f}; {metric}: {scores}"
+
+
 def report(
     path: str | None,
-    epochs: list[Record],
+    trainer: Trainer,
     ranks: list[dict[str, Any]],
     config: dict[str, Any],
     layers: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Print the last epoch, the layers' and the ranks' numbers; write all to ``path`` as JSON.
+    """Print the last and the best epoch, the layers' and the ranks' numbers; write all to ``path``
+    as JSON.
 
     Returns what is written.
     """
+    epochs, best = trainer.history, trainer.best
     content: dict[str, Any] = {"epochs": epochs, "ranks": ranks, "layers": layers}
     content |= {"config": config, "versions": _versions()}
+    content |= {
+        "metric": trainer.metric,
+        "best": best and without_old_names(best, trainer.metric),
+        "stopped_early": trainer.stopped_early,
+    }
     if path is not None:
         text = json.dumps(content, indent=1, allow_nan=False)
-        write_whole(Path(path), lambda file: file.write(text.encode()))
-    last = epochs[-1]
-    scores = ", ".join(
-        f"{split} {last[split + '_acc']:.4f}"
-        for split in ("train", "val", "test")
-        if last[split + "_acc"] is not None
-    )
-    print(f"epoch {last['epoch']}: loss {last['loss']:.4f}; {config['metric']}: {scores}")
+        write_whole(Path(path), lambda file: file.write(text.encode()), durable=True)
+    print(f"epoch {_line_of(epochs[-1], trainer.metric)}")
+    if best is not None:
+        print(f"best by validation: epoch {_line_of(best, trainer.metric)}")
+    if trainer.stopped_early:
+        print(f"stopped early: {trainer.options.early_stop} epochs brought nothing better")
     print(f"seconds per epoch: {statistics.median(epoch['seconds'] for epoch in epochs):.3f}")
     print(f"{'layer':<16} {'pass':<8}  compute s    wait s   sent MB, per epoch and rank")
     for row in layers:

@@ -10,6 +10,7 @@ import torch
 
 from sar.cli.launch import backend_of, policy_of
 from sar.cli.models import model_options
+from sar.cli.result_options import result_options
 from sar.comm import Group
 from sar.train.options import DataOptions, ModelOptions, SampledOptions, TrainOptions
 
@@ -37,6 +38,7 @@ def options_of(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, Tra
         progress=not args.no_progress,
         mfgs="off" if args.sampled and args.sampled_epochs is None else args.mfgs,
         checkpoint_steps=args.checkpoint_steps or 0,
+        **result_options(args),
     )
     return model_options(args), data, train
 
@@ -58,7 +60,8 @@ def kept_config(
     multilabel: bool,
 ) -> dict[str, Any]:
     """The options that a resumed run has to share; not its length and its reporting."""
-    names = ("lr", "weight_decay", "schedule", "clip_norm", "seed")
+    names = ["lr", "weight_decay", "schedule", "clip_norm", "seed"]
+    names += ["warmup"] * bool(train.warmup)  # which older checkpoints do not have
     made = {name: value for name, value in asdict(model).items() if name != "args" or value}
     found = {**made, **asdict(data)} | {name: getattr(train, name) for name in names}
     found["metric"] = train.metric_for(multilabel)

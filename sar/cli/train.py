@@ -11,16 +11,19 @@ import torch
 
 import sar
 from sar._private import prepare_optimizers
+from sar.cli.header import layers_told, tell_model, tell_ranks, tell_ranks_joined
 from sar.cli.inputs import resolve_parts
-from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
+from sar.cli.launch import check_rank_arguments, joined, launch, run_rank, threads_of
 from sar.cli.outputs import check_file, check_writable
 from sar.cli.pictures import check_run_pictures, draw_result
 from sar.cli.rank_data import load_rank
 from sar.cli.report import gather_layers, gather_ranks, report
+from sar.cli.result_options import callbacks_of, check_results, with_metric_of
 from sar.cli.settings import kept_config, options_of, sampled_options, told_config
 from sar.comm import Group
 from sar.files import remove_left_over
 from sar.kernels.device import reset_peak
+from sar.partition.book import PartitionBook
 from sar.train import memory
 from sar.train.checkpoint import FILE_NAME
 from sar.train.fields import check_fields
@@ -39,16 +42,17 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _check_outputs(args)
     args.input, nproc = resolve_parts(args, args.nproc)
-    _check_graph(args, model, data)
+    book = _check_graph(args, model, data)
+    tell_ranks(args, book, nproc, threads_of(args, nproc))
     launch("train", args, nproc)
     return 0
 
 
-def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOptions) -> None:
+def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOptions) -> PartitionBook:
     """Raise now for fields and types that the ranks would not find."""
     book, having = check_fields(args.input, data, ["train_mask"])
     if model.is_own or book.is_homogeneous:
-        return
+        return book
     if model.model != "rgcn":
         raise ValueError(for_several_types(model.model))
     lacking = [ntype for ntype in book.ntypes if ntype not in having]
@@ -57,9 +61,11 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
             f"--sampled: {', '.join(lacking)} have no {data.features!r}, and learned rows of other "
             "ranks' nodes are not fetched; expected features of all node types, or no --sampled"
         )
+    return book
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
+    check_results(args)
     if args.activations_directory is not None:
         check_writable(Path(args.activations_directory), "--activations-directory")
     if os.environ.get("RANK", "0") != "0":  # only the first rank writes
@@ -88,9 +94,10 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     trainer = make_trainer(args, group, device)
     if args.resume:
         trainer.resume()
+    tell_model(args, trainer)
     if args.explain:
         _explain(trainer)
-    with sar.trace(args.trace, group=group) as recorded:
+    with layers_told(group), sar.trace(args.trace, group=group) as recorded:
         trainer.fit()
     if trainer.batches is not None:
         trainer.batches.close()
@@ -98,13 +105,15 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     layers = gather_layers(recorded.summary(), group)
     if group.rank == 0:
         told = {**told_config(args, group), **trainer.config, "mfgs": trainer.mfgs}
-        draw_result(args, report(args.json, trainer.history, ranks, told, layers))
+        draw_result(args, report(args.json, trainer, ranks, told, layers))
 
 
 def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -> Trainer:
     """This rank's data, model and loop; collective."""
     model_options, data_options, options = options_of(args)
     partition, graph, data = load_rank(args, data_options, group, device)
+    options = with_metric_of(partition.book.graph_name, options)
+    tell_ranks_joined(args, partition.book, group)
     sampled, batches = sampled_options(args), None
     if sampled is not None:
         batches = Batches(partition, data, model_options, sampled, options.seed, group)
@@ -128,7 +137,7 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
     }
     return Trainer(
         model, graph, data, options, checkpoint=args.checkpoint, config=config, group=group,
-        batches=batches,
+        batches=batches, callbacks=callbacks_of(args, told_config(args, group) | config),
     )  # fmt: skip
 
 

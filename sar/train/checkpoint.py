@@ -34,10 +34,13 @@ FIELDS: dict[str, type] = {
     "graph": dict,
     "begun": dict,
     "tables": dict,
+    "plateau": dict,
+    "best": dict,
 }
 _BEGUN = ("step", "loss", "seeds")  # of an epoch that was saved half-way
 _GRAPH = ["cut", "graph", "num_parts"]
-_NEW = ("noise", "graph", "begun", "tables")  # older files do without
+_BEST = ["epoch", "model"]
+_NEW = ("noise", "graph", "begun", "tables", "plateau", "best")  # not in every file
 
 
 def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: Group) -> None:
@@ -116,6 +119,9 @@ def check_fields(content: dict[str, Any]) -> None:
     begun = content.get("begun") or dict.fromkeys(_BEGUN, 0)
     if set(begun) != set(_BEGUN) or not all(isinstance(v, int | float) for v in begun.values()):
         raise _wrong("begun", repr(begun), f"numbers for {sorted(_BEGUN)}")
+    best = content.get("best") or {"epoch": 1, "model": {}}
+    if sorted(best) != _BEST or not isinstance(best["model"], dict):
+        raise _wrong("best", repr(sorted(best)), repr(_BEST))
     seeds = content["dropout_seeds"]
     if len(seeds) != 2 or not all(isinstance(seed, int) for seed in seeds):
         raise _wrong("dropout_seeds", repr(seeds), "two integers")
@@ -125,19 +131,33 @@ def _wrong(field: str, got: str, expected: str) -> ValueError:
     return ValueError(f"the checkpoint's {field!r}: got {got}, expected {expected}")
 
 
-def load_model(model: nn.Module, content: dict[str, Any]) -> None:
-    """Put a checkpoint's parameters in ``model``; ``ValueError`` where they do not fit."""
+def load_model(model: nn.Module, content: dict[str, Any], which: str = "last") -> int:
+    """Put a checkpoint's parameters in ``model``; returns after how many epochs they were so.
+
+    Args:
+        which: ``last`` or ``best``: of the largest validation metric.
+
+    Raises ``ValueError`` where they do not fit, or there are none of the best.
+    """
+    kept = content if which == "last" else content.get("best")
+    if not kept:
+        raise ValueError(
+            "which: got 'best', and the checkpoint holds none: its run has no validation nodes, or "
+            "learns rows of nodes, or is of an older version; expected 'last'"
+        )
     try:
-        model.load_state_dict(with_own_rows(model, content["model"]))
+        model.load_state_dict(with_own_rows(model, kept["model"]))
     except (RuntimeError, KeyError, TypeError) as problem:
         raise ValueError(f"the checkpoint is of another model: {problem}") from problem
+    return int(kept["epoch"])
 
 
 def load_optimizer(
-    optimizer: torch.optim.Optimizer, scheduler: Any, content: dict[str, Any]
+    optimizer: torch.optim.Optimizer, scheduler: Any, content: dict[str, Any], plateau: Any = None
 ) -> None:
     """Put a checkpoint's states in place; ``ValueError`` where they do not fit."""
-    for field, one in (("optimizer", optimizer), ("scheduler", scheduler)):
+    fields = {"optimizer": optimizer, "scheduler": scheduler}
+    for field, one in (fields | ({"plateau": plateau} if plateau else {})).items():
         try:
             one.load_state_dict(content[field])
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as problem:

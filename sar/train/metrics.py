@@ -10,6 +10,14 @@ from torch import Tensor
 from sar.comm import Group, current_group
 from sar.train.options import METRICS
 
+OGB_METRICS = {  # its names are acc and rocauc
+    "ogbn-arxiv": "ogb-acc",
+    "ogbn-mag": "ogb-acc",
+    "ogbn-papers100M": "ogb-acc",
+    "ogbn-products": "ogb-acc",
+    "ogbn-proteins": "ogb-rocauc",
+}
+
 
 def score(metric: str, logits: Tensor, labels: Tensor, *, group: Group | None = None) -> float:
     """One number over the rows of all ranks; collective.
@@ -17,20 +25,26 @@ def score(metric: str, logits: Tensor, labels: Tensor, *, group: Group | None = 
     Args:
         metric: ``accuracy``; ``f1-micro``, ``f1-macro`` (classes that neither labels nor
             predictions have are left out); ``roc-auc`` (two classes: of the second; more: mean
-            of one class against the rest; multilabel: mean over the labels with both values).
+            of one class against the rest; multilabel: mean over the labels with both values);
+            ``ogb-acc`` and ``ogb-rocauc``, what OGB's evaluators of node properties compute: the
+            mean over labels of each one's accuracy, or of its ROC-AUC where it has both values.
         logits: [n, C] float; n may be 0.
         labels: int64 [n], every one in [0, C); or for multilabel float [n, C] of 0, 1 and NaN
             for unknown, which is left out.
 
     Returns:
         A number in [0, 1], or NaN where it is undefined on the rows of all ranks.
+
+    Raises ``ValueError`` for an unknown metric, and ``ogb-rocauc`` of classes.
     """
     if metric not in METRICS:
         raise ValueError(f"metric: got {metric!r}, expected one of {', '.join(METRICS)}")
     group = group or current_group()
-    if metric == "accuracy":
-        return _accuracy(logits, labels, group)
-    if metric == "roc-auc":
+    if metric == "ogb-rocauc" and labels.dim() == 1:
+        raise ValueError("metric: got 'ogb-rocauc' and classes, expected multilabel")
+    if metric in ("accuracy", "ogb-acc"):
+        return _accuracy(logits, labels, group, by_label=metric == "ogb-acc")
+    if metric in ("roc-auc", "ogb-rocauc"):
         return _mean_auc(logits, labels, group)
     return _f1(logits, labels, metric == "f1-macro", group)
 
@@ -40,12 +54,19 @@ def predict(logits: Tensor, multilabel: bool) -> Tensor:
     return logits > 0 if multilabel else logits.argmax(1)
 
 
-def _accuracy(logits: Tensor, labels: Tensor, group: Group) -> float:
+def metric_of_dataset(name: str) -> str | None:
+    """What OGB evaluates a data set of node properties with; ``None`` for any other name."""
+    return OGB_METRICS.get(name)
+
+
+def _accuracy(logits: Tensor, labels: Tensor, group: Group, by_label: bool) -> float:
     known = ~torch.isnan(labels) if labels.dim() == 2 else torch.ones_like(labels).bool()
     right = predict(logits, labels.dim() == 2) == labels
-    counts = torch.stack([(right & known).sum(), known.sum()])
-    correct, total = group.all_reduce(counts).tolist()
-    return correct / total if total else math.nan
+    counts = torch.stack([(right & known).sum(0), known.sum(0)])
+    if not by_label and labels.dim() == 2:
+        counts = counts.sum(1)
+    correct, total = group.all_reduce(counts).double()
+    return float((correct / total).mean())  # NaN where there is nothing
 
 
 def _f1(logits: Tensor, labels: Tensor, macro: bool, group: Group) -> float:

@@ -100,15 +100,19 @@ class TrainOptions:
 
     Args:
         epochs: in all, also when resumed. lr, weight_decay: Adam's.
-        schedule: of the learning rate; ``cosine`` falls to 0 over ``epochs``.
+        schedule: of the learning rate; ``cosine`` falls to 0 over ``epochs``; ``plateau`` halves
+            when the validation metric has not grown for more than ten evaluations.
+        warmup: epochs in which the learning rate rises first.
         clip_norm: largest norm of all gradients together; ``None`` does not clip.
         seed: of initial parameters and dropout.
-        metric: what the accuracy columns hold; ``None`` is accuracy, or f1-micro for multilabel.
+        metric: what is evaluated; ``None`` is accuracy, or f1-micro for multilabel.
         eval_every, checkpoint_every: epochs between evaluations and checkpoints; the last epoch
             always has both.
         checkpoint_steps: steps of a sampled epoch between checkpoints; 0 for none.
         check_every: epochs between comparisons of the parameters over ranks; 0 for none.
-        progress: show a bar on rank 0.
+        early_stop: end when so many epochs have brought no better validation metric; 0: never.
+        progress: show a bar on rank 0; where there is no terminal, a line each ``log_every``
+            epochs.
         mfgs: train on blocks (message flow graphs) of the training nodes: ``on``, ``off``, or
             ``auto``: when they save a fifth of the work and give the same result. Evaluation always
             runs on the whole graph.
@@ -127,10 +131,15 @@ class TrainOptions:
     check_every: int = 25
     progress: bool = False
     mfgs: str = "auto"
+    warmup: int = 0
+    early_stop: int = 0
+    log_every: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "eval_every", "checkpoint_every"):
+        for name in ("epochs", "eval_every", "checkpoint_every", "log_every"):
             _at_least(name, getattr(self, name), 1)
+        for name in ("warmup", "early_stop"):
+            _at_least(name, getattr(self, name), 0)
         _at_least("seed", self.seed, 0)
         _at_least("check_every", self.check_every, 0)
         _at_least("checkpoint_steps", self.checkpoint_steps, 0)

@@ -132,3 +132,19 @@ def with_loops(sample: Sample) -> Sample:
                 torch.cat([eid[kept], torch.full_like(loops, -1)]),
             )
     return sample
+
+
+@dataclass
+class MeanLoss:
+    """Of the losses of an epoch's steps, each seed counting alike."""
+
+    loss: float = 0.0
+    seeds: int = 0
+
+    def add(self, loss: float, seeds: int) -> None:
+        self.loss += loss * seeds
+        self.seeds += seeds
+
+    @property
+    def value(self) -> float:
+        return self.loss / max(1, self.seeds)

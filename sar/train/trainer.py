@@ -7,7 +7,7 @@ import math
 import os
 import time
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from sar.nn import (
     sync_params,
 )
 from sar.train import tables
+from sar.train.best import Best
 from sar.train.blocks import training_blocks
+from sar.train.callbacks import Callback, Callbacks, Record, without_old_names
 from sar.train.checkpoint import (
     FORMAT,
     check_fields,
@@ -41,12 +43,15 @@ from sar.train.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
+from sar.train.continuing import check_config, check_graph, graph_identity
 from sar.train.data import SPLITS, NodeData
+from sar.train.lock import own_folder
 from sar.train.metrics import score
 from sar.train.options import TrainOptions
-from sar.train.sampled import Batches
+from sar.train.progress import Progress
+from sar.train.sampled import Batches, MeanLoss
+from sar.train.schedule import make_schedule
 
-Record = dict[str, Any]
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 
 
@@ -61,15 +66,18 @@ class Trainer:
         data: this rank's features, labels and splits, on the model's device.
         options: the loop.
         optimizer: torch's fused Adam over the model's parameters by default.
-        scheduler: of that optimizer's learning rate, stepped once an epoch; by default what
+        scheduler: of that optimizer's learning rate, stepped once an epoch, or torch's
+            ``ReduceLROnPlateau``, stepped with the validation metric; by default what
             ``options.schedule`` says.
         checkpoint: folder to save in; ``None`` saves nothing.
         config: plain values stored in the checkpoint, compared when it is resumed.
         group: the ranks; the current group by default.
         batches: what sampled epochs go through.
+        callbacks: who is told of the run, on rank 0; as many on every rank.
 
     Attributes:
         epoch: epochs done. history: one record for each of them, see :meth:`fit`.
+        best: the record with the largest validation metric, see :class:`sar.train.best.Best`.
         step: steps done of a sampled epoch that has begun.
         blocks: what training runs on instead of the whole graph, or ``None``; ``mfgs`` says why.
     """
@@ -87,14 +95,16 @@ class Trainer:
         config: dict[str, Any] | None = None,
         group: Group | None = None,
         batches: Batches | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.model, self.graph, self.data, self.options = model, graph, data, options
         self.group = group or current_group()
         self.config = dict(config or {})
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self.epoch, self.step, self._begun = 0, 0, _Mean()
+        self.epoch, self.step, self._begun = 0, 0, MeanLoss()
         self.batches = batches
         self.history: list[Record] = []
+        self._best, self._callbacks = Best(), Callbacks(callbacks, self.group)
         if self.checkpoint is not None:
             tables.tables_of(model)  # raises for rows that it would not find again
         self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
@@ -105,39 +115,114 @@ class Trainer:
         self.optimizer = optimizer or torch.optim.Adam(
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
         )
-        self.scheduler = scheduler or self._default_scheduler()
+        self.scheduler, self.plateau = make_schedule(self.optimizer, options, scheduler)
+        self._check_validation()
         self._seed_random()
 
     def fit(self) -> list[Record]:
-        """Train until ``options.epochs`` epochs are done; collective.
+        """Train until ``options.epochs`` epochs are done, or ``options.early_stop`` of them brought
+        nothing better; collective.
 
-        Returns a record for each epoch: ``epoch`` (from 1), ``loss`` (before the step), the metric
-        as ``train_acc``, ``val_acc`` and ``test_acc`` (after the step; ``None`` where it was not
-        evaluated or the split is empty) and ``seconds`` of the step without the evaluation.
+        Returns a record for each epoch: ``epoch`` (from 1), ``loss`` (before the step), ``lr`` (of
+        the step), the metric by its name on each split, as ``val_accuracy`` or ``test_f1-micro``
+        (after the step; ``None`` where it was not evaluated or the split is empty), ``seconds`` of
+        the step without the evaluation; and the metric again, whatever it is, as ``train_acc``,
+        ``val_acc`` and ``test_acc``.
 
-        Raises ``SarError`` on every rank when the loss is not finite, naming the epoch, and
-        ``DriftError`` when ranks no longer hold the same parameters.
+        Raises ``SarError`` on every rank when the loss is not finite, naming the epoch,
+        ``DriftError`` when ranks no longer hold the same parameters, and what a callback raises.
         """
+        with own_folder(self.checkpoint, self.group):
+            try:
+                self._fit()
+            except BaseException as error:
+                self._callbacks.give_up(error)
+                raise
+            self._callbacks.end(self.best and without_old_names(self.best, self.metric))
+        return self.history
+
+    def _fit(self) -> None:
+        done = [without_old_names(record, self.metric) for record in self.history]
+        self._callbacks.start(self._about(), done)
         with (
-            _Progress(self.epoch, self.options, self.group) as bar,
+            Progress(self.epoch, self.options, self.group) as progress,
             mark_layers(self.model, self.group, without=parts_of_fused(self.model)),
             layers_logged(self.model, self.group),
         ):
-            while self.epoch < self.options.epochs:
-                begin = time.perf_counter()
-                loss = self.train_epoch()
-                seconds = time.perf_counter() - begin
-                self.epoch += 1
-                scores = self.evaluate() if self._due(self.options.eval_every) else {}
-                record: Record = {"epoch": self.epoch, "loss": loss}
-                record |= {f"{split}_acc": scores.get(split) for split in SPLITS}
-                self.history.append(record | {"seconds": seconds})
-                bar.show(self.history[-1])
-                if self.options.check_every and self._due(self.options.check_every):
-                    check(self.model, self.optimizer, buffers=False, group=self.group)
-                if self.checkpoint is not None and self._due(self.options.checkpoint_every):
-                    self.save()
-        return self.history
+            while not self.is_over:
+                self._fit_epoch(progress)
+
+    def _fit_epoch(self, progress: Progress) -> None:
+        """Train, evaluate, tell, compare, save."""
+        lr, begin = float(self.optimizer.param_groups[0]["lr"]), time.perf_counter()
+        loss = self.train_epoch()
+        seconds = time.perf_counter() - begin
+        self.epoch += 1
+        scores = self.evaluate() if self._due(self.options.eval_every) else {}
+        record: Record = {"epoch": self.epoch, "loss": loss, "lr": lr, "seconds": seconds}
+        for name in (self.metric, "acc"):
+            record |= {f"{split}_{name}": scores.get(split) for split in SPLITS}
+        self.history.append(record)
+        self._judge(record)
+        self._callbacks.epoch(without_old_names(record, self.metric))
+        progress.show(record)
+        if self.options.check_every and self._due(self.options.check_every):
+            check(self.model, self.optimizer, buffers=False, group=self.group)
+        if self.checkpoint is not None:
+            if self._due(self.options.checkpoint_every) or self.is_over:
+                self.save()
+
+    def _judge(self, record: Record) -> None:
+        """What follows from the validation metric, the same on all ranks."""
+        keeps = self.checkpoint is not None and not tables.tables_of(self.model)
+        if self._best.see(record) and keeps and self.group.rank == 0:
+            self._best.keep(self.model)
+        value = record["val_acc"]
+        if self.plateau is not None and value is not None and self.epoch > self.options.warmup:
+            self.plateau.step(value)
+
+    @property
+    def metric(self) -> str:
+        """The name of what is evaluated."""
+        return self.options.metric_for(self.data.multilabel)
+
+    @property
+    def best(self) -> Record | None:
+        """The record with the largest validation metric, of equals the first."""
+        return self._best.record
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the last ``options.early_stop`` epochs brought nothing better."""
+        wait, best = self.options.early_stop, self.best
+        if not wait or best is None or self.history[-1]["val_acc"] is None:
+            return False
+        return self.epoch - best["epoch"] >= wait
+
+    @property
+    def is_over(self) -> bool:
+        """Whether :meth:`fit` has nothing more to do."""
+        return self.epoch >= self.options.epochs or self.stopped_early
+
+    def _about(self) -> Record:
+        """What callbacks are told at the start."""
+        return {
+            "metric": self.metric,
+            "epochs": self.options.epochs,
+            "num_ranks": self.group.size,
+            "num_parameters": sum(param.numel() for param in self.model.parameters()),
+            "mfgs": self.mfgs,
+            "config": self.config,
+        }
+
+    def _check_validation(self) -> None:
+        """Raise ``ValueError`` on every rank for options that need validation nodes; collective."""
+        wanted = {"early_stop": self.options.early_stop, "schedule": self.plateau}
+        for name in [name for name, value in wanted.items() if value]:
+            count = torch.tensor(len(self.data.rows.get("val", ())))
+            if not self.group.all_reduce(count):
+                got = repr(getattr(self.options, name))
+                raise ValueError(f"{name}: got {got} and no validation nodes, expected some")
 
     def train_epoch(self) -> float:
         """One full-batch step, or the steps of a sampled epoch. Collective.
@@ -147,7 +232,7 @@ class Trainer:
         self.model.train()
         if self.is_sampled:
             self._sampled_steps()
-            value, self.step, self._begun = self._begun.value, 0, _Mean()
+            value, self.step, self._begun = self._begun.value, 0, MeanLoss()
         else:
             value = self._train_step(self._training_loss())
         self.scheduler.step()
@@ -221,11 +306,10 @@ class Trainer:
     def evaluate(self, logits: Tensor | None = None) -> dict[str, float | None]:
         """The metric on each split over all ranks, ``None`` where undefined; collective."""
         logits = self.predict() if logits is None else logits
-        metric = self.options.metric_for(self.data.multilabel)
         scores: dict[str, float | None] = {}
         for split, rows in self.data.rows.items():
             picked, labels = _pick(logits, rows), _pick(self._labels(), rows)
-            value = score(metric, picked, labels, group=self.group)
+            value = score(self.metric, picked, labels, group=self.group)
             scores[split] = None if math.isnan(value) else value
         return scores
 
@@ -246,8 +330,12 @@ class Trainer:
             "scheduler": self.scheduler.state_dict(),
             "history": self.history,
             "config": self.config,
-            "graph": self._graph_identity(),
+            "graph": graph_identity(self.graph),
         }
+        if self.plateau is not None:
+            content["plateau"] = self.plateau.state_dict()
+        if (best := self._best.content()) is not None:
+            content["best"] = best
         if self.step:
             content["begun"] = {"step": self.step, **vars(self._begun)}
         save_checkpoint(self.checkpoint, content, self.group)
@@ -264,16 +352,17 @@ class Trainer:
             raise ValueError("checkpoint: got None, expected the folder to resume from")
         content = load_checkpoint(self.checkpoint, self.group)
         check_fields(content)  # the same bytes on all ranks, so all raise
-        _check_config(content["config"], self.config)
-        self._check_graph(content.get("graph"))
+        check_config(content["config"], self.config)
+        check_graph(content.get("graph"), graph_identity(self.graph), self.group)
         load_model(self.model, content)
-        load_optimizer(self.optimizer, self.scheduler, content)
+        load_optimizer(self.optimizer, self.scheduler, content, self.plateau)
         heads = content.get("tables", {})
         tables.load_tables(self.checkpoint, heads, self.model, self.optimizer, self.group)
         self.epoch, self.history = content["epoch"], list(content["history"])
+        self._best.restore(self.history, content.get("best") if self.group.rank == 0 else None)
         begun = content.get("begun")
         if begun:
-            self.step, self._begun = begun["step"], _Mean(begun["loss"], begun["seeds"])
+            self.step, self._begun = begun["step"], MeanLoss(begun["loss"], begun["seeds"])
         same = content["num_ranks"] == self.group.size
         if same:
             restore_random_state(content["random"], self.group)
@@ -290,35 +379,6 @@ class Trainer:
             restore_noise(content["noise"], self.group)
         return self.epoch
 
-    def _graph_identity(self) -> dict[str, Any]:
-        """What tells the graph and its cut from others; empty for no graph of the library's."""
-        if not isinstance(self.graph, ShardedGraph):
-            return {}
-        book = self.graph.partition_book
-        return {"graph": book.graph_digest, "cut": book.digest(), "num_parts": book.num_parts}
-
-    def _check_graph(self, saved: dict[str, Any] | None) -> None:
-        """Refuse to go on with another graph, where partitions tell it; the same on all ranks."""
-        mine = self._graph_identity()
-        if not mine or not saved:
-            return
-        same_cut = saved["cut"] == mine["cut"]
-        known = saved["graph"] is not None and mine["graph"] is not None
-        same_graph = saved["graph"] == mine["graph"] if known else same_cut
-        if same_graph or same_cut:
-            return
-        if known or saved["num_parts"] == mine["num_parts"]:
-            raise ValueError(
-                "the checkpoint was made with another graph, or another cut of partitions that do "
-                "not tell what they are cuts of; train on the same one, or start anew"
-            )
-        if self.group.rank == 0:
-            warnings.warn(
-                "the checkpoint was made with another number of parts, and the partitions hold no "
-                "digest of the graph: that it is the same one cannot be told",
-                stacklevel=3,
-            )
-
     def _labels(self) -> Tensor:
         if self.data.labels is None:
             raise ValueError("data: got no labels, expected some for training or evaluation")
@@ -326,11 +386,6 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         return self.epoch % every == 0 or self.epoch == self.options.epochs
-
-    def _default_scheduler(self) -> Scheduler:
-        if self.options.schedule == "cosine":
-            return torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, self.options.epochs)
-        return torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1.0)
 
     def _seed_random(self) -> None:
         """What torch draws differs between ranks; keyed dropout does not."""
@@ -340,56 +395,5 @@ class Trainer:
         self.group.seeds.restart(self.options.seed)
 
 
-@dataclass
-class _Mean:
-    """Of the losses of an epoch's steps, each seed counting alike."""
-
-    loss: float = 0.0
-    seeds: int = 0
-
-    def add(self, loss: float, seeds: int) -> None:
-        self.loss += loss * seeds
-        self.seeds += seeds
-
-    @property
-    def value(self) -> float:
-        return self.loss / max(1, self.seeds)
-
-
 def _pick(values: Tensor, rows: Tensor) -> Tensor:
     return values.index_select(0, rows)  # several times faster than values[rows], both ways
-
-
-def _check_config(saved: dict[str, Any], mine: dict[str, Any]) -> None:
-    names = [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]
-    if names:
-        parts = [f"{name} {saved.get(name)!r}, now {mine.get(name)!r}" for name in names]
-        raise ValueError(
-            f"the checkpoint was made with other options: {'; '.join(parts)}. Give the same ones, "
-            "or start anew in another folder"
-        )
-
-
-class _Progress:
-    """A progress bar on rank 0, or nothing."""
-
-    def __init__(self, done: int, options: TrainOptions, group: Group) -> None:
-        self.bar = None
-        if options.progress and group.rank == 0:
-            from tqdm import tqdm
-
-            self.bar = tqdm(initial=done, total=options.epochs, unit="epoch", mininterval=0.5)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def show(self, record: Record) -> None:
-        if self.bar is not None:
-            shown = {name: record[name] for name in ("loss", "val_acc", "test_acc")}
-            text = {name: "-" if v is None else f"{v:.4f}" for name, v in shown.items()}
-            self.bar.set_postfix(text, refresh=False)
-            self.bar.update()

@@ -28,6 +28,10 @@ def add_parser(subparsers: Any) -> Parser:
     )
     group.add_argument("--logits", action="store_true", help="write the logits as well")
     group.add_argument(
+        "--which", choices=("last", "best"), default="last",
+        help="the model of the last epoch, or of the best validation metric",
+    )  # fmt: skip
+    group.add_argument(
         "--features", metavar="NAME", help="field of the input rows; default: as in training"
     )
     group.add_argument(

@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> Parser:
         "--heads", "--multilabel", "--normalize-features", "--schedule", "--weight-decay",
         "--clip-norm", "--eval-every", "--mfgs", "--activations-directory", "--sampled-epochs",
         "--checkpoint-steps", "--activations", "--checkpoint-every", "--trace", "--no-progress",
-        "--explain", "--dark",
+        "--explain", "--dark", "--warmup", "--log-every", "--metric", "--batch-size",
     )  # fmt: skip
     return parser
 
@@ -52,6 +52,10 @@ def _add_data_arguments(group: Any) -> None:
 def _add_loop_arguments(group: Any) -> None:
     group.add_argument("--epochs", type=positive, default=100, help="in all, also when resumed")
     group.add_argument("--lr", type=above_zero, default=0.01, help="learning rate, Adam's")
+    group.add_argument(
+        "--early-stop", type=whole(0), default=0,
+        help="end after N epochs that brought nothing better, 0: never",
+    )  # fmt: skip
     group.add_argument("--seed", type=whole(0), default=0, help="of parameters and dropout")
     group.add_argument(
         "--metric", type=Value("WORD", _metric),
@@ -66,6 +70,9 @@ def _add_loop_arguments(group: Any) -> None:
     )
     group.add_argument("--weight-decay", type=zero_or_more, default=0.0, help="Adam's")
     group.add_argument("--schedule", choices=SCHEDULES, default="constant", help="of --lr")
+    group.add_argument(
+        "--warmup", type=whole(0), default=0, help="epochs in which the learning rate rises first"
+    )
     group.add_argument("--clip-norm", type=above_zero, help="largest gradient norm")
     group.add_argument("--eval-every", type=positive, default=1, help="epochs between evaluations")
     group.add_argument(
@@ -105,7 +112,17 @@ def _add_sampling_arguments(group: Any) -> None:
 def _add_result_arguments(group: Any) -> None:
     group.add_argument("--checkpoint", metavar="DIR", help="folder to save the run in")
     group.add_argument("--resume", action="store_true", help="continue from --checkpoint")
-    group.add_argument("--json", metavar="OUT.json", help="write epochs, ranks, configuration")
+    group.add_argument(
+        "--json", metavar="OUT.json", help="write all at the end, and epochs at once in OUT.jsonl"
+    )
+    group.add_argument(
+        "--logger", action="append", default=[], metavar="TO:WHERE",
+        help="write epochs to jsonl:, csv:, tensorboard: or wandb:",
+    )  # fmt: skip
+    group.add_argument(
+        "--log-every", type=positive, default=1,
+        help="epochs from one line to the next where there is no terminal",
+    )  # fmt: skip
     add_run_arguments(group)
     group.add_argument("--explain", action="store_true", help="show first what computes each layer")
     group.add_argument(
@@ -114,7 +131,9 @@ def _add_result_arguments(group: Any) -> None:
     group.add_argument(
         "--trace", metavar="OUT.json", help="write what every rank did when, in Chrome's format"
     )
-    group.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    group.add_argument(
+        "--no-progress", action="store_true", help="show no bar and no lines of epochs"
+    )
 
 
 def check(args: argparse.Namespace) -> Iterator[str]:

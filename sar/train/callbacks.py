@@ -1,0 +1,92 @@
+"""Who is told of a run: one small interface, called on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from sar.comm import Group
+from sar.train.data import SPLITS
+
+Record = dict[str, Any]
+
+
+class Callback:
+    """Told of a run by the trainer; override what you need.
+
+    Every rank is given as many. Rank 0 alone calls them, so they write files, and do nothing that
+    is collective. What one raises ends the run on all ranks, with its message.
+    """
+
+    def on_start(self, run: Record, done: Sequence[Record]) -> None:
+        """Before the first epoch.
+
+        Args:
+            run: ``metric``, ``epochs``, ``num_ranks``, ``num_parameters``, ``mfgs``, ``config``.
+            done: the records of the epochs that a resumed run has behind it.
+        """
+
+    def on_epoch(self, record: Record) -> None:
+        """After each epoch.
+
+        Args:
+            record: ``epoch`` (from 1), ``loss``, ``lr``, ``seconds``, and the metric on each split
+                by its name, as ``val_accuracy``; ``None`` where it was not evaluated.
+        """
+
+    def on_end(self, best: Record | None, error: BaseException | None) -> None:
+        """When training is over, also by an error.
+
+        Args:
+            best: the record with the largest validation metric, if there is one and no error.
+        """
+
+
+def without_old_names(record: Record, metric: str) -> Record:
+    """A record with the metric by its name alone, not as ``val_acc`` and the like."""
+    old = {f"{split}_acc": f"{split}_{metric}" for split in SPLITS}
+    return {old.get(name, name): value for name, value in record.items()}
+
+
+class Callbacks:
+    """All callbacks of a run; every method is collective, but for :meth:`give_up`."""
+
+    def __init__(self, callbacks: Sequence[Callback], group: Group) -> None:
+        self._all, self._group = list(callbacks), group
+        self._begun = 0
+
+    def start(self, run: Record, done: Sequence[Record]) -> None:
+        def begin(one: Callback) -> None:
+            self._begun += 1
+            one.on_start(run, done)
+
+        self._tell(begin)
+
+    def epoch(self, record: Record) -> None:
+        self._tell(lambda one: one.on_epoch(record))
+
+    def end(self, best: Record | None) -> None:
+        self._tell(lambda one: one.on_end(best, None))
+        self._begun = 0
+
+    def give_up(self, error: BaseException) -> None:
+        """After an error: those that were started end; what they raise adds nothing."""
+        for one in self._all[: self._begun]:
+            with suppress(Exception):
+                one.on_end(None, error)
+
+    def _tell(self, what: Any) -> None:
+        if not self._all:
+            return
+        error: Exception | None = None
+        if self._group.rank == 0:
+            try:
+                for one in self._all:
+                    what(one)
+            except Exception as problem:  # any: the others would wait
+                error = problem
+        if self._group.all_reduce(torch.tensor(int(error is not None)), "max"):
+            self._group.agree(error)

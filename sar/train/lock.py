@@ -1,0 +1,129 @@
+"""One run at a time saves in a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sar.comm import Group
+from sar.errors import SarError
+from sar.files import naming
+
+LOCK_NAME = "run.lock"
+
+# The file says who owns it, and is locked (`flock`) for as long as its owner lives. So a file that
+# nobody has locked is that of a process that was killed. Where a shared file system has no locks,
+# the words in it decide.
+
+
+@contextmanager
+def own_folder(folder: Path | None, group: Group) -> Iterator[None]:
+    """Inside, ``folder`` is this run's: rank 0 holds its lock. Collective at the start.
+
+    Warns where the lock was that of a run that was killed. ``None`` locks nothing. Raises
+    ``SarError`` that names the owner on every rank where another run has it.
+    """
+    if folder is None:
+        yield
+        return
+    number, error = None, None
+    if group.rank == 0:
+        try:
+            number = _take(folder)
+        except Exception as problem:  # any: the others would wait
+            error = problem
+    group.agree(error)
+    try:
+        yield
+    finally:
+        if number is not None:
+            (folder / LOCK_NAME).unlink(missing_ok=True)
+            os.close(number)
+
+
+def check_free(folder: Path) -> None:
+    """Raise ``SarError`` that names the owner if a run saves in ``folder`` now."""
+    if (folder / LOCK_NAME).exists():
+        with naming(folder / LOCK_NAME):
+            number = os.open(folder / LOCK_NAME, os.O_RDONLY)
+        try:
+            _lock(number, folder)
+        finally:
+            os.close(number)
+
+
+def _take(folder: Path) -> int:
+    path = folder / LOCK_NAME
+    with naming(path):
+        folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        with naming(path):
+            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            before = _lock(number, folder)
+            if path.exists() and os.path.samestat(os.fstat(number), os.stat(path)):
+                _sign(number, path)
+                break
+        except BaseException:
+            os.close(number)
+            raise
+        os.close(number)  # its owner removed it just now
+    if before:
+        warnings.warn(
+            f"{path}: of {_named(before)}, which has ended; this run takes the folder over",
+            stacklevel=5,
+        )
+    return number
+
+
+def _sign(number: int, path: Path) -> None:
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%F %T")}
+    with naming(path):
+        os.ftruncate(number, 0)
+        os.pwrite(number, json.dumps(mine).encode(), 0)
+
+
+def _lock(number: int, folder: Path) -> dict[str, Any]:
+    """Lock an open file; returns who had it before. Raises ``SarError`` where it is in use."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = False
+    except BlockingIOError:
+        held = True
+    except OSError:  # no locks here
+        held = _may_run(_owner(number))
+    owner = _owner(number)
+    if held:
+        raise SarError(
+            f"checkpoint: {str(folder)!r} is in use by {_named(owner)}; expected another folder, "
+            "or one run after the other"
+        )
+    return owner
+
+
+def _may_run(owner: dict[str, Any]) -> bool:
+    """Whether the owner may be there, as far as that is known on this host."""
+    if not owner or owner.get("host") != socket.gethostname():
+        return bool(owner)
+    return Path(f"/proc/{owner.get('pid')}").exists()
+
+
+def _owner(number: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(number, 4096, 0) or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _named(owner: dict[str, Any]) -> str:
+    words = [f"process {owner.get('pid', '?')}", f"on {owner.get('host', '?')}"]
+    return " ".join(words) + f" since {owner.get('since', '?')}"

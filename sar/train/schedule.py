@@ -1,0 +1,48 @@
+"""How the learning rate changes from epoch to epoch: torch's schedulers, put together."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    LinearLR,
+    LRScheduler,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from sar.train.options import TrainOptions
+
+PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 10
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer, options: TrainOptions, given: LRScheduler | None
+) -> tuple[LRScheduler, ReduceLROnPlateau | None]:
+    """What is stepped after every epoch, and what after every evaluation behind the warm-up.
+
+    Args:
+        given: what the user wants in place of ``options.schedule``.
+    """
+    if isinstance(given, ReduceLROnPlateau):
+        return ConstantLR(optimizer, factor=1.0), given
+    if given is not None:
+        return given, None
+    plateau = None
+    if options.schedule == "plateau":
+        plateau = ReduceLROnPlateau(
+            optimizer, mode="max", factor=PLATEAU_FACTOR, patience=PLATEAU_PATIENCE, threshold=0.0
+        )
+    return _each_epoch(optimizer, options), plateau
+
+
+def _each_epoch(optimizer: torch.optim.Optimizer, options: TrainOptions) -> LRScheduler:
+    """The first ``options.warmup`` epochs rise in equal steps to the full rate."""
+    steps, rise = options.warmup, None
+    if steps:
+        rise = LinearLR(optimizer, start_factor=1 / (steps + 1), total_iters=steps)
+    if options.schedule == "cosine":
+        cosine = CosineAnnealingLR(optimizer, max(1, options.epochs - steps))
+        return cosine if rise is None else SequentialLR(optimizer, [rise, cosine], [steps])
+    return rise or ConstantLR(optimizer, factor=1.0)

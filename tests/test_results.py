@@ -1,0 +1,636 @@
+"""What a run shows and writes while it trains, when it ends early, and which epoch was the best."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import importlib.util
+import json
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import run_threads
+from torch import Tensor, nn
+
+from sar.__main__ import build_parser, main
+from sar.cli import evaluate, train
+from sar.comm import Group, LocalGroup
+from sar.errors import MissingDependencyError, SarError
+from sar.partition.sources.generate import community_graph
+from sar.partition.write import write_partitions
+from sar.train import Callback, NodeData, Trainer, TrainOptions, score
+from sar.train.checkpoint import FILE_NAME, load_checkpoint
+from sar.train.lock import LOCK_NAME
+from sar.train.loggers import Csv, JsonLines, TensorBoard, Wandb, make_logger
+from sar.train.metrics import OGB_METRICS
+
+SPLITS = ("train", "val", "test")
+CPU = torch.device("cpu")
+
+
+class Scripted(Trainer):
+    """Validation metrics are those of a list; the model learns a constant all the same."""
+
+    script: Sequence[float | None] = ()
+
+    def evaluate(self, logits: Tensor | None = None) -> dict[str, float | None]:
+        return {"train": 0.5, "val": self.script[self.epoch - 1], "test": self.epoch / 100}
+
+
+def trainer(
+    group: Group, script: Sequence[float | None] | None = None, folder: Path | None = None,
+    callbacks: Sequence[Callback] = (), **options: Any,
+) -> Trainer:  # fmt: skip
+    draw = torch.Generator().manual_seed(group.rank)
+    idx = torch.arange(20)
+    rows = {"train": idx[:10], "val": idx[10:15], "test": idx[15:]}
+    labels = torch.randint(0, 2, (20,), generator=draw)
+    data = NodeData(torch.randn(20, 3, generator=draw), labels, rows, 2, False)
+    model = Linear()
+    kind = Trainer if script is None else Scripted
+    made = kind(model, None, data, TrainOptions(**options), checkpoint=folder, callbacks=callbacks)
+    if isinstance(made, Scripted):
+        made.script = script or ()
+    return made
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        with torch.no_grad():  # threads share torch's generator
+            for param in self.parameters():
+                param.fill_(0.1)
+
+    def forward(self, graph: None, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+# ---------------------------------------------------------------- the best epoch, and the last
+
+
+def test_the_best_epoch_is_the_first_with_the_largest_metric(tmp_path: Path) -> None:
+    """The checkpoint holds its model and the last one's."""
+    states: list[dict[str, Tensor]] = []
+
+    class Watch(Callback):
+        def on_epoch(self, record: dict) -> None:
+            states.append(copy.deepcopy(model.state_dict()))
+
+    script = [0.2, 0.7, None, 0.7, 0.6]
+    one = trainer(LocalGroup(), script, tmp_path, [Watch()], epochs=5, checkpoint_every=2)
+    model = one.model
+    one.fit()
+    assert one.best is not None and one.best["epoch"] == 2 and one.best["val_accuracy"] == 0.7
+    content = load_checkpoint(tmp_path, LocalGroup())
+    for epoch, saved in ((2, content["best"]["model"]), (5, content["model"])):
+        assert all(torch.equal(states[epoch - 1][name], saved[name]) for name in saved)
+
+
+def test_an_older_checkpoint_knows_the_best_epoch_but_not_its_model(tmp_path: Path) -> None:
+    trainer(LocalGroup(), [0.3, 0.2], tmp_path, epochs=2).fit()
+    content = torch.load(tmp_path / FILE_NAME, weights_only=True)
+    del content["best"]
+    torch.save(content, tmp_path / FILE_NAME)
+    one = trainer(LocalGroup(), [0.3, 0.2, 0.1], tmp_path, epochs=3)
+    with pytest.warns(UserWarning, match="holds no digest"):
+        one.resume()
+    one.fit()
+    assert one.best is not None and one.best["epoch"] == 1
+    assert "best" not in load_checkpoint(tmp_path, LocalGroup())
+
+
+@pytest.mark.parametrize(
+    ("script", "every", "ends"),
+    [
+        ([0.1, 0.5, 0.4, 0.3, 0.5, 0.6], 1, 5),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 1, 6),
+        ([None, 0.5, None, 0.4, None, 0.3], 2, 6),  # not in an epoch that was not evaluated
+    ],
+)
+def test_early_stop(tmp_path: Path, script: list[float | None], every: int, ends: int) -> None:
+    """On all ranks in the same epoch, which is saved; a resumed run has nothing to do."""
+
+    def case(group: Group) -> tuple:
+        options = {"epochs": 6, "early_stop": 3, "eval_every": every, "checkpoint_every": 100}
+        one = trainer(group, script, tmp_path, **options)
+        one.fit()
+        again = trainer(group, script, tmp_path, **options)
+        again.resume()
+        again.fit()
+        assert without_seconds(again.history) == without_seconds(one.history)
+        return one.epoch, one.stopped_early, again.stopped_early
+
+    early = ends < 6 or every == 2
+    assert run_threads(2, case) == [(ends, early, early)] * 2
+
+
+@pytest.mark.parametrize("options", [{"early_stop": 2}, {"schedule": "plateau"}])
+def test_what_needs_validation_nodes_says_so(options: dict[str, Any]) -> None:
+    one = trainer(LocalGroup())
+    one.data.rows["val"] = torch.empty(0, dtype=torch.int64)
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name}: got .* and no validation nodes, expected some"):
+        Trainer(Linear(), None, one.data, TrainOptions(**options))
+
+
+# ---------------------------------------------------------------- the learning rate
+
+
+def rates(script: Sequence[float | None], **options: Any) -> list[float]:
+    one = trainer(LocalGroup(), script, epochs=len(script), lr=0.8, **options)
+    return [record["lr"] for record in one.fit()]
+
+
+def test_warm_up_rises_in_equal_steps() -> None:
+    flat = [0.5] * 6
+    assert rates(flat, warmup=3) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+    cosine = [0.8 * (1 + np.cos(np.pi * step / 4)) / 2 for step in range(4)]
+    assert rates(flat, warmup=2, schedule="cosine") == pytest.approx([0.8 / 3, 1.6 / 3, *cosine])
+    assert rates(flat, schedule="constant") == [0.8] * 6
+
+
+def test_a_plateau_halves_the_rate() -> None:
+    """After more than ten evaluations without a better metric; those of the warm-up do not count,
+    and neither do epochs without an evaluation."""
+    script = [0.9, 0.5, *[0.5] * 10, 0.5, 0.6, 0.6]
+    found = rates(script, schedule="plateau", warmup=1)
+    assert found == pytest.approx([0.4, *[0.8] * 12, 0.4, 0.4])
+    every_other = [None if epoch % 2 == 0 else 0.5 for epoch in range(26)]
+    assert rates(every_other, schedule="plateau", eval_every=2)[:24] == [0.8] * 24
+    assert rates(every_other, schedule="plateau", eval_every=2)[24:] == [0.4] * 2
+
+
+def test_torchs_own_plateau_is_stepped_with_the_metric() -> None:
+    model = Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
+    data = trainer(LocalGroup()).data
+    one = Scripted(
+        model, None, data, TrainOptions(epochs=3), optimizer=optimizer, scheduler=plateau
+    )
+    one.script = [0.5, 0.4, 0.4]
+    assert [record["lr"] for record in one.fit()] == pytest.approx([1.0, 1.0, 0.1])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
+@pytest.mark.parametrize("stop", [2, 5])
+def test_schedules_resume_bit_for_bit(tmp_path: Path, schedule: str, stop: int) -> None:
+    """In the warm-up and behind it; the best epoch is the same, too."""
+    script = [0.5] * 3 + [0.4] * 16
+    options = {"schedule": schedule, "warmup": 3, "lr": 0.05}
+
+    def case(group: Group) -> None:
+        whole = trainer(group, script, tmp_path / "whole", epochs=19, **options)
+        whole.fit()
+        # epochs are the same: the cosine's length is theirs
+        part = trainer(group, script, tmp_path / "part", epochs=19, **options)
+        while part.epoch < stop:
+            part._fit_epoch(SimpleNamespace(show=lambda record: None))  # type: ignore[arg-type]
+        part.save()
+        again = trainer(group, script, tmp_path / "part", epochs=19, **options)
+        assert again.resume() == stop
+        again.fit()
+        assert without_seconds(again.history) == without_seconds(whole.history)
+        for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+    run_threads(2, case)
+    saved = [load_checkpoint(tmp_path / name, LocalGroup()) for name in ("whole", "part")]
+    best = [content["best"] for content in saved]
+    assert best[0]["epoch"] == best[1]["epoch"] == 1
+    assert all(torch.equal(best[0]["model"][n], best[1]["model"][n]) for n in best[0]["model"])
+
+
+def without_seconds(history: list[dict]) -> list[dict]:
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in history]
+
+
+# ---------------------------------------------------------------- callbacks
+
+
+class Noting(Callback):
+    """Notes what it is told, and raises in one of its methods."""
+
+    def __init__(self, raises: str = "") -> None:
+        self.told: list[tuple] = []
+        self.raises = raises
+
+    def _note(self, what: str, *values: Any) -> None:
+        self.told.append((what, *values))
+        if what == self.raises:
+            raise ValueError(f"the {what} of a logger went wrong")
+
+    def on_start(self, run: dict, done: Sequence[dict]) -> None:
+        self._note("start", run["metric"], run["num_ranks"], len(done))
+
+    def on_epoch(self, record: dict) -> None:
+        self._note("epoch", record["epoch"], record["val_accuracy"], "val_acc" in record)
+
+    def on_end(self, best: dict | None, error: BaseException | None) -> None:
+        self._note("end", best and best["epoch"], type(error).__name__)
+
+
+def test_rank_0_alone_is_told() -> None:
+    def case(group: Group) -> list[tuple]:
+        noting = Noting()
+        trainer(group, [0.1, 0.3], callbacks=[noting], epochs=2).fit()
+        return noting.told
+
+    told = [
+        ("start", "accuracy", 2, 0),
+        ("epoch", 1, 0.1, False),
+        ("epoch", 2, 0.3, False),
+        ("end", 2, "NoneType"),
+    ]
+    assert run_threads(2, case) == [told, []]
+
+
+@pytest.mark.parametrize("raises", ["start", "epoch", "end"])
+def test_an_error_of_a_callback_ends_all_ranks_with_its_message(raises: str) -> None:
+    def case(group: Group) -> list[tuple]:
+        noting = Noting(raises)
+        with pytest.raises(ValueError, match=f"rank 0: the {raises} of a logger went wrong"):
+            trainer(group, [0.1, 0.3], callbacks=[noting], epochs=2).fit()
+        return noting.told
+
+    told = run_threads(3, case)
+    assert told[0][-1][0] == "end" and told[1:] == [[], []]  # files are closed
+
+
+def test_callbacks_end_with_the_run(tmp_path: Path) -> None:
+    """Also with one that breaks down: the error is what it was, and is told of."""
+    noting = Noting()
+    one = trainer(LocalGroup(), [0.1], callbacks=[noting], epochs=2)  # a script that is too short
+    with pytest.raises(IndexError):
+        one.fit()
+    assert noting.told[-1] == ("end", None, "IndexError")
+
+
+# ---------------------------------------------------------------- files that grow by lines
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_epoch_is_in_the_files_when_it_is_done(tmp_path: Path) -> None:
+    json_path, csv_path = tmp_path / "out.jsonl", tmp_path / "out.csv"
+    seen = []
+
+    class Reader(Callback):
+        def on_epoch(self, record: dict) -> None:
+            seen.append((len(lines(json_path)), csv_path.read_text().count("\n")))
+
+    callbacks = [JsonLines(json_path, {"config": {"lr": 3}}), Csv(csv_path), Reader()]
+    one = trainer(LocalGroup(), [0.1, None, 0.3], callbacks=callbacks, epochs=3)
+    one.fit()
+    assert seen == [(2, 2), (3, 3), (4, 4)]
+    header, *epochs = lines(json_path)
+    assert header["format"] == 1 and header["metric"] == "accuracy" and header["num_ranks"] == 1
+    assert header["config"] == {"lr": 3} and header["num_parameters"] == 8
+    names = ["epoch", "loss", "lr", "seconds", *(f"{split}_accuracy" for split in SPLITS)]
+    assert [list(epoch) for epoch in epochs] == [names] * 3
+    assert [epoch["val_accuracy"] for epoch in epochs] == [0.1, None, 0.3]
+    assert [epoch["loss"] for epoch in epochs] == [record["loss"] for record in one.history]
+    with open(csv_path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["val_accuracy"] for row in rows] == ["0.1", "", "0.3"]
+    assert [float(row["loss"]) for row in rows] == [epoch["loss"] for epoch in epochs]
+
+
+def test_a_resumed_run_doubles_no_epoch(tmp_path: Path) -> None:
+    """It was killed three epochs behind its checkpoint, in the middle of a line."""
+    script = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    paths = tmp_path / "out.jsonl", tmp_path / "out.csv"
+
+    def run(script: list[float], resume: bool) -> None:
+        loggers = [JsonLines(paths[0]), Csv(paths[1])]
+        options = {"epochs": 6, "checkpoint_every": 2}
+        one = trainer(LocalGroup(), script, tmp_path / "run", loggers, **options)
+        if resume:
+            assert one.resume() == 2
+        one.fit()
+
+    with pytest.raises(IndexError):
+        run(script[:3], resume=False)
+    for path in paths:
+        assert path.read_text().count("\n") == 4  # of three epochs
+        with open(path, "a") as file:
+            file.write('{"epoch": 4, "lo')
+    run(script, resume=True)
+    header, *epochs = lines(paths[0])
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3, 4, 5, 6]
+    assert header["resumed_after"] == 2
+    assert len({tuple(epoch) for epoch in epochs}) == 1
+    with open(paths[1], newline="") as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3", "4", "5", "6"]
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """As a full disk does: a write is cut short, the next one fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+@pytest.mark.parametrize("room", [0, 1, 90, 111])
+def test_a_full_disk_ends_the_run_and_keeps_whole_lines(
+    tmp_path: Path, kind: type[JsonLines] | type[Csv], room: int
+) -> None:
+    """All ranks get an error that names the file, which ends with the last epoch told of."""
+    path = tmp_path / "out"
+    told = []
+
+    class Later(Callback):
+        def on_epoch(self, record: dict) -> None:
+            told.append(record["epoch"])
+
+    class Full(Callback):
+        def on_start(self, run: dict, done: Sequence[dict]) -> None:
+            stack.enter_context(files_end_at(path.stat().st_size + 150 + room))
+
+    def case(group: Group) -> str:
+        callbacks = [kind(path), Full(), Later()]
+        with pytest.raises(OSError, match=f"rank 0: .*{path}: could not be written: ") as caught:
+            trainer(group, [0.5] * 9, callbacks=callbacks, epochs=9).fit()
+        return str(caught.value)
+
+    with ExitStack() as stack:
+        assert len(set(run_threads(2, case))) == 1
+    text = path.read_text()
+    assert text.endswith("\n") and text.count("\n") == 1 + len(told)
+    assert told == list(range(1, len(told) + 1)) and len(told) < 9
+
+
+# ---------------------------------------------------------------- other loggers
+
+
+@pytest.mark.parametrize("text", ["csv", "csv:", "xml:out", ":out"])
+def test_unknown_loggers(text: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["train", "parts.json", "--logger", text]) == 2
+    assert f"logger: got {text!r}, expected jsonl:FILE, csv:FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["tensorboard:runs", "wandb:project"])
+def test_absent_packages_are_said_before_ranks_start(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError):
+        make_logger(text)
+    assert main(["train", "parts.json", "--logger", text]) == 2
+    package = text.partition(":")[0]
+    assert f"needs {package}: pip install {package}" in capsys.readouterr().err
+
+
+class FakeWriter:
+    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
+
+    made: list[FakeWriter] = []
+
+    def __init__(self, folder: str, purge_step: int) -> None:
+        self.folder, self.purge_step, self.scalars, self.closed = folder, purge_step, [], False
+        self.made.append(self)
+
+    def add_text(self, tag: str, text: str) -> None:
+        assert '"num_ranks": 1' in text
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((tag, value, step))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = FakeWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(FakeWriter, "made", [])
+    logger = TensorBoard(tmp_path / "curves")
+    trainer(LocalGroup(), [0.1, None], tmp_path, [logger], epochs=2).fit()
+    again = trainer(LocalGroup(), [0.1, None, 0.3], tmp_path, [logger], epochs=3)
+    again.resume()
+    again.fit()
+    first, second = FakeWriter.made
+    assert first.closed and first.purge_step == 1 and second.purge_step == 3
+    tags = [tag for tag, _, step in first.scalars if step == 1]
+    assert tags == ["loss", "lr", "seconds", "accuracy/train", "accuracy/val", "accuracy/test"]
+    assert ("accuracy/val", 0.3, 3) in second.scalars
+    assert "accuracy/val" not in [tag for tag, _, step in first.scalars if step == 2]
+
+
+def test_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged, ends, summary = [], [], {}
+    run = SimpleNamespace(
+        log=lambda values, step: logged.append((step, values["val_accuracy"])),
+        finish=lambda exit_code: ends.append(exit_code),
+        summary=summary,
+    )
+    fake = ModuleType("wandb")
+    fake.init = lambda project, config: run if project == "p" else None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    trainer(LocalGroup(), [0.3, 0.1], callbacks=[Wandb("p")], epochs=2).fit()
+    with pytest.raises(IndexError):
+        trainer(LocalGroup(), [0.3], callbacks=[Wandb("p")], epochs=2).fit()
+    assert logged == [(1, 0.3), (2, 0.1), (1, 0.3)] and ends == [0, 1]
+    assert summary["best_val_accuracy"] == 0.3 and "best_epoch" not in summary
+
+
+# ---------------------------------------------------------------- OGB's metrics
+
+
+def mean_over_labels(metric: str, scores: Tensor, labels: Tensor) -> float:
+    """What OGB's evaluator computes of all rows, by the definition: of one label after another, of
+    the rows where it is known; ROC-AUC is a share of pairs, and only of labels with both values."""
+    values = []
+    for score_of, label in zip(scores.double().T.numpy(), labels.double().T.numpy(), strict=True):
+        known = label == label
+        guess, truth = score_of[known], label[known]
+        if metric == "acc":
+            values.append((guess == truth).sum() / len(truth))
+        elif len(set(truth)) == 2:
+            pairs = guess[truth == 1][:, None] - guess[truth == 0]
+            values.append(((pairs > 0) + 0.5 * (pairs == 0)).mean())
+    return sum(values) / len(values)
+
+
+def split_over(size: int, *rows: Tensor) -> list[tuple[Tensor, ...]]:
+    """Uneven shares; the last rank has none."""
+    counts = [len(rows[0]) - 5, 5, 0][:size] if size > 1 else [len(rows[0])]
+    return list(zip(*(one.split(counts) for one in rows), strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_ogb_accuracy_is_that_of_all_rows(size: int) -> None:
+    draw = torch.Generator().manual_seed(size)
+    logits, labels = (
+        torch.randn(77, 40, generator=draw),
+        torch.randint(0, 40, (77,), generator=draw),
+    )
+    labels[:30] = logits[:30].argmax(1)
+    shares = split_over(size, logits, labels)
+    found = run_threads(size, lambda group: score("ogb-acc", *shares[group.rank]))
+    expected = mean_over_labels("acc", logits.argmax(1, True), labels[:, None])
+    assert found == [expected] * size  # to the last bit
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_ogb_roc_auc_is_that_of_all_rows(size: int) -> None:
+    """With ties, unknown labels, and a label that has one value only."""
+    draw = torch.Generator().manual_seed(size)
+    logits = torch.randn(60, 112, generator=draw).mul(2).round().div(2)
+    labels = torch.randint(0, 2, (60, 112), generator=draw).float()
+    labels[:, 7] = 1.0
+    labels[torch.rand(60, 112, generator=draw) < 0.2] = torch.nan
+    shares = split_over(size, logits, labels)
+    found = run_threads(size, lambda group: score("ogb-rocauc", *shares[group.rank]))
+    expected = mean_over_labels("rocauc", logits, labels)
+    assert found == pytest.approx([expected] * size, abs=1e-12)
+    with pytest.raises(ValueError, match="'ogb-rocauc' and classes, expected multilabel"):
+        score("ogb-rocauc", logits, torch.zeros(60, dtype=torch.int64))
+
+
+def test_ogb_accuracy_of_several_labels_is_a_mean_of_means() -> None:
+    """`accuracy` counts every known label alike."""
+    logits = torch.tensor([[1.0, 1.0], [1.0, -1.0], [1.0, -1.0]])
+    labels = torch.tensor([[1.0, 1.0], [0.0, torch.nan], [0.0, torch.nan]])
+    assert score("ogb-acc", logits, labels) == pytest.approx((1 / 3 + 1) / 2)
+    assert score("accuracy", logits, labels) == pytest.approx(2 / 4)
+
+
+def test_data_sets_of_ogb_have_its_metrics() -> None:
+    """Those that OGB's own table says."""
+    package = importlib.util.find_spec("ogb")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("ogb is not installed")
+    table = Path(package.submodule_search_locations[0]) / "nodeproppred" / "master.csv"
+    with open(table, newline="") as file:
+        rows = {row[""]: row for row in csv.DictReader(file)}
+    del rows["eval metric"][""]
+    assert {name: f"ogb-{metric}" for name, metric in rows["eval metric"].items()} == OGB_METRICS
+
+
+# ---------------------------------------------------------------- one run a folder
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """On all ranks, before files are touched, and by the command before ranks start."""
+    path, words = tmp_path / "out.jsonl", f"process {os.getpid()} on {socket.gethostname()} since"
+
+    class Inside(Callback):
+        def on_epoch(self, record: dict) -> None:
+            def second(group: Group) -> None:
+                one = trainer(group, [0.1], tmp_path, [JsonLines(path)], epochs=1)
+                with pytest.raises(SarError, match=f"in use by {words}.*expected another folder"):
+                    one.fit()
+
+            run_threads(2, second)
+            assert main(["train", "parts.json", "--checkpoint", str(tmp_path)]) == 2
+
+    trainer(LocalGroup(), [0.1], tmp_path, [Inside()], epochs=1).fit()
+    assert words in capsys.readouterr().err and not path.exists()
+    assert os.listdir(tmp_path) == [FILE_NAME]
+    trainer(LocalGroup(), [0.1], tmp_path, epochs=1).fit()
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    gone = {"pid": 99999999, "host": "here", "since": "yesterday"}
+    (tmp_path / LOCK_NAME).write_text(json.dumps(gone))
+    with pytest.warns(UserWarning, match="of process 99999999 on here since yesterday, which has"):
+        trainer(LocalGroup(), [0.1], tmp_path, epochs=1).fit()
+    assert not (tmp_path / LOCK_NAME).exists()
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    arrays = community_graph(120, 900, 3, classes=4, features=6)
+    arrays.name = "ogbn-arxiv"
+    home = np.random.default_rng(0).integers(0, 2, 120)
+    return str(write_partitions(arrays, home, tmp_path_factory.mktemp("graph") / "parts"))
+
+
+def command(module: ModuleType, *words: object) -> None:
+    """`sar train` or `sar evaluate` on two ranks that are threads."""
+    args = build_parser().parse_args([str(word) for word in words])
+    run_threads(2, lambda group: module.work(args, group, CPU))
+
+
+def test_a_run_from_its_header_to_its_best_epoch(
+    parts: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("dgl")
+    out, run = tmp_path / "out.json", tmp_path / "run"
+    command(
+        train, "train", parts, "--epochs", 30, "--hidden", 8, "--layers", 2, "--early-stop", 4,
+        "--lr", 0.3, "--warmup", 2, "--schedule", "plateau", "--log-every", 5, "--checkpoint", run,
+        "--json", out, "--logger", f"csv:{tmp_path / 'out.csv'}",
+    )  # fmt: skip
+    shown, result = capsys.readouterr().out.splitlines(), json.loads(out.read_text())
+    assert shown[0] == "graph    ogbn-arxiv: 120 nodes, 900 edges, 2 parts"
+    assert shown[1].startswith("ranks    2 on cpu, gloo, ")
+    assert shown[2].startswith("data     6 features, 4 classes; nodes: ")
+    assert shown[3].startswith("model    sage, ") and shown[3].endswith(" parameters; 30 epochs")
+    assert shown[4].startswith("metric   ogb-acc; ") and shown[5] == "layers   SAGEConv x 2: fused"
+    done = len(result["epochs"])
+    epochs = [
+        int(line.split("/")[0][6:]) for line in shown if line.startswith("epoch") and "/" in line
+    ]
+    assert epochs == [*range(5, done + 1, 5), *([done] if done % 5 else [])]
+    best = result["best"]
+    assert done < 30 and result["stopped_early"] and best["epoch"] == done - 4
+    values = [epoch["val_ogb-acc"] for epoch in result["epochs"]]
+    assert best["val_ogb-acc"] == max(values) and values.index(max(values)) == done - 5
+    assert result["metric"] == result["config"]["metric"] == "ogb-acc"
+    assert [epoch["val_acc"] for epoch in result["epochs"]] == values
+    assert any(line.startswith(f"best by validation: epoch {done - 4}: ") for line in shown)
+    written = [epoch["val_ogb-acc"] for epoch in lines(tmp_path / "out.jsonl")[1:]]
+    assert written == values and len((tmp_path / "out.csv").read_text().splitlines()) == done + 1
+    for which, epoch in (("best", best), ("last", result["epochs"][-1])):
+        command(
+            evaluate, "evaluate", parts, "--checkpoint", run, "--out", tmp_path / which,
+            "--which", which,
+        )  # fmt: skip
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[0] == f"model    of epoch {epoch['epoch']}, the {which}"
+        assert f"val {epoch['val_ogb-acc']:.4f}, test {epoch['test_ogb-acc']:.4f}" in shown[1]
+
+
+def test_lines_need_a_name_of_their_own(parts: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["train", parts, "--json", "out.jsonl"]) == 2
+    assert "--json: got 'out.jsonl', expected another ending" in capsys.readouterr().err
+
+
+def test_a_bar_where_there_is_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Then there are no lines."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    trainer(LocalGroup(), [0.5] * 3, epochs=3, progress=True).fit()
+    shown = capsys.readouterr()
+    assert "3/3" in shown.err and "val_acc=0.5000" in shown.err and shown.out == ""
