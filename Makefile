@@ -40,8 +40,8 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 # A stamp for each set of extras: installed again when the lists of requirements change.
-$(VENV)/.installed-%: setup.py requirements.txt | $(PY)
-	$(PY) -m pip install --disable-pip-version-check -e '.[$*]'
+$(VENV)/.installed-%: setup.py requirements.txt constraints.txt | $(PY)
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
 install: $(VENV)/.installed-plot

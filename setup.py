@@ -1,4 +1,4 @@
-"""Packaging of sar: what is installed, what it needs, and the console script `sar`."""
+"""Packaging of sar, called sar-gnn in a registry: what is installed and what it needs."""
 
 from pathlib import Path
 
@@ -18,9 +18,10 @@ BENCH = find_packages(include=["benchmarks", "benchmarks.*"])
 
 # Wheels of its allocator exist for this platform only.
 TBB = "tbb>=2021.11,<2024; sys_platform == 'linux' and platform_machine == 'x86_64'"
+COMPLETION = "shtab>=1.7,<2"
 
 setup(
-    name="sar",
+    name="sar-gnn",  # what imports as sar: another package has that name
     version="0.1.0",
     description="Exact full-batch training of DGL models over many hosts, in linear memory",
     long_description=(HERE / "README.md").read_text(),
@@ -38,8 +39,10 @@ setup(
         "loggers": ["tensorboard>=2.15,<3", "wandb>=0.17,<1"],
         "tbb": [TBB],
         "pyg": ["torch_geometric>=2.6"],
+        "completion": [COMPLETION],
         "test": [
             TBB,
+            COMPLETION,
             "pytest>=8",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
@@ -50,12 +53,16 @@ setup(
         "docs": ["mkdocs>=1.6"],
         "lint": ["ruff>=0.15,<0.18", "mypy>=2,<3"],
     },
-    entry_points={"console_scripts": ["sar = sar.__main__:main"]},
+    # sysstat has a program `sar`, too: where it comes first on the path, the second name is there.
+    entry_points={
+        "console_scripts": ["sar = sar.__main__:main", "sar-gnn = sar.__main__:main"],
+    },
     classifiers=[
         "Intended Audience :: Science/Research",
-        "License :: OSI Approved :: MIT License",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Typing :: Typed",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

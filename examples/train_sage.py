@@ -33,17 +33,16 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     args = parser.parse_args()
 
-    group = sar.initialize_comms()  # sar: rank and address come from torchrun
+    group = sar.initialize_comms()  # sar: torchrun says who the ranks are; without it there is one
     sar.manual_seed(0)  # sar: also of dropout, whose masks are those of any other number of ranks
-    data = sar.load_dgl_partition_data(args.parts, group.rank, "cpu")  # sar: this rank's part
+    data = sar.load_partition_data(args.parts)  # sar: this rank's part
     graph = sar.construct_full_graph(data)  # sar: in place of a DGL graph
     features, labels = data.node_features["_N/feat"], data.node_features["_N/label"]
     masks = {n: data.node_features[f"_N/{n}_mask"].bool() for n in ("train", "val", "test")}
     classes = int(group.all_reduce(labels.max(), "max")) + 1  # sar: over all ranks
 
     model = GraphSAGE([features.shape[1], args.hidden, classes])
-    sar.sync_params(model)  # sar: start from rank 0's parameters
-    sar.convert_dropout(model)  # sar: masks stay with the nodes
+    sar.prepare(model, graph)  # sar: equal parameters, batch norm and dropout of all ranks' nodes
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(args.epochs):
         model.train()
@@ -53,6 +52,7 @@ def main() -> None:
         loss.backward()
         sar.gather_grads(model)  # sar: sum over ranks
         optimizer.step()
+        sar.check(model, optimizer, every=50)  # sar: whether the ranks still agree
 
         model.eval()
         with torch.no_grad():

@@ -44,7 +44,7 @@ from sar.frontends.dgl import (
     load_dgl_partition_data,
     load_partition_data,
 )
-from sar.layers import Explanation, explain, optimize
+from sar.layers import Explanation, explain, optimize, prepare
 from sar.memory import set_activations
 from sar.nn import (
     DistributedBN1D,
@@ -53,6 +53,7 @@ from sar.nn import (
     convert_dropout,
     gather_grads,
     global_mean,
+    global_sum,
     overlap_gradients,
     sync_params,
     trace,
@@ -94,7 +95,9 @@ __all__ = [
     "explain",
     "gather_grads",
     "global_mean",
+    "global_sum",
     "initialize_comms",
+    "launch",
     "load_dgl_partition_data",
     "load_partition_data",
     "logger",
@@ -106,6 +109,7 @@ __all__ = [
     "overlap_gradients",
     "partition_graph",
     "patch_dgl",
+    "prepare",
     "rank",
     "set_activations",
     "shutdown",
@@ -118,8 +122,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``plan`` and ``train``, which are imported when they are asked for; ``RelGraphConv``,
-    ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    """``plan``, ``train`` and ``launch``, which are imported when they are asked for;
+    ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
+    if name == "launch":
+        return importlib.import_module(f"{__name__}.cli.functions").launch
     if name in ("plan", "train"):
         return importlib.import_module(f"{__name__}.{name}")
     return lazy_name(name)

@@ -1,14 +1,20 @@
-"""The command line: `sar` or `python -m sar`."""
+"""The command line: `sar`, `sar-gnn` or `python -m sar`."""
 
 import argparse
 import difflib
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
+import sar
+from sar.cli.completion import SHELLS, PrintCompletion
 from sar.cli.launch import USER_ERROR
 from sar.errors import SarError
+
+# The second is for machines where `sar` is another program: sysstat has one.
+NAMES = ("sar", "sar-gnn")
 
 COMMANDS = (
     "partition", "inspect", "plan", "train", "evaluate", "sample-server", "environment", "bench",
@@ -57,9 +63,20 @@ def _closest(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
+def _name() -> str:
+    """What the user typed, where it is a name of ours."""
+    typed = Path(sys.argv[0]).name
+    return typed if typed in NAMES else NAMES[0]
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = _Parser(prog="sar", description="Exact full-batch training over many hosts.")
+    parser = _Parser(prog=_name(), description="Exact full-batch training over many hosts.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {sar.__version__}")
+    parser.add_argument(
+        "--print-completion", choices=SHELLS, action=PrintCompletion, metavar="SHELL",
+        help=f"write a script that completes words in a shell ({', '.join(SHELLS)})",
+    )  # fmt: skip
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"sar.cli.{name.replace('-', '_')}")
@@ -78,10 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         text = " ".join(str(error).split()) or type(error).__name__
-        print(f"sar {args.command}: error: {text}", file=sys.stderr)
+        print(f"{_name()} {args.command}: error: {text}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
-        print(f"sar {args.command}: interrupted", file=sys.stderr)
+        print(f"{_name()} {args.command}: interrupted", file=sys.stderr)
         return 130
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,28 @@ def _found(name: str, otherwise: Any = None) -> Any:
     if value is not None:
         return value
     return partial(_missing, name) if otherwise is None else otherwise
+
+
+# ---- torch: the compiler
+
+_lazily_disabled: Any = _found("torch._disable_dynamo", torch.compiler.disable)
+"""``torch.compiler.disable``, that loads the compiler with the first call; missing: that itself,
+which loads it with the library."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def untraced(function: F, otherwise: Callable[..., Any] | None = None) -> F:
+    """``function``, which ``torch.compile`` calls as it stands and never looks into.
+
+    Compiled code calls ``otherwise`` in its place, if there is one.
+    """
+    apart = _lazily_disabled(otherwise or function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (apart if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return cast(F, call)
 
 
 # ---- torch: tensors

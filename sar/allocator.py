@@ -82,8 +82,8 @@ def _tbb_libraries() -> list[str]:
     found = [places[name] for name in _LIBRARIES if name in places and places[name].exists()]
     if len(found) < len(_LIBRARIES):
         raise MissingDependencyError(
-            f"allocator: got 'tbb', which needs {' and '.join(_LIBRARIES)}: pip install 'sar[tbb]' "
-            "(Linux on x86-64)"
+            f"allocator: got 'tbb', which needs {' and '.join(_LIBRARIES)}: pip install "
+            "'sar-gnn[tbb]' (Linux on x86-64)"
         )
     paths = [str(path) for path in found]
     if re.search(r"[\s:]", "".join(paths)):

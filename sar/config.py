@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 CONSTANT_INPUTS = ("memory", "mapped", "off")
 _UNITS = {"": 1, "B": 1}
@@ -177,3 +181,17 @@ def current_policy(policy: Policy | None) -> Policy:
 
 
 BY_CONFIG = {no_sr: Policy(rematerialize=not no_sr) for no_sr in (False, True)}
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device ``device``. Raises ``ValueError`` where this torch has none of that name."""
+    import torch  # options are read before it is needed
+
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: got {device!r}, expected one such as 'cpu' or 'cuda'") from error
+    there = torch.cuda.device_count()
+    if found.type == "cuda" and (found.index or 0) >= there:
+        raise ValueError(f"device: got '{found}', but this torch finds {there} CUDA devices")
+    return found

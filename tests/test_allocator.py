@@ -221,7 +221,7 @@ def test_a_missing_package(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return files
 
     monkeypatch.setattr(metadata, "files", missing)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'sar\[tbb\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'sar-gnn\[tbb\]'"):
         allocator_environment("tbb")
     assert PRELOAD not in allocator_environment("system")
 

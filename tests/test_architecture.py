@@ -418,7 +418,9 @@ def test_no_forbidden_statements() -> None:
 
 
 def test_no_unpickling() -> None:
-    """Every torch.load says weights_only=True; numpy never gets allow_pickle."""
+    """Every torch.load says weights_only=True; numpy never gets allow_pickle.
+
+    The exception reads what processes of the same launch wrote into a folder of their own."""
     wrong = []
     for path, tree in sources():
         for node in ast.walk(tree):
@@ -428,7 +430,9 @@ def test_no_unpickling() -> None:
             called = ast.unparse(node.func)
             if called == "torch.load" and words.get("weights_only") != "True":
                 wrong.append(at(path, node.lineno, "torch.load without weights_only=True"))
-            if words.get("allow_pickle") == "True" or called.startswith("pickle.load"):
+            is_parcel = path.relative_to(PACKAGE).as_posix() == "cli/parcel.py"
+            unpickles = called.startswith("pickle.load") and not is_parcel
+            if words.get("allow_pickle") == "True" or unpickles:
                 wrong.append(at(path, node.lineno, called))
     assert not wrong, "\n".join(wrong)
 
@@ -544,16 +548,15 @@ def test_importing_does_nothing() -> None:
     assert out.split("]") == ["[", " False\n"], out
 
 
-@pytest.mark.parametrize("name", ["setup.py", "requirements.txt"])
-def test_version_and_requirements_agree(name: str) -> None:
-    """setup.py names the version that the package reports; torch and dgl stay pinned."""
-    text = (ROOT / name).read_text()
-    if name == "setup.py":
-        import sar
+def test_version_and_requirements_agree() -> None:
+    """setup.py names the version that the package reports; what `make` installs is pinned."""
+    import sar
 
-        assert f'version="{sar.__version__}"' in text
-    else:
-        assert "torch==2.13.0" in text and "dgl==1.1.3" in text
+    assert f'version="{sar.__version__}"' in (ROOT / "setup.py").read_text()
+    names = re.compile(r"^([a-z_-]+)", re.M)
+    pinned = names.findall((ROOT / "constraints.txt").read_text())
+    assert set(names.findall((ROOT / "requirements.txt").read_text())) <= set(pinned)
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text()
 
 
 # Of sar.comm what has to know where tensors of a transport lie.

@@ -18,6 +18,7 @@ from torch import nn
 import sar
 from sar.comm import Group
 from sar.nn import drift
+from sar.nn.steps import steps_of
 from sar.train import NodeData, Trainer, TrainOptions
 
 
@@ -73,21 +74,24 @@ def train(group: Group, mine: nn.Module, steps: int, forget: str) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(group.rank))
     for _ in range(steps):
         optimizer.zero_grad()
-        mine(x).square().sum().backward()
+        sar.global_sum(mine(x).square(), group=group).backward()
         sar.gather_grads(mine, group=group)
         if forget == "step" and group.rank == 1:
             continue
         optimizer.step()
 
 
-@pytest.mark.parametrize("forget", ["sync_params", "step"])
-def test_gather_grads_looks_now_and_then(forget: str) -> None:
+@pytest.mark.parametrize(
+    "forget, told",
+    [("sync_params", r"nobody called sar.sync_params\(model\)"), ("step", "does every rank step")],
+)
+def test_gather_grads_looks_now_and_then(forget: str, told: str) -> None:
     def case(group: Group) -> int:
         mine = model(group.rank, seed=1)
         train(group, mine, drift.CHECK_EVERY - 1, forget)
-        with pytest.raises(sar.DriftError, match="was it not synchronized"):
+        with pytest.raises(sar.DriftError, match=told):
             train(group, mine, 2, "sync_params")
-        return drift._summed[mine]
+        return steps_of(group).calls["sum"][mine]
 
     assert run_threads(2, case) == [drift.CHECK_EVERY] * 2
 

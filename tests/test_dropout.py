@@ -8,6 +8,7 @@ from typing import Any
 import dgl
 import pytest
 import torch
+from dgl.nn import GATConv, HeteroGraphConv
 from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.graphs import hetero, looped, mixed
@@ -629,6 +630,30 @@ def test_types_with_as_many_rows(partitioned: Cutter) -> None:
     for cut in ([0, 0, 0, 1, 1] + [0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1] + [0, 0, 0, 1, 1, 1]):
         empty = run_threads(3, case, partitioned(graph, 3, cut))
         assert torch.equal(torch.cat([p[1] for p in empty]), want[1])
+
+
+def test_a_layer_of_one_relation_says_what_rows_are(partitioned: Cutter) -> None:
+    """Two node types and a relation have as many rows everywhere: the layer was called with them,
+    as sources and as destinations."""
+    ids = torch.arange(4)
+    edges = {("a", "into", "b"): (ids, ids), ("b", "back", "a"): (ids, (ids + 1) % 4)}
+    graph = GraphArrays("same", {"a": 4, "b": 4}, edges).with_orig_ids()
+
+    def case(group: Any, path: str, bound: bool) -> dict[str, Tensor]:
+        part = Rank(group, path)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            convs = {name: GATConv((16, 16), 3, 2, feat_drop=0.5) for name in ("into", "back")}
+        model = sar.convert_dropout(HeteroGraphConv(convs), part.graph if bound else None)
+        sar.manual_seed(8)
+        x = {t: torch.ones(part.graph.num_nodes(t), 16) for t in ("a", "b")}
+        return {t: rows.detach() for t, rows in model(part.graph, x).items()}
+
+    want = run_threads(1, case, partitioned(graph, 1), False)[0]
+    for bound in (False, True):
+        parts = run_threads(2, case, partitioned(graph, 2, [0, 0, 1, 1] * 2), bound)
+        for ntype, rows in want.items():
+            torch.testing.assert_close(torch.cat([p[ntype] for p in parts]), rows)
 
 
 def test_nodes_decide_where_relations_have_as_many_rows(partitioned: Cutter) -> None:

@@ -931,3 +931,53 @@ def test_random_state_is_borrowed_by_one_thread_at_a_time() -> None:
 
     first, *others = run_threads(4, case)
     assert all(other == first for other in others)
+
+
+FILLS = [
+    {},
+    {"fill_data": 3},
+    {"fill_data": "sum", "edge_feat_names": ["w", "v"]},
+    {"fill_data": "mean", "edge_feat_names": ["w"]},
+]
+
+
+def loops_of(graph: Any, options: dict[str, Any]) -> dict[str, Tensor]:
+    """What nodes get over their edges, with loops added by DGL's function."""
+    graph = dgl.remove_self_loop(dgl.add_self_loop(graph, **options))
+    graph = dgl.add_self_loop(graph, **options)
+    sums = {}
+    for name in ("w", "v"):
+        graph.update_all(fn.copy_e(name, "m"), fn.sum("m", "sum"))
+        sums[name] = graph.dstdata["sum"]
+    return sums
+
+
+@pytest.mark.parametrize("options", FILLS, ids=str)
+def test_self_loops_by_dgls_functions(options: dict[str, Any], partitioned: Cutter) -> None:
+    graph = mixed()
+
+    def case(group: Any, path: str) -> dict[str, Tensor]:
+        part = Part(group, path)
+        weight = part.data.edge_features["_N:_E:_N/weight"].double()
+        part.graph.edata["w"], part.graph.edata["v"] = weight, torch.stack([weight, weight], 1)
+        found = loops_of(part.graph, options)
+        with pytest.raises(ValueError, match="fill_data: got 'prod', expected a number or one of"):
+            dgl.add_self_loop(part.graph, fill_data="prod")
+        return {**found, "nodes": part.nodes}
+
+    one = to_dgl(graph)
+    weight = graph.edge_data[ETYPE_HOMO]["weight"].double()
+    one.edata["w"], one.edata["v"] = weight, torch.stack([weight, weight], 1)
+    want = loops_of(one, options)
+    parts = run_threads(3, case, partitioned(graph, 3, "random"))
+    for name, rows in want.items():
+        got = join_nodes(parts, name, one.num_nodes())
+        torch.testing.assert_close(got, rows, rtol=1e-12, atol=1e-12)
+
+
+def test_the_transform_of_dgl_adds_loops(partitioned: Cutter) -> None:
+    def case(group: Any, path: str) -> int:
+        return dgl.AddSelfLoop()(Part(group, path).graph).num_edges_global()
+
+    one = dgl.AddSelfLoop()(to_dgl(mixed()))
+    assert run_threads(2, case, partitioned(mixed(), 2, "random")) == [one.num_edges()] * 2

@@ -278,6 +278,25 @@ def test_joins_torchrun_and_cuts_its_input(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "sar").glob("*/*.json"))) == 1
 
 
+@pytest.mark.system
+def test_what_torchrun_prints_ends_with_the_error(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sar\ngroup = sar.initialize_comms()\n"
+        "sar.load_partition_data('absent.json', group.rank)\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            str(script),
+        ],
+        env=environment(), capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    last = [line for line in done.stderr.splitlines() if line.strip("= ")][-1]
+    assert "PartitionError" in last and "absent.json: no such file" in last
+
+
 RAISING = """
 import argparse
 import sys

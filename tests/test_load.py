@@ -223,6 +223,15 @@ def test_feature_mapping(cut):
     assert "mine" in store and store.pop("mine").sum() == 2 and "mine" not in store
     with pytest.raises(KeyError):
         store["_N/none"]
+    for name, nearest in (
+        ("feat", "_N/feat"), ("_N/fest", "_N/feat"), ("lable", "_N/label"), ("a/feat", "_N/feat"),
+    ):  # fmt: skip
+        with pytest.raises(KeyError) as caught:
+            store.info(name)
+        words = str(caught.value)
+        assert words.startswith(f"no feature {name!r}; did you mean {nearest!r}? there are: ")
+        assert all(repr(known) in words for known in store)
+    assert store.get("none") is None and "none" not in store
     with pytest.raises(TypeError, match="expected a Tensor"):
         store["x"] = [1]
 

@@ -90,7 +90,7 @@ def package_root() -> Path:
     for root in (package.parent, package / "_bench"):
         if (root / "benchmarks" / "tables").is_dir():
             return root
-    raise SarError("this installation has no 'benchmarks' folder: reinstall sar, or use a checkout")
+    raise SarError("this installation has no 'benchmarks' folder: reinstall sar-gnn")
 
 
 def _words(args: argparse.Namespace) -> list[str]:

@@ -7,7 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -123,6 +124,8 @@ class Group(ABC):
         device: where a tensor has to lie to be sent; other tensors are staged there and back.
         seeds: of dropout; see :func:`sar.manual_seed`.
         meter: what each layer computes, waits for and moves.
+        losses: how often a mean or sum over all ranks' rows was differentiated.
+        graphs: of this group that are in use.
     """
 
     def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
@@ -131,6 +134,8 @@ class Group(ABC):
         self.meter = Meter()
         self.pool = BufferPool()
         self.seeds = SeedStream()
+        self.losses = 0
+        self.graphs: WeakSet[Any] = WeakSet()
 
     @property
     def has_wire(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from sar.comm import one_host
 from sar.comm.allocation import tune_allocator
@@ -29,6 +30,7 @@ BACKENDS = ("gloo", "nccl", "ccl", "mpi")
 DEFAULT_PORT = 12345
 _LAST_PORT = 65535
 DEFAULT_TIMEOUT = 300.0  # seconds
+_COUNTS_OF_OTHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # mpirun, srun
 _INTERRUPTED = 130  # as shells call it
 _made: dict[str, Any] = {}  # torch's default group and variables, where initialize_comms made them
 _ending: dict[str, int] = {}  # the status to end with, after an error
@@ -45,6 +47,9 @@ def initialize_comms(
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Group:
     """Join the other ranks; without arguments, as ``torchrun``'s environment says.
+
+    Where neither arguments nor a launcher say how many ranks there are, this process is the only
+    one. Called again, it then gives the same group, so that a cell of a notebook can run twice.
 
     Args:
         _rank, _world_size: this process' index and the number of ranks (``RANK``, ``WORLD_SIZE``).
@@ -67,6 +72,11 @@ def initialize_comms(
             A process whose network went away meanwhile may keep a thread that waits in torch; it
             ends at once when its program does, with status 1 after no other error.
     """
+    known = process_group()
+    if _is_alone(_rank, _world_size):
+        if known is not None and known.size == 1:
+            return known
+        _rank, _world_size, master_ip_address, master_port_number = 0, 1, "127.0.0.1", 0
     rank = _from_environment("_rank", _rank, "RANK")
     size = _from_environment("_world_size", _world_size, "WORLD_SIZE")
     _check_place(rank, size)
@@ -129,6 +139,23 @@ def shutdown() -> None:
         group.close()
     default = _made.pop("default", None)
     _forget_meeting(default is None or default is not dist.group.WORLD)
+
+
+def _is_alone(rank: int | None, size: int | None) -> bool:
+    """Whether nobody says that there are other ranks.
+
+    Raises ``ValueError`` where a launcher that is not asked started several: each would train
+    alone.
+    """
+    if (rank, size) != (None, None) or {"RANK", "WORLD_SIZE"} & set(os.environ):
+        return False
+    for variable in _COUNTS_OF_OTHERS:
+        if os.environ.get(variable, "1") not in ("", "0", "1"):
+            raise ValueError(
+                f"_rank: got nothing, and {variable}={os.environ[variable]} says that there are "
+                "several processes; expected RANK and WORLD_SIZE (docs/launching.md says how)"
+            )
+    return True
 
 
 def _check_place(rank: int, size: int) -> None:
@@ -241,11 +268,23 @@ def leave_after(error: BaseException, status: int = 1) -> None:
     those that were registered since ``sar`` was imported; with 130 after an interrupt.
     """
     atexit.unregister(shutdown)
+    _tell_torchrun(error)
     group = process_group()
     if isinstance(group, ProcessGroup):
         group.leave(error)
     if isinstance(group, ProcessGroup) or stuck():
         _ending["status"] = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else status
+
+
+def _tell_torchrun(error: BaseException) -> None:
+    """Leave ``error`` where torchrun looks for it: the end of what it prints names it then."""
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return
+    try:
+        raise error  # the handler writes the traceback of what is handled
+    except BaseException:
+        with suppress(OSError):
+            get_error_handler().record_exception(error)
 
 
 @atexit.register

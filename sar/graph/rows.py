@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +18,7 @@ from sar.graph.view import GraphView
 from sar.partition.keys import Keys
 
 Kind = str | EType
+MOST_KEPT = 8  # lists of graphs that begin with the same one
 
 
 @dataclass(eq=False)
@@ -77,27 +79,29 @@ class KeyedRows:
         """Whether these are the rows of ``stores``."""
         return [id(ref()) for ref in self._stores] == [id(store) for store in stores]
 
-    def keys(self, x: Tensor, kind: Kind | None = None) -> Tensor:
+    def keys(self, x: Tensor, kinds: Collection[Kind] | None = None) -> Tensor:
         """[len(x)] keys of the rows of ``x``, on its device.
 
         Args:
-            kind: the node type or canonical edge type that the rows are, when known.
+            kinds: node types and canonical edge types that the rows may be, the same on all ranks;
+                ``None``: all.
 
         Raises:
             ValueError: nothing has as many rows, or several node types have, or no node type and
                 several relations.
         """
-        fits = [i for i, one in enumerate(self.sets) if kind in (None, one.kind)]
+        fits = [i for i, one in enumerate(self.sets) if kinds is None or one.kind in kinds]
         match = [x.dim() > 0 and self.sets[i].count == len(x) for i in fits]
         vote = any(self._alike[i][j] for i in fits for j in fits)
         if vote:
             match = self.group.all_reduce(torch.tensor(match).int(), "min").bool().tolist()
         found = [i for i, fit in zip(fits, match, strict=True) if fit]
         if not found:
+            missing = " or ".join(map(repr, kinds or ()))
             have = ", ".join(f"{self.sets[i].count} of {self.sets[i].kind}" for i in fits)
             raise ValueError(
                 f"input: got shape {tuple(x.shape)}, expected a row for each node or edge, "
-                f"{have or f'but there is no type {kind!r}'}; for other rows give ids: rows=ids"
+                f"{have or f'but there is no type {missing}'}; for other rows give ids: rows=ids"
             )
         found = [i for i in found if isinstance(self.sets[i].kind, str)] or found
         others = {self.sets[i].kind for i in found if vote and self._differ[found[0]][i]}
@@ -112,10 +116,13 @@ class KeyedRows:
 
 def keyed_rows(graphs: Sequence[GraphView]) -> KeyedRows:
     """The :class:`KeyedRows` of ``graphs``, kept with the first; collective when they are new."""
-    first, stores = graphs[0]._store, [graph._store for graph in graphs]
-    if first.keyed_rows is None or not first.keyed_rows.are_of(stores):
-        first.keyed_rows = KeyedRows(graphs)
-    return first.keyed_rows
+    stores = [graph._store for graph in graphs]
+    known: list[KeyedRows] = stores[0].keyed_rows
+    found = next((one for one in known if one.are_of(stores)), None)
+    if found is None:
+        found = KeyedRows(graphs)
+        known[:] = [*known[1 - MOST_KEPT :], found]
+    return found
 
 
 def _row_sets(store: GraphStore) -> list[RowSet]:
@@ -140,14 +147,58 @@ def _edge_keys(relation: AnyRelation) -> Callable[[], Tensor]:
     return lambda: relation.keys
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Graphs that a module was called with, or that a user named.
+
+    Attributes:
+        module: ``None`` where a user named the graphs.
+        ends: a layer's input rows of one relation, each with its node type.
+    """
+
+    module: object
+    graphs: Sequence[GraphView]
+    ends: Sequence[tuple[object, str]] = ()
+
+    def kinds_of(self, x: Tensor) -> set[Kind]:
+        """What the rows of ``x`` may be: one type for an input of the layer, else all it sees."""
+        for end, ntype in self.ends:
+            if x is end:
+                return {ntype}
+        return kinds_of(self.graphs)
+
+
+def kinds_of(graphs: Sequence[GraphView]) -> set[Kind]:
+    """The types of nodes and edges that graphs, or their slices, show."""
+    found: set[Kind] = set()
+    for graph in graphs:
+        found.update(graph.srctypes, graph.dsttypes, graph.canonical_etypes)
+    return found
+
+
 class _Current(threading.local):
-    """Who said which graphs a dropout without its own takes, innermost last."""
+    """The calls that this thread is in, innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[object, Sequence[GraphView]]] = []
+        self.stack: list[Call] = []
 
 
 current = _Current()
+
+
+@contextmanager
+def layer_called(layer: object, graph: GraphView, rows: object) -> Iterator[None]:
+    """Inside, ``layer`` runs, which was called with ``graph`` and ``rows``, or a pair of them."""
+    ends: tuple[tuple[object, str], ...] = ()
+    if len(graph.canonical_etypes) == 1:
+        src, _, dst = graph.canonical_etypes[0]
+        pair = rows if isinstance(rows, tuple) and len(rows) == 2 else (rows, None)
+        ends = tuple(zip(pair, (src, dst)))
+    current.stack.append(Call(layer, [graph], ends))
+    try:
+        yield
+    finally:
+        current.stack.pop()
 
 
 class KnownRows:
@@ -155,7 +206,7 @@ class KnownRows:
 
     def __init__(self) -> None:
         self.stack = list(current.stack)
-        self.kept: list[list] = []
+        self.kept: list[list[Call]] = []
 
     def __enter__(self) -> None:
         self.kept.append(current.stack)

@@ -35,7 +35,7 @@ class GraphStore:
             objects on a whole graph.
         keys: what names the part's nodes and edges in random numbers.
         added_loops: how often self loops were added.
-        keyed_rows: what :func:`sar.graph.rows.keyed_rows` made last; no copy has it.
+        keyed_rows: what :func:`sar.graph.rows.keyed_rows` made of late; no copy has it.
         is_block: True for a block (MFG).
         keep_seeds: on blocks, whether source rows begin with the destination rows.
         joined: relations out of the same source rows as one relation, made on first need.
@@ -58,7 +58,7 @@ class GraphStore:
     device: torch.device = torch.device("cpu")
     added_loops: int = 0
     joined: dict[tuple[EType, ...], Relation] = field(default_factory=dict)
-    keyed_rows: Any = field(default=None, init=False, repr=False, compare=False)
+    keyed_rows: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     sharing: Any = field(default=None, init=False, repr=False, compare=False)
     asked: WeakKeyDictionary[Any, dict] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -72,11 +73,11 @@ def with_edges(
     return copy
 
 
-def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
+def add_self_loop(store: GraphStore, etype: EType, rows: Mapping[str, Tensor]) -> GraphStore:
     """An edge from every node to itself, behind the others; collective.
 
     Their global ids follow those of all edges, and of loops that were added before; their columns
-    are 0.
+    are ``rows``, and 0 where there are none.
     """
     relation, frame = _whole_relation(store, etype, "add_self_loop"), store.edge_frames[etype]
     rank, loops = store.group.rank, torch.arange(relation.num_dst, dtype=torch.int32)
@@ -102,11 +103,12 @@ def add_self_loop(store: GraphStore, etype: EType) -> GraphStore:
     first = store.book.num_edges() + times * store.book.num_nodes() + store.first_nid(etype[0])
     new_eids = store.src_rows[etype[0]] + first
     eids = torch.cat([frame[EID].to(new_eids.device), new_eids])
-    columns = {
-        name: torch.cat([frame[name], frame[name].new_zeros((len(loops), *frame[name].shape[1:]))])
-        for name in frame
-        if name != EID
-    }
+    columns = {}
+    for name in frame:
+        if name != EID:
+            old = frame[name]
+            new = rows.get(name, old.new_zeros((len(loops), *old.shape[1:])))
+            columns[name] = torch.cat([old, new.to(old.dtype)])
     added = with_edges(store, etype, grown, eids, columns)
     return replace(added, added_loops=times + 1)
 

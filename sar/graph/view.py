@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +44,8 @@ class GraphView:
         self._is_slice = etypes is not None
         self.canonical_etypes = list(store.relations if etypes is None else etypes)
         self._policy = policy
+        if not self._is_slice:
+            store.group.graphs.add(self)
 
     def _over(self: G, store: GraphStore, etypes: Sequence[EType] | None = None) -> G:
         """A graph over ``store``, the same slice if this is one and no others are named."""
@@ -185,6 +188,14 @@ class GraphView:
         """Edges on all ranks; on a block, the block's."""
         etypes = self.canonical_etypes if etype is None else [self._canonical(etype)]
         return sum(self._store.relations[name].num_edges_global for name in etypes)
+
+    @cached_property
+    def row_counts(self) -> frozenset[int]:
+        """Of the nodes of each type and the edges of each relation on this rank, without 0."""
+        store = self._store
+        rows = [*store.src_rows.values(), *store.dst_rows.values()]
+        edges = [relation.num_edges for relation in store.relations.values()]
+        return frozenset([*map(len, rows), *edges]) - {0}
 
     def in_degrees(self, v: Any = "__ALL__", etype: str | EType | None = None) -> Tensor:
         """int64 edges that end in each destination row, or in rows ``v``."""

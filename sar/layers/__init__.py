@@ -8,6 +8,7 @@ from sar.layers.choice import Choice, choose
 from sar.layers.entry import FusedLayer, LayerOptions, options_of
 from sar.layers.explain import Explanation, LayerRow, explain, parts_of_fused
 from sar.layers.optimize import optimize
+from sar.layers.prepare import prepare
 from sar.layers.said import layers_logged
 from sar.layers.table import entries, entry_of, register
 
@@ -25,5 +26,6 @@ __all__ = [
     "optimize",
     "options_of",
     "parts_of_fused",
+    "prepare",
     "register",
 ]

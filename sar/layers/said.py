@@ -1,4 +1,4 @@
-"""A line for each kind of layer of a model: what computes it."""
+"""What the library says of a model: a line for each kind of layer, and what computes it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ from sar.comm.meter import Told
 from sar.layers.explain import way_of
 
 logger = logging.getLogger("sar")
+
+
+def say(text: str) -> None:
+    """Log as information; where nobody has set up logging, on the standard error stream.
+
+    Python itself shows nothing below warnings then. ``logging.getLogger("sar").setLevel(..)``
+    silences it.
+    """
+    if logger.hasHandlers():
+        logger.info(text)
+    elif logger.level <= logging.INFO:  # also NOTSET, which is 0
+        where, nothing = ("", 0), ()
+        record = logger.makeRecord(logger.name, logging.INFO, *where, text, nothing, None)
+        logging.StreamHandler().emit(record)
 
 
 @contextmanager

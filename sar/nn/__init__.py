@@ -7,7 +7,7 @@ from sar.nn.dropout import Dropout, convert_dropout, dropout_rows, same_dropout
 from sar.nn.embedding import ShardedEmbedding
 from sar.nn.link import link_loss, score_edges
 from sar.nn.link_metrics import hits_at, negative_ranks, ranking_metrics
-from sar.nn.loss import global_mean
+from sar.nn.loss import global_mean, global_sum
 from sar.nn.negative import NegativeSampler
 from sar.nn.order import wire_first
 from sar.nn.overlap import overlap_gradients
@@ -34,6 +34,7 @@ __all__ = [
     "dropout_rows",
     "gather_grads",
     "global_mean",
+    "global_sum",
     "hits_at",
     "link_loss",
     "mark_layers",

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar._private import children_of
+from sar._private import children_of, untraced
 from sar.comm import Group, LocalGroup, current_group
 from sar.ops.batch_norm import normalize_rows
 from sar.tracing.lazy import EdgeTensor, eager
@@ -66,6 +66,7 @@ class DistributedBN1D(nn.Module):
             self.running_var.fill_(1)
             self.num_batches_tracked.zero_()  # type: ignore[union-attr]
 
+    @untraced
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         """Normalize ``x``; collective unless running statistics are used. Keeps shape and dtype.
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar._private import children_of, tree_leaves
+from sar._private import children_of, tree_leaves, untraced
 from sar.comm import current_group
 from sar.graph import GraphView
-from sar.graph.rows import KeyedRows, Kind, current, keyed_rows
+from sar.graph.rows import Call, KeyedRows, Kind, current, keyed_rows, kinds_of
 from sar.ops.keyed import keyed_dropout
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.message_dropout import in_function
@@ -29,7 +29,7 @@ def dropout_rows(graphs: Graphs) -> Iterator[None]:
     Args:
         graphs: a graph, or the blocks that a model is called with.
     """
-    current.stack.append((None, _checked(graphs)))
+    current.stack.append(Call(None, _checked(graphs)))
     try:
         yield
     finally:
@@ -82,6 +82,7 @@ class Dropout(nn.Dropout):
         super().__init__(p, inplace)
         self._bound = _Bound(None if graph is None else keyed_rows(_checked(graph)))
 
+    @untraced
     def forward(
         self,
         input: Tensor,
@@ -95,8 +96,11 @@ class Dropout(nn.Dropout):
 
         Args:
             graph: whose rows ``input`` has; the module's own by default.
-            rows: what they are, if not to be told from their number: a node type, a canonical edge
-                type, or int [n] ids of your own (which the cut must not change).
+            rows: what they are, if that cannot be told: a node type, a canonical edge type, or int
+                [n] ids of your own (which the cut must not change). Inside of a layer of DGL that
+                is called with one relation, they are nodes or edges of that; what the layer was
+                called with as rows of sources, or destinations, are these. Else their number
+                tells.
 
         Raises:
             ValueError: no node or edge type has as many rows, or several node types or only several
@@ -113,22 +117,24 @@ class Dropout(nn.Dropout):
         if isinstance(rows, Tensor):
             keys, group = _own_ids(rows, input), current_group()
         else:
-            known = self._rows(graph)
-            keys, group = known.keys(input, rows), known.group
+            known, kinds = self._rows(graph, input)
+            keys, group = known.keys(input, kinds if rows is None else {rows}), known.group
         out = keyed_dropout(input, keys, group.seeds.draw(group), self.p)
         return input.copy_(out) if self.inplace else out
 
-    def _rows(self, graph: Graphs | None) -> KeyedRows:
+    def _rows(self, graph: Graphs | None, x: Tensor) -> tuple[KeyedRows, set[Kind] | None]:
+        """The rows that there are, and what those of ``x`` may be among them."""
+        call = current.stack[-1] if current.stack else None
         if graph is not None:
-            return keyed_rows(_checked(graph))
-        if self._bound.rows is not None:
-            return self._bound.rows
-        if not current.stack:
+            return keyed_rows(_checked(graph)), kinds_of(_checked(graph))
+        if self._bound.rows is not None and (call is None or call.module is None):
+            return self._bound.rows, None
+        if call is None:
             raise ValueError(
                 "graph: got none, expected one: sar.nn.Dropout(p, graph), dropout(x, graph), or a "
                 "model of sar.convert_dropout that is called with its graph or blocks"
             )
-        return keyed_rows(current.stack[-1][1])
+        return keyed_rows(call.graphs), call.kinds_of(x)
 
 
 def convert_dropout(model: nn.Module, graph: Graphs | None = None) -> nn.Module:
@@ -138,15 +144,16 @@ def convert_dropout(model: nn.Module, graph: Graphs | None = None) -> nn.Module:
     (``F.dropout``) cannot be replaced, except on edge tensors, where they need no replacement.
 
     Args:
-        graph: whose rows the model's tensors have: a graph or a list of blocks; collective. With
-            ``None`` the graphs among the model's arguments, at each call.
+        graph: whose rows tensors have where neither the model nor a layer of DGL in it is called
+            with a graph: a graph or a list of blocks; collective. Otherwise they have those of the
+            graphs among the arguments, at each call.
 
     Returns:
         The model, or its replacement when the model itself is an ``nn.Dropout``.
     """
     rows = None if graph is None else keyed_rows(_checked(graph))
     converted = _converted(model, rows, {})
-    if graph is None and not getattr(converted, "_finds_dropout_rows", False):
+    if not getattr(converted, "_finds_dropout_rows", False):
         converted._finds_dropout_rows = True  # type: ignore[assignment]
         converted.register_forward_pre_hook(_enter, with_kwargs=True)
         converted.register_forward_hook(_leave, always_call=True)
@@ -158,8 +165,10 @@ def _converted(
 ) -> nn.Module:
     if module not in done:
         done[module] = module
-        if type(module) in (nn.Dropout, Dropout):
-            done[module] = _from_torch(module, rows)  # type: ignore[arg-type]
+        if type(module) is nn.Dropout:
+            done[module] = _from_torch(module, rows)
+        elif type(module) is Dropout:
+            module._bound = _Bound(rows)
         for name, child in list(children_of(module).items()):  # named_children hides shared ones
             if child is not None:
                 setattr(module, name, _converted(child, rows, done))
@@ -175,12 +184,12 @@ def _from_torch(old: nn.Dropout, rows: KeyedRows | None) -> Dropout:
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     graphs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, GraphView)]
     if graphs:
-        current.stack.append((module, graphs))
+        current.stack.append(Call(module, graphs))
 
 
 def _leave(module: nn.Module, args: tuple, output: Any) -> None:
     # Runs also when _enter did not: after an error, or for a model that got no graph.
-    if current.stack and current.stack[-1][0] is module:
+    if current.stack and current.stack[-1].module is module:
         current.stack.pop()
 
 

@@ -1,15 +1,17 @@
-"""The mean over the nodes of all ranks, from which a loss is made."""
+"""The mean and the sum over the nodes of all ranks, from which a loss is made."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from sar._private import untraced
 from sar.comm import Group, current_group
-from sar.ops.reduce import mean_of_rows
+from sar.ops.reduce import mean_of_rows, sum_of_rows
 from sar.tracing.lazy import eager
 
 
+@untraced
 def global_mean(
     values: Tensor, mask: Tensor | None = None, *, group: Group | None = None
 ) -> Tensor:
@@ -34,11 +36,31 @@ def global_mean(
         TypeError: ``values`` is not float or ``mask`` neither bool nor int64.
         ValueError: the mask does not fit, or no rank has a value to average.
     """
+    return mean_of_rows(*_checked(values, mask, group))
+
+
+@untraced
+def global_sum(
+    values: Tensor, mask: Tensor | None = None, *, group: Group | None = None
+) -> Tensor:
+    """Sum of ``values`` over the rows of all ranks; collective.
+
+    For a loss with a divisor of its own. The gradient of each value is 1, this rank's share, for
+    :func:`sar.nn.gather_grads` to sum. Arguments and result are those of :func:`global_mean`; where
+    no rank has a value the sum is 0.
+    """
+    return sum_of_rows(*_checked(values, mask, group))
+
+
+def _checked(
+    values: Tensor, mask: Tensor | None, group: Group | None
+) -> tuple[Tensor, Group, Exception | None]:
+    """The values that count, the ranks, and this rank's reason to give up."""
     group, values = group or current_group(), eager(values)
     error = _problem(values, mask)
     if error is None and mask is not None:
         values = _chosen(values, mask.to(values.device))
-    return mean_of_rows(values, group, error)
+    return values, group, error
 
 
 def _chosen(values: Tensor, mask: Tensor) -> Tensor:
@@ -63,10 +85,9 @@ def _problem(values: Tensor, mask: Tensor | None) -> Exception | None:
         return TypeError(f"mask: got {mask.dtype}, expected bool or int64 indices")
     if mask.dtype == torch.bool:
         if mask.shape not in (values.shape, values.shape[:1]):
-            return ValueError(
-                f"mask: got shape {tuple(mask.shape)}, expected {tuple(values.shape[:1])} "
-                f"or {tuple(values.shape)}"
-            )
+            shapes = sorted({tuple(values.shape[:1]), tuple(values.shape)})
+            expected = " or ".join(map(str, shapes))
+            return ValueError(f"mask: got shape {tuple(mask.shape)}, expected {expected}")
     elif mask.dim() != 1:
         return ValueError(f"mask: got shape {tuple(mask.shape)}, expected a vector of indices")
     elif len(mask) and not 0 <= int(mask.min()) <= int(mask.max()) < len(values):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from sar._private import version_of
 from sar.comm import Group, current_group
 from sar.comm.group import Work
-from sar.nn.drift import warn_of_local_norms
+from sar.nn.drift import check_sums
+from sar.nn.local_norms import warn_of_local_norms
 from sar.nn.order import wire_first
 from sar.nn.params import gather_grads, sum_bucket
 from sar.nn.replicas import agree_on_layout, replicated
@@ -78,6 +79,8 @@ class OverlappedGradients:
         finally:
             self._works.clear()
             self._sent.clear()
+        if kind is None:
+            check_sums(self._model, self._group)
 
     def _accumulated(self, param: Any) -> None:
         self._ready.add(param)

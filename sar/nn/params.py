@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sar.comm import Group, current_group
-from sar.nn.drift import check_now_and_then, warn_of_local_norms
+from sar.nn.drift import check_sums
+from sar.nn.local_norms import warn_of_local_norms
 from sar.nn.replicas import ShardedParameter, agree_on_layout, layout_of, replicated
+from sar.nn.steps import steps_of
 from sar.ops.reduce import wide_dtype
 
 
@@ -31,6 +33,7 @@ def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
     with torch.no_grad():
         for tensor in tensors.values():
             group.broadcast(tensor)
+    steps_of(group).synced.update(model.modules())
 
 
 def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
@@ -43,6 +46,8 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
     :func:`clip_grad_norm_` does where there are sharded parameters.
 
     Every 50th call for a model compares its parameters over the ranks, as :func:`sar.check` does.
+    Ten calls in a row without a loss of :func:`sar.global_mean`, :func:`sar.global_sum` or
+    :func:`sar.nn.link_loss` warn once that each rank's own mean may be the loss.
 
     Raises ``ValueError`` on every rank when the ranks' parameters differ in number, name, shape or
     dtype, ``TypeError`` for a sparse gradient, and ``DriftError`` for parameters that have become
@@ -50,7 +55,7 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
     """
     group = group or current_group()
     named = {name: param for name, param in replicated(model).items() if param.requires_grad}
-    check_now_and_then(model, group)
+    check_sums(model, group)
     sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
     error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else None
     params = [param for param in named.values() if param.grad is not None]

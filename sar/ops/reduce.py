@@ -1,4 +1,4 @@
-"""The mean over the rows of all ranks."""
+"""The sum and the mean over the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,35 @@ def mean_of_rows(values: Tensor, group: Group, error: Exception | None = None) -
 
     Raises ``ValueError`` on every rank when no rank has an element.
     """
-    return _GlobalMean.apply(values, group, error)
+    return _OverRanks.apply(values, group, error, True)
 
 
-class _GlobalMean(torch.autograd.Function):
-    """Ledger (n values on this rank, N on all):
+def sum_of_rows(values: Tensor, group: Group, error: Exception | None = None) -> Tensor:
+    """The sum over all ranks' ``values``, as :func:`mean_of_rows`; 0 without elements."""
+    return _OverRanks.apply(values, group, error, False)
+
+
+class _OverRanks(torch.autograd.Function):
+    """Ledger (n values on this rank, N on all; the divisor D is N for a mean, 1 for a sum):
 
     ========  =====  =============  ======================================
     tensor    shape  owner          kept for backward
     ========  =====  =============  ======================================
     values    [n]    this rank      no, only its shape and dtype
-    mean      []     every rank     no
-    1/N       []     every rank     a Python float
+    result    []     every rank     no
+    1/D       []     every rank     a Python float
     ========  =====  =============  ======================================
 
-    forward:   mean = (sum over ranks of sum_i values_i) / N        one all_reduce of 3 float64
-    backward:  dvalues_i = dmean / N                                nothing is sent
+    forward:   result = (sum over ranks of sum_i values_i) / D      one all_reduce of 3 float64
+    backward:  dvalues_i = dresult / D                              nothing is sent
+
+    Backward counts itself in ``group.losses``: a loss of all ranks was differentiated.
     """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Group, error: Exception | None) -> Tensor:
+    def forward(
+        ctx: Any, values: Tensor, group: Group, error: Exception | None, is_mean: bool
+    ) -> Tensor:
         totals = torch.zeros(3, dtype=torch.float64)
         if error is None:
             totals[0] = values.detach().sum(dtype=torch.float64)
@@ -52,12 +61,14 @@ class _GlobalMean(torch.autograd.Function):
         total, count, failed = group.all_reduce(totals).tolist()
         if failed:
             group.agree(error)
-        if not count:
+        if is_mean and not count:
             raise ValueError("global_mean: no rank has a value to average; is the mask empty?")
-        ctx.shape, ctx.dtype, ctx.scale = values.shape, values.dtype, 1.0 / count
-        return torch.tensor(total / count, dtype=wide_dtype(values.dtype), device=values.device)
+        divisor = count if is_mean else 1.0
+        ctx.shape, ctx.dtype, ctx.scale, ctx.group = values.shape, values.dtype, 1 / divisor, group
+        return torch.tensor(total / divisor, dtype=wide_dtype(values.dtype), device=values.device)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return (grad * ctx.scale).to(ctx.dtype).expand(ctx.shape), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.group.losses += 1
+        return (grad * ctx.scale).to(ctx.dtype).expand(ctx.shape), None, None, None

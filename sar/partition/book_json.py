@@ -69,7 +69,8 @@ def _load_json(path: str) -> dict:
         raise
     except (OSError, ValueError, RecursionError) as err:
         raise PartitionError(
-            f"{path}: not a readable JSON file ({err}), expected that of a partitioned graph"
+            f"{path}: not a readable JSON file ({err}), expected that of a partitioned graph; "
+            f"`sar partition` makes one of a graph that is not cut yet"
         ) from err
     if not isinstance(config, dict):
         raise PartitionError(f"{path}: holds a {type(config).__name__}, expected a JSON object")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from sar.errors import PartitionError
+from sar.files import scratch_folder
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.base import BALANCES, CutOptions, Method
 from sar.partition.methods.coarsen import Coarsen
@@ -91,8 +91,8 @@ def assign(
     graph.validate()  # loops over edges do not check ids
     if num_parts == 1 and not isinstance(found, Given):
         return np.zeros(graph.total_nodes, dtype=np.int32)
-    with tempfile.TemporaryDirectory(prefix="cut-", dir=scratch) as folder:
-        options = CutOptions(num_parts, Path(folder), seed, wanted, unbalanced, progress)
+    with scratch_folder(None if scratch is None else Path(scratch)) as folder:
+        options = CutOptions(num_parts, folder, seed, wanted, unbalanced, progress)
         parts = found.assign(graph, options)
     return _checked(parts, graph.total_nodes, num_parts, found)
 

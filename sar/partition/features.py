@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Callable, Iterator, MutableMapping
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from sar.partition.mapped import BLOCK_BYTES, MappedTensor
 from sar.partition.row_file import RowFile
+
+_MOST_SHOWN = 20
 
 
 class Rows(Protocol):
@@ -72,6 +75,8 @@ class FeatureStore(MutableMapping):
         return f"FeatureStore({', '.join(self._items)})"
 
     def _resolve(self, name: str) -> Rows | Tensor:
+        if name not in self._items:
+            raise UnknownFeature(_unknown(name, list(self._items)))
         item = self._items[name]
         return item() if callable(item) else item
 
@@ -129,6 +134,26 @@ class FeatureStore(MutableMapping):
                 yield block if change is None else change(block)
 
         return RowFile(shape, dtype, blocks(), folder)
+
+
+class UnknownFeature(KeyError):
+    """Shown as it is written; a ``KeyError`` is shown quoted."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _unknown(name: object, known: list[str]) -> str:
+    """What there is instead, the nearest first: names with or without their type."""
+    word = str(name)
+    bare = {one: one.rpartition("/")[2] for one in known}
+    near = [one for one in known if bare[one] == word.rpartition("/")[2]]
+    near += difflib.get_close_matches(word, known, n=1)
+    near += [one for one in known if bare[one] in difflib.get_close_matches(word, bare.values())]
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    shown = ", ".join(map(repr, known[:_MOST_SHOWN])) or "none"
+    more = f" and {len(known) - _MOST_SHOWN} more" if len(known) > _MOST_SHOWN else ""
+    return f"no feature {word!r}{hint} there are: {shown}{more}"
 
 
 def _is_mask(name: str, dtype: torch.dtype) -> bool:

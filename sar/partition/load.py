@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sar.config import usable_device
 from sar.errors import PartitionError
 from sar.partition.book import (
     HOMOGENEOUS_ETYPE,
@@ -138,12 +139,12 @@ def load_partition(
         raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
     if verify and book.seals is None:
         raise PartitionError(f"{book.json_path}: holds no digests to verify files with")
+    target = usable_device(device)
     if book.is_foreign:
         edges, node_features, edge_features = load_foreign_part(book, part_id)
     else:
         edges, node_features, edge_features = _load_own(book, part_id, verify)
     node_features.synthesize(TYPE_KEY, lambda: _node_types(book, part_id))
-    target = torch.device(device)
     moved = {etype: shard.to(target) for etype, shard in edges.items()}
     return PartitionData(book, part_id, moved, node_features, edge_features, target)
 

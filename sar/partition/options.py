@@ -50,6 +50,8 @@ class PartitionOptions:
 
     def check(self) -> None:
         """Raise ValueError or TypeError for what can be told before anything is read."""
+        if not isinstance(self.num_parts, int):
+            raise TypeError(f"num_parts is {self.num_parts!r}, expected an int")
         if self.num_parts < 1:
             raise ValueError(f"num_parts is {self.num_parts}, expected 1 or more")
         if self.num_parts > MAX_PARTS:

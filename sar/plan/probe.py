@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -33,6 +34,7 @@ from sar.comm import Group, ThreadGroup, current_group, sockets
 from sar.comm.group import Work as Exchange
 from sar.config import Policy
 from sar.errors import SarError
+from sar.files import scratch_folder
 from sar.kernels.device import is_host
 from sar.train.models import build_model, prepare_graph
 from sar.train.options import ModelOptions
@@ -171,7 +173,7 @@ def _star_edges(nodes: int) -> tuple[Tensor, Tensor]:
     return torch.cat([src, (more + 1) % 2]), torch.cat([(src + 1) % 2, more])
 
 
-def _written(work: Work, folder: str, nodes: int, edges: tuple[Tensor, Tensor], parts: int) -> str:
+def _written(work: Work, folder: Path, nodes: int, edges: tuple[Tensor, Tensor], parts: int) -> str:
     """Partitions of a graph; even and odd nodes where there are two."""
     from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
     from sar.partition.write import write_partitions
@@ -189,7 +191,7 @@ def _written(work: Work, folder: str, nodes: int, edges: tuple[Tensor, Tensor], 
 def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
     """See :func:`measure_costs`; in this process, on graphs of ``nodes`` and twice as many."""
     costs = probe_bytes(work, threads, nodes)
-    with tempfile.TemporaryDirectory(prefix="sar-plan-") as folder:
+    with scratch_folder() as folder:
         graph = partial(_written, work, folder)
         tiny = _random_edges(64, 2, ANY)
         rounds = _round_seconds(work, graph(64, tiny, _MANY))
@@ -208,7 +210,7 @@ def probe_bytes(work: Work, threads: int, nodes: int = _FEW_NODES) -> Costs:
     from sar.train.memory import resident_mb
 
     torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory(prefix="sar-plan-") as folder:
+    with scratch_folder() as folder:
 
         def graph(nodes: int, degree: int) -> str:
             return _written(work, folder, nodes, _random_edges(nodes, degree, ANY), 1)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from sar.comm import Group, current_group
 from sar.errors import SarError
-from sar.layers import layers_logged, parts_of_fused
+from sar.frontends.dgl import ShardedGraph
+from sar.layers import layers_logged, parts_of_fused, prepare
 from sar.nn import (
     check,
     clip_grad_norm_,
@@ -57,10 +58,10 @@ class Trainer:
     """Trains ``model`` on the whole graph; every rank makes one and calls the same methods.
 
     Args:
-        model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes. Rank
-            0's parameters are given to all. One that has ``num_blocks`` is also called with a list
-            of as many blocks, first layer first, and the rows that the first one reads; it then
-            gives logits of the last one's destination rows.
+        model: called as ``model(graph, features)``, gives logits [n, C] of this rank's nodes;
+            changed by :func:`sar.prepare`, unless epochs are sampled. One that has ``num_blocks``
+            is also called with a list of as many blocks, first layer first, and the rows that the
+            first one reads; it then gives logits of the last one's destination rows.
         graph: this rank's view of the graph, or whatever the model takes.
         data: this rank's features, labels and splits, on the model's device.
         options: the loop.
@@ -108,6 +109,8 @@ class Trainer:
             refuse_sharded(model)
         self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
         sync_params(model, group=self.group)
+        if isinstance(graph, ShardedGraph) and batches is None:
+            prepare(model, graph)
         self._overlapped = overlap_gradients(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
@@ -164,7 +167,7 @@ class Trainer:
         self._callbacks.epoch(without_old_names(record, self.metric))
         progress.show(record)
         if self.options.check_every and self._due(self.options.check_every):
-            check(self.model, buffers=False, group=self.group)
+            check(self.model, self.optimizer, buffers=False, group=self.group)
         if self.checkpoint is not None:
             if self._due(self.options.checkpoint_every) or self.is_over:
                 self.save()

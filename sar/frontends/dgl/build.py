@@ -24,7 +24,7 @@ _DIGEST_BYTES = 32
 
 def load_dgl_partition_data(
     partition_json_file: str | os.PathLike,
-    own_partition_idx: int,
+    own_partition_idx: int | None = None,
     device: torch.device | str = "cpu",
     *,
     verify: bool = False,
@@ -35,7 +35,7 @@ def load_dgl_partition_data(
 
 def load_partition_data(
     path: str | os.PathLike,
-    part_id: int,
+    part_id: int | None = None,
     device: torch.device | str = "cpu",
     *,
     verify: bool = False,
@@ -45,7 +45,7 @@ def load_partition_data(
     Args:
         path: the JSON of ``sar partition`` or of DGL's ``partition_graph``, or the folder that
             PyG's ``Partitioner`` or GraphLearn-for-PyTorch wrote.
-        part_id: the part to load, the rank.
+        part_id: the part to load, which is the rank; by default that of the current group.
         device: where edges go; features stay in their files until they are read.
         verify: compare the features with the digests in the JSON now, not when they are first read.
 
@@ -57,6 +57,7 @@ def load_partition_data(
     group = current_group()
     data, error = None, None
     try:
+        part_id = group.rank if part_id is None else part_id
         data = load_partition(path, part_id, device, verify=verify)
         _check_part(data, group)
     except Exception as caught:  # any, too little memory as well: the others would wait
@@ -73,10 +74,18 @@ def _check_part(data: PartitionData, group: Group) -> None:
     if data.book.num_parts != group.size:
         raise PartitionError(
             f"partitions: got a graph of {data.book.num_parts} parts, "
-            f"expected {group.size}, one per rank"
+            f"expected {group.size}, one per rank{_more_ranks(data, group)}"
         )
     if data.part_id != group.rank:
         raise PartitionError(f"part_id: got {data.part_id}, expected {group.rank}, the rank")
+
+
+def _more_ranks(data: PartitionData, group: Group) -> str:
+    """How to start as many ranks as parts, for a process that is alone."""
+    if group.size > 1:
+        return ""
+    count = data.book.num_parts
+    return f"; start {count}: torchrun --nproc-per-node {count} train.py, or sar.launch"
 
 
 def _check_same_graph(data: PartitionData, group: Group) -> None:

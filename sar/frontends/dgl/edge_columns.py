@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
+from functools import partial
+from typing import Any, NoReturn
 
 from torch import Tensor
 
+from sar._private import untraced
+from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
 from sar.tracing.lazy import EdgeTensor, Scope, stored
 from sar.tracing.nodes import Leaf
+
+
+def refuse_compiled(what: str, *_: Any, **__: Any) -> NoReturn:
+    """What compiled code gets for something that makes edge tensors."""
+    raise NotSupportedError(
+        f"{what} in code that torch.compile compiles: it cannot hold edge tensors; expected "
+        "@torch.compiler.disable on the forward of the layer that calls it (the rest of the model "
+        "is compiled all the same)"
+    )
+
+
+def _column(columns: EdgeColumns, name: str) -> Tensor:
+    column = columns._frame[name]
+    if isinstance(column, EdgeTensor) or column.is_floating_point():
+        refuse_compiled(f"graph.edata[{name!r}]")
+    return column
 
 
 class EdgeColumns(MutableMapping[str, Tensor]):
@@ -21,6 +41,7 @@ class EdgeColumns(MutableMapping[str, Tensor]):
     def __init__(self, frame: Frame, scope: Scope) -> None:
         self._frame, self._scope = frame, scope
 
+    @partial(untraced, otherwise=_column)
     def __getitem__(self, name: str) -> Tensor:
         column = self._frame[name]
         if isinstance(column, EdgeTensor) or not column.is_floating_point():

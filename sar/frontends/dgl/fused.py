@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
+from sar._private import untraced
 from sar.errors import NotSupportedError
 from sar.frontends.dgl.counts import Counts
+from sar.graph.rows import layer_called
 from sar.layers import FusedLayer, choose
 from sar.layers.choice import class_reason
+from sar.nn.drift import check_call
 
 
 def fused(entry: FusedLayer) -> Callable[[Callable], Callable]:
@@ -39,16 +43,26 @@ def fused(entry: FusedLayer) -> Callable[[Callable], Callable]:
 
 
 def named(forward: Callable) -> Callable:
-    """``forward`` of a layer whose ``NotSupportedError`` begins with the layer's class.
+    """``forward`` of a layer, of which dropout inside knows what it was called with.
+
+    Its ``NotSupportedError`` begins with the layer's class; its parameters are compared over the
+    ranks now and then.
 
     Of layers inside one another the innermost is named. The error is of the same class and comes
     from the one that was raised.
     """
 
+    @untraced
     @wraps(forward)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
+        inside: AbstractContextManager = nullcontext()
+        if isinstance(graph, Counts):
+            check_call(self, graph.group)
+            inside = layer_called(self, graph, args[1] if len(args) > 1 else kwargs.get("feat"))
         try:
-            return forward(self, *args, **kwargs)
+            with inside:
+                return forward(self, *args, **kwargs)
         except NotSupportedError as error:
             if error.layer is not None:
                 raise

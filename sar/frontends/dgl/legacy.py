@@ -56,7 +56,8 @@ class EdgeSpace:
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise NotSupportedError(
-            "edges(): a sharded graph does not list the end points of its edges"
+            "edges(): a sharded graph does not list the end points of its edges; change the graph "
+            "before it is cut, and use update_all or apply_edges on its parts"
         )
 
 

@@ -1,4 +1,4 @@
-"""Every change that is made to DGL, in one table, and how it is undone.
+"""Every change that is made to DGL, and one to torch, in one table, and how it is undone.
 
 DGL's functions and layers meet a sharded graph in few places. What stands there instead sends our
 kinds of graphs, markers and counts to this package and all others on to the original. It is put in
@@ -28,13 +28,14 @@ from sar._private import (
     TYPED_SDDMM,
     TYPED_SPMM,
 )
-from sar.frontends.dgl import operators, readout
+from sar.frontends.dgl import loops, operators, readout
 from sar.frontends.dgl.counts import Counts, LocalCount
 from sar.frontends.dgl.fused import fused, named
 from sar.frontends.dgl.sharing import sharing
 from sar.frontends.dgl.typed import in_functions
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
 from sar.layers import entries
+from sar.nn.local_norms import watching_rows
 
 Replace = Callable[[Any], Any]  # the original to what stands in its place
 
@@ -94,6 +95,9 @@ def _patches_of(name: str, module: ModuleType) -> Iterator[tuple[Any, str, Repla
         *outer, attribute = path.split(".")
         holder = getattr(module, outer[0], None) if outer else module
         yield holder, attribute, replace
+    if name == _TORCH:
+        own = next(kind for kind in nn.BatchNorm1d.__mro__ if "forward" in vars(kind))
+        yield own, "forward", watching_rows
     if name == _LAYERS:
         for entry in entries():
             yield getattr(sys.modules.get(entry.module), entry.name, None), "forward", fused(entry)
@@ -141,17 +145,23 @@ def _reverse(graph: Any, copy_ndata: bool = True, copy_edata: bool = False, **_:
 
 
 _REVERSE = {"reverse": _for(Counts, _reverse)}
+_TRANSFORMS = _REVERSE | {
+    "add_self_loop": _for(Counts, loops.add_self_loop),
+    "remove_self_loop": _for(Counts, loops.remove_self_loop),
+}
 _SEGMENTS = {
     "segment_reduce": _for(LocalCount, readout.segment_reduce),
     "segment_softmax": _for(LocalCount, readout.segment_softmax),
 }
 _SEVERAL = _for(operators.GraphMarker, operators.of_several)
+_TORCH = "torch.nn"  # batch norms say when they see rows of a sharded graph
 _LAYERS = "dgl.nn.pytorch"  # last, so that errors of what replaces a layer's code name it, too
 
 _PATCHES: dict[str, dict[str, Replace]] = {
-    "dgl": _REVERSE | _SEGMENTS,
-    "dgl.transforms": _REVERSE,
-    "dgl.transforms.functional": _REVERSE,
+    _TORCH: {},
+    "dgl": _TRANSFORMS | _SEGMENTS,
+    "dgl.transforms": _TRANSFORMS,
+    "dgl.transforms.functional": _TRANSFORMS,
     "dgl.backend": {"segment_mm": in_functions},
     "dgl.readout": {TOP_ROWS.name: _for(Counts, readout.topk)},
     "dgl.ops": _SEGMENTS,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar.config import Policy
+from sar._private import untraced
+from sar.config import Policy, usable_device
 from sar.edges import Relation
 from sar.errors import UnsupportedMember
 from sar.frontends.dgl import multi, passing
 from sar.frontends.dgl.counts import Counts
-from sar.frontends.dgl.edge_columns import EdgeColumns
+from sar.frontends.dgl.edge_columns import EdgeColumns, refuse_compiled
+from sar.frontends.dgl.instead import missing_member
 from sar.frontends.dgl.legacy import OriginalMembers
 from sar.frontends.dgl.operators import GraphMarker
 from sar.frontends.dgl.patches import install
@@ -56,7 +58,7 @@ class ShardedGraph(Counts, OriginalMembers):
 
     def to(self, device: torch.device | str, **_: Any) -> ShardedGraph:
         """The graph on ``device``; itself when it is there already. No communication."""
-        device = torch.device(device)
+        device = usable_device(device)
         if device == self.device:
             return self
         return self._over(self._store.to(device))
@@ -133,9 +135,15 @@ class ShardedGraph(Counts, OriginalMembers):
         """A graph with the same columns whose later changes do not show here."""
         return self._over(transform.copy_frames(self._store))
 
-    def add_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
-        """A graph with an edge from every node to itself added at the end; collective."""
-        return self._over(transform.add_self_loop(self._store, self._canonical(etype)))
+    def add_self_loop(
+        self, etype: str | EType | None = None, rows: Mapping[str, Tensor] | None = None
+    ) -> ShardedGraph:
+        """A graph with an edge from every node to itself added at the end; collective.
+
+        ``rows`` are their columns, [num_nodes, ...] each; 0 in others.
+        """
+        store = transform.add_self_loop(self._store, self._canonical(etype), rows or {})
+        return self._over(store)
 
     def remove_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
         """A graph without edges from a node to itself; collective."""
@@ -175,6 +183,7 @@ class ShardedGraph(Counts, OriginalMembers):
 
     # -- messages -------------------------------------------------------------------------------
 
+    @untraced
     def update_all(
         self,
         message_func: Any,
@@ -206,6 +215,7 @@ class ShardedGraph(Counts, OriginalMembers):
         step = multi.Step(message_func, reduce_func, apply_node_func)
         multi.update_all(self._store, self._canonical(etype), step, self.policy)
 
+    @untraced
     def multi_update_all(
         self,
         etype_dict: Mapping[Any, tuple],
@@ -232,6 +242,7 @@ class ShardedGraph(Counts, OriginalMembers):
         steps = multi.read_steps(etype_dict, cross_reducer, self._canonical)
         multi.multi_update_all(self._store, steps, cross_reducer, apply_node_func, self.policy)
 
+    @partial(untraced, otherwise=partial(refuse_compiled, "graph.apply_edges"))
     def apply_edges(
         self, func: Any, edges: Any = ALL, etype: str | EType | None = None, inplace: bool = False
     ) -> None:
@@ -260,6 +271,7 @@ class ShardedGraph(Counts, OriginalMembers):
                 if self.policy.memory_budget is None:
                     relation.shards(relation.plan.num_rounds(self.policy, 1), reverse=reverse)
 
+    @untraced
     def aggregate(
         self,
         x: Tensor,
@@ -292,7 +304,7 @@ class ShardedGraph(Counts, OriginalMembers):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnsupportedMember(f"a sharded graph has no member {name!r}")
+        raise UnsupportedMember(missing_member(name))
 
     def __repr__(self) -> str:
         kind = "block" if self.is_block else "graph"

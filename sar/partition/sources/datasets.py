@@ -116,7 +116,7 @@ def ogb_loader(kind: str, name: str, root: str | None) -> Iterator[tuple[Any, st
         loader = importlib.import_module(".dataset_dgl", package.__name__)
     except ImportError as error:
         raise MissingDependencyError(
-            f"data set {name!r} needs ogb: pip install 'sar[data]'"
+            f"data set {name!r} needs ogb: pip install 'sar-gnn[data]'"
         ) from error
     root = root or DEFAULT_OGB_ROOT
     with explained(name, root), plain_pickles(), weights_only_loads(loader, Path(root)):
@@ -172,7 +172,7 @@ def explained(name: str, folder: str) -> Iterator[None]:
         raise SarError(f"data set {name!r}: {error}") from error
     except ImportError as error:
         raise MissingDependencyError(
-            f"data set {name!r}: {error}; pip install 'sar[data]'"
+            f"data set {name!r}: {error}; pip install 'sar-gnn[data]'"
         ) from error
     except OSError as error:
         raise SarError(

@@ -194,7 +194,7 @@ def _ends(store: Mapping, where: str) -> tuple[Tensor, Tensor]:
     index = store.get("edge_index")
     if index is None:
         hint = "; it has adj_t: save it without ToSparseTensor" if "adj_t" in store else ""
-        raise ValueError(f"{where} has no edge_index{hint}")
+        raise ValueError(f"{where} has no edge_index, expected PyG's Data or HeteroData{hint}")
     index = _tensor(index)
     if index is None or index.dim() != 2 or len(index) != 2 or index.dtype.is_floating_point:
         shape = None if index is None else (index.dtype, tuple(index.shape))

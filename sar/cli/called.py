@@ -1,0 +1,36 @@
+"""One rank that :func:`sar.launch` started: ``python -m sar.cli.called FOLDER``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from sar.cli.launch import USER_ERROR
+from sar.cli.parcel import read_call, write_error, write_result
+from sar.cli.ranks import report_failure
+from sar.comm import shutdown
+from sar.comm.setup import leave_after
+
+
+def main(path: str) -> int:
+    """Call what the folder holds; rank 0 leaves the result there, whoever fails the error."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # end at once, not when a collective returns
+    folder, rank = Path(path), int(os.environ["RANK"])
+    try:
+        function, args = read_call(folder)
+        result = function(*args)
+        if rank == 0:
+            write_result(folder, result)
+    except Exception as error:
+        write_error(folder, rank, error)
+        report_failure(error)
+        leave_after(error, USER_ERROR)
+        return USER_ERROR
+    shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

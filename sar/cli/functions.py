@@ -1,0 +1,79 @@
+"""A function of the user's on several ranks of this machine, from a script or a notebook."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sar.allocator import ALLOCATORS
+from sar.cli.launch import worker_environment
+from sar.cli.parcel import first_error, read_result, write_call
+from sar.cli.ranks import REPORT, run_ranks
+from sar.comm import DEFAULT_TIMEOUT
+from sar.errors import SarError
+
+
+def launch(
+    main: Callable[..., Any],
+    nproc: int,
+    args: Sequence[Any] = (),
+    *,
+    threads: int | None = None,
+    allocator: str = "system",
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Any:
+    """Call ``main(*args)`` in ``nproc`` new processes of this machine; returns rank 0's result.
+
+    Each finds in its environment what ``torchrun`` would put there, so ``main`` is what a script
+    runs under ``torchrun``: it begins with :func:`sar.initialize_comms`.
+
+    Args:
+        main: a function at the top level of a module or of the script, which every process
+            imports. So a script calls ``launch`` under ``if __name__ == "__main__":``, and a
+            notebook imports ``main`` from a file.
+        nproc: ranks, one for each part of the graph.
+        args: of ``main``, the same for all; pickled, as the result is.
+        threads: of each rank; by default its share of the cores.
+        allocator: of each rank, see ``sar train --allocator``.
+        timeout: seconds in which ranks end after the first that has.
+
+    Raises:
+        TypeError, ValueError: an argument is none of these, before a process starts.
+        SarError: a rank was killed, or did not end. Otherwise the error of the rank that failed
+            first, with that rank's traceback as its cause. No rank runs any more then, as after an
+            interrupt.
+    """
+    _check(main, nproc, args, allocator)
+    with tempfile.TemporaryDirectory(prefix="sar-launch-") as name:
+        folder = Path(name)
+        write_call(folder, main, tuple(args))
+        environment = worker_environment(nproc, threads, allocator)
+        try:
+            run_ranks(["sar.cli.called", name], nproc, environment, timeout)
+        except SarError as failure:
+            error = first_error(folder)
+            if error is None:
+                raise
+            raise error from (error.__cause__ or failure)
+        return read_result(folder)
+
+
+def _check(main: Any, nproc: Any, args: Any, allocator: str) -> None:
+    if REPORT in os.environ:
+        raise SarError(
+            "launch: called inside of a rank, perhaps by the script that the ranks import; put the "
+            'call under if __name__ == "__main__":'
+        )
+    if not callable(main):
+        raise TypeError(f"main: got {type(main).__name__}, expected a function")
+    if not isinstance(nproc, int) or isinstance(nproc, bool):
+        raise TypeError(f"nproc: got {type(nproc).__name__}, expected an int")
+    if nproc < 1:
+        raise ValueError(f"nproc: got {nproc}, expected 1 or more")
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise TypeError(f"args: got {type(args).__name__}, expected a tuple of main's arguments")
+    if allocator not in ALLOCATORS:
+        raise ValueError(f"allocator: got {allocator!r}, expected one of {', '.join(ALLOCATORS)}")

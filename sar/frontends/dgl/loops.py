@@ -1,0 +1,57 @@
+"""``dgl.add_self_loop`` and ``dgl.remove_self_loop`` of a sharded graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sar.graph.store import EType
+
+_REDUCTIONS = ("sum", "mean", "max", "min")
+
+
+def add_self_loop(
+    graph: Any,
+    edge_feat_names: Iterable[str] | None = None,
+    fill_data: float | str = 1.0,
+    etype: str | EType | None = None,
+) -> Any:
+    """A graph with an edge from every node to itself, each on the rank of its node; collective.
+
+    Args:
+        edge_feat_names: columns of edges that loops get a value in, all by default; 0 in others.
+        fill_data: the value, or ``"sum"``, ``"mean"``, ``"max"`` or ``"min"`` over a node's
+            in-edges.
+    """
+    if isinstance(fill_data, str) and fill_data not in _REDUCTIONS:
+        names = ", ".join(_REDUCTIONS)
+        raise ValueError(f"fill_data: got {fill_data!r}, expected a number or one of {names}")
+    canonical = graph.to_canonical_etype(etype)
+    columns = graph.edges[canonical].data
+    names = list(columns) if edge_feat_names is None else list(edge_feat_names)
+    rows = {name: _rows_of_loops(graph, canonical, name, fill_data) for name in names}
+    return graph.add_self_loop(canonical, rows)
+
+
+def remove_self_loop(graph: Any, etype: str | EType | None = None) -> Any:
+    """A graph without edges from a node to itself; collective."""
+    return graph.remove_self_loop(etype)
+
+
+def _rows_of_loops(graph: Any, etype: EType, name: str, fill: float | str) -> Tensor:
+    """[num_nodes, ...] what loops get in a column."""
+    if isinstance(fill, str):
+        import dgl.function as fn
+
+        with graph.local_scope():
+            graph.update_all(
+                fn.copy_e(name, "_sum"), getattr(fn, fill)("_sum", "_sum"), etype=etype
+            )
+            reduced: Tensor = graph.dstnodes[etype[2]].data["_sum"]
+            return reduced
+    like = graph.edges[etype].data[name]
+    shape = (graph.num_nodes(etype[2]), *like.shape[1:])
+    return torch.full(shape, fill, dtype=like.dtype, device=graph.device)
