@@ -617,7 +617,9 @@ def test_a_run_from_its_header_to_its_best_epoch(
             "--which", which,
         )  # fmt: skip
         shown = capsys.readouterr().out.splitlines()
-        assert shown[0] == f"model    of epoch {epoch['epoch']}, the {which}"
+        assert shown[0].startswith(f"model    of epoch {epoch['epoch']}, the {which}")
+        hint = f"; the best by validation is of epoch {best['epoch']}: --which best"
+        assert shown[0].endswith(hint) == (which == "last")
         assert f"val {epoch['val_ogb-acc']:.4f}, test {epoch['test_ogb-acc']:.4f}" in shown[1]
 
 

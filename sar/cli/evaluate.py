@@ -83,7 +83,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     _write(results if group.rank == 0 or not args.gather else None, args, group)
     scores = {} if data.labels is None else trainer.evaluate(logits)
     if group.rank == 0:
-        _tell(args, config["metric"], epoch, scores)
+        _tell(args, config["metric"], epoch, scores, content.get("best"))
 
 
 def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
@@ -169,9 +169,16 @@ def _write(results: dict[str, Tensor] | None, args: argparse.Namespace, group: G
 
 
 def _tell(
-    args: argparse.Namespace, metric: str, epoch: int, scores: dict[str, float | None]
+    args: argparse.Namespace,
+    metric: str,
+    epoch: int,
+    scores: dict[str, float | None],
+    best: dict[str, Any] | None,
 ) -> None:
-    print(f"model    of epoch {epoch}, the {args.which}")
+    hint = ""
+    if args.which == "last" and best and best["epoch"] != epoch:
+        hint = f"; the best by validation is of epoch {best['epoch']}: --which best"
+    print(f"model    of epoch {epoch}, the {args.which}{hint}")
     known = [f"{split} {value:.4f}" for split, value in scores.items() if value is not None]
     if known:
         print(f"{metric}: {', '.join(known)}")
