@@ -183,11 +183,10 @@ def test_search_finds(site: Path, browser: Any) -> None:
     field = browser.find_element(By.CSS_SELECTOR, "[data-md-component=search-query]")
     browser.execute_script("document.querySelector('#__search').click()")
     WebDriverWait(browser, 30).until(lambda _: field.is_displayed() and field.is_enabled())
-    field.send_keys("GATConv")
-    found = WebDriverWait(browser, 30).until(
-        lambda b: [
-            link.get_attribute("href")
-            for link in b.find_elements(By.CSS_SELECTOR, "a.md-search-result__link")
-        ]
-    )
-    assert any(".html" in link for link in found)
+    for typed, page in [("GATConv", "wrapping"), ("explain", "api"), ("AMP", "precision")]:
+        field.clear()
+        field.send_keys(typed)
+        WebDriverWait(browser, 30).until(
+            lambda b: b.find_elements(By.CSS_SELECTOR, f"a.md-search-result__link[href*='{page}.html']"),
+            f"the search for {typed} does not find {page}.html",
+        )

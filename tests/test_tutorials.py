@@ -77,7 +77,7 @@ def test_tutorial_does_what_it_says(
             Path(named[1]).write_text(block.text)
             files += 1
         elif block.language == "shell":
-            for command in block.text.splitlines():
+            for command in block.text.replace("\\\n", " ").splitlines():
                 printed = typed(command)
         elif is_output(page, block.line):
             assert_same_text(printed, block.text)
