@@ -100,10 +100,14 @@ def test_python_blocks_run(page: str, folder: Path, nursery: Nursery) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_are_accepted(page: str) -> None:
+def test_commands_are_accepted(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from benchmarks import registry
     from sar.__main__ import build_parser
 
+    monkeypatch.chdir(tmp_path)
+    Path("mynet.py").write_text("class Net: ...\nclass GraphSAGE: ...\n")  # the reader's models
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for words in commands(page):
         arguments = sar_arguments(words)
