@@ -100,9 +100,7 @@ def test_python_blocks_run(page: str, folder: Path, nursery: Nursery) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_are_accepted(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_accepted(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import registry
     from sar.__main__ import build_parser
 

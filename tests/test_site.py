@@ -177,6 +177,7 @@ def test_pages_show_what_they_should(site: Path, browser: Any) -> None:
 
 def test_search_finds(site: Path, browser: Any) -> None:
     from selenium.webdriver.common.by import By
+    from selenium.webdriver.support import expected_conditions
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser.get((site / "index.html").as_uri())
@@ -186,7 +187,6 @@ def test_search_finds(site: Path, browser: Any) -> None:
     for typed, page in [("GATConv", "wrapping"), ("explain", "api"), ("AMP", "precision")]:
         field.clear()
         field.send_keys(typed)
-        WebDriverWait(browser, 30).until(
-            lambda b: b.find_elements(By.CSS_SELECTOR, f"a.md-search-result__link[href*='{page}.html']"),
-            f"the search for {typed} does not find {page}.html",
-        )
+        link = (By.CSS_SELECTOR, f"a.md-search-result__link[href*='{page}.html']")
+        found = expected_conditions.presence_of_element_located(link)
+        WebDriverWait(browser, 30).until(found, f"no {page}.html for {typed}")
