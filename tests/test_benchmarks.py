@@ -100,7 +100,7 @@ def test_less_than_one_rank_or_turn_exits_2(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(["run", "memory", option, number])
-    assert f"{option}: '{number}': expected an integer of 1 or more" in capsys.readouterr().err
+    assert f"{option}: got '{number}', expected an integer of 1 or more" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_measuring(

@@ -14,14 +14,14 @@ import pytest
 import torch
 from harness.graphs import mixed
 from harness.parts import Cutter
-from jobs.one_loop import misbehave
+from one_loop import misbehave
 
 import sar
 from sar.cli import called, parcel
 from sar.cli.ranks import REPORT
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "tests" / "jobs" / "one_loop.py"
+SCRIPT = ROOT / "tests" / "one_loop.py"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
 
 

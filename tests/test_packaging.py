@@ -25,7 +25,7 @@ from sar.partition.write import write_partitions
 ROOT = Path(__file__).resolve().parent.parent
 NOT_SOURCES = (".*", "build", "dist", "site", "shared", "*.egg-info", "__pycache__")
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])('..')"
-EXTRAS = {"plot", "data", "tbb", "pyg", "completion", "test", "docs", "lint"}
+EXTRAS = {"plot", "loggers", "data", "tbb", "pyg", "completion", "test", "docs", "lint"}
 
 
 def run(*words: object, cwd: Path, **more: str) -> str:

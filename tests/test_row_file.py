@@ -64,7 +64,7 @@ def test_a_feature_of_any_alignment(partitioned: Cutter, tmp_path: Path) -> None
 def history(group: Any, path: str, model: Any, options: DataOptions, where: Any) -> list[Any]:
     part = sar.load_dgl_partition_data(path, group.rank, "cpu")
     data = load_node_data(part, options, map_features=where)
-    assert (data.file is None) == (where is False)
+    assert bool(data.files) == (where is not False)
     graph = sar.construct_full_graph(part)
     trainer = Trainer(copy.deepcopy(model), graph, data, TrainOptions(epochs=3))
     records = [(record["loss"], record["train_acc"]) for record in trainer.fit()]

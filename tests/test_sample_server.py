@@ -158,11 +158,11 @@ def hit(victim: Child, number: int) -> None:
 
 
 BAD = [
-    (["--trainers", "0"], "--trainers: got 0, expected at least 1"),
+    (["--trainers", "0"], "--trainers: got '0', expected an integer of 1 or more"),
     (["--trainers", "1", "--address", "here"], "--address: got 'here', expected HOST:PORT"),
     (["--trainers", "1", "--address", "192.0.2.7:0"], "cannot listen at 192.0.2.7:0"),
     (["--trainers", "1", "--nproc", "3"], "got a graph of 2 parts for 3 ranks"),
-    (["--trainers", "1", "--timeout", "0"], "--timeout: got 0.0, expected more than 0"),
+    (["--trainers", "1", "--timeout", "0"], "--timeout: got '0', expected a number of more than 0"),
     (["--trainers", "1", "--adress", "a:1"], "did you mean --address?"),
 ]
 

@@ -339,7 +339,7 @@ def test_ogb_download_that_fails(tmp_path, monkeypatch, ogb_loader, error):
 def test_without_ogb(monkeypatch):
     pytest.importorskip("dgl")
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
-    with pytest.raises(MissingDependencyError, match=r"sar\[data\]"):
+    with pytest.raises(MissingDependencyError, match=r"sar-gnn\[data\]"):
         open_source("ogbn-arxiv")
 
 

@@ -240,7 +240,7 @@ def test_inspect_predicts_in_lines(parts, capsys, monkeypatch):
 def test_wrong_predictions(tmp_path, capsys):
     path = str(cut(dgl.rand_graph(20, 60), tmp_path / "plain", 2))
     assert "no 'feat'" in fails(capsys, path, "--hidden", "8")
-    assert "layers: got 0" in fails(capsys, path, "--layers", "0")
+    assert "--layers: got '0'" in fails(capsys, path, "--layers", "0")
     several = dgl.heterograph(
         {("a", "r", "b"): ([0, 1], [1, 2]), ("b", "s", "a"): ([0, 1], [1, 2])}
     )
