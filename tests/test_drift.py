@@ -129,7 +129,7 @@ def test_gradients_that_were_never_summed() -> None:
     run_threads(2, case)
 
 
-@pytest.mark.parametrize("call", ["sync_params", "gather_grads", "overlap_gradients", "check"])
+@pytest.mark.parametrize("call", ["gather_grads", "overlap_gradients", "check"])
 def test_a_norm_of_one_ranks_rows_is_told_once_in_any_loop(call: str) -> None:
     def case(group: Group) -> None:
         mine = model().train()

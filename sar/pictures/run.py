@@ -65,7 +65,7 @@ def read_run(result: Any) -> Run:
     if missing is None or missing:
         what = type(result).__name__ if missing is None else f"no {', '.join(missing)}"
         raise ValueError(f"run: got {what}, expected the JSON of sar train --json")
-    if not isinstance(result["config"], Mapping):
+    if not isinstance(result["config"], dict):
         raise ValueError("run: got no options in config, expected the JSON of sar train --json")
     for table in _NUMBERS:
         _check_rows(table, result[table])

@@ -25,7 +25,9 @@ def add_rank_arguments(parser: Parser) -> None:
         "--backend", metavar="WORD", type=_backend,
         help="gloo, nccl, ccl, mpi; default: gloo on the CPU, nccl on CUDA",
     )  # fmt: skip
-    more.add_argument("--threads", type=positive, help="of a rank; default: its share of the cores")
+    more.add_argument(
+        "--threads", type=positive, help="of a rank; default: its share of the cores"
+    )
     add_timeout(more)
     add_allocator_arguments(more)
     _add_policy_arguments(parser.add_argument_group("streaming"))
