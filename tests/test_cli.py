@@ -200,6 +200,38 @@ def test_what_is_saved_gives_the_same_again(words: list[str], tmp_path: Path) ->
     assert yaml.safe_load(path.read_text()) == saved
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("0", "holds no OPTION: VALUE lines"),
+        ("lr: 1\nepochs: 3\nlr: 2\n", "lr is given 2 times"),
+        ("features: [[a]]", "features: got lists or mappings in a list, expected values"),
+        ("logger: [{a: 1}]", "logger: got lists or mappings in a list, expected values"),
+        ("features: 2020-99-99", "is no YAML: month must be in 1..12"),
+        ("epochs: " + "[" * 3000, "is no YAML: maximum recursion depth"),
+    ],
+)
+def test_hostile_files(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    assert told in "".join(fails(capsys, "train", "p.json", "--config", str(path)))
+
+
+def test_a_file_that_says_null_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("null\n")
+    assert (
+        parsed("train", "p.json", "--config", str(path))["epochs"]
+        == parsed("train", "p.json")["epochs"]
+    )
+
+
+@pytest.mark.parametrize("value", ["2020-99-99", "!!int abc", "[" * 3000])
+def test_hostile_arguments_of_a_model(value: str, capsys: pytest.CaptureFixture) -> None:
+    words = ["train", "p.json", "--model", "a:B", "--model-args", f"width={value}"]
+    assert f"width: {value!r} is no YAML" in "".join(fails(capsys, *words))
+
+
 def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("epoch: 3\nhidden: wide\nbatch-norm: maybe\nmethod: [a, b]\nmodel-args: 3\n")

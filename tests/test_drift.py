@@ -57,6 +57,23 @@ def test_one_bit_on_one_rank_is_named_on_all(name: str) -> None:
     assert f"model: {name} of rank 1 is not the same as rank 0's (1 of 9 tensors differ)" in first
 
 
+def test_buffers_of_every_kind_are_compared() -> None:
+    """Conjugate views, halves, flags, strides and nothing."""
+    numbers = torch.arange(6.0).view(2, 3)
+    kinds = [numbers.cfloat().conj(), numbers.bfloat16(), numbers > 2, numbers.t(), numbers[:0]]
+
+    def case(group: Group) -> None:
+        mine = model()
+        for at, kind in enumerate(kinds):
+            mine.register_buffer(f"kind{at}", kind)
+        sar.check(mine, group=group)
+        mine.kind0 = mine.kind0 + 1j * group.rank
+        with pytest.raises(sar.DriftError, match="model: kind0 of rank 1 is not"):
+            sar.check(mine, group=group)
+
+    run_threads(2, case)
+
+
 def test_other_models_are_told_from_drift() -> None:
     def case(group: Group) -> None:
         mine = nn.Linear(3, 2 + group.rank)
@@ -112,7 +129,7 @@ def test_gradients_that_were_never_summed() -> None:
     run_threads(2, case)
 
 
-@pytest.mark.parametrize("call", ["sync_params", "gather_grads", "overlap_gradients", "check"])
+@pytest.mark.parametrize("call", ["gather_grads", "overlap_gradients", "check"])
 def test_a_norm_of_one_ranks_rows_is_told_once_in_any_loop(call: str) -> None:
     def case(group: Group) -> None:
         mine = model().train()

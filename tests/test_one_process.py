@@ -17,7 +17,7 @@ from harness.parts import Cutter
 from one_loop import misbehave
 
 import sar
-from sar.cli import parcel
+from sar.cli import called, parcel
 from sar.cli.ranks import REPORT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,6 +110,38 @@ def test_what_a_notebook_defines_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
             sar.launch(*arguments)
     with pytest.raises(ValueError, match="allocator: got 'x', expected one of system"):
         sar.launch(top_level, 2, allocator="x")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"threads": 0}, ValueError, "threads: got 0, expected 1 or more"),
+        ({"threads": "a"}, TypeError, "threads: got str, expected an int or None"),
+        ({"timeout": -1}, ValueError, "timeout: got -1, expected seconds, more than 0"),
+        ({"timeout": float("nan")}, ValueError, "timeout: got nan, expected seconds"),
+        ({"timeout": "5"}, TypeError, "timeout: got str, expected seconds"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], error: type, match: str) -> None:
+    with pytest.raises(error, match=match):
+        sar.launch(top_level, 1, **options)
+
+
+def test_a_main_that_leaves(tmp_path: Path) -> None:
+    """With the status 0 it returned None; with another it failed, and a silent end is told."""
+    assert called._call(sys.exit, ()) is None and called._call(sys.exit, (0,)) is None
+    with pytest.raises(SystemExit, match="3"):
+        called._call(sys.exit, (3,))
+    with pytest.raises(sar.SarError, match=r"rank 0: ended before main returned.*os\._exit"):
+        parcel.read_result(tmp_path)
+
+
+def test_what_ranks_do_not_find_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a function that is defined under the script's guard."""
+    parcel.write_call(tmp_path, top_level, ())
+    monkeypatch.delattr(sys.modules[__name__], "top_level")
+    with pytest.raises(TypeError, match="main, args: got what a rank does not find .*top_level"):
+        parcel.read_call(tmp_path)
 
 
 def test_a_script_without_a_guard_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

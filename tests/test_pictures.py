@@ -282,6 +282,13 @@ def test_hostile_names_are_words() -> None:
         ([1], "run: got list, expected the JSON of sar train --json"),
         ({"epochs": [], "ranks": []}, "got no layers, config"),
         (result() | {"epochs": []}, "got no epoch"),
+        (result() | {"ranks": []}, "got no epoch or no rank"),
+        (result() | {"epochs": ["a"]}, "run: epochs: got no number for 'epoch'"),
+        (result() | {"epochs": [{"epoch": 1, "loss": None}]}, "epochs: got no number for 'loss'"),
+        (result() | {"epochs": [{"epoch": 10**400}]}, "epochs: got no number for 'epoch'"),
+        (result() | {"layers": [{}]}, "layers: got no number for 'compute'"),
+        (result() | {"ranks": [{"rank": 0}]}, "ranks: got no number for 'peak_rss_mb'"),
+        (result() | {"config": [1]}, "got no options in config"),
     ],
 )
 def test_what_is_no_run(content: Any, message: str, tmp_path: Path, capsys: Any) -> None:
@@ -293,9 +300,11 @@ def test_what_is_no_run(content: Any, message: str, tmp_path: Path, capsys: Any)
 def test_wrong_files_of_a_report(tmp_path: Path, capsys: Any) -> None:
     run, page_ = written(tmp_path, result()), str(tmp_path / "run.html")
     (tmp_path / "text.json").write_text("{")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     for words, message in (
         ([run, "--out", str(tmp_path / "run.pdf")], "ends in .html or .png or .svg"),
         ([str(tmp_path / "text.json"), "--out", page_], "is no JSON"),
+        ([str(tmp_path / "deep.json"), "--out", page_], "is no JSON"),
         ([str(tmp_path / "none.json"), "--out", page_], "No such file"),
         ([run, "--out", page_, "--cut", run], "run.json"),
     ):

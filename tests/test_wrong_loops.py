@@ -137,7 +137,24 @@ def test_a_batch_norm_that_sees_sharded_rows(path: str) -> None:
     (words,) = words_of(loop, path, make=with_norm, start=nothing, gather=nothing, steps=5)
     assert words.startswith("BatchNorm1d(8,") and "sar.prepare(model, graph)" in words
     (words,) = words_of(loop, path, make=with_norm, steps=5)
+    assert words.startswith("BatchNorm1d(8,")
+
+
+def test_a_batch_norm_that_sees_chosen_rows(path: str) -> None:
+    """Which are no graph's: told by the first sum of gradients, by name."""
+
+    def case(group: Group, path: str) -> None:
+        model = nn.ModuleDict({"norm": nn.BatchNorm1d(3)})
+        model["norm"](torch.rand(5, 3)).sum().backward()
+        sar.gather_grads(model)
+
+    (words,) = words_of(case, path)
     assert words.startswith("norm normalizes with each rank's own rows")
+
+
+def synced_then_converted(model: nn.Module, graph: Any) -> None:
+    sar.sync_params(model)
+    sar.convert_batch_norm(model)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +163,7 @@ def test_a_batch_norm_that_sees_sharded_rows(path: str) -> None:
         {"start": sar.prepare},
         {"start": sar.prepare, "make": with_norm},
         {"start": sar.prepare, "make": OfMyOwn},
+        {"start": synced_then_converted, "make": with_norm, "steps": 3},
         {"loss": own_count},
         {"gather": overlapped},
         {"make": lambda: OfDGL(nn.BatchNorm1d(8).eval()), "steps": 3},

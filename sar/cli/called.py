@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sar.cli.launch import USER_ERROR
 from sar.cli.parcel import read_call, write_error, write_result
@@ -20,7 +22,7 @@ def main(path: str) -> int:
     folder, rank = Path(path), int(os.environ["RANK"])
     try:
         function, args = read_call(folder)
-        result = function(*args)
+        result = _call(function, args)
         if rank == 0:
             write_result(folder, result)
     except Exception as error:
@@ -30,6 +32,16 @@ def main(path: str) -> int:
         return USER_ERROR
     shutdown()
     return 0
+
+
+def _call(function: Callable[..., Any], args: tuple) -> Any:
+    """The result; ``None`` of a function that leaves with the status 0, as a script may."""
+    try:
+        return function(*args)
+    except SystemExit as leaving:
+        if leaving.code:
+            raise
+        return None
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,22 @@ def read_into(parser: Any, path: str, left_out: Collection[str] = ()) -> Iterato
         text = Path(path).read_text()
         # Words as on the command line, and what they are in YAML for arguments of a model.
         words, typed = yaml.load(text, Loader=yaml.BaseLoader), yaml.safe_load(text)
+        top = yaml.compose(text, Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as error:
         yield f"--config: cannot read {path!r}: {getattr(error, 'strerror', None) or error}"
         return
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also dates, nesting
         yield f"--config: {path!r} is no YAML: {' '.join(str(error).split())}"
         return
-    if not isinstance(typed or {}, dict):
+    if typed is None:
+        return
+    if not isinstance(typed, dict):
         yield f"--config: {path!r} holds no OPTION: VALUE lines"
         return
+    keys = Counter(node.value for node, _ in top.value)
+    yield from (f"{path}: {key} is given {n} times" for key, n in keys.items() if n > 1)
     actions = _named(parser)
-    for key, value in (words or {}).items():
+    for key, value in words.items():
         if key not in actions:
             near = difflib.get_close_matches(str(key), actions, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -91,6 +97,8 @@ def _read(parser: Any, action: argparse.Action, words: Any, typed: Any) -> Any:
         if words not in ("true", "false"):
             raise ValueError(f"got {words!r}, expected true or false")
         return words == "true"
+    if not isinstance(words, str) and not all(isinstance(word, str) for word in words):
+        raise ValueError("got lists or mappings in a list, expected values")
     if action.nargs in ("+", "*") or isinstance(action.default, list):
         return [
             parser.convert(action, one) for one in ([words] if isinstance(words, str) else words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -43,10 +44,12 @@ def launch(
     Raises:
         TypeError, ValueError: an argument is none of these, before a process starts.
         SarError: a rank was killed, or did not end. Otherwise the error of the rank that failed
-            first, with that rank's traceback as its cause. No rank runs any more then, as after an
-            interrupt.
+            first, with that rank's traceback as its cause. A rank that calls ``sys.exit`` has
+            failed unless the status is 0; its result is ``None`` then. No rank runs any more after
+            an error or an interrupt.
     """
     _check(main, nproc, args, allocator)
+    _check_numbers(threads, timeout)
     with tempfile.TemporaryDirectory(prefix="sar-launch-") as name:
         folder = Path(name)
         write_call(folder, main, tuple(args))
@@ -59,6 +62,17 @@ def launch(
                 raise
             raise error from (error.__cause__ or failure)
         return read_result(folder)
+
+
+def _check_numbers(threads: Any, timeout: Any) -> None:
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
+        raise TypeError(f"threads: got {type(threads).__name__}, expected an int or None")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads: got {threads}, expected 1 or more")
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout: got {type(timeout).__name__}, expected seconds")
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"timeout: got {timeout}, expected seconds, more than 0")
 
 
 def _check(main: Any, nproc: Any, args: Any, allocator: str) -> None:

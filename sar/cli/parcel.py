@@ -62,7 +62,14 @@ def read_call(folder: Path) -> tuple[Callable[..., Any], tuple]:
         module = types.ModuleType(name)
         vars(module).update(found)
         sys.modules["__main__"] = sys.modules[name] = module
-    return pickle.loads((folder / _CALL).read_bytes())
+    try:
+        called: tuple[Callable[..., Any], tuple] = pickle.loads((folder / _CALL).read_bytes())
+    except AttributeError as error:
+        raise TypeError(
+            f"main, args: got what a rank does not find ({error}); expected names that importing "
+            'their file defines, not those under if __name__ == "__main__":'
+        ) from error
+    return called
 
 
 def _script() -> dict[str, str]:
@@ -86,8 +93,11 @@ def write_result(folder: Path, result: Any) -> None:
 
 
 def read_result(folder: Path) -> Any:
-    """What rank 0 returned."""
-    return pickle.loads((folder / _RESULT).read_bytes())
+    """What rank 0 returned; raises ``SarError`` where it ended without a word."""
+    file = folder / _RESULT
+    if not file.exists():
+        raise SarError("rank 0: ended before main returned, with status 0; did it call os._exit?")
+    return pickle.loads(file.read_bytes())
 
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:

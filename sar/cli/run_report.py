@@ -30,5 +30,5 @@ def _read(path: Path) -> Any:
     """The JSON in a file; raises ``ValueError``."""
     try:
         return json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"RUN.json: {str(path)!r} is no JSON: {error}") from error

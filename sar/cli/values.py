@@ -107,6 +107,6 @@ class KeyValue(argparse.Action):
             raise argparse.ArgumentError(self, f"got {values!r}, expected KEY=VALUE")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # also dates, nesting
             raise argparse.ArgumentError(self, f"{key}: {text!r} is no YAML") from error
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), key: value})

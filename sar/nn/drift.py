@@ -117,7 +117,7 @@ def check_call(module: nn.Module, group: Group) -> None:
 
 def _digest(tensor: Tensor) -> int:
     """63 bits of its bytes."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
     data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
     return xxhash.xxh3_64_intdigest(data) >> 1
 

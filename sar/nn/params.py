@@ -12,7 +12,6 @@ from torch.nn.parameter import is_lazy
 
 from sar.comm import Group, current_group
 from sar.nn.drift import check_sums
-from sar.nn.local_norms import warn_of_local_norms
 from sar.nn.replicas import ShardedParameter, agree_on_layout, layout_of, replicated
 from sar.nn.steps import steps_of
 from sar.ops.reduce import wide_dtype
@@ -28,7 +27,6 @@ def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
     """
     group = group or current_group()
     tensors: dict[str, Tensor] = {**replicated(model), **dict(model.named_buffers())}
-    warn_of_local_norms(model, group)
     agree_on_layout(tensors, group)
     with torch.no_grad():
         for tensor in tensors.values():

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 SPLITS = ("train", "val", "test")
 _NEEDED = ("epochs", "ranks", "layers", "config")
+_NUMBERS = {  # that each row has
+    "epochs": ("epoch", "loss", "seconds"),
+    "ranks": ("rank", "peak_rss_mb", "baseline_rss_mb", "sent_bytes", "received_bytes"),
+    "layers": ("compute", "wait", "longest_compute", "longest_wait", "sent"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,13 @@ def read_run(result: Any) -> Run:
     if missing is None or missing:
         what = type(result).__name__ if missing is None else f"no {', '.join(missing)}"
         raise ValueError(f"run: got {what}, expected the JSON of sar train --json")
+    if not isinstance(result["config"], dict):
+        raise ValueError("run: got no options in config, expected the JSON of sar train --json")
+    for table in _NUMBERS:
+        _check_rows(table, result[table])
     epochs = result["epochs"]
-    if not epochs:
-        raise ValueError("run: got no epoch, expected one or more to draw")
+    if not epochs or not result["ranks"]:
+        raise ValueError("run: got no epoch or no rank, expected one or more to draw")
     scores: dict[str, list[float | None]] = {}
     for split in SPLITS:
         key = next((name for name in epochs[0] if name.startswith(f"{split}_")), None)
@@ -73,3 +83,16 @@ def read_run(result: Any) -> Run:
         epochs, result["ranks"], result["layers"], result["config"], result.get("versions", {}),
         metric, scores,
     )  # fmt: skip
+
+
+def _check_rows(table: str, rows: Any) -> None:
+    """Raise ``ValueError`` unless each row of a table has its numbers."""
+    for row in rows if isinstance(rows, list) else [None]:
+        known = row if isinstance(row, Mapping) else {}
+        for name in _NUMBERS[table]:
+            value = known.get(name)
+            if not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+                raise ValueError(
+                    f"run: {table}: got no number for {name!r}, expected the JSON of sar train "
+                    "--json"
+                )
