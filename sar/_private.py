@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from functools import partial, wraps
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -41,24 +41,9 @@ def _found(name: str, otherwise: Any = None) -> Any:
 
 # ---- torch: the compiler
 
-_lazily_disabled: Any = _found("torch._disable_dynamo", torch.compiler.disable)
+lazily_disabled: Any = _found("torch._disable_dynamo", torch.compiler.disable)
 """``torch.compiler.disable``, that loads the compiler with the first call; missing: that itself,
 which loads it with the library."""
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def untraced(function: _F, otherwise: Callable[..., Any] | None = None) -> _F:
-    """``function``, which ``torch.compile`` calls as it stands and never looks into.
-
-    Compiled code calls ``otherwise`` in its place, if there is one.
-    """
-    apart = _lazily_disabled(otherwise or function)
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (apart if torch.compiler.is_compiling() else function)(*args, **kwargs)
-
-    return cast(_F, call)
 
 
 # ---- torch: tensors

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -153,18 +152,21 @@ class Call:
 
     Attributes:
         module: ``None`` where a user named the graphs.
-        ends: a layer's input rows of one relation, each with its node type.
+        rows: what a layer got beside its graph, the rows of sources or a pair of both ends'.
     """
 
     module: object
     graphs: Sequence[GraphView]
-    ends: Sequence[tuple[object, str]] = ()
+    rows: object = None
 
     def kinds_of(self, x: Tensor) -> set[Kind]:
         """What the rows of ``x`` may be: one type for an input of the layer, else all it sees."""
-        for end, ntype in self.ends:
-            if x is end:
-                return {ntype}
+        pair = self.rows if isinstance(self.rows, tuple) else (self.rows,)
+        etypes = [etype for graph in self.graphs for etype in graph.canonical_etypes]
+        if len(etypes) == 1:
+            for end, ntype in zip(pair, etypes[0][::2]):
+                if x is end:
+                    return {ntype}
         return kinds_of(self.graphs)
 
 
@@ -184,21 +186,6 @@ class _Current(threading.local):
 
 
 current = _Current()
-
-
-@contextmanager
-def layer_called(layer: object, graph: GraphView, rows: object) -> Iterator[None]:
-    """Inside, ``layer`` runs, which was called with ``graph`` and ``rows``, or a pair of them."""
-    ends: tuple[tuple[object, str], ...] = ()
-    if len(graph.canonical_etypes) == 1:
-        src, _, dst = graph.canonical_etypes[0]
-        pair = rows if isinstance(rows, tuple) and len(rows) == 2 else (rows, None)
-        ends = tuple(zip(pair, (src, dst)))
-    current.stack.append(Call(layer, [graph], ends))
-    try:
-        yield
-    finally:
-        current.stack.pop()
 
 
 class KnownRows:

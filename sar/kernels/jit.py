@@ -1,4 +1,5 @@
-"""What compiled kernels share: options, arrays, prefetching, exponentials, random numbers, threads.
+"""What compiled kernels share: options, arrays, prefetching, exponentials, random numbers, threads;
+and functions that torch's compiler leaves as they are.
 
 Kernels are compiled on first use and kept on disk by numba. They release the interpreter lock, so
 that :func:`in_parallel` can run one on ranges of rows in several threads.
@@ -10,7 +11,8 @@ import math
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -20,7 +22,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from sar._private import llvm_tools, without_counting
+from sar._private import lazily_disabled, llvm_tools, without_counting
 
 # Sums may be reordered, so that they use vector units; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
@@ -294,3 +296,20 @@ def num_parts(indptr: Tensor) -> int:
     """In how many parts :func:`in_parallel` cuts; few edges are not worth a thread."""
     threads = torch.get_num_threads()
     return threads if threads == 1 else max(1, min(threads, int(indptr[-1]) // _EDGES_A_THREAD))
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def untraced(function: _F, otherwise: Callable[..., Any] | None = None) -> _F:
+    """``function``, which ``torch.compile`` calls as it stands and never looks into.
+
+    Compiled code calls ``otherwise`` in its place, if there is one.
+    """
+    apart = lazily_disabled(otherwise or function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (apart if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return cast(_F, call)

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar._private import children_of, untraced
+from sar._private import children_of
 from sar.comm import Group, LocalGroup, current_group
+from sar.kernels.jit import untraced
 from sar.ops.batch_norm import normalize_rows
 from sar.tracing.lazy import EdgeTensor, eager
 

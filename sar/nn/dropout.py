@@ -9,10 +9,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar._private import children_of, tree_leaves, untraced
+from sar._private import children_of, tree_leaves
 from sar.comm import current_group
 from sar.graph import GraphView
 from sar.graph.rows import Call, KeyedRows, Kind, current, keyed_rows, kinds_of
+from sar.kernels.jit import untraced
 from sar.ops.keyed import keyed_dropout
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.message_dropout import in_function

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sar._private import untraced
 from sar.comm import Group, current_group
+from sar.kernels.jit import untraced
 from sar.ops.reduce import mean_of_rows, sum_of_rows
 from sar.tracing.lazy import eager
 

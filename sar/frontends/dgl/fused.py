@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sar._private import untraced
+import torch
+from torch import nn
+
+from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.frontends.dgl.counts import Counts
-from sar.graph.rows import layer_called
+from sar.graph.rows import Call, current
+from sar.kernels.jit import untraced
 from sar.layers import FusedLayer, choose
 from sar.layers.choice import class_reason
-from sar.nn.drift import check_call
+from sar.nn.drift import CHECK_EVERY, check
 
 
 def fused(entry: FusedLayer) -> Callable[[Callable], Callable]:
@@ -55,17 +59,35 @@ def named(forward: Callable) -> Callable:
     @untraced
     @wraps(forward)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
-        inside: AbstractContextManager = nullcontext()
-        if isinstance(graph, Counts):
-            check_call(self, graph.group)
-            inside = layer_called(self, graph, args[1] if len(args) > 1 else kwargs.get("feat"))
+        graph: Any = args[0] if args else kwargs.get("graph", kwargs.get("g"))
+        is_sharded = isinstance(graph, Counts)
+        if is_sharded:
+            if _is_checked(self, graph.group):
+                check(self, buffers=False, group=graph.group)
+            rows = args[1] if len(args) > 1 else kwargs.get("feat")
+            current.stack.append(Call(self, [graph], rows))
         try:
-            with inside:
-                return forward(self, *args, **kwargs)
+            return forward(self, *args, **kwargs)
         except NotSupportedError as error:
             if error.layer is not None:
                 raise
             raise error.of_layer(type(self).__name__) from error
+        finally:
+            if is_sharded:
+                current.stack.pop()
 
     return call
+
+
+_calls: WeakKeyDictionary[Group, WeakKeyDictionary[nn.Module, int]] = WeakKeyDictionary()
+
+
+def _is_checked(layer: nn.Module, group: Group) -> bool:
+    """Whether this call compares the layer's parameters over ranks: one of many."""
+    if group.size == 1 or not torch.is_grad_enabled() or not layer.training:
+        return False
+    calls = _calls.get(group)
+    if calls is None:
+        calls = _calls.setdefault(group, WeakKeyDictionary())
+    number = calls[layer] = calls.get(layer, 0) + 1
+    return number % CHECK_EVERY == 0

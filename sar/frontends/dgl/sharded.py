@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar._private import untraced
 from sar.config import Policy, usable_device
 from sar.edges import Relation
 from sar.errors import UnsupportedMember
@@ -24,6 +23,7 @@ from sar.frontends.dgl.patches import install
 from sar.graph import transform
 from sar.graph.frame import Frame, FrameSet
 from sar.graph.store import EType, GraphStore
+from sar.kernels.jit import untraced
 from sar.tracing.lazy import eager
 
 ALL = "__ALL__"  # dgl.ALL
