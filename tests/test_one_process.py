@@ -91,6 +91,7 @@ def top_level(_: Any = None) -> None:
         ((3, 2), TypeError, "main: got int, expected a function"),
         ((top_level, "2"), TypeError, "nproc: got str, expected an int"),
         ((top_level, 0), ValueError, "nproc: got 0, expected 1 or more"),
+        ((top_level, 10**6), ValueError, "nproc: got 1000000, expected at most .* 64 for each"),
         ((top_level, 2, "abc"), TypeError, "args: got str, expected a tuple"),
     ],
 )

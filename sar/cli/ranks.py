@@ -29,6 +29,7 @@ REPORT = "SAR_REPORT_DESCRIPTOR"  # where a rank writes its error
 FAILED_FIRST = "another rank failed first: "  # how a rank names the cause of its own failure
 LOOPBACK = "127.0.0.1", 0  # any port
 _PAUSE = 0.05
+_MOST_A_CORE = 64  # ranks
 _TERM_SECONDS = 2.0  # from the polite signal to the other
 _REPORT_BYTES = 1 << 16  # what a pipe holds
 _MOST_CHARACTERS = 4000  # of a message, so that two of them never fill it
@@ -102,8 +103,9 @@ def run_ranks(
         tell: is called with the address when ranks can meet there.
 
     Raises ``SarError`` naming the rank that failed first and why; ``KeyboardInterrupt`` after an
-    interrupt. No rank runs any more then.
+    interrupt. No rank runs any more then. ``ValueError`` for more ranks than a machine bears.
     """
+    _check_size(size)
     host, port = address
     try:
         store = serve_store(host, port, size + others, timedelta(seconds=timeout))
@@ -134,6 +136,16 @@ def run_ranks(
     if others:
         tell_failure(store, str(failure), range(size, size + others), will_come=not asked)
     raise failure
+
+
+def _check_size(size: int) -> None:
+    """A slip of the pen would take the machine down with it: each rank takes about 0.3 GB."""
+    cores = len(os.sched_getaffinity(0))
+    if size > _MOST_A_CORE * cores:
+        raise ValueError(
+            f"nproc: got {size}, expected at most {_MOST_A_CORE * cores}, {_MOST_A_CORE} for each "
+            f"of {cores} cores"
+        )
 
 
 def _failure(
