@@ -1,4 +1,5 @@
 """What ``sar`` offers, imported when the first of these names is asked for."""
+# ruff: noqa: F401
 
 from sar import comm
 from sar.comm import (
@@ -56,58 +57,3 @@ from sar.nn import (
 from sar.partition.homogeneous import to_homogeneous
 from sar.partition.options import PartitionOptions
 from sar.partition.run import partition_graph
-
-__all__ = [
-    "CommError",
-    "Config",
-    "DataLoader",
-    "DistNeighborSampler",
-    "DistributedBN1D",
-    "DistributedBlock",
-    "DriftError",
-    "Explanation",
-    "GraphShardManager",
-    "HeteroGraphShardManager",
-    "Lossy",
-    "MissingDependencyError",
-    "NotSupportedError",
-    "PartitionError",
-    "PartitionOptions",
-    "Policy",
-    "SarError",
-    "ShardedGraph",
-    "check",
-    "comm",
-    "comm_device",
-    "construct_full_graph",
-    "construct_mfgs",
-    "convert_batch_norm",
-    "convert_dist_graph",
-    "convert_dropout",
-    "current_group",
-    "explain",
-    "gather_grads",
-    "global_mean",
-    "global_sum",
-    "initialize_comms",
-    "load_dgl_partition_data",
-    "load_partition_data",
-    "logger",
-    "logging_setup",
-    "manual_seed",
-    "message_has_parameters",
-    "nfs_ip_init",
-    "optimize",
-    "overlap_gradients",
-    "partition_graph",
-    "patch_dgl",
-    "prepare",
-    "rank",
-    "set_activations",
-    "shutdown",
-    "suffix_key_lookup",
-    "sync_params",
-    "to_homogeneous",
-    "trace",
-    "world_size",
-]

@@ -596,3 +596,14 @@ def test_only_kernels_and_transports_look_at_devices() -> None:
     assert not bad, "\n".join(bad)
     found = list(device_types(ast.parse("x.device.type\nx.is_cpu\nf(device_type=device.type)")))
     assert sorted(found) == [1, 2]
+
+
+def test_one_reads_a_file_and_a_function_in_one_go() -> None:
+    """400 lines and 60, with their docstrings."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    long = [path.name for path, _ in sources() if len(path.read_text().splitlines()) > 400]
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, functions) and node.end_lineno - node.lineno >= 60:
+                long.append(f"{path.name}:{node.lineno}: {node.name}")
+    assert not long

@@ -14,6 +14,7 @@ from sar.cli.parcel import first_error, read_result, write_call
 from sar.cli.ranks import REPORT, run_ranks
 from sar.comm import DEFAULT_TIMEOUT
 from sar.errors import SarError
+from sar.files import remove_left_over, scratch_folder
 from sar.words import ALLOCATORS
 
 
@@ -50,12 +51,12 @@ def launch(
     """
     _check(main, nproc, args, allocator)
     _check_numbers(threads, timeout)
-    with tempfile.TemporaryDirectory(prefix="sar-launch-") as name:
-        folder = Path(name)
+    remove_left_over(Path(tempfile.gettempdir()))
+    with scratch_folder() as folder:
         write_call(folder, main, tuple(args))
         environment = worker_environment(nproc, threads, allocator)
         try:
-            run_ranks(["sar.cli.called", name], nproc, environment, timeout)
+            run_ranks(["sar.cli.called", str(folder)], nproc, environment, timeout)
         except SarError as failure:
             error = first_error(folder)
             if error is None:

@@ -8,8 +8,10 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -87,16 +89,22 @@ def initialize_comms(
     if not 0 < timeout < math.inf:
         raise ValueError(f"timeout: got {timeout}, expected seconds > 0")
     device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
-    limit = timedelta(seconds=timeout)
     tune_process()
     _take_device(device)
     address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
-    port, is_users = _port(master_port_number, size), dist.is_initialized()
+    port = _port(master_port_number, size)
+    limit = timedelta(seconds=timeout)
+    return _met(partial(Meeting, rank, size, backend, device, address, port, limit), address)
+
+
+def _met(meeting: Callable[[], Meeting], address: str) -> Group:
+    """The group of those that meet, the current one from now on and until the process ends."""
+    is_users = dist.is_initialized()
     if not is_users:
         _made["variables"] = choose_interface(address)
     _report_uncaught()
     try:
-        group = Meeting(rank, size, backend, device, address, port, limit).group()
+        group = meeting().group()
     except CommError:
         if not stuck():
             _forget_meeting(is_users)
