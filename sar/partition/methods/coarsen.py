@@ -31,7 +31,7 @@ _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
 _UNIT = 64  # weight of an average node
-_SHARED_MEMORY = ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")  # may take threads' own memory from them
+_OTHER_MEMORY = ("MALLOC_PERTURB_", "LD_PRELOAD")  # not glibc's, or filled with something else
 
 
 class Coarsen(Method):
@@ -121,6 +121,7 @@ def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarra
 
 
 def _environment() -> dict[str, str]:
-    """It imports from where this process does, and threads have memory of their own."""
-    kept = {name: value for name, value in os.environ.items() if name not in _SHARED_MEMORY}
-    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, filter(None, sys.path)))}
+    """It imports from where this process does, and memory holds nothing when it is given out."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OTHER_MEMORY}
+    path = os.pathsep.join(map(str, filter(None, sys.path)))
+    return {**kept, **kaminpar_main.ENVIRONMENT, "PYTHONPATH": path}

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 if __name__ == "__main__":  # its folder has modules whose names others may have, too
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
 
 import numpy as np  # noqa: E402
 
+# KaMinPar reads a flag of its graphs that it has not written: whether nodes are sorted by degree.
+# With this glibc clears memory that it gives out, so that the flag says no, which is true.
+ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
+
 
 def main(graph_path: str, out_path: str, num_parts: int, seed: int, imbalance: float) -> None:
     """Cut a ParHIP file; the part of each node goes into the `.npy` file ``out_path``, int32.
 
     That file is there: the caller made it, and so learned of a full disk.
-    One thread: with several the result differs from run to run. And a new one: KaMinPar reads
-    memory that it has not written. glibc gives each thread memory of its own, where that reads
-    the same in each run; the main thread's holds what Python left there, which depends on the
-    length of paths and on the environment.
+    One thread: with several the result differs from run to run. :data:`ENVIRONMENT` is needed for
+    the same reason.
     """
     import kaminpar
 
@@ -31,8 +32,4 @@ def main(graph_path: str, out_path: str, num_parts: int, seed: int, imbalance: f
 
 
 if __name__ == "__main__":
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(
-            main, sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
-        )
-    found.result()
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))

@@ -204,13 +204,16 @@ def _count_needs(indptr, values, first, last, parts, needs, halo):
 
 
 @compiled
-def _price(u, p, types, in_edges, train, loads, means, slopes):
-    """What part ``p`` takes for node ``u``, halo rows left out."""
+def _price(u, p, new, types, in_edges, train, loads, means, slopes):
+    """What part ``p`` takes for node ``u``, halo rows left out; ``new``: 0 if it has it, else 1.
+
+    By what it bears with ``u``: else a hub, which makes any part heavy, moved in each sweep.
+    """
     edges, training, kind = loads.shape[0] - 3, loads.shape[0] - 2, types[u]
-    total = slopes[kind] * (loads[kind, p] - means[kind])
-    total += slopes[edges] * (loads[edges, p] - means[edges]) * in_edges[u]
+    total = slopes[kind] * (loads[kind, p] + new - means[kind])
+    total += slopes[edges] * (loads[edges, p] + new * in_edges[u] - means[edges]) * in_edges[u]
     if len(train) and train[u]:
-        total += slopes[training] * (loads[training, p] - means[training])
+        total += slopes[training] * (loads[training, p] + new - means[training])
     return total
 
 
@@ -297,7 +300,7 @@ def _sweep(
                 near[found] = p
                 found += 1
             count[p] += 1
-        to_score = count[own] - _price(u, own, types, in_edges, train, loads, means, slopes)
+        to_score = count[own] - _price(u, own, 0, types, in_edges, train, loads, means, slopes)
         everywhere = _is_above(u, own, types, in_edges, train, loads, caps)
         if found == 1 and count[own] and not everywhere:
             count[own] = 0
@@ -307,7 +310,7 @@ def _sweep(
             p = i if everywhere else near[i]
             if p == own or (strict and not _has_room(u, p, types, in_edges, train, loads, caps)):
                 continue
-            value = count[p] - _price(u, p, types, in_edges, train, loads, means, slopes)
+            value = count[p] - _price(u, p, 1, types, in_edges, train, loads, means, slopes)
             kept = _keep(value, p, degree - count[p], score, best, most_fresh, kept)
         for i in range(found):
             count[near[i]] = 0
