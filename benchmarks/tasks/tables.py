@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.tasks.cutting import anonymous_bytes
 
-FILES, COMMUNITIES, FEATURES = 8, 256, 32
+FILES, COMMUNITIES = 8, 256
 _INSIDE = 0.75  # of the edges join nodes of the same community
 _SKEW = 1.7  # an exponent: above 1, few nodes of a community have many edges
 _BLOCK = 1 << 21
@@ -25,8 +25,7 @@ nodes:
   _N:
     count: {nodes}
     columns:
-      feat: {{files: nodes.parquet, column: feat}}
-      label: {{files: nodes.parquet, column: label}}
+{features}      label: {{files: nodes.parquet, column: label}}
       train_mask: {{files: nodes.parquet, column: train_mask}}
 edges:
   - files: ["edges-*.parquet"]
@@ -35,7 +34,10 @@ edges:
 """
 
 
-def write_tables(folder: Path, nodes: int, edges: int) -> Path:
+FEATURES = "      feat: {files: nodes.parquet, column: feat}\n"
+
+
+def write_tables(folder: Path, nodes: int, edges: int, features: int) -> Path:
     """Parquet of edges, in one direction, and of nodes; returns their description."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -45,24 +47,26 @@ def write_tables(folder: Path, nodes: int, edges: int) -> Path:
     schema = pa.schema([("src", pa.int64()), ("dst", pa.int64())])
     for number in range(FILES):
         low, high = number * edges // FILES, (number + 1) * edges // FILES
-        with pq.ParquetWriter(folder / f"edges-{number}.parquet", schema) as writer:
+        with pq.ParquetWriter(
+            folder / f"edges-{number}.parquet", schema, compression="zstd"
+        ) as writer:
             for at in range(low, high, _BLOCK):
                 src, dst = _pairs(rng, nodes, min(_BLOCK, high - at))
                 writer.write_table(pa.table({"src": src, "dst": dst}, schema))
-    fields = [("feat", pa.list_(pa.float32(), FEATURES)), ("label", pa.int64())]
-    schema = pa.schema([*fields, ("train_mask", pa.bool_())])
+    fields = [("label", pa.int64()), ("train_mask", pa.bool_())]
+    if features:
+        fields.append(("feat", pa.list_(pa.float32(), features)))
+    schema = pa.schema(fields)
     with pq.ParquetWriter(folder / "nodes.parquet", schema) as writer:
         for at in range(0, nodes, _BLOCK // 8):
             count = min(_BLOCK // 8, nodes - at)
-            rows = pa.array(rng.standard_normal(count * FEATURES, dtype=np.float32))
-            columns = {
-                "feat": pa.FixedSizeListArray.from_arrays(rows, FEATURES),
-                "label": rng.integers(0, 10, count),
-                "train_mask": rng.random(count) < 0.1,
-            }
+            columns = {"label": rng.integers(0, 10, count), "train_mask": rng.random(count) < 0.1}
+            if features:
+                rows = pa.array(rng.standard_normal(count * features, dtype=np.float32))
+                columns["feat"] = pa.FixedSizeListArray.from_arrays(rows, features)
             writer.write_table(pa.table(columns, schema))
     path = folder / "tables.yaml"
-    path.write_text(DESCRIPTION.format(nodes=nodes))
+    path.write_text(DESCRIPTION.format(nodes=nodes, features=FEATURES if features else ""))
     return path
 
 

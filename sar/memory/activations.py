@@ -126,15 +126,16 @@ class _Recompute(Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self.run(*args, **kwargs)
+            return self.own(*args, **kwargs)
         from torch.utils.checkpoint import checkpoint  # takes long to import
 
         leaves = tree_leaves((args, kwargs))
         inputs = LayerInputs(args, kwargs)
+        own = self.own  # in both passes: the first use of a graph may replace it in the class
 
         def run() -> Any:
             args, kwargs = inputs.take()
-            return self.run(*args, **kwargs)
+            return own(*args, **kwargs)
 
         return checkpoint(
             run,
@@ -211,7 +212,7 @@ class _Elsewhere(Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self.run(*args, **kwargs)
+            return self.own(*args, **kwargs)
         held = held_by_others(self.module, tree_leaves((args, kwargs)))
         hooks, see = self.hooks, onlooker()
 
@@ -223,7 +224,7 @@ class _Elsewhere(Forward):
             return packed
 
         with saved_tensors_hooks(pack, hooks.unpack), hooked():
-            return self.run(*args, **kwargs)
+            return self.own(*args, **kwargs)
 
 
 def _group_of(leaves: list[Any]) -> Group:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -15,11 +16,12 @@ class Forward:
         self.module = module
         self.inner: Any = None  # another replacement, ours or somebody's
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
+    @property
+    def own(self) -> Callable:
+        """The module's own forward, as its class has it now."""
         if self.inner is not None:
-            return self.inner(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
+            return self.inner
+        return partial(type(self.module).forward, self.module)
 
 
 def replace(module: nn.Module, forward: Forward) -> None:
