@@ -16,7 +16,7 @@ from sar.errors import MissingDependencyError, PartitionError
 from sar.partition import buckets, npy
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.cut import METHODS, assign
-from sar.partition.methods import coarsen
+from sar.partition.methods import coarsen, solver
 from sar.partition.methods.base import CutOptions, Method
 from sar.partition.methods.coarse import write_contracted
 from sar.partition.methods.coarsen import run_kaminpar
@@ -126,12 +126,12 @@ def test_what_memory_held_does_not_matter(monkeypatch, filling):
     assert np.array_equal(assign(graph, 5, "coarsen", 5), expected)
 
 
-def test_kaminpars_process_has_the_environment_of_this_one(monkeypatch):
+def test_a_solvers_process_has_the_environment_of_this_one(monkeypatch):
     """But for memory; wherever modules come from."""
     monkeypatch.setenv("KEPT", "1")
     monkeypatch.setenv("LD_PRELOAD", "another_malloc.so")
     monkeypatch.syspath_prepend(Path("somewhere"))
-    found = coarsen._environment()
+    found = solver.environment()
     assert found["KEPT"] == "1" and found["PYTHONPATH"].startswith("somewhere" + os.pathsep)
     assert "LD_PRELOAD" not in found
 
@@ -268,7 +268,7 @@ def test_a_full_disk(tmp_path, monkeypatch, name):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    for module in (buckets.npy, coarsen.npy):
+    for module in (buckets.npy, solver.npy):
         monkeypatch.setattr(module, "create", create)
     with pytest.raises(OSError, match=f"{name}.npy: could not be written: No space left"):
         assign(drawn(60, 300), 3, "coarsen", scratch=tmp_path)

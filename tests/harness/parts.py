@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,25 +25,42 @@ METHODS = (
 
 @dataclass
 class Cutter:
-    """Writes partitions below ``folder``; the same graph and cut are written once."""
+    """Writes partitions below ``folder``; the same graph is cut, and a cut written, once."""
 
     folder: Path
     _turn: threading.Lock = field(default_factory=threading.Lock)  # ranks may be threads
+    _cuts: dict[tuple, np.ndarray] = field(default_factory=dict)
 
     def __call__(
         self, graph: GraphArrays, num_parts: int, method: str | Sequence[int] = "random"
     ) -> str:
         """Path of the JSON; ``method`` is a name of ``METHODS`` or the part of every node."""
-        parts = node_parts(graph, num_parts, method)
-        digest = hashlib.sha256(parts.tobytes())
-        for src, dst in graph.edges.values():
-            digest.update(src.numpy().tobytes() + dst.numpy().tobytes())
-        out = self.folder / f"{graph.name}-{num_parts}-{digest.hexdigest()[:16]}"
+        content = _content(graph)
         with self._turn:
+            if isinstance(method, str):
+                key = content.digest(), num_parts, method
+                if key not in self._cuts:
+                    self._cuts[key] = node_parts(graph, num_parts, method)
+                parts = self._cuts[key]
+            else:
+                parts = np.asarray(method, dtype=np.int64)
+            content.update(parts.tobytes())
+            out = self.folder / f"{graph.name}-{num_parts}-{content.hexdigest()[:16]}"
             found = list(out.glob("*.json"))
             if found:
                 return str(found[0])
             return write_partitions(graph, parts, out, num_parts=num_parts)
+
+
+def _content(graph: GraphArrays) -> Any:
+    """Digest of what decides a cut."""
+    digest = hashlib.sha256(repr(graph.num_nodes).encode())
+    for src, dst in graph.edges.values():
+        digest.update(src.numpy().tobytes() + dst.numpy().tobytes())
+    for data in graph.node_data.values():
+        if "train_mask" in data:
+            digest.update(data["train_mask"].numpy().tobytes())
+    return digest
 
 
 def node_parts(graph: GraphArrays, num_parts: int, method: str | Sequence[int]) -> np.ndarray:

@@ -6,15 +6,10 @@ needs memory by the edge is the coarse graph alone, all else is 20 to 40 bytes a
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from sar.errors import MissingDependencyError, PartitionError
-from sar.partition import child, npy
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods import kaminpar_main
 from sar.partition.methods.base import CutOptions, Method
@@ -22,6 +17,7 @@ from sar.partition.methods.coarse import find_clusters, write_contracted
 from sar.partition.methods.graph import CutGraph, cut_graph
 from sar.partition.methods.refine import Bounds, refine
 from sar.partition.methods.simple import equal_shares
+from sar.partition.methods.solver import Solver
 from sar.partition.progress import Counter
 
 NODES_ABOVE, BALANCED_ABOVE = 1.03, 1.05  # of the mean, what a part may have at most
@@ -31,7 +27,7 @@ _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
 _UNIT = 64  # weight of an average node
-_OTHER_MEMORY = ("MALLOC_PERTURB_", "LD_PRELOAD")  # not glibc's, or filled with something else
+_KAMINPAR = Solver("KaMinPar", "coarsen", "kaminpar", "kaminpar", kaminpar_main.__file__)
 
 
 class Coarsen(Method):
@@ -102,26 +98,7 @@ def node_weights(graph: CutGraph, type_sizes: list[int]) -> np.ndarray:
 def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarray:
     """int32 [count]: part of each node of a ParHIP file; the result lies in a file beside it.
 
-    Raises as :meth:`Coarsen.assign` does, and ``OSError`` for a full disk.
+    Raises as :meth:`Solver.solve` does.
     """
-    out = path.with_suffix(".npy")
-    parts = npy.create(out, np.int32, (count,))
     # KaMinPar counts seeds in 31 bits.
-    command = child.command(kaminpar_main.__file__, path, out, num_parts, seed % 2**31, 0.03)
-    done = subprocess.run(
-        command, env=_environment(), capture_output=True, text=True, errors="replace", check=False
-    )
-    if done.returncode:
-        status = f"status {done.returncode}"  # of a signal, if it is negative
-        last = (done.stderr.strip().splitlines() or [status])[-1]
-        if "No module named 'kaminpar'" in last:
-            raise MissingDependencyError("method 'coarsen' needs kaminpar: pip install kaminpar")
-        raise PartitionError(f"KaMinPar found no cut into {num_parts} parts: {last}")
-    return parts
-
-
-def _environment() -> dict[str, str]:
-    """It imports from where this process does, and memory holds nothing when it is given out."""
-    kept = {name: value for name, value in os.environ.items() if name not in _OTHER_MEMORY}
-    path = os.pathsep.join(map(str, filter(None, sys.path)))
-    return {**kept, **kaminpar_main.ENVIRONMENT, "PYTHONPATH": path}
+    return _KAMINPAR.solve(path.with_suffix(".npy"), count, num_parts, path, seed % 2**31, 0.03)

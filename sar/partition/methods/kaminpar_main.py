@@ -1,4 +1,4 @@
-"""KaMinPar on a file, in a process of its own, whose memory is given back when it ends."""
+"""KaMinPar on a file, as a program of its own."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ if __name__ == "__main__":  # its folder has modules whose names others may have
 
 import numpy as np  # noqa: E402
 
-# KaMinPar reads a flag of its graphs that it has not written: whether nodes are sorted by degree.
-# With this glibc clears memory that it gives out, so that the flag says no, which is true.
-ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
 
-
-def main(graph_path: str, out_path: str, num_parts: int, seed: int, imbalance: float) -> None:
+def main(out_path: str, num_parts: int, graph_path: str, seed: int, imbalance: float) -> None:
     """Cut a ParHIP file; the part of each node goes into the `.npy` file ``out_path``, int32.
 
     That file is there: the caller made it, and so learned of a full disk.
-    One thread: with several the result differs from run to run. :data:`ENVIRONMENT` is needed for
-    the same reason.
+    One thread: with several the result differs from run to run.
     """
     import kaminpar
 
@@ -32,4 +27,4 @@ def main(graph_path: str, out_path: str, num_parts: int, seed: int, imbalance: f
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), float(sys.argv[5]))

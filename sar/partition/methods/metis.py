@@ -1,15 +1,19 @@
-"""METIS, as DGL's `partition_graph` calls it, in memory."""
+"""METIS, as DGL's `partition_graph` calls it: it holds the graph in memory."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from sar.partition import npy
 from sar.partition.arrays import GraphArrays
+from sar.partition.methods import metis_main
 from sar.partition.methods.base import CutOptions, Method
 from sar.partition.methods.graph import cut_graph
-from sar.partition.methods.metis_solver import metis
 from sar.partition.methods.simple import equal_shares
+from sar.partition.methods.solver import Solver
 from sar.partition.progress import Counter
+
+_METIS = Solver("METIS", "metis", "dgl", "dgl==1.1.3", metis_main.__file__)
 
 
 class Metis(Method):
@@ -28,19 +32,13 @@ class Metis(Method):
         balance, nodes = options.balance, graph.total_nodes
         if balance is None:
             balance = self.balances if len(graph.num_nodes) == 1 else frozenset()
-        rows = cut_graph(graph, options.scratch, options.progress).rows
+        whole, folder = cut_graph(graph, options.scratch, options.progress), options.scratch
         # METIS has nothing to work with here, or complains of pieces without a node.
-        if len(rows.values) == 0 or 2 * options.num_parts > nodes:
+        if len(whole.rows.values) == 0 or 2 * options.num_parts > nodes:
             return equal_shares(graph, options.num_parts, None)
-        # It takes no seed from DGL: another seed is another order of the nodes.
-        relabel = np.arange(nodes)
-        if options.seed:
-            relabel = np.random.default_rng(options.seed).permutation(nodes)
-        types = np.empty(nodes, dtype=np.int64)
-        types[relabel] = np.repeat(np.arange(len(graph.num_nodes)), list(graph.num_nodes.values()))
-        src = np.repeat(np.arange(nodes), np.diff(rows.indptr))
-        ends = relabel[src], relabel[rows.values]
+        npy.create(folder / "types.npy", np.int16, (nodes,))[:] = whole.types
         counter = Counter(options.progress, "cutting the graph", nodes)
-        parts = metis(*ends, types, options.num_parts, "edges" in balance)[relabel]
+        settings = folder, options.seed, "edges" in balance
+        parts = _METIS.solve(folder / "parts.npy", nodes, options.num_parts, *settings)
         counter.add(nodes)
-        return parts
+        return np.array(parts)
