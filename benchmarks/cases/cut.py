@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -13,6 +15,7 @@ from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from benchmarks.tasks.cutting import save_edges
+from benchmarks.tasks.tables import write_pairs
 
 if TYPE_CHECKING:
     from sar.partition.arrays import GraphArrays
@@ -29,6 +32,7 @@ METHODS: dict[str, tuple[str, list[str]]] = {
 SAME_CUT, EVEN = 1.02, 1.06
 DGLS, BALANCED = "metis+nodes", "coarsen+edges+halo"
 WORTH = 1.15
+PAPERS, CITATIONS = 111_059_956, 1_615_685_872
 
 
 @benchmark("cut", "partition")
@@ -39,7 +43,7 @@ def cut(options: Options) -> Report:
     Every cut is a process of its own; its children's seconds and memory count as well.
     """
     columns = ["graph", "method", "cpu s", "peak MB", "cut", "nodes", "edges", "halo", "halo rows"]
-    title = f"Cut share, the rest max / mean of {PARTS} parts; memory above that before the cut"
+    title = f"Cut share, the rest max / mean of {PARTS} parts; beyond the cut of a small graph"
     report = Report(tables=[Table(title, columns)])
     for name, make in _graphs(options).items():
         folder = graphs.edges_folder(options, name)
@@ -53,10 +57,29 @@ def cut(options: Options) -> Report:
     return report
 
 
-def _cut(folder: Path, method: str, balance: list[str]) -> dict[str, float]:
+@benchmark("papers100m", "partition")
+def papers100m(options: Options) -> Report:
+    """As many nodes and edges as ogbn-papers100M, cut into 32, balanced. Takes 65 GB of disk."""
+    columns = ["edges", "nodes", "cpu s", "wall s", "peak MB", "cut", "node", "edge", "halo"]
+    table = Table("The cut alone, both directions of each edge; balance is max / mean", columns)
+    options.cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="papers-", dir=options.cache) as folder:
+        write_pairs(Path(folder), PAPERS, CITATIONS)
+        os.environ["TMPDIR"] = folder  # for the scratch folder of the cut, too
+        one = _cut(Path(folder), "coarsen", ["edges", "halo"], 32)
+    sizes = [one["cpu"], one["wall"], one["largest"] / MB, one["cut"]]
+    table.rows.append([CITATIONS, PAPERS, *sizes, one["nodes"], one["edges"], one["halo"]])
+    figures = [
+        Figure("memory", one["largest"] / MB, "MB", at_most=12 * 2**30 / MB),
+        Figure("wall", one["wall"], "s", at_most=7200),
+    ]
+    return Report(figures, [table])
+
+
+def _cut(folder: Path, method: str, balance: list[str], parts: int = PARTS) -> dict[str, float]:
     task = "benchmarks.tasks.cutting:Cutting"
     with Cluster(task, environment=ONE_THREAD, folder=str(folder)) as cluster:
-        return cluster.call("run", name=method, balance=balance, num_parts=PARTS)[0]
+        return cluster.call("run", name=method, balance=balance, num_parts=parts)[0]
 
 
 def _figures(name: str, found: dict[str, dict[str, float]]) -> list[Figure]:
