@@ -20,7 +20,7 @@ def main(out_path: str, num_parts: int, graph_path: str, seed: int, imbalance: f
     import kaminpar
 
     kaminpar.reseed(seed)
-    graph = kaminpar.load_graph(graph_path, kaminpar.GraphFileFormat.PARHIP, compress=True)
+    graph = kaminpar.load_graph(graph_path, kaminpar.GraphFileFormat.PARHIP)
     solver = kaminpar.KaMinPar(1, kaminpar.default_context())
     parts = solver.compute_partition(graph, num_parts, eps=imbalance)
     np.load(out_path, mmap_mode="r+")[:] = parts
