@@ -30,7 +30,7 @@ def launch_environment(allocator: str = "system", soft_limit: int | None = None)
 LAUNCH = launch_environment()
 APART = {**LAUNCH, SWITCH: "0"}  # ranks that talk as if each were on a host of its own
 _OURS = (*APART, PRELOAD, SOFT_LIMIT, "BENCH_FIRST")
-_DEADLINE = 900.0  # seconds one call may take
+_DEADLINE = 900.0
 _TAIL = 4000  # characters of a failed process' error output
 
 
@@ -49,6 +49,7 @@ class Cluster:
         environment: variables set for them; the ones of :data:`APART` are removed otherwise.
         first: folder that comes first on their import path.
         hosts: where each of them runs; on this machine's own network otherwise.
+        deadline: seconds that one call may take.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class Cluster:
         environment: dict[str, str] | None = None,
         first: Path | None = None,
         hosts: Hosts | None = None,
+        deadline: float = _DEADLINE,
         **arguments: Any,
     ) -> None:
-        self.size = size
+        self.size, self._deadline = size, deadline
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")
         inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
         inherited.update(ONE_THREAD if environment is None else environment)
@@ -134,7 +136,7 @@ class Cluster:
 
     def _collect(self) -> list[Any]:
         answers: dict[int, Any] = {}
-        limit = time.monotonic() + _DEADLINE
+        limit = time.monotonic() + self._deadline
         with selectors.DefaultSelector() as selector:
             for rank in range(self.size):
                 selector.register(self._pipe(rank, "stdout"), selectors.EVENT_READ, rank)
@@ -142,7 +144,7 @@ class Cluster:
                 ready = selector.select(limit - time.monotonic())
                 if not ready:
                     missing = sorted(set(range(self.size)) - set(answers))
-                    raise self._failed(missing[0], f"no answer within {_DEADLINE:.0f} s")
+                    raise self._failed(missing[0], f"no answer within {self._deadline:.0f} s")
                 for key, _ in ready:
                     answers[key.data] = self._receive(key.data)
                     selector.unregister(key.fileobj)
