@@ -129,11 +129,11 @@ def test_what_memory_held_does_not_matter(monkeypatch, filling):
 def test_a_solvers_process_has_the_environment_of_this_one(monkeypatch):
     """But for memory; wherever modules come from."""
     monkeypatch.setenv("KEPT", "1")
-    monkeypatch.setenv("LD_PRELOAD", "another_malloc.so")
+    monkeypatch.setenv("LD_PRELOAD", "libgomp.so:/opt/libjemalloc.so.2 libx.so")
     monkeypatch.syspath_prepend(Path("somewhere"))
     found = solver.environment()
     assert found["KEPT"] == "1" and found["PYTHONPATH"].startswith("somewhere" + os.pathsep)
-    assert "LD_PRELOAD" not in found
+    assert found["LD_PRELOAD"] == "libgomp.so:libx.so"
 
 
 def test_any_seed_that_is_not_negative():

@@ -8,6 +8,7 @@ METIS the median weight of a coarse node's edges. With glibc they read zeros, wh
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from sar.errors import MissingDependencyError, PartitionError
 from sar.partition import child, npy
 
 _CLEARED = {"GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
-_OTHER_MEMORY = ("MALLOC_PERTURB_", "LD_PRELOAD")  # filled with something else, or not glibc's
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ class Solver:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with where it imports from, and memory that is cleared."""
-    kept = {name: value for name, value in os.environ.items() if name not in _OTHER_MEMORY}
+    """That of this process, with where it imports from, and glibc's memory, which is cleared."""
     path = os.pathsep.join(map(str, filter(None, sys.path)))
-    return {**kept, **_CLEARED, "PYTHONPATH": path}
+    changed = {**os.environ, **_CLEARED, "PYTHONPATH": path}
+    changed.pop("MALLOC_PERTURB_", None)  # fills memory with something else
+    preloaded = re.split("[: ]+", changed.get("LD_PRELOAD", ""))
+    changed["LD_PRELOAD"] = ":".join(name for name in preloaded if "malloc" not in name)
+    return changed
