@@ -16,7 +16,7 @@ from sar.words import DEFAULT_METHOD, KEEP
 
 # Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
 # parts left out; of an edge with METIS.
-_BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 400 << 20, 36, 28, 160
+_BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 480 << 20, 36, 28, 160
 
 
 @dataclass(frozen=True)
