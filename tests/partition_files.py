@@ -111,3 +111,13 @@ def mutate(raw, edits):
     for at, value in edits:
         changed[at % len(changed)] = value
     return changed.tobytes()
+
+
+def random_graph(nodes, edges, **options):
+    """A DGL graph with multi-edges and loops; `dgl.rand_graph` has a generator of its own."""
+    import dgl
+
+    rng = torch.Generator().manual_seed(0)
+    return dgl.graph(
+        tuple(torch.randint(nodes, (2, edges), generator=rng)), num_nodes=nodes, **options
+    )

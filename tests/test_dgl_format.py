@@ -125,7 +125,7 @@ def test_pages_of_what_was_read_are_given_back(tmp_path):
 @pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["csr", "csc"], ["coo", "csc"]])
 def test_graph_reads_what_dgl_writes_in_every_layout(tmp_path, formats, idtype):
     torch.manual_seed(0)
-    graph = dgl.rand_graph(40, 200, idtype=idtype)
+    graph = files.random_graph(40, 200, idtype=idtype)
     graph.ndata["_ID"] = torch.randperm(40)
     graph.edata["_ID"] = torch.randperm(200)
     path = str(tmp_path / "graph.dgl")

@@ -31,7 +31,7 @@ FUZZ = settings(
 
 def homogeneous_graph():
     torch.manual_seed(0)
-    graph = dgl.rand_graph(120, 900)  # multi-edges and self loops come with it
+    graph = files.random_graph(120, 900)  # multi-edges and self loops come with it
     graph.ndata["feat"] = torch.randn(120, 5)
     graph.ndata["label"] = torch.randint(0, 4, (120,))
     graph.ndata["train_mask"] = torch.rand(120) < 0.5
