@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import run_threads
+from harness.graphs import mixed
+from harness.parts import Cutter
 from test_train import CLASSES, WIDTH, cut, graph
 from torch import nn
 
@@ -21,6 +24,7 @@ from sar.train import ModelOptions, build_model
 from sar.train.own_model import build_own, find_maker
 
 dglnn = pytest.importorskip("dgl.nn")
+fn = pytest.importorskip("dgl.function")
 
 SOURCE = """
 import torch
@@ -182,3 +186,18 @@ def test_told_by_the_ranks(name: str, args: dict, text: str, place: Path) -> Non
 def test_a_result_of_the_wrong_shape(place: Path) -> None:
     with pytest.raises(ValueError, match=r"forward of mynet:Sum gave \[2\], expected \[\d+, 4\]"):
         trained(place, "--model", "mynet:Sum")
+
+
+def test_plans_beside_edge_tensors_that_wait(partitioned: Cutter, place: Path) -> None:
+    """Whose other ranks are gone: what a plan measures does not touch them."""
+
+    def case(group: Group) -> Any:
+        graph = sar.construct_full_graph(sar.load_partition_data(path))
+        graph.ndata["x"] = torch.ones(graph.num_nodes(), 2)
+        graph.apply_edges(fn.u_add_v("x", "x", "e"))
+        return graph.edata["e"] * 2
+
+    path = partitioned(mixed(), 2, "random")
+    waiting = run_threads(2, case)
+    probe_bytes(Work(ModelOptions("mynet:Net", args={"width": 8}), WIDTH, CLASSES), 1, nodes=64)
+    assert len(waiting) == 2
