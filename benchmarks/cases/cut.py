@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -66,7 +65,6 @@ def papers100m(options: Options) -> Report:
     options.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="papers-", dir=options.cache) as folder:
         write_pairs(Path(folder), PAPERS, CITATIONS)
-        os.environ["TMPDIR"] = folder  # for the scratch folder of the cut, too
         one = _cut(Path(folder), "coarsen", ["edges", "halo"], 32)
     sizes = [one["cpu"], one["wall"], one["largest"] / MB, one["cut"]]
     table.rows.append([CITATIONS, PAPERS, *sizes, one["nodes"], one["edges"], one["halo"]])
@@ -79,7 +77,8 @@ def papers100m(options: Options) -> Report:
 
 def _cut(folder: Path, method: str, balance: list[str], parts: int = PARTS) -> dict[str, float]:
     task = "benchmarks.tasks.cutting:Cutting"
-    with Cluster(task, environment=ONE_THREAD, deadline=HOURS, folder=str(folder)) as cluster:
+    beside = {**ONE_THREAD, "TMPDIR": str(folder)}  # scratch files of the cut
+    with Cluster(task, environment=beside, deadline=HOURS, folder=str(folder)) as cluster:
         return cluster.call("run", name=method, balance=balance, num_parts=parts)[0]
 
 

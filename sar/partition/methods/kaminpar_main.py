@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-if __name__ == "__main__":  # its folder has modules whose names others may have, too
-    sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
-
-import numpy as np  # noqa: E402
+import numpy as np
 
 
 def main(out_path: str, num_parts: int, graph_path: str, seed: int, imbalance: float) -> None:

@@ -27,8 +27,10 @@ class Solver:
     """A program that reads files and writes the part of each node into another.
 
     Attributes:
-        name: of the library. method: what uses it. package: what it needs, and how to install it.
-        file: of the program; its arguments are the path of the result and what else it is given.
+        name: of the library. method: what uses it. package: what it imports. requirement: what pip
+            installs for it.
+        file: of the program; its arguments are the path of the result, the number of parts, and
+            what else :meth:`solve` gets.
     """
 
     name: str
@@ -38,7 +40,7 @@ class Solver:
     file: str
 
     def solve(self, out: Path, count: int, num_parts: int, *arguments: object) -> np.ndarray:
-        """int32 [count], mapped from the new file ``out``; ``num_parts`` is an argument, too.
+        """int32 [count], mapped from the new file ``out``.
 
         Raises MissingDependencyError without the package, PartitionError when the program fails,
         ``OSError`` for a full disk.
