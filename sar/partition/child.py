@@ -9,7 +9,9 @@ import sys
 # What a child runs before anything else: the kernel ends it when its parent dies (1 is
 # PR_SET_PDEATHSIG), which it may have done before that line.
 _FIRST = f"""
-import ctypes, os, runpy, sys
+import sys
+sys.path[:] = sys.argv.pop(1).split({os.pathsep!r})
+import ctypes, os, runpy
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}, 0, 0, 0)
 if os.getppid() != int(sys.argv.pop(1)):
@@ -19,5 +21,9 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 
 def command(file: str, *arguments: object) -> list[str]:
-    """The command that runs a Python file in a child of this process."""
-    return [sys.executable, "-c", _FIRST, str(os.getpid()), file, *map(str, arguments)]
+    """The command that runs a Python file in a child, which imports from where this process does.
+
+    By itself it would import from the current folder first: a ``random.py`` there ends it.
+    """
+    path = os.pathsep.join(str(place) or os.getcwd() for place in sys.path)
+    return [sys.executable, "-c", _FIRST, path, str(os.getpid()), file, *map(str, arguments)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +61,8 @@ class Solver:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with where it imports from, and glibc's memory, which is cleared."""
-    path = os.pathsep.join(map(str, filter(None, sys.path)))
-    changed = {**os.environ, **_CLEARED, "PYTHONPATH": path}
+    """That of this process, with glibc's memory, which is cleared."""
+    changed = {**os.environ, **_CLEARED}
     changed.pop("MALLOC_PERTURB_", None)  # fills memory with something else
     preloaded = re.split("[: ]+", changed.get("LD_PRELOAD", ""))
     changed["LD_PRELOAD"] = ":".join(name for name in preloaded if "malloc" not in name)
