@@ -25,6 +25,7 @@ __all__ = [
     "HeteroGraphShardManager",
     "Lossy",
     "MissingDependencyError",
+    "MistakeWarning",
     "NotSupportedError",
     "PartitionError",
     "PartitionOptions",

@@ -29,6 +29,7 @@ from sar.errors import (
     CommError,
     DriftError,
     MissingDependencyError,
+    MistakeWarning,
     NotSupportedError,
     PartitionError,
     SarError,

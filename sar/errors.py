@@ -1,4 +1,4 @@
-"""Every error class of the library; each also derives from the builtin a caller would expect."""
+"""Every class of errors and warnings; each also derives from the builtin a caller would expect."""
 
 from __future__ import annotations
 
@@ -41,3 +41,11 @@ class UnsupportedMember(NotSupportedError, AttributeError):
 
 class MissingDependencyError(SarError, ImportError):
     """An optional package is needed for this call; the message says how to install it."""
+
+
+class MistakeWarning(UserWarning):
+    """A model or a loop of the user's probably gives other numbers than its author expects.
+
+    The message names the line to change. ``warnings.simplefilter("error", sar.MistakeWarning)``
+    makes it an error.
+    """

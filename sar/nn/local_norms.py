@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sar.comm import Group, current_group
+from sar.errors import MistakeWarning
 
 _told: WeakSet[nn.Module] = WeakSet()
 
@@ -55,5 +56,6 @@ def _warn(norm: str, stacklevel: int) -> None:
     warnings.warn(
         f"{norm} normalizes with each rank's own rows: results depend on the cut; convert the "
         "model with sar.prepare(model, graph) or sar.convert_batch_norm first",
+        MistakeWarning,
         stacklevel=stacklevel,
     )

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import nn
 
 from sar.comm import Group
+from sar.errors import MistakeWarning
 
 LOCAL_STEPS = 10  # in a row, until a loss is taken for one of each rank's own
 
@@ -53,6 +54,7 @@ class Steps:
                 f"{LOCAL_STEPS} steps without a loss over all ranks; a mean over one rank's rows "
                 "counts ranks alike, not rows: make the loss with sar.global_mean(values, mask), "
                 "or with sar.global_sum(values, mask) / count for a count of your own",
+                MistakeWarning,
                 stacklevel=4,
             )
 
