@@ -25,6 +25,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--sar-path-gat", type=Path, metavar="CHECKOUT", help="another one, for attention layers"
     )
     run.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="an earlier state of this library, beside"
+    )
+    run.add_argument(
         "--data",
         type=Path,
         default=os.environ.get("SAR_DATA"),
@@ -50,7 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         chosen = registry.select(known, args.name)
-        refuse_other_folders({"--sar-path": args.sar_path, "--sar-path-gat": args.sar_path_gat})
+        checkouts = {"--sar-path": args.sar_path, "--sar-path-gat": args.sar_path_gat}
+        refuse_other_folders({**checkouts, "--before": args.before})
         if args.json is not None and not args.json.parent.is_dir():
             raise ValueError(f"--json: got {args.json}, expected a file in a folder that is there")
     except ValueError as error:
@@ -59,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = registry.Options(
         sar_path=args.sar_path and args.sar_path.resolve(),
         sar_path_gat=args.sar_path_gat and args.sar_path_gat.resolve(),
+        before=args.before and args.before.resolve(),
         data=args.data and Path(args.data),
         cache=args.cache,
         ranks=tuple(args.ranks),
@@ -69,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def refuse_other_folders(checkouts: dict[str, Path | None]) -> None:
-    """Raise ``ValueError`` for an option that names no checkout of IntelLabs SAR."""
+    """Raise ``ValueError`` for an option that names no checkout of a package `sar`."""
     for option, path in checkouts.items():
         if path is not None and not (path / "sar").is_dir():
             raise ValueError(f"{option}: {path} holds no folder 'sar', expected a checkout")

@@ -62,6 +62,7 @@ class Options:
     Attributes:
         sar_path: a checkout of IntelLabs SAR to measure beside, or None.
         sar_path_gat: another one for attention layers, or None: the same.
+        before: an earlier checkout of this library to measure beside, or None.
         data: folder of the real graphs' npz files, or None.
         cache: folder where generated graphs and their partitions are kept between runs.
         ranks: numbers of ranks of the memory benchmark.
@@ -71,6 +72,7 @@ class Options:
 
     sar_path: Path | None = None
     sar_path_gat: Path | None = None
+    before: Path | None = None
     data: Path | None = None
     cache: Path = Path("build/benchmarks")
     ranks: tuple[int, ...] = (2, 4, 8)

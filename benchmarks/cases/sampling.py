@@ -144,12 +144,15 @@ def training(options: Options) -> Report:
     if (reason := missing()) is not None:
         return Report(skipped=reason)
     parts, fan = str(_prepared(options).parts[CUT]), [15, 10, 5]
-    given: dict[str, Any] = {"parts": parts, "fanouts": fan, "environment": LAUNCH}
+    given: dict[str, Any] = {"parts": parts, "fanouts": fan}
+    peer = partial(Cluster, f"{TASKS}:DistDgl", 2, environment=LAUNCH, hosts=OwnMemory())
+    mine = partial(Cluster, f"{TASKS}:Ours", 2)
     with (
-        Cluster(f"{TASKS}:DistDgl", 2, hosts=OwnMemory(), servers=free_port(), **given) as theirs,  # type: ignore[arg-type]
-        Cluster(f"{TASKS}:Ours", 2, **given) as ours,
+        peer(servers=free_port(), **given) as theirs,
+        mine(environment=LAUNCH, **given) as ours,
+        mine(environment=APART, **given) as sockets,
     ):
-        clusters = {DISTDGL: theirs, "sar": ours}
+        clusters = {DISTDGL: theirs, "sar": ours, "sar, sockets": sockets}
         sampled = _turns(clusters, TURNS)
         for cluster in clusters.values():
             cluster.call("begin", layers=3)

@@ -15,12 +15,14 @@ from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster, launch_environment
 from benchmarks.hosts import Hosts
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from sar.allocator import ALLOCATORS
+from sar.comm.one_host import SWITCH
 
 SCALE = 17
 MB = 1e6
 WARM_UP = 2  # epochs before those that count
 TASKS = "benchmarks.tasks"
 ORIGINAL, STRICT, ONE_SHOT = "IntelLabs SAR", "sar, strict", "sar, one-shot"
+SOCKETS = "sar, one-shot, sockets"  # as theirs travel, on one machine too
 NO_ZEROS = "sar, strict, zeros skipped"  # exact as well; worth it where links are slow
 SKIPPED = "pass --sar-path with a checkout of IntelLabs SAR"
 
@@ -33,7 +35,7 @@ def start(name: str, model: str, ranks: int, options: Options, **arguments: Any)
         task = f"{TASKS}.sage:Original" if model == "sage" else f"{TASKS}.versus:OriginalGat"
         checkout = checkout_for(model, options)
         return run(task, first=checkout, checkout=str(checkout))
-    rounds = 1 if name == ONE_SHOT else None
+    rounds = 1 if name in (ONE_SHOT, SOCKETS) else None
     if model == "sage":
         return run(f"{TASKS}.sage:Sar", rounds=rounds, zeros="skip" if name == NO_ZEROS else "send")
     return run(f"{TASKS}.attention:Sar", kind=model, rounds=rounds)
@@ -50,7 +52,7 @@ def speed(
     at_least: float,
     options: Options,
     rate: str | None = None,
-    contenders: tuple[str, ...] = (STRICT, ONE_SHOT),
+    contenders: tuple[str, ...] = (SOCKETS, STRICT, ONE_SHOT),
     allocator: str = "system",
 ) -> Report:
     """Wall seconds of epochs, interleaved; with a rate, on hosts that are network namespaces.
@@ -64,11 +66,13 @@ def speed(
         return Report(skipped=reason)
     with ExitStack() as stack:
         links = stack.enter_context(Hosts(ranks)) if rate is not None else None
-        shared: dict[str, Any] = {"environment": launch_environment(allocator), "hosts": links}
-        clusters = {
-            name: stack.enter_context(start(name, model, ranks, options, **shared))
-            for name in (ORIGINAL, *contenders)
-        }
+        environment = launch_environment(allocator)
+        apart = {**environment, SWITCH: "0"}
+        clusters = {}
+        for name in (ORIGINAL, *contenders):
+            shared = {"environment": apart if name == SOCKETS else environment, "hosts": links}
+            cluster = start(name, model, ranks, options, **shared)
+            clusters[name] = stack.enter_context(cluster)
         for cluster in clusters.values():
             for _ in range(WARM_UP):
                 cluster.call("epoch")
