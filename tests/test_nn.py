@@ -224,7 +224,7 @@ def test_gather_grads_sends_one_bucket_per_dtype(missing: bool) -> None:
 
 def steps_of_unlike_gradients(group: Any) -> list[Any]:
     """Steps after each other, in which other gradients are there on some ranks or all."""
-    small, large = nn.Linear(2, 1), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2).double())
+    small, large = nn.Linear(2, 1), nn.Sequential(nn.Linear(3, 2), DistributedBN1D(2).double())
     found: list[Any] = []
 
     def step(model: nn.Module, without: str | None = None, extra: float = 0.0) -> None:
