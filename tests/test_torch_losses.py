@@ -161,7 +161,7 @@ def test_weighted_means(
     check(
         splits,
         ours,
-        lambda whole: weighted_mean((whole - targets).square()[rows] if is_mse else whole[rows], wide),
+        lambda whole: weighted_mean(((whole - targets) ** 2 if is_mse else whole)[rows], wide),
         values,
         *([targets] if is_mse else []),
         mask,
@@ -196,7 +196,7 @@ def test_indices_choose_rows_and_nothing_else_is_looked_at() -> None:
 
 
 Z, I, B = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.bool)
-GRAD = torch.ones(2, requires_grad=True)
+BCE, GRAD = sar.binary_cross_entropy_with_logits, torch.ones(2, requires_grad=True)
 WRONG: list[tuple[Loss, tuple, dict[str, Any], type[Exception], str]] = [
     (sar.cross_entropy, (I, I), {}, TypeError, "logits: got torch.int64"),
     (sar.cross_entropy, ([1], I), {}, TypeError, "logits: got list"),
@@ -209,8 +209,8 @@ WRONG: list[tuple[Loss, tuple, dict[str, Any], type[Exception], str]] = [
     (sar.cross_entropy, (Z, I, Z > 0), {}, ValueError, r"mask: got shape \(3, 2\)"),
     (sar.cross_entropy, (Z, I), {"weight": Z[:, 0]}, ValueError, r"weight: got shape \(3,\)"),
     (sar.cross_entropy, (Z, I), {"weight": GRAD}, ValueError, "weight: got a tensor that asks"),
-    (sar.binary_cross_entropy_with_logits, (Z, I), {}, ValueError, r"labels: got shape \(3,\)"),
-    (sar.binary_cross_entropy_with_logits, (Z, Z), {"pos_weight": I}, ValueError, "pos_weight: got"),
+    (BCE, (Z, I), {}, ValueError, r"labels: got shape \(3,\)"),
+    (BCE, (Z, Z), {"pos_weight": I}, ValueError, "pos_weight: got"),
     (sar.mse_loss, (Z[:, :1], Z[:, 0]), {}, ValueError, r"targets: got shape \(3,\)"),
     (sar.mse_loss, (Z, Z), {"weight": GRAD}, ValueError, r"weight: got shape \(2,\)"),
     (sar.global_mean, (Z,), {"weight": I[:2]}, ValueError, r"weight: got shape \(2,\)"),

@@ -58,9 +58,7 @@ def global_mean(
 
 
 @untraced
-def global_sum(
-    values: Tensor, mask: Tensor | None = None, *, group: Group | None = None
-) -> Tensor:
+def global_sum(values: Tensor, mask: Tensor | None = None, *, group: Group | None = None) -> Tensor:
     """Sum of ``values`` over the rows of all ranks; collective.
 
     For a loss with a divisor of its own. The gradient of each value is 1, this rank's share, for

@@ -43,7 +43,7 @@ def cross_entropy(
         A scalar, equal on every rank, float32 for 16-bit types, else of ``logits``' type.
 
     Raises, on every rank:
-        TypeError: logits are not float, labels neither classes nor probabilities.
+        TypeError: logits are not float, or something else is no tensor.
         ValueError: a shape does not fit, a label is no class, or no rank has a row that counts.
     """
     group, logits = group or current_group(), eager(logits)
@@ -137,7 +137,8 @@ def mse_loss(
         error = error or problem_of_weights(values.shape, values.shape[:1], weight=weight)
     if error is not None:
         return mean_of_rows(values, group, error)
-    losses = F.mse_loss(*(_wide(one, values, mask) for one in (values, targets)), reduction="none")
+    rows, targets = _wide(values, values, mask), _wide(targets, values, mask)
+    losses = F.mse_loss(rows, targets, reduction="none")
     total = None
     if weight is not None:
         weight = weight if weight.dim() == values.dim() else weight[:, None]
