@@ -217,6 +217,11 @@ def test_norms_that_no_cut_changes_are_left_alone(which: str, path: str) -> None
     assert words_of_norm(RIGHT[which], path) == []
 
 
+def test_a_forward_of_ones_own_is_not_dropped() -> None:
+    model = sar.convert_batch_norm(nn.Sequential(Squeezed(WIDTH), nn.BatchNorm1d(WIDTH)))
+    assert type(model[0]) is Squeezed and type(model[1]) is sar.DistributedBN1D
+
+
 def test_torch_is_as_it_was_without_the_watch(path: str) -> None:
     """Undone with all other patches; and what TorchScript reads is torch's own code."""
     patches.uninstall()
