@@ -45,12 +45,15 @@ from sar.layers import Explanation, explain, optimize, prepare
 from sar.memory import set_activations
 from sar.nn import (
     DistributedBN1D,
+    binary_cross_entropy_with_logits,
     check,
     convert_batch_norm,
     convert_dropout,
+    cross_entropy,
     gather_grads,
     global_mean,
     global_sum,
+    mse_loss,
     overlap_gradients,
     sync_params,
     trace,

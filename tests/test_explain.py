@@ -220,6 +220,7 @@ class Noisy(nn.Module):
         return self.local(self.second(graph, hidden).flatten(1))
 
 
+@pytest.mark.filterwarnings("ignore::sar.errors.MistakeWarning")  # `local` is meant to be
 @pytest.mark.parametrize("lossy", [sar.Lossy(), sar.Lossy("int8")], ids=["exact", "int8"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_nothing_changes(size: int, lossy: sar.Lossy, partitioned: Cutter) -> None:
@@ -435,6 +436,7 @@ def test_what_it_does_not_take(partitioned: Cutter) -> None:
     on_ranks(1, partitioned, case)
 
 
+@pytest.mark.filterwarnings("ignore::sar.errors.MistakeWarning")  # `local` is meant to be
 def test_an_error_of_the_model_leaves_nothing_behind(partitioned: Cutter) -> None:
     class Fails(Noisy):
         def forward(self, graph: Any, x: Tensor) -> Tensor:

@@ -224,7 +224,7 @@ def test_gather_grads_sends_one_bucket_per_dtype(missing: bool) -> None:
 
 def steps_of_unlike_gradients(group: Any) -> list[Any]:
     """Steps after each other, in which other gradients are there on some ranks or all."""
-    small, large = nn.Linear(2, 1), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2).double())
+    small, large = nn.Linear(2, 1), nn.Sequential(nn.Linear(3, 2), DistributedBN1D(2).double())
     found: list[Any] = []
 
     def step(model: nn.Module, without: str | None = None, extra: float = 0.0) -> None:
@@ -374,15 +374,22 @@ def test_batch_norm_without_running_statistics_uses_the_batch_in_evaluation() ->
 
 @pytest.mark.parametrize(
     ("shape", "splits"),
-    [((9, 4, 3), [4, 0, 5]), ((5000, 64), [4999, 1])],
-    ids=["three dimensions", "a rank reads several blocks"],
+    [
+        ((9, 4, 3), [4, 0, 5]),
+        ((9, 4, 3, 2), [4, 0, 5]),
+        ((9, 4, 2, 1, 3), [4, 0, 5]),
+        ((5000, 64), [4999, 1]),
+    ],
+    ids=["three dimensions", "four", "five", "a rank reads several blocks"],
 )
 def test_batch_norm_of_other_shapes(shape: tuple[int, ...], splits: list[int]) -> None:
     x, coefficients = seeded(*shape), seeded(*shape, seed=1)
-    expected = reference(nn.BatchNorm1d(shape[1]).double(), x, coefficients)
+    make = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(len(shape), nn.SyncBatchNorm)
+    expected = reference(make(shape[1]).double(), x, coefficients)
 
     def case(group: Group) -> tuple[Tensor, Tensor]:
-        mine = DistributedBN1D(shape[1]).double()
+        mine = convert_batch_norm(make(shape[1]).double())
+        assert isinstance(mine, DistributedBN1D)
         return reference(mine, *(rows_of(t, splits, group.rank) for t in (x, coefficients)))
 
     parts = run(splits, case)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from sar.comm.agreement import agree
+from sar.comm.gradients import refuse_gradients
 from sar.comm.meter import Meter, Span
 from sar.comm.seeds import SeedStream
 
@@ -118,6 +119,9 @@ class Done:
 class Group(ABC):
     """Ranks that train together. Subclasses say how bytes move; only the portable subset is used.
 
+    No collective passes gradients: a tensor that asks for one is a ``ValueError``, unless under
+    ``torch.no_grad()``.
+
     Attributes:
         rank, size: this process' index and the number of ranks.
         backend: name of the transport.
@@ -189,6 +193,7 @@ class Group(ABC):
         """Reduce ``tensor`` (any shape) over all ranks in place; ``op`` is sum, max or min."""
         if op not in ("sum", "max", "min"):
             raise ValueError(f"op: got {op!r}, expected 'sum', 'max' or 'min'")
+        refuse_gradients("all_reduce", tensor)
         self.counters.collectives += 1
         if self.size > 1:
             staged = self._staged(tensor)
@@ -207,6 +212,7 @@ class Group(ABC):
         Returns:
             Whether all were; else the tensor is left as it was.
         """
+        refuse_gradients("sum_if_all", tensor)
         self.counters.collectives += 1
         if self.size == 1 or not tensor.numel():
             return ready and self.size == 1
@@ -234,6 +240,7 @@ class Group(ABC):
         All ranks begin, and wait for, the same sums in the same order, but not necessarily between
         the same other collectives.
         """
+        refuse_gradients("begin_sum", tensor)
         self.counters.collectives += 1
         if self.size == 1:
             return Done()
@@ -246,6 +253,7 @@ class Group(ABC):
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks in rank order; shapes and dtypes must be equal."""
+        refuse_gradients("all_gather", tensor)
         self.counters.collectives += 1
         if self.size == 1:
             return [tensor.clone()]
@@ -255,6 +263,7 @@ class Group(ABC):
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Overwrite ``tensor`` with the one of rank ``src``, in place."""
+        refuse_gradients("broadcast", tensor)
         self.counters.collectives += 1
         if self.size > 1:
             staged = self._staged(tensor)
@@ -280,6 +289,7 @@ class Group(ABC):
             distances: for a large exchange, on all ranks alike: rows travel from rank r + d to
                 rank r for these d alone. The transport may send one distance after another.
         """
+        refuse_gradients("exchange", send, recv)
         counters, here = self.counters, self.meter.here
         sent, received = send.nbytes, recv.nbytes
         if send_counts[self.rank] or recv_counts[self.rank]:
@@ -308,6 +318,7 @@ class Group(ABC):
 
     def all_to_all(self, rows: Tensor, send_counts: list[int], recv_counts: list[int]) -> Tensor:
         """Rows grouped by destination rank in, rows grouped by source rank out."""
+        refuse_gradients("all_to_all", rows)
         recv = rows.new_empty((sum(recv_counts), *rows.shape[1:]))
         self.exchange(recv, rows.contiguous(), recv_counts, send_counts).wait()
         return recv

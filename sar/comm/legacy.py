@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm.current import current_group
+from sar.comm.gradients import refuse_gradients
 from sar.comm.routing import exchange_counts
 from sar.config import Config
 
@@ -37,6 +38,7 @@ def all_to_all(
     ``Config.max_collective_size`` bounds the elements that one exchange sends and receives, to
     within a row of each tensor: all are cut along rows, into the same number of pieces.
     """
+    refuse_gradients("all_to_all", *send_tensors, *recv_tensors)
     group = current_group()
     _check_lists(recv_tensors, send_tensors, group.size)
     dtypes = {part.dtype for part in (*recv_tensors, *send_tensors)}
@@ -57,6 +59,7 @@ def exchange_tensors(tensors: list[Tensor], recv_sizes: list[int] | None = None)
         tensors: one per rank, equal dtypes and trailing shapes.
         recv_sizes: rows that come from each rank; exchanged first when not given.
     """
+    refuse_gradients("exchange_tensors", *tensors)
     group = current_group()
     _check_lists(tensors, tensors, group.size)
     if any(t.shape[1:] != tensors[0].shape[1:] or t.dtype != tensors[0].dtype for t in tensors):
@@ -74,6 +77,7 @@ def exchange_single_tensor(
     recv_idx: int, send_idx: int, recv_tensor: Tensor, send_tensor: Tensor
 ) -> None:
     """Send ``send_tensor`` to rank ``send_idx`` and fill ``recv_tensor`` from rank ``recv_idx``."""
+    refuse_gradients("exchange_single_tensor", send_tensor, recv_tensor)
     group = current_group()
     send_counts, recv_counts = [0] * group.size, [0] * group.size
     send_counts[send_idx], recv_counts[recv_idx] = send_tensor.numel(), recv_tensor.numel()

@@ -16,7 +16,7 @@ from sar.layers.entry import options_of
 from sar.layers.optimize import optimize
 from sar.layers.said import say
 from sar.layers.table import entries, entry_of
-from sar.nn.batch_norm import convert_batch_norm
+from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.drift import check_call
 from sar.nn.dropout import convert_dropout
 from sar.nn.params import sync_params
@@ -81,7 +81,7 @@ def _told(model: nn.Module, before: Counter[type], group: Group) -> str:
     """What was done, in a line, and a line for each class of layers."""
     params = replicated(model).values()
     numbers = sum(param.numel() for param in params)
-    norms = sum(number for kind, number in before.items() if issubclass(kind, nn.BatchNorm1d))
+    norms = Counter(map(type, model.modules()))[DistributedBN1D] - before[DistributedBN1D]
     made = f"batch norms converted: {norms}, dropouts converted: {before[nn.Dropout]}"
     ranks = "1 rank" if group.size == 1 else f"{group.size} ranks"
     return "\n".join(

@@ -15,6 +15,7 @@ from sar.nn.params import clip_grad_norm_, gather_grads, sync_params
 from sar.nn.ranking import rank_links
 from sar.nn.replicas import ShardedParameter
 from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
+from sar.nn.torch_losses import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from sar.nn.tracing import mark_layers, trace
 
 __all__ = [
@@ -27,10 +28,12 @@ __all__ = [
     "NegativeSampler",
     "ShardedEmbedding",
     "ShardedParameter",
+    "binary_cross_entropy_with_logits",
     "check",
     "clip_grad_norm_",
     "convert_batch_norm",
     "convert_dropout",
+    "cross_entropy",
     "dropout_rows",
     "gather_grads",
     "global_mean",
@@ -38,6 +41,7 @@ __all__ = [
     "hits_at",
     "link_loss",
     "mark_layers",
+    "mse_loss",
     "negative_ranks",
     "overlap_gradients",
     "rank_links",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +14,9 @@ from sar.kernels.jit import untraced
 from sar.ops.batch_norm import normalize_rows
 from sar.tracing.lazy import EdgeTensor, eager
 
+_LAZY = (nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *_LAZY)
+
 
 class DistributedBN1D(nn.Module):
     """``nn.BatchNorm1d`` of the whole graph: statistics are those of all ranks' rows.
@@ -21,7 +26,8 @@ class DistributedBN1D(nn.Module):
     interchangeable with ``nn.BatchNorm1d``.
 
     Args:
-        n_feats: width of the input, ``[N, n_feats]`` or ``[N, n_feats, L]``; N may be 0 on a rank.
+        n_feats: width of the input, ``[N, n_feats]`` or ``[N, n_feats, L, ..]``; N may be 0 on a
+            rank.
         eps: added to the variance.
         affine: learn a weight and a bias; their gradients are this rank's share until
             :func:`sar.nn.gather_grads`.
@@ -73,10 +79,10 @@ class DistributedBN1D(nn.Module):
 
         With ``relu``, ``F.relu`` of that, for which nothing more is kept until backward.
         """
-        if x.dim() not in (2, 3) or x.shape[1] != self.n_feats:
+        if x.dim() < 2 or x.shape[1] != self.n_feats:
             raise ValueError(
                 f"x: got shape {tuple(x.shape)}, expected [N, {self.n_feats}] "
-                f"or [N, {self.n_feats}, L]"
+                f"or [N, {self.n_feats}, L, ..]"
             )
         if not x.is_floating_point():
             raise TypeError(f"x: got {x.dtype}, expected a floating point tensor")
@@ -85,12 +91,12 @@ class DistributedBN1D(nn.Module):
         if isinstance(x, EdgeTensor) and x.dim() == 2:
             return F.relu(self._of_edges(x)) if relu else self._of_edges(x)
         x = eager(x)
-        rows = x if x.dim() == 2 else x.transpose(1, 2).reshape(-1, self.n_feats)
+        rows = x if x.dim() == 2 else x.movedim(1, -1).reshape(-1, self.n_feats)
         affine = (self.weight, self.bias)
         y, mean, m2, count = normalize_rows(rows, *affine, self.eps, self._group(), relu)
         if self.training and self.running_mean is not None:
             self._update(mean, m2 / (count - 1))
-        return y if x.dim() == 2 else y.view(len(x), x.shape[2], self.n_feats).transpose(1, 2)
+        return y if x.dim() == 2 else y.view(x.movedim(1, -1).shape).movedim(-1, 1)
 
     def extra_repr(self) -> str:
         return (
@@ -133,22 +139,28 @@ class DistributedBN1D(nn.Module):
 
 
 def convert_batch_norm(model: nn.Module) -> nn.Module:
-    """Replace every ``nn.BatchNorm1d`` in ``model`` by a :class:`DistributedBN1D`, in place.
+    """Replace every batch norm of torch in ``model`` by a :class:`DistributedBN1D`, in place.
 
-    Parameters (the same objects, so an optimizer keeps working), statistics and mode are kept; a
-    norm that is used in several places stays shared. Returns the model, or its replacement when
-    the model itself is a ``nn.BatchNorm1d``. Rows need not be nodes: a layer that normalizes its
-    edges (DGL's ``EdgeConv``) then takes the edges of all ranks.
+    These are ``nn.BatchNorm1d``, ``2d``, ``3d`` and ``nn.SyncBatchNorm``; one with a ``forward`` of
+    its own stays. Parameters (the same objects, so an optimizer keeps working), statistics and
+    mode are kept; a norm that is used in several places stays shared. Returns the model, or its
+    replacement when the model itself is a batch norm. Rows need not be nodes: a layer that
+    normalizes its edges (DGL's ``EdgeConv``) then takes the edges of all ranks.
 
     Raises ``ValueError`` for a lazy norm that has not seen an input.
     """
     return _converted(model, {})
 
 
+def is_torchs_own(norm: nn.Module) -> bool:
+    """Whether a batch norm does what torch's do."""
+    return type(norm).forward in (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward)
+
+
 def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if module not in done:
         done[module] = module
-        if isinstance(module, (nn.BatchNorm1d, nn.LazyBatchNorm1d)):
+        if isinstance(module, BATCH_NORMS) and is_torchs_own(module):
             done[module] = _from_torch(module)
         for name, child in list(children_of(module).items()):  # named_children hides shared ones
             if child is not None:
@@ -156,8 +168,8 @@ def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module
     return done[module]
 
 
-def _from_torch(norm: nn.BatchNorm1d | nn.LazyBatchNorm1d) -> DistributedBN1D:
-    if isinstance(norm, nn.LazyBatchNorm1d):
+def _from_torch(norm: Any) -> DistributedBN1D:
+    if isinstance(norm, _LAZY):
         raise ValueError(f"model: got {norm}, expected a forward pass before the conversion")
     new = DistributedBN1D(
         norm.num_features,

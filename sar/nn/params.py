@@ -180,7 +180,7 @@ def sum_bucket(params: list[nn.Parameter], group: Group) -> None:
 def _flat(params: list[nn.Parameter]) -> Tensor:
     """Their gradients, in the dtype to sum in."""
     flat = torch.cat([param.grad.reshape(-1) for param in params if param.grad is not None])
-    return flat.to(wide_dtype(flat.dtype))
+    return flat.detach().to(wide_dtype(flat.dtype))
 
 
 def _copy_back(flat: Tensor, params: list[nn.Parameter]) -> None:

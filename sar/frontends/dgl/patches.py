@@ -1,4 +1,4 @@
-"""Every change that is made to DGL, and one to torch, in one table, and how it is undone.
+"""Every change that is made to DGL, and to norms of torch, in one table, and how it is undone.
 
 DGL's functions and layers meet a sharded graph in few places. What stands there instead sends our
 kinds of graphs, markers and counts to this package and all others on to the original. It is put in
@@ -35,7 +35,7 @@ from sar.frontends.dgl.sharing import sharing
 from sar.frontends.dgl.typed import in_functions
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
 from sar.layers import entries
-from sar.nn.local_norms import watching_rows
+from sar.nn.local_norms import watched
 
 Replace = Callable[[Any], Any]  # the original to what stands in its place
 
@@ -96,8 +96,7 @@ def _patches_of(name: str, module: ModuleType) -> Iterator[tuple[Any, str, Repla
         holder = getattr(module, outer[0], None) if outer else module
         yield holder, attribute, replace
     if name == _TORCH:
-        own = next(kind for kind in nn.BatchNorm1d.__mro__ if "forward" in vars(kind))
-        yield own, "forward", watching_rows
+        yield from watched()
     if name == _LAYERS:
         for entry in entries():
             yield getattr(sys.modules.get(entry.module), entry.name, None), "forward", fused(entry)
@@ -154,7 +153,7 @@ _SEGMENTS = {
     "segment_softmax": _for(LocalCount, readout.segment_softmax),
 }
 _SEVERAL = _for(operators.GraphMarker, operators.of_several)
-_TORCH = "torch.nn"  # batch norms say when they see rows of a sharded graph
+_TORCH = "torch.nn"  # norms say when they see rows of a sharded graph
 _LAYERS = "dgl.nn.pytorch"  # last, so that errors of what replaces a layer's code name it, too
 
 _PATCHES: dict[str, dict[str, Replace]] = {
