@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -51,7 +52,7 @@ def staged(
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     partial = path.with_name(path.name + PARTIAL)
-    with open(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "wb") as file:
+    with open(open_own(partial), "wb") as file:
         _lock(file)  # before it is changed: it may be another's
         try:
             file.truncate()
@@ -62,6 +63,28 @@ def staged(
             yield partial
         finally:
             partial.unlink(missing_ok=True)
+
+
+def open_own(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Open a file that the library alone writes, where others may have planted something.
+
+    Raises ``OSError`` for a link, a second name of another file, and what is no file.
+    """
+    try:
+        number = os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if path.is_symlink():
+            raise _planted(path, "a link") from error
+        raise
+    state = os.fstat(number)
+    if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
+        return number
+    os.close(number)
+    raise _planted(path, "no plain file, or another one's second name")
+
+
+def _planted(path: Path, what: str) -> OSError:
+    return OSError(errno.EEXIST, f"{path} is {what}, expected a file of its own or nothing")
 
 
 @contextmanager
@@ -102,7 +125,7 @@ def _make_scratch(where: Path, locked: ExitStack, made: ExitStack) -> Path:
             made.callback(_remove, folder)
             folder.mkdir(mode=0o700)
             with suppress(FileNotFoundError, BlockingIOError):
-                lock = locked.enter_context(open(folder / _LOCK, "wb"))
+                lock = locked.enter_context(open(folder / _LOCK, "xb"))
                 _lock(lock)
                 if _is_at(lock.fileno(), folder / _LOCK):
                     return folder
@@ -212,7 +235,7 @@ def _open_folder(path: Path) -> int:
         with suppress(FileExistsError):
             path.mkdir()
         with suppress(FileNotFoundError):  # another one ended just now
-            number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 _lock(number)
                 if _is_at(number, path):

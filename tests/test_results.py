@@ -564,6 +564,24 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     assert not (tmp_path / LOCK_NAME).exists()
 
 
+def test_a_link_in_the_place_of_the_lock(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """What it leads to is neither changed nor taken for a lock, and all ranks are told."""
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine.write_text("mine")
+    run.mkdir()
+    (run / LOCK_NAME).symlink_to(mine)
+    words = f"{LOCK_NAME}: could not be written: .*{LOCK_NAME} is a link, expected"
+
+    def case(group: Group) -> None:
+        with pytest.raises(OSError, match=words):
+            trainer(group, [0.1], run, epochs=1).fit()
+
+    run_threads(2, case)
+    assert main(["train", "parts.json", "--checkpoint", str(run)]) == 2
+    assert f"{LOCK_NAME} is a link" in capsys.readouterr().err
+    assert mine.read_text() == "mine" and os.listdir(run) == [LOCK_NAME]
+
+
 # ---------------------------------------------------------------- the command
 
 

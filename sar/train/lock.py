@@ -15,7 +15,7 @@ from typing import Any
 
 from sar.comm import Group
 from sar.errors import SarError
-from sar.files import naming
+from sar.files import naming, open_own
 
 LOCK_NAME = "run.lock"
 
@@ -53,7 +53,7 @@ def check_free(folder: Path) -> None:
     """Raise ``SarError`` that names the owner if a run saves in ``folder`` now."""
     if (folder / LOCK_NAME).exists():
         with naming(folder / LOCK_NAME):
-            number = os.open(folder / LOCK_NAME, os.O_RDONLY)
+            number = open_own(folder / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK)
         try:
             _lock(number, folder)
         finally:
@@ -66,7 +66,7 @@ def _take(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     while True:
         with naming(path):
-            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            number = open_own(path)
         try:
             before = _lock(number, folder)
             if path.exists() and os.path.samestat(os.fstat(number), os.stat(path)):
