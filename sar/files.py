@@ -89,16 +89,29 @@ def _planted(path: Path, what: str) -> OSError:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the system inside name ``path``; torch's and zip's of a full disk become such."""
+    """Errors of the system inside name ``path``, and the disk where that is full.
+
+    torch's writer tells of such an error in words of its own; it is that error's context.
+    """
     try:
         yield
-    except OSError as error:
-        number, reason = error.errno or 0, error.strerror or str(error)
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise OSError(f"{path}: could not be written: {error}") from error
+        number, reason = cause.errno or 0, cause.strerror or str(cause)
         if "requested and" in reason:  # numpy's, of a write that was cut short
-            number, reason = errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {reason}"
+            number = errno.ENOSPC
+        if number == errno.ENOSPC:
+            reason = _full(path)
         raise OSError(number, f"{path}: could not be written: {reason}") from error
-    except RuntimeError as error:  # torch's writer
-        raise OSError(f"{path}: could not be written: {error}") from error
+
+
+def _full(path: Path) -> str:
+    folder = next(one for one in (path, *path.parents) if one.is_dir())
+    state = os.statvfs(folder)
+    free = state.f_bavail * state.f_frsize
+    return f"No space left on the disk of {folder}, which has {free:,} bytes free"
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def test_an_error_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
     def torchs(file) -> None:
         raise RuntimeError("PytorchStreamWriter failed writing file")
 
-    for write, reason in ((full, "No space left on device"), (torchs, "PytorchStreamWriter")):
+    for write, reason in ((full, "No space left on the disk of"), (torchs, "PytorchStreamWriter")):
         with pytest.raises(OSError, match=f"out.json: could not be written: {reason}"):
             write_whole(path, write)
     assert path.read_bytes() == b"one" and os.listdir(tmp_path) == ["out.json"]
