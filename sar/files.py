@@ -13,6 +13,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -169,17 +170,17 @@ def _remove_once(folder: Path) -> None:
 def remove_left_over(folder: Path, names: Iterable[str] = ()) -> None:
     """Remove what killed processes of this user left in ``folder``.
 
-    These are folders of :func:`scratch_folder`, and the partial files of ``names``, that nobody has
-    locked.
+    These are folders of :func:`scratch_folder`, and the partial files of ``names``, which are
+    patterns as of the shell, that nobody has locked.
     """
-    partial = {name + PARTIAL for name in names}
+    partial = [name + PARTIAL for name in names]
     with suppress(OSError):  # no such folder, or not ours to read: then nothing of ours is there
         for entry in list(os.scandir(folder)):
             if entry.is_dir(follow_symlinks=False) and entry.name.startswith(SCRATCH):
                 with _left(Path(entry.path, _LOCK)) as is_left:
                     if is_left or _is_bare(entry):
                         _remove(Path(entry.path))
-            elif entry.name in partial:
+            elif any(fnmatchcase(entry.name, one) for one in partial):
                 with _left(Path(entry.path)) as is_left:
                     if is_left:
                         os.unlink(entry.path)

@@ -29,8 +29,8 @@ def content(numbers: int) -> dict:
 
 
 def told(disk: Path, name: str) -> str:
-    free = r"\d{1,3}(,\d{3})* bytes free"
-    return f"{disk}/{name}: could not be written: No space left on the disk of {disk}, which has {free}"
+    free = r"which has \d{1,3}(,\d{3})* bytes free"
+    return f"{disk}/{name}: could not be written: No space left on the disk of {disk}, {free}"
 
 
 @pytest.mark.parametrize("numbers", [7_500, 9_000, 200_000])

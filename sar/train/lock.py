@@ -15,9 +15,10 @@ from typing import Any
 
 from sar.comm import Group
 from sar.errors import SarError
-from sar.files import naming, open_own
+from sar.files import naming, open_own, remove_left_over
 
 LOCK_NAME = "run.lock"
+_WRITTEN = ("checkpoint.pt", "checkpoint.*.*.*.pt")  # see `sar.train.tables`
 
 # The file says who owns it, and is locked (`flock`) for as long as its owner lives. So a file that
 # nobody has locked is that of a process that was killed. Where a shared file system has no locks,
@@ -26,7 +27,8 @@ LOCK_NAME = "run.lock"
 
 @contextmanager
 def own_folder(folder: Path | None, group: Group) -> Iterator[None]:
-    """Inside, ``folder`` is this run's: rank 0 holds its lock. Collective at the start.
+    """Inside, ``folder`` is this run's: rank 0 holds its lock, and removed what a killed run was
+    writing. Collective at the start.
 
     Warns where the lock was that of a run that was killed. ``None`` locks nothing. Raises
     ``SarError`` that names the owner on every rank where another run has it.
@@ -38,6 +40,7 @@ def own_folder(folder: Path | None, group: Group) -> Iterator[None]:
     if group.rank == 0:
         try:
             number = _take(folder)
+            remove_left_over(folder, _WRITTEN)
         except Exception as problem:  # any: the others would wait
             error = problem
     group.agree(error)
