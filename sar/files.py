@@ -9,9 +9,11 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,7 +53,7 @@ def staged(
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     partial = path.with_name(path.name + PARTIAL)
-    with open(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "wb") as file:
+    with open(open_own(partial), "wb") as file:
         _lock(file)  # before it is changed: it may be another's
         try:
             file.truncate()
@@ -64,18 +66,53 @@ def staged(
             partial.unlink(missing_ok=True)
 
 
+def open_own(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Open a file that the library alone writes, where others may have planted something.
+
+    Raises ``OSError`` for a link, a second name of another file, and what is no file.
+    """
+    try:
+        number = os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if path.is_symlink():
+            raise _planted(path, "a link") from error
+        raise
+    state = os.fstat(number)
+    if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
+        return number
+    os.close(number)
+    raise _planted(path, "no plain file, or another one's second name")
+
+
+def _planted(path: Path, what: str) -> OSError:
+    return OSError(errno.EEXIST, f"{path} is {what}, expected a file of its own or nothing")
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the system inside name ``path``; torch's and zip's of a full disk become such."""
+    """Errors of the system inside name ``path``, and the disk where that is full.
+
+    torch's writer tells of such an error in words of its own; it is that error's context.
+    """
     try:
         yield
-    except OSError as error:
-        number, reason = error.errno or 0, error.strerror or str(error)
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise OSError(f"{path}: could not be written: {error}") from error
+        number, reason = cause.errno or 0, cause.strerror or str(cause)
         if "requested and" in reason:  # numpy's, of a write that was cut short
-            number, reason = errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {reason}"
+            number = errno.ENOSPC
+        if number == errno.ENOSPC:
+            reason = _full(path)
         raise OSError(number, f"{path}: could not be written: {reason}") from error
-    except RuntimeError as error:  # torch's writer
-        raise OSError(f"{path}: could not be written: {error}") from error
+
+
+def _full(path: Path) -> str:
+    folder = next(one for one in (path, *path.parents) if one.is_dir())
+    state = os.statvfs(folder)
+    free = state.f_bavail * state.f_frsize
+    return f"No space left on the disk of {folder}, which has {free:,} bytes free"
 
 
 @contextmanager
@@ -102,7 +139,7 @@ def _make_scratch(where: Path, locked: ExitStack, made: ExitStack) -> Path:
             made.callback(_remove, folder)
             folder.mkdir(mode=0o700)
             with suppress(FileNotFoundError, BlockingIOError):
-                lock = locked.enter_context(open(folder / _LOCK, "wb"))
+                lock = locked.enter_context(open(folder / _LOCK, "xb"))
                 _lock(lock)
                 if _is_at(lock.fileno(), folder / _LOCK):
                     return folder
@@ -133,17 +170,17 @@ def _remove_once(folder: Path) -> None:
 def remove_left_over(folder: Path, names: Iterable[str] = ()) -> None:
     """Remove what killed processes of this user left in ``folder``.
 
-    These are folders of :func:`scratch_folder`, and the partial files of ``names``, that nobody has
-    locked.
+    These are folders of :func:`scratch_folder`, and the partial files of ``names``, which are
+    patterns as of the shell, that nobody has locked.
     """
-    partial = {name + PARTIAL for name in names}
+    partial = [name + PARTIAL for name in names]
     with suppress(OSError):  # no such folder, or not ours to read: then nothing of ours is there
         for entry in list(os.scandir(folder)):
             if entry.is_dir(follow_symlinks=False) and entry.name.startswith(SCRATCH):
                 with _left(Path(entry.path, _LOCK)) as is_left:
                     if is_left or _is_bare(entry):
                         _remove(Path(entry.path))
-            elif entry.name in partial:
+            elif any(fnmatchcase(entry.name, one) for one in partial):
                 with _left(Path(entry.path)) as is_left:
                     if is_left:
                         os.unlink(entry.path)
@@ -212,7 +249,7 @@ def _open_folder(path: Path) -> int:
         with suppress(FileExistsError):
             path.mkdir()
         with suppress(FileNotFoundError):  # another one ended just now
-            number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 _lock(number)
                 if _is_at(number, path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks share the cores
@@ -89,6 +90,26 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def partitioned(parts_folder: Path) -> Cutter:
     """``partitioned(graph, num_parts, method)`` writes the parts once and returns the JSON."""
     return Cutter(parts_folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A file system of so many KiB, a new one with each call."""
+    folder, mounted = tmp_path / "disk", []
+    folder.mkdir()
+
+    def make(size: int) -> Path:
+        if mounted:
+            subprocess.run(["umount", "-l", mounted.pop()], check=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "none", str(folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting takes root")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for one in mounted:
+        subprocess.run(["umount", "-l", one], check=True)
 
 
 @pytest.fixture(params=[1, 3])

@@ -292,3 +292,24 @@ def test_damaged_files(suffix: str, tmp_path: Path) -> None:
         path.write_bytes(content)
         refused += read_anything(path, read)
     assert refused > 30
+
+
+@pytest.mark.parametrize("pattern", ["/{}/**/e.npy", "../**/e.npy", "raw/../../**/e.npy"])
+def test_a_pattern_of_all_folders_stays_below_the_description(pattern: str, tmp_path: Path) -> None:
+    """Or it would walk the whole disk, and go round in links for ever."""
+    place = tmp_path / "described"
+    for folder in (tmp_path / "other", place / "raw" / "deep"):
+        folder.mkdir(parents=True)
+        np.save(folder / "e.npy", np.stack([SRC, DST]))
+    path = describe(place, {"edges": [{"files": pattern.format(tmp_path)}]})
+    with pytest.raises(ValueError, match=r"\*\*.*expected a pattern below the description's"):
+        read_description(path, tmp_path)
+
+
+def test_a_pattern_of_all_folders_follows_no_links(tmp_path: Path) -> None:
+    (tmp_path / "raw" / "deep").mkdir(parents=True)
+    np.save(tmp_path / "raw" / "deep" / "e.npy", np.stack([SRC, DST]))
+    for number in range(3):
+        (tmp_path / "raw" / f"again{number}").symlink_to("..", target_is_directory=True)
+    path = describe(tmp_path, {"edges": [{"files": "**/e.npy"}]})
+    assert read_description(path, tmp_path).total_edges == len(SRC)

@@ -166,7 +166,7 @@ def test_partitions_without_digests_cannot_be_verified(parts: Path) -> None:
     del content["sar"]
     parts.write_text(json.dumps(content))
     load_partition(parts, 0)
-    with pytest.raises(PartitionError, match="holds no digests to verify"):
+    with pytest.raises(PartitionError, match="holds no digests"):
         load_partition(parts, 0, verify=True)
 
 
@@ -273,5 +273,5 @@ def test_inspect_verifies(parts: Path, capsys: pytest.CaptureFixture) -> None:
     assert "all files are as they were written" in capsys.readouterr().out
     flip(*last_byte_of(parts, "_N/label"))
     assert main(["inspect", str(parts)]) == 0
-    assert main(["inspect", str(parts), "--verify"]) == 2
+    assert main(["inspect", str(parts), "--verify"]) == 1
     assert "feature '_N/label' is damaged" in capsys.readouterr().err

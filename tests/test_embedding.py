@@ -367,6 +367,14 @@ def test_a_save_that_fails_leaves_the_old_one(
 # Arguments.
 
 
+def test_a_save_removes_what_a_killed_one_was_writing(partitioned: Cutter, tmp_path: Path) -> None:
+    others = ["other.00ff.0.pt.partial", "user.partial"]
+    for name in ("user.00ff.0.pt.partial", "user.00ff.1.pt.partial", *others):
+        (tmp_path / name).write_text("half")
+    run_threads(2, case_save, partitioned(shop(), 2, "random"), tmp_path, "SGD")
+    assert sorted(one.name for one in tmp_path.glob("*.partial")) == others
+
+
 def test_bad_arguments(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))

@@ -73,10 +73,50 @@ def test_an_error_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
     def torchs(file) -> None:
         raise RuntimeError("PytorchStreamWriter failed writing file")
 
-    for write, reason in ((full, "No space left on device"), (torchs, "PytorchStreamWriter")):
+    for write, reason in ((full, "No space left on the disk of"), (torchs, "PytorchStreamWriter")):
         with pytest.raises(OSError, match=f"out.json: could not be written: {reason}"):
             write_whole(path, write)
     assert path.read_bytes() == b"one" and os.listdir(tmp_path) == ["out.json"]
+
+
+@pytest.mark.parametrize("how", ["link", "second name", "pipe"])
+def test_what_is_planted_in_the_place_of_a_partial_file_is_not_written(
+    how: str, tmp_path: Path
+) -> None:
+    """By whoever may write in the folder: the file that it leads to stays as it is."""
+    mine, partial = tmp_path / "mine", tmp_path / "out.partial"
+    mine.write_bytes(b"mine")
+    if how == "pipe":
+        os.mkfifo(partial)
+    else:
+        (partial.symlink_to if how == "link" else partial.hardlink_to)(mine)
+    with pytest.raises(OSError, match="out: could not be written: .*out.partial is .*, expected"):
+        write_whole(tmp_path / "out", lambda file: file.write(b"new"))
+    assert mine.read_bytes() == b"mine" and not (tmp_path / "out").exists()
+    assert partial.is_symlink() == (how == "link")
+
+
+def test_a_link_that_leads_nowhere_makes_no_file(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").symlink_to(tmp_path / "new")
+    with pytest.raises(OSError, match="out.partial is a link"):
+        write_whole(tmp_path / "out", lambda file: file.write(b"new"))
+    assert os.listdir(tmp_path) == ["out.partial"]
+
+
+def test_a_link_in_the_place_of_the_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out").symlink_to(tmp_path / "mine")
+    write_whole(tmp_path / "out", lambda file: file.write(b"new"))
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "out").is_symlink()
+
+
+def test_a_link_in_the_place_of_a_locked_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "kept").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="kept: could not be written: Not a directory"):
+        with locked_folder(tmp_path / "kept"):
+            pass
+    assert (tmp_path / "elsewhere").is_dir()
 
 
 def test_two_do_not_write_one_file(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import fcntl
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -233,26 +232,6 @@ def test_a_flipped_byte_in_each_file(
         path.write_bytes(content[: len(content) // 2])
         assert path.name in fails(str(folder))
         path.write_bytes(content)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A file system of so many KiB, a new one with each call."""
-    folder, mounted = tmp_path / "disk", []
-    folder.mkdir()
-
-    def make(size: int) -> Path:
-        if mounted:
-            subprocess.run(["umount", "-l", mounted.pop()], check=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "none", str(folder)]
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("mounting takes root")
-        mounted.append(folder)
-        return folder
-
-    yield make
-    for one in mounted:
-        subprocess.run(["umount", "-l", one], check=True)
 
 
 @pytest.mark.parametrize(

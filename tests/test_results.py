@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import fcntl
 import importlib.util
 import json
 import os
@@ -562,6 +563,42 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="of process 99999999 on here since yesterday, which has"):
         trainer(LocalGroup(), [0.1], tmp_path, epochs=1).fit()
     assert not (tmp_path / LOCK_NAME).exists()
+
+
+def test_what_a_killed_run_was_writing_is_gone_when_the_next_begins(tmp_path: Path) -> None:
+    """Its checkpoint and shards of learned rows; not what somebody writes, or others made."""
+    dead, live = "checkpoint.author.00ff.1.pt.partial", "checkpoint.author.00aa.0.pt.partial"
+    others = ["checkpoint.old.partial", "mine.pt.partial"]
+    for name in ("checkpoint.pt.partial", dead, live, *others):
+        (tmp_path / name).write_text("half")
+    seen = []
+
+    class Begin(Callback):
+        def on_start(self, run: dict, done: Sequence[dict]) -> None:
+            seen.extend(one.name for one in tmp_path.glob("*.partial"))
+
+    with open(tmp_path / live) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        trainer(LocalGroup(), [0.1], tmp_path, [Begin()], epochs=1).fit()
+    assert sorted(seen) == sorted([live, *others])
+
+
+def test_a_link_in_the_place_of_the_lock(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """What it leads to is neither changed nor taken for a lock, and all ranks are told."""
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine.write_text("mine")
+    run.mkdir()
+    (run / LOCK_NAME).symlink_to(mine)
+    words = f"{LOCK_NAME}: could not be written: .*{LOCK_NAME} is a link, expected"
+
+    def case(group: Group) -> None:
+        with pytest.raises(OSError, match=words):
+            trainer(group, [0.1], run, epochs=1).fit()
+
+    run_threads(2, case)
+    assert main(["train", "parts.json", "--checkpoint", str(run)]) == 2
+    assert f"{LOCK_NAME} is a link" in capsys.readouterr().err
+    assert mine.read_text() == "mine" and os.listdir(run) == [LOCK_NAME]
 
 
 # ---------------------------------------------------------------- the command

@@ -19,7 +19,7 @@ from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
 from sar.cli.outputs import check_writable
 from sar.cli.rank_data import load_rank
 from sar.comm import Group
-from sar.files import PARTIAL, naming, remove_left_over, staged
+from sar.files import naming, remove_left_over, staged
 from sar.partition.load import PartitionData
 from sar.train.checkpoint import FILE_NAME, load_checkpoint, load_model
 from sar.train.data import NodeData
@@ -30,14 +30,11 @@ from sar.train.options import DataOptions, ModelOptions, TrainOptions
 from sar.train.tables import load_tables
 from sar.train.trainer import Trainer
 
-_PARTIALS = f"predictions*.npz{PARTIAL}"
-
 
 def _check_output(args: argparse.Namespace) -> None:
     out = Path(args.out)
     check_writable(out, "--out")
-    if out.is_dir():
-        remove_left_over(out, [path.name.removesuffix(PARTIAL) for path in out.glob(_PARTIALS)])
+    remove_left_over(out, ["predictions*.npz"])
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 
 from sar.cli.cut_report import (
@@ -10,6 +11,7 @@ from sar.cli.cut_report import (
     prediction_lines,
 )
 from sar.cli.pictures import check_plot, plot_cut
+from sar.partition.sealing import differing
 from sar.partition.summary import summarize
 from sar.plan import from_summary
 
@@ -17,7 +19,9 @@ from sar.plan import from_summary
 def run(args: argparse.Namespace) -> int:
     model = model_of(args)
     check_plot(args)
-    summary = summarize(args.parts, verify=args.verify, watch=_progress)
+    if args.check and not _is_as_written(args.parts):
+        return 1
+    summary = summarize(args.parts, watch=_progress)
     predicted = None if model is None else predict_training(from_summary(summary), model)
     plot_cut(args, summary)
     if args.json:
@@ -29,9 +33,17 @@ def run(args: argparse.Namespace) -> int:
         print("\n" + "\n".join(prediction_lines(predicted, 12)))
     if args.plot is not None:
         print(f"\ndrawn in {args.plot}")
-    if args.verify:
+    if args.check:
         print("\nall files are as they were written")
     return 0
+
+
+def _is_as_written(path: str) -> bool:
+    found, count = differing(path, _progress)
+    if found:
+        lines = [f"{len(found)} of {count} files are not as they were written", *found]
+        print("sar inspect: " + "\n  ".join(lines), file=sys.stderr)
+    return not found
 
 
 def _progress(parts: Iterable[int]) -> Iterable[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 from sar.files import remove_left_over, scratch_folder
@@ -30,4 +31,4 @@ def check_file(path: Path, option: str) -> None:
     check_writable(path.absolute().parent, option)
     if path.is_dir():
         raise ValueError(f"{option}: {str(path)!r} is a folder, expected a file name")
-    remove_left_over(path.absolute().parent, [path.name])
+    remove_left_over(path.absolute().parent, [glob.escape(path.name)])

@@ -24,6 +24,7 @@ from sar.partition.methods.base import Method
 from sar.partition.methods.given import Given
 from sar.partition.options import PartitionOptions
 from sar.partition.run import Partitioned, partition
+from sar.partition.sealing import add_digests
 from sar.partition.transform import Transforms
 from sar.words import DEFAULT_METHOD
 
@@ -33,6 +34,8 @@ _UNEVEN = 1.5  # largest / mean of edges from which balancing is worth a word
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.add_digests:
+        return _add_digests(args)
     start = time.perf_counter()
     options, model = _options(args), model_of(args)
     check_plot(args)
@@ -57,6 +60,14 @@ def run(args: argparse.Namespace) -> int:
     lines = _report(done, args)
     lines += [] if predicted is None else prediction_lines(predicted)
     print("\n".join([*lines, f"written  {done.path} in {seconds:.1f} s"]))
+    return 0
+
+
+def _add_digests(args: argparse.Namespace) -> int:
+    with Bars() as bars:
+        count = add_digests(args.input, bars.show)
+    found = {"path": args.input, "files": count}
+    print(json.dumps(found) if args.json else f"digests  of {count} files added to {args.input}")
     return 0
 
 

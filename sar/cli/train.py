@@ -21,7 +21,6 @@ from sar.cli.report import gather_layers, gather_ranks, report
 from sar.cli.result_options import callbacks_of, check_results, with_metric_of
 from sar.cli.settings import kept_config, options_of, sampled_options, told_config
 from sar.comm import Group
-from sar.files import remove_left_over
 from sar.kernels.device import reset_peak
 from sar.partition.book import PartitionBook
 from sar.train import memory
@@ -76,7 +75,6 @@ def _check_outputs(args: argparse.Namespace) -> None:
     check_run_pictures(args)
     if args.checkpoint is not None:
         check_writable(Path(args.checkpoint), "--checkpoint")
-        remove_left_over(Path(args.checkpoint), [FILE_NAME])
         if (Path(args.checkpoint) / FILE_NAME).exists() and not args.resume:
             raise ValueError(
                 f"--checkpoint: {args.checkpoint!r} holds a run; give --resume to continue it, or "

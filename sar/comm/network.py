@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from sar.errors import CommError
+from sar.files import write_whole
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _DOCUMENTATION_ADDRESS = "192.0.2.1"  # routed like any other, belongs to nobody
@@ -96,9 +97,7 @@ def nfs_ip_init(_rank: int, ip_file: str, *, timeout: float = 300.0) -> str:
     path = Path(ip_file)
     if _rank == 0:
         address = address_towards(_DOCUMENTATION_ADDRESS)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(address, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, lambda file: file.write(address.encode()))
         return address
     end = time.monotonic() + timeout
     while not (path.is_file() and path.read_text(encoding="utf-8").strip()):

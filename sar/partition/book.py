@@ -173,8 +173,8 @@ class PartitionBook:
             "nodes": [self.node_ranges[ntype].tolist() for ntype in self.ntypes],
             "edges": [self.edge_ranges[etype].tolist() for etype in self.canonical_etypes],
         }
-        if self.seals is not None:
-            content["files"] = asdict(self.seals)
+        if self.graph_digest is not None:  # added digests change nothing: a run goes on with them
+            content["files"] = asdict(self.seals)  # type: ignore[arg-type]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     # The names below are those of DGL's book, for scripts that use it.
@@ -237,3 +237,14 @@ class PartitionBook:
         type_id, part, idx = self.locate(torch.as_tensor(ids))
         starts = np.stack([self._typed_bounds[ntype] for ntype in self.ntypes])
         return type_id, idx + torch.as_tensor(starts)[type_id, part]
+
+
+def without_digests(book: PartitionBook) -> str:
+    """What is said of partitions that hold none, with the command that helps."""
+    path = book.json_path
+    helps = f"sar partition {path} --add-digests"
+    if book.is_foreign:
+        helps = f"sar partition {path} --parts {book.num_parts} --method keep --out DIR"
+    return (
+        f"{path}: holds no digests, so changed bytes may go unseen; this writes some: {helps}"
+    )

@@ -51,11 +51,12 @@ class Seals:
     """All that the key ``sar`` holds.
 
     Attributes:
-        graph: digest of the graph before it was cut, the same for every cut.
+        graph: digest of the graph before it was cut, the same for every cut; ``None`` where nobody
+            knows it, as the digests were added later.
         files: by path relative to the JSON's folder.
     """
 
-    graph: str
+    graph: str | None
     files: dict[str, FileSeal]
 
 
@@ -124,7 +125,8 @@ def read_seals(config: dict[str, Any], path: str) -> Seals | None:
             f"its key {KEY!r}; the partitions are then loaded without verification"
         )
     files = {name: _file_seal(entry, name, path) for name, entry in told["files"].items()}
-    return Seals(_hex(told.get("graph"), "the graph", path), files)
+    graph = told.get("graph")
+    return Seals(None if graph is None else _hex(graph, "the graph", path), files)
 
 
 def _file_seal(entry: Any, name: str, path: str) -> FileSeal:

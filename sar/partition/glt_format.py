@@ -14,7 +14,7 @@ from sar.errors import PartitionError
 from sar.partition.book import EType
 from sar.partition.mapped import MappedTensor
 from sar.partition.picked import PickedRows
-from sar.partition.saved import read_pickles, read_saved
+from sar.partition.saved import read_pickles, read_saved, read_values
 from sar.partition.stored import (
     Columns,
     StoredEdges,
@@ -39,7 +39,7 @@ class GltFolder:
 
     def __init__(self, path: str) -> None:
         self.path, meta_path = path, os.path.join(path, self.META)
-        meta = next(read_pickles(meta_path), None)
+        meta = read_values(meta_path)
         self.num_parts = entry(meta, "num_parts", meta_path)
         check_parts(meta_path, self.num_parts, "part")
         self._is_hetero = entry(meta, "data_cls", meta_path) == "hetero"

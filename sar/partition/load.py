@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from sar.partition.book import (
     HOMOGENEOUS_NTYPE,
     EType,
     PartitionBook,
+    without_digests,
 )
 from sar.partition.book_file import read_book
 from sar.partition.dgl_format import GraphFile, read_graph, read_tensor_dict
@@ -130,15 +132,18 @@ def load_partition(
     and each feature when all of it has been read for the first time, or here with ``verify``.
 
     Raises PartitionError when a file is missing, damaged, changed meanwhile or contradicts the
-    JSON, with ``verify`` for a JSON without digests, and ValueError for a part that does not exist.
+    JSON, and with ``verify`` for partitions without digests, of which part 0 warns otherwise;
+    ValueError for a part that does not exist.
     """
     book = read_book(json_path)
     if isinstance(part_id, bool) or not isinstance(part_id, int):
         raise TypeError(f"part_id: got {type(part_id).__name__}, expected an int")
     if not 0 <= part_id < book.num_parts:
         raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
-    if verify and book.seals is None:
-        raise PartitionError(f"{book.json_path}: holds no digests to verify files with")
+    if book.seals is None and (verify or part_id == 0):
+        if verify:
+            raise PartitionError(without_digests(book))
+        warnings.warn(without_digests(book), stacklevel=2)  # once: rank 0 has part 0
     target = usable_device(device)
     if book.is_foreign:
         edges, node_features, edge_features = load_foreign_part(book, part_id)
@@ -178,6 +183,15 @@ def read_edge_features(book: PartitionBook, part_id: int) -> FeatureStore:
     """The features of a part's edges alone, in DGL's layout; of their file only the headers are
     read. Raises PartitionError as :func:`load_partition`."""
     return FeatureStore(_read_features(book, part_id, "edge_feats"))
+
+
+def verify_file(book: PartitionBook, part_id: int, key: str) -> None:
+    """Compare a part's file of ``book.files`` with its digests; PartitionError if it differs."""
+    if key == "part_graph":
+        _verify_graph(book, read_graph(book.files[part_id][key]))
+        return
+    for tensor in _read_features(book, part_id, key).values():
+        tensor.verify()
 
 
 def _node_types(book: PartitionBook, part_id: int) -> Tensor:

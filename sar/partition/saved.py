@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import torch
 from sar._private import REBUILD_TENSOR, STORAGE_FROM_BYTES, rebuild_tensor
 from sar.errors import PartitionError
 from sar.partition.mapped import MappedFile, MappedTensor
-from sar.partition.unpickle import PlainUnpickler
+from sar.partition.unpickle import NotPlainError, PlainUnpickler
 
 _STORAGES = {
     "BoolStorage": torch.bool, "ByteStorage": torch.uint8, "CharStorage": torch.int8,
@@ -29,6 +30,7 @@ _STORAGES = {
     "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
     "FloatStorage": torch.float32, "DoubleStorage": torch.float64,
 }  # fmt: skip
+_MOST_BYTES = 1 << 20  # of a description
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: magic, lengths of name and extra field
 
 
@@ -63,6 +65,21 @@ def read_pickles(path: str) -> Iterator[Any]:
             with _naming(path):
                 found = _Loading(file, name=path).load()
             yield found
+
+
+def read_values(path: str) -> Any:
+    """The plain values that were pickled into a small file; nothing that is larger than the file.
+
+    Raises as :func:`read_saved`.
+    """
+    file = MappedFile(path)
+    with _naming(path):
+        if file.size > _MOST_BYTES:
+            raise ValueError(f"it has {file.size} bytes, expected at most {_MOST_BYTES}")
+        for code, number, _ in pickletools.genops(data := file.map[:]):
+            if code.name.endswith("PUT") and number > file.size:
+                raise ValueError(f"it keeps an object as number {number}, expected few of them")
+        return _Values(io.BytesIO(data), name=path).load()
 
 
 @contextmanager
@@ -137,6 +154,13 @@ class _Mapping(PlainUnpickler):
         if holds and low + count * storage.dtype.itemsize > storage.high:
             raise ValueError(f"a tensor of shape {shape} is larger than its storage")
         return MappedTensor(self._file, low if holds else storage.low, storage.dtype, shape)
+
+
+class _Values(PlainUnpickler):
+    """What pickle has opcodes for: text, numbers, and containers of them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise NotPlainError(f"{self._name}: names {module}.{name}, expected plain values alone")
 
 
 class _Loading(PlainUnpickler):

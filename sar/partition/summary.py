@@ -21,7 +21,6 @@ _TRAIN = "train_mask"
 def summarize(
     json_path: str | os.PathLike,
     *,
-    verify: bool = False,
     watch: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> dict:
     """Sizes, halo, cut, balance and features of a partitioned graph, as JSON-able values.
@@ -44,15 +43,14 @@ def summarize(
     ``train_mask``. Parts are read one after another; a byte for each node stays in memory.
 
     Args:
-        verify: read all features, and compare them with the digests in the JSON.
         watch: gets the numbers of the parts and gives them out again, such as a progress bar.
 
-    Raises PartitionError for bad files, and with ``verify`` for a JSON without digests.
+    Raises PartitionError for bad files.
     """
     book = read_book(json_path)
     count = _Count(book)
     for part in watch(range(book.num_parts)):
-        count.add(load_partition(json_path, part, verify=verify))
+        count.add(load_partition(json_path, part))
     return {
         "graph_name": book.graph_name,
         "num_parts": book.num_parts,

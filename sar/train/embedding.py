@@ -8,6 +8,7 @@ step, after all shards are on the disk; shards that no name leads to are removed
 from __future__ import annotations
 
 import copy
+import glob
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
+from sar.files import PARTIAL, remove_left_over
 from sar.nn import ShardedEmbedding
 from sar.train.sealed import check_file, write_sealed
 
@@ -75,10 +77,13 @@ def write_shards(
 
 
 def remove_shards(folder: Path, stem: str, kept: Collection[str]) -> None:
-    """Remove shards of other sets than those that are ``kept``; ``stem`` is a pattern."""
+    """Remove shards of other sets than those that are ``kept``, and what is left of a killed
+    process that wrote some; ``stem`` is a pattern."""
     for old in folder.iterdir():
-        found = re.fullmatch(rf"{stem}\.([0-9a-f]+)\.\d+\.pt", old.name)
-        if found and found[1] not in kept:
+        found = re.fullmatch(rf"({stem}\.([0-9a-f]+)\.\d+\.pt)({PARTIAL})?", old.name)
+        if found and found[3]:
+            remove_left_over(folder, [glob.escape(found[1])])
+        elif found and found[2] not in kept:
             old.unlink(missing_ok=True)
 
 

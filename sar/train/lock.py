@@ -15,9 +15,10 @@ from typing import Any
 
 from sar.comm import Group
 from sar.errors import SarError
-from sar.files import naming
+from sar.files import naming, open_own, remove_left_over
 
 LOCK_NAME = "run.lock"
+_WRITTEN = ("checkpoint.pt", "checkpoint.*.*.*.pt")  # see `sar.train.tables`
 
 # The file says who owns it, and is locked (`flock`) for as long as its owner lives. So a file that
 # nobody has locked is that of a process that was killed. Where a shared file system has no locks,
@@ -26,7 +27,8 @@ LOCK_NAME = "run.lock"
 
 @contextmanager
 def own_folder(folder: Path | None, group: Group) -> Iterator[None]:
-    """Inside, ``folder`` is this run's: rank 0 holds its lock. Collective at the start.
+    """Inside, ``folder`` is this run's: rank 0 holds its lock, and removed what a killed run was
+    writing. Collective at the start.
 
     Warns where the lock was that of a run that was killed. ``None`` locks nothing. Raises
     ``SarError`` that names the owner on every rank where another run has it.
@@ -38,6 +40,7 @@ def own_folder(folder: Path | None, group: Group) -> Iterator[None]:
     if group.rank == 0:
         try:
             number = _take(folder)
+            remove_left_over(folder, _WRITTEN)
         except Exception as problem:  # any: the others would wait
             error = problem
     group.agree(error)
@@ -53,7 +56,7 @@ def check_free(folder: Path) -> None:
     """Raise ``SarError`` that names the owner if a run saves in ``folder`` now."""
     if (folder / LOCK_NAME).exists():
         with naming(folder / LOCK_NAME):
-            number = os.open(folder / LOCK_NAME, os.O_RDONLY)
+            number = open_own(folder / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK)
         try:
             _lock(number, folder)
         finally:
@@ -66,7 +69,7 @@ def _take(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     while True:
         with naming(path):
-            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            number = open_own(path)
         try:
             before = _lock(number, folder)
             if path.exists() and os.path.samestat(os.fstat(number), os.stat(path)):

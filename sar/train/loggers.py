@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sar.errors import MissingDependencyError
-from sar.files import naming, write_whole
+from sar.files import naming, open_own, write_whole
 from sar.train.callbacks import Callback, Record
 from sar.train.data import SPLITS
 
@@ -40,7 +40,7 @@ class LineFile(Callback):
         text = "".join(line + "\n" for line in lines).encode()
         write_whole(self.path, lambda file: file.write(text), durable=True)
         with naming(self.path):
-            self._file = open(self.path, "ab", buffering=0)
+            self._file = open(open_own(self.path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
         self._size, self._synced = len(text), time.monotonic()
 
     def _add(self, line: str) -> None:

@@ -24,8 +24,9 @@ def add_parser(subparsers: Any) -> Parser:
     report = parser.add_argument_group("report")
     report.add_argument("--json", action="store_true", help="print one JSON object")
     report.add_argument(
-        "--verify", action="store_true", help="compare all files with the digests in the JSON"
-    )
+        "--verify", "--check", dest="check", action="store_true",
+        help="compare all files with the digests in the JSON; status 1 where one differs",
+    )  # fmt: skip
     add_plot_arguments(report, "sizes of parts and rows between them")
     add_cut_model(parser)
     return parser

@@ -19,19 +19,22 @@ def add_parser(subparsers: Any) -> Parser:
         help="cut a graph into partitions",
         description="Cut a graph into partitions, one per rank, in DGL's partition_graph layout. "
         "The graph may be larger than memory. An interrupted run goes on from its cut.",
+        usage="%(prog)s INPUT --parts P --out DIR [options]",
         epilog=f"INPUT is one of: {INPUTS}.",
     )
     output = parser.add_argument_group("input and output")
     output.add_argument("input", metavar="INPUT", help="the graph, see below")
-    output.add_argument(
-        "--parts", type=positive, required=True, metavar="P", help="number of partitions"
-    )
-    output.add_argument("--out", required=True, metavar="DIR", help="folder to write into")
+    output.add_argument("--parts", type=positive, metavar="P", help="number of partitions")
+    output.add_argument("--out", metavar="DIR", help="folder to write into")
     output.add_argument("--name", metavar="NAME", help="of the graph and of its JSON file")
     output.add_argument("--format", choices=FORMATS, default="dgl", help="layout")
     output.add_argument(
         "--overwrite", action="store_true", help="replace partitions that are in DIR"
     )
+    output.add_argument(
+        "--add-digests", action="store_true",
+        help="cut nothing; give partitions that have none, as DGL's own, digests of their files",
+    )  # fmt: skip
     _add_cut(parser.add_argument_group("cut"))
     _add_edges(parser.add_argument_group("edges and data"))
     report = parser.add_argument_group("report")
@@ -96,5 +99,10 @@ def _add_edges(edges: Any) -> None:
 
 def check(args: argparse.Namespace) -> Iterator[str]:
     """What options say together."""
+    missing = [f"--{name}" for name in ("parts", "out") if getattr(args, name) is None]
+    if args.add_digests and len(missing) < 2:
+        yield "--add-digests: expected INPUT alone, without --parts and --out"
+    elif missing and not args.add_digests:
+        yield f"the following arguments are required: {', '.join(missing)}"
     if args.method is not None and args.assignment is not None:
         yield f"--method {args.method} and --assignment: expected one of them"

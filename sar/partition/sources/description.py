@@ -192,8 +192,8 @@ class _Reader:
             raise self.error(f"{where}.delimiter", f"is {delimiter!r}, expected a character")
         try:
             paths = find_files(self._path.parent, patterns)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{self._path}: {where}.files: {error}") from error
+        except (FileNotFoundError, ValueError) as error:
+            raise type(error)(f"{self._path}: {where}.files: {error}") from error
         return table_of(paths, delimiter=delimiter, header=header)
 
     def edges(self, value: Any, number: int) -> Edges:

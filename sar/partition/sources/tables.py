@@ -203,14 +203,14 @@ def find_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """Files that match, in the order of the patterns and, for each of them, of their names.
 
     Digits count as numbers: `part-10` comes after `part-9`. Raises FileNotFoundError naming the
-    pattern without match.
+    pattern without match, ValueError for a `**` that would look elsewhere than below `folder`.
     """
     found: list[Path] = []
     for pattern in patterns:
         # A name that exists is no pattern, whatever characters it has.
         names = [pattern]
         if not (folder / pattern).is_file():
-            names = sorted(glob.glob(pattern, root_dir=folder, recursive=True), key=_natural)
+            names = sorted(_matches(folder, pattern), key=_natural)
         matches = [folder / name for name in names if (folder / name).is_file()]
         if not matches:
             raise FileNotFoundError(f"{folder / pattern}: no file matches")
@@ -219,6 +219,16 @@ def find_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
         again = next(path for path in found if found.count(path) > 1)
         raise ValueError(f"{again}: is named twice in {list(patterns)}")
     return found
+
+
+def _matches(folder: Path, pattern: str) -> list[str]:
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return glob.glob(pattern, root_dir=folder)
+    if Path(pattern).is_absolute() or ".." in parts:
+        raise ValueError(f"{pattern}: has '**', expected a pattern below the description's folder")
+    found = (path.relative_to(folder) for path in folder.glob(pattern))  # follows no links
+    return [str(name) for name in found if not any(part[0] == "." for part in name.parts)]
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
