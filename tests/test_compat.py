@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from harness import assert_close, assert_gradients_close, run_threads
 from harness.graphs import looped, to_dgl
-from harness.parts import Cutter, Partitioned, joined
+from harness.parts import Cutter, Partitioned, joined, load_all
 from torch import Tensor, nn
 
 import sar
@@ -143,6 +143,31 @@ def test_sampled_blocks(hybrid: bool, partitioned: Cutter) -> None:
 
     for size in (1, 3):
         assert sum(run_threads(size, case, partitioned(whole, size))) == 57
+
+
+def test_sampling_graph(partitioned: Cutter) -> None:
+    """All nodes by global id, this rank's edges and their columns, as DGL's samplers take them."""
+    whole = looped()
+    index = torch.stack(whole.edges[HOMO])
+
+    def case(group: Group, path: str) -> int:
+        parts = load_all(path, group.size)
+        graph = sar.construct_full_graph(parts[group.rank])
+        for name in ("weight", "orig_eid"):
+            graph.edata[name] = parts[group.rank].edge_features[f"_N:_E:_N/{name}"]
+        local = graph.sampling_graph
+        original = torch.cat([one.node_features["_N/orig_id"] for one in parts])
+        eid = local.edata["orig_eid"]
+        assert local.num_nodes() == 57
+        assert torch.equal(original[torch.stack(local.edges())], index[:, eid])
+        assert torch.equal(local.edata["weight"], whole.edge_data[HOMO]["weight"][eid])
+        own = torch.arange(*parts[group.rank].book.part_ranges[group.rank])
+        drawn = dgl.sampling.sample_neighbors(local, own, 3)
+        assert drawn.num_edges() == drawn.in_degrees(own).sum() > 0
+        return local.num_edges()
+
+    for size in (1, 3):
+        assert sum(run_threads(size, case, partitioned(whole, size))) == index.shape[1]
 
 
 # ---------------------------------------------------------------- looking features up

@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import dgl
 import pytest
 import torch
 from harness import run_threads
-from harness.graphs import hetero, mixed
+from harness.graphs import hetero, mixed, to_dgl
 from harness.parts import Cutter
 
 from sar.comm import Group
@@ -113,6 +114,71 @@ def test_ids_are_original_where_fields_name_them(partitioned: Cutter) -> None:
             assert torch.equal(batch.n_id[: batch.batch_size], ids)
 
     run_threads(2, case, partitioned(mixed(), 2, "random"))
+
+
+@pytest.mark.parametrize("relation", ["buys", ("user", "buys", "item"), "user:buys:item"])
+def test_fields_name_relations_as_fanouts_do(relation: Any, partitioned: Cutter) -> None:
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        fields = {"user": ["feat"], relation: ["weight", "orig_eid"]}
+        with NeighborLoader(data, {relation: [3]}, "item", as_="tensors", fields=fields) as loader:
+            batch = next(iter(loader))
+        assert {n: set(rows) for n, rows in batch.node_data.items() if rows} == {"user": {"feat"}}
+        columns = {e: set(rows) for e, rows in batch.edge_data.items() if rows}
+        assert columns == {("user", "buys", "item"): {"weight", "orig_eid"}}
+
+    run_threads(2, case, partitioned(hetero(), 2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"users": ["feat"]}, "got 'users', expected one of 'item', 'tag', 'user' or a relation"),
+        ({"user": ["feat"], "bys": ["weight"]}, "got 'bys', expected .*: etype: 'bys' is unknown"),
+        ({"user": "feat"}, "got 'feat' of 'user', expected a list of names"),
+        ({"buys": [], ("user", "buys", "item"): []}, "got .*'buys'.*, expected each relation once"),
+        ({("user", "buys", "user"): []}, "got .*'user', 'buys', 'user'.*, expected"),
+    ],
+)
+def test_fields_of_what_there_is_not(fields: dict, text: str, partitioned: Cutter) -> None:
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        with pytest.raises(ValueError, match=f"fields: {text}"):
+            NeighborLoader(data, [2], "user", fields=fields)
+
+    run_threads(2, case, partitioned(hetero(), 2))
+
+
+@pytest.mark.parametrize("replace_", [False, True])
+@pytest.mark.parametrize("fanout", [2, 100, -1])
+def test_edges_of_weight_zero(fanout: int, replace_: bool, partitioned: Cutter) -> None:
+    """Never drawn, as by ``dgl.sampling``; a node whose edges all have it draws none."""
+    graph = mixed()
+    src, dst = graph.edges[ETYPE_HOMO]
+    weight = torch.where((torch.arange(len(src)) % 3 == 0) | (dst % 5 == 1), 0.0, 1.0 + src)
+    columns = {**graph.edge_data[ETYPE_HOMO], "weight": weight}
+    graph = replace(graph, name="weighted", edge_data={ETYPE_HOMO: columns})
+    whole = to_dgl(graph)
+    given = whole, torch.arange(57), fanout, "in", "weight", replace_
+    want = dgl.sampling.sample_neighbors(*given).in_degrees()
+
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        options: Any = {"batch_size": 60, "weight_attr": "weight", "replace": replace_}
+        with NeighborLoader(data, [fanout], as_="tensors", **options) as loader:
+            (batch,) = loader
+        ((_, to, eid),) = (hop[ETYPE_HOMO] for hop in batch.edges)
+        seeds = batch.node_ids["_N"][: batch.batch_size]
+        assert (batch.edge_data[ETYPE_HOMO]["weight"] > 0).all() and len(eid)
+        assert torch.equal(torch.bincount(to, minlength=len(seeds)), want[seeds])
+        with SubgraphLoader(data, [fanout], as_="tensors", **options) as loader:
+            (batch,) = loader  # which asks for all edges between the nodes
+        nodes = batch.node_ids["_N"]
+        inside = torch.isin(src, nodes) & torch.isin(dst, nodes)
+        assert len(batch.edges[0][ETYPE_HOMO].eid) == int(inside.sum())
+
+    for size in (1, 3):
+        run_threads(size, case, partitioned(graph, size))
 
 
 @pytest.mark.parametrize("is_original", [False, True])

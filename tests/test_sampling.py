@@ -340,6 +340,15 @@ BAD: list[tuple[dict, type, str]] = [
     ({"input_time": torch.zeros(57).long()}, ValueError, "input_time: got one, expected time_attr"),
     ({"as_": "dgl", "disjoint": True}, ValueError, "got some for DGL's blocks; expected as_='pyg'"),
     ({"time_attr": "nope", "input_time": torch.zeros(57).long()}, ValueError, "neither nodes nor"),
+    ({"fields": {"_n": ["feat"]}}, ValueError, "fields: got '_n', expected one of '_N' or a rel"),
+    (
+        {"num_neighbors": {"_E": [2], ("_N", "_E", "_N"): [3]}}, ValueError,
+        "num_neighbors: got .*, expected each relation once",
+    ),
+    (
+        {"weight_attr": "weight", "time_attr": "t", "temporal_strategy": "last"}, ValueError,
+        "weight_attr: got 'weight', expected none for temporal_strategy='last'",
+    ),
 ]
 
 

@@ -134,11 +134,14 @@ def _draw(
             if last and fanout >= 0:
                 begin = max(begin, end - fanout)
         if fanout < 0 or (last and time.shape[0] > 0):
-            out[at + i] = end - begin
+            first = pair
             for j in range(begin, end):
+                if is_weighted and not weight[j] > 0:
+                    continue
                 out[pair] = neighbor[j]
                 out[pair + 1] = eid[j]
                 pair += 2
+            out[at + i] = (pair - first) // 2
             continue
         row = mix(np.uint64(keys[rows[i]]) * STEP + base)
         if has_trees:
@@ -187,7 +190,7 @@ def draw(
             and the time after which no edge is drawn.
         keys: [n] int32 or int64, what names the rows in random numbers.
         base: 64 well mixed bits.
-        fanout: of each row; -1 takes all, of whatever weight.
+        fanout: of each row; -1 takes all. Edges of weight 0 are never drawn.
         replace: whether an edge may come several times; a row with edges then has ``fanout``.
         last: take the latest edges, instead of drawing.
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.sampling import copy_rows, split
-from sar.partition.book import EType
+from sar.partition.book import EType, PartitionBook
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
 from sar.sampling.leases import IDLE, Grown, Leases
@@ -38,8 +38,8 @@ class FeatureTables:
         swap: how ranks ask each other.
         fields: per node type and relation, the names of features; ``None``: all there are.
 
-    Raises, on every rank, ``ValueError`` for a field that is missing and for fields that differ
-    between ranks.
+    Raises, on every rank, ``ValueError`` for a type or a field that is missing and for fields that
+    differ between ranks.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FeatureTables:
         self._swap, self._tables, error = swap, dict[Kind, _Table](), None
         self._leases, self._sent, self._came = Leases(IDLE), Grown(), Grown()
         try:
-            self._tables = _tables(data, fields)
+            self._tables = _tables(data, None if fields is None else _by_kind(fields, data.book))
         except Exception as caught:  # any, too little memory as well: the others would wait
             error = caught
         layout = {
@@ -162,6 +162,26 @@ def _row_bytes(table: Tensor) -> int:
 
 def _padded(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _by_kind(
+    fields: Mapping[Kind, Sequence[str]], book: PartitionBook
+) -> dict[Kind, Sequence[str]]:
+    """The same per node type and canonical relation."""
+    found = dict[Kind, Sequence[str]]()
+    for kind, names in fields.items():
+        if isinstance(names, str):
+            raise ValueError(f"fields: got {names!r} of {kind!r}, expected a list of names")
+        try:
+            known = kind if kind in book.ntypes else book.canonical(kind)
+        except ValueError as error:
+            types = ", ".join(map(repr, book.ntypes))
+            told = f"got {kind!r}, expected one of {types} or a relation: {error}"
+            raise ValueError(f"fields: {told}") from None
+        if known in found:
+            raise ValueError(f"fields: got {list(fields)}, expected each relation once")
+        found[known] = names
+    return found
 
 
 def _tables(data: PartitionData, fields: Mapping[Kind, Sequence[str]] | None) -> dict[Kind, _Table]:

@@ -42,12 +42,15 @@ class LoaderOptions:
         time_attr: the feature of nodes or edges that says when they came; implies ``disjoint``.
         temporal_strategy: ``"uniform"`` among the edges up to the seed's time, or the ``"last"``.
         weight_attr: the edge feature, one number of 0 or more for each edge, that the chances of a
-            node's edges are in proportion to.
+            node's edges are in proportion to. An edge of weight 0 is never drawn, whatever the
+            fanout, as by ``dgl.sampling``; a node all of whose edges have it draws none. Not for
+            the last edges in time.
         as_: ``"dgl"`` gives what DGL's loaders do, the default where DGL is installed; ``"pyg"``
             ``Data`` or ``HeteroData`` as PyG's do; ``"tensors"`` a
             :class:`sar.sampling.SampledBatch`.
         fields: names of features per node type and relation, ``{"_N": ["feat"]}``; all by default.
-            Ids are original ones where ``orig_id``, of edges ``orig_eid``, is among them.
+            Relations are named as in ``num_neighbors``. Ids are original ones where ``orig_id``, of
+            edges ``orig_eid``, is among them.
         filter: called with the :class:`sar.sampling.Sample` that was drawn, before features are
             fetched; what it returns is taken instead.
         transform: called with each batch; what it returns is given instead.
@@ -106,6 +109,9 @@ class LoaderOptions:
             raise ValueError("disjoint, time_attr: got some for DGL's blocks; expected as_='pyg'")
         if self.as_ == "dgl" and self.direction == "out":
             raise ValueError("direction: got 'out' for DGL's blocks; expected as_='pyg'")
+        if self.weight_attr is not None and self.temporal_strategy == "last":
+            got = f"got {self.weight_attr!r}, expected none for temporal_strategy='last'"
+            raise ValueError(f"weight_attr: {got}")
         if self.subgraph_type == "induced" and self.direction == "out":
             raise ValueError("direction: got 'out', expected 'in' for induced subgraphs")
 
@@ -141,6 +147,8 @@ def fanouts(num_neighbors: NumNeighbors, book: PartitionBook) -> list[dict[EType
     """Per hop, how many edges of each relation."""
     if isinstance(num_neighbors, Mapping):
         lists = {book.canonical(etype): list(one) for etype, one in num_neighbors.items()}
+        if len(lists) < len(num_neighbors):
+            raise ValueError(f"num_neighbors: got {num_neighbors!r}, expected each relation once")
     else:
         lists = {etype: list(num_neighbors) for etype in book.canonical_etypes}
     lengths = {len(one) for one in lists.values()}

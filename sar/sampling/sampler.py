@@ -383,6 +383,8 @@ class _Drawing:
         for rows, (step, etypes) in zip(parts, self.sections, strict=True):
             for etype in etypes:
                 edges, keys = sampler.edges[etype], sampler.keys[etype[sampler.near]]
+                if self.hop == len(draws.fanouts):  # what an induced subgraph has: of any weight
+                    edges = edges._replace(weight=edges.weight[:0])
                 base, fanout = sampler.base(step, self.hop, etype), self.fanouts[etype]
                 at = draw(out, at, edges, rows, keys, base, fanout, draws.replace, draws.last)
 

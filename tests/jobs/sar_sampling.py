@@ -63,8 +63,11 @@ def main():
         graph, masks["train_mask"] + starts[sar.rank()][0], sampler, 16, shuffle=True,
         precompute_optimized_batches=False, optimized_batches_cache=None, num_workers=0,
     )  # fmt: skip
+    local = graph.sampling_graph
+    print(f"{local.num_edges()} edges with {list(local.edata)}", flush=True)
     for number in range(4):
         model.train()
+        sar.Config.max_collective_size = 0
         total = torch.zeros(2)
         for blocks in loader:
             blocks = [block.to(torch.device("cpu")) for block in blocks]

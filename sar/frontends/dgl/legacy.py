@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from sar.config import Policy
+from sar.edges import as_stored
+from sar.edges.edge_list import edge_ends
 from sar.errors import NotSupportedError
 from sar.frontends.dgl.edge_columns import EdgeColumns
 from sar.graph.frame import Frame
 from sar.graph.store import EType
 from sar.graph.view import GraphView
 from sar.partition.book import PartitionBook
+from sar.partition.require import require_dgl
 
 ONE_SHOT = Policy(rounds=1, rematerialize=False)
 
@@ -189,5 +192,18 @@ class OriginalMembers(GraphView):
 
     @property
     def sampling_graph(self) -> Any:
-        """Not offered: raises ``NotSupportedError``."""
-        raise NotSupportedError("sampling_graph: sampling from a sharded graph is not supported")
+        """A DGLGraph of all nodes by their global ids and the edges that end in this rank's, with
+        their columns, in ascending global id; collective, and made anew each time.
+
+        Raises ``ValueError`` for a block and for several types.
+        """
+        etype, book = self.canonical_relation, self._store.book
+        if self.is_block or len(book.ntypes) > 1:
+            raise ValueError(f"sampling_graph: got {self!r}, expected a whole graph of one type")
+        ends = edge_ends(as_stored(self._relation(None), "edges"))
+        starts = torch.as_tensor(book.node_ranges[etype[0]][:, 0])
+        src, dst = ends.src + starts[ends.owner], ends.dst + starts[self._store.part_id]
+        graph = require_dgl("sampling_graph").graph((src, dst), num_nodes=book.num_nodes())
+        for name in self._store.edge_frames[etype]:
+            graph.edata[name] = self.edge_column(name).detach().cpu()
+        return graph
