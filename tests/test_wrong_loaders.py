@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +17,12 @@ import torch
 from harness.graphs import hetero, mixed
 from harness.parts import Cutter
 
-from sar.comm import Group, ThreadGroup
+from sar.comm import Group, ThreadGroup, use_group
+from sar.errors import CommError, SarError
 from sar.partition.arrays import ETYPE_HOMO
 from sar.partition.load import PartitionData, load_partition
-from sar.sampling import LinkNeighborLoader, NeighborLoader, Sample, SubgraphLoader
+from sar.sampling import LinkNeighborLoader, NeighborLoader, Sample, SubgraphLoader, serve
+from sar.sampling.remote import Servers
 
 TIMEOUT, SLACK = 4.0, 3.0  # seconds: of the group, and what an answer may take beside
 AT_ONCE = 12  # cases: most of them wait
@@ -42,8 +45,8 @@ class Rank:
         return self.group.rank == 1
 
     def loader(self, **options: Any) -> NeighborLoader:
-        options = {"prefetch": self.prefetch, "group": self.group, **FORMS, **options}
-        return NeighborLoader(self.data, [2], **options)
+        given = {"num_neighbors": [2], "prefetch": self.prefetch, "group": self.group, **FORMS}
+        return NeighborLoader(self.data, **given | options)
 
     def meet(self) -> None:
         """As summing gradients does."""
@@ -58,15 +61,19 @@ def told(use: Use, path: str, prefetch: int = 2) -> Told:
     """What each of two ranks is told, and after how many seconds."""
 
     def case(group: Group) -> tuple[str, float]:
-        rank = Rank(group, load_partition(path, group.rank), prefetch)
-        begun, words = time.monotonic(), NOTHING
-        try:
-            use(rank)
-        except Exception as error:  # whatever it is
-            words = f"{type(error).__name__}: {error}"
-        return words, time.monotonic() - begun
+        return answer_of(use, Rank(group, load_partition(path, group.rank), prefetch))
 
     return ThreadGroup.run(2, case, timeout=TIMEOUT)
+
+
+def answer_of(use: Use, rank: Rank) -> tuple[str, float]:
+    """What one rank is told."""
+    begun, words = time.monotonic(), NOTHING
+    try:
+        use(rank)
+    except Exception as error:  # whatever it is
+        words = f"{type(error).__name__}: {error}"
+    return words, time.monotonic() - begun
 
 
 def all_told(cases: dict[Any, Callable[[], Told]]) -> dict[Any, Told]:
@@ -521,6 +528,11 @@ def a_filter_that_drops_nodes(rank: Rank) -> None:
     broken(rank, change)
 
 
+@loop("MemoryError: rank 0: sampling: num_neighbors: the draws of a hop need")
+def draws_that_fit_nowhere(rank: Rank) -> None:
+    with_sums(rank, num_neighbors=[2**31 - 1], replace=True, batch_size=60)
+
+
 @loop("100 draws for")
 def negatives_that_there_are_not(rank: Rank) -> None:
     """The only node that may be drawn is the seed edge's own, whose edge there is."""
@@ -531,6 +543,100 @@ def negatives_that_there_are_not(rank: Rank) -> None:
     seed = torch.stack([ends[:1] for ends in mixed().edges[ETYPE_HOMO]])
     options: dict[str, Any] = {"prefetch": rank.prefetch, "group": rank.group, **FORMS}
     epoch(LINKS(data, [2], seed, neg_sampling=words, original_ids=True, **options))
+
+
+# ---------------------------------------------------------------- loops over batches of servers
+
+
+@dataclass
+class Trainer(Rank):
+    """One of two that train, beside two servers."""
+
+    servers: Any = None
+
+    def loader(self, **options: Any) -> Any:
+        given = {"num_neighbors": [2], "prefetch": self.prefetch, **FORMS}
+        return self.servers.NeighborLoader(**given | options)
+
+
+def told_by_trainers(use: Use, path: str, prefetch: int) -> Told:
+    """As :func:`told`, where servers make the batches."""
+    all_answered = threading.Barrier(2, timeout=4 * TIMEOUT)
+
+    def case(world: Group) -> tuple[str, float]:
+        data = load_partition(path, world.rank % 2)
+        if world.rank < 2:
+            with suppress(CommError):
+                serve(data, world, 2, TIMEOUT)
+            return "", 0.0
+        servers = Servers(world, 2, TIMEOUT)
+        with use_group(servers.group):
+            answer = answer_of(use, Trainer(servers.group, data, prefetch, servers))
+        with suppress(SarError):  # a group that has failed, or servers that were left
+            all_answered.wait()
+            servers.close()
+        return answer
+
+    return ThreadGroup.run(4, case, timeout=TIMEOUT)[2:]
+
+
+ALONE = "trainer 0 asks for 'epoch', trainer 1 for nothing, for 4 seconds; expected all trainers"
+GONE, OTHER = "rank 3 left the loader; expected every rank", "asks for {'loader': 0, 'epoch': "
+REMOTE: dict[str, Any] = {
+    "a_second_iter_in_the_loop": TWICE,
+    "a_look_at_a_batch_in_the_loop": TWICE,
+    "a_look_at_a_batch_on_one_rank": (GONE, "; expected "),
+    "a_loop_left_by_one_rank": (GONE, "; expected "),
+    "a_loop_left_and_closed_by_one_rank": (GONE, "; expected "),
+    "a_step_skipped_after_an_error": "this epoch has ended at an error, KeyError",
+    "an_error_in_the_body_of_one_rank": ("expected every rank", "mine"),
+    "fewer_epochs_on_one_rank": (ALONE, NOTHING),
+    "a_rank_that_never_iterates": (ALONE, NOTHING),
+    "a_loop_after_close": CLOSED,
+    "a_loop_that_closes": CLOSED,
+    "two_threads": "one thread at a time",
+    "a_loop_in_a_transform": "one thread at a time",
+    "a_negative_epoch": "epoch: got -1, expected an int from 0 to",
+    "an_epoch_that_is_none": OTHER,
+    "an_epoch_that_is_too_large": OTHER,
+    "a_step_behind_the_last": OTHER,
+    "another_epoch_on_one_rank": OTHER,
+    "another_first_step_on_one_rank": OTHER,
+    "pickled": "TypeError: RemoteLoader: cannot be pickled or copied",
+    "a_transform_that_raises": "KeyError: \"rank 3: sampling: 'mine'\"",
+    "a_transform_of_one_rank_that_raises": "KeyError: \"rank 3: sampling: 'mine'\"",
+    "a_transform_that_returns_nothing": "rank 3: sampling: transform: returned None, expected",
+}
+
+
+def closed_in_another_order(rank: Trainer) -> None:
+    loaders = [rank.loader(), rank.loader()]
+    for loader in loaders[::-1] if rank.is_wrong else loaders:
+        loader.close()
+
+
+def after_the_servers(rank: Trainer) -> None:
+    loader = rank.loader()
+    rank.servers.close()
+    epoch(loader)
+
+
+def seeds_of_one_trainer(rank: Trainer) -> None:
+    if not rank.is_wrong:
+        rank.servers.nodes()
+
+
+def options_of_one_trainer(rank: Trainer) -> None:
+    rank.loader(batch_size=4 + rank.is_wrong)
+
+
+WITH_SERVERS: dict[str, tuple[Any, Any]] = {
+    **{name: (LOOPS[name][0], words) for name, words in REMOTE.items()},
+    "closed in another order": (closed_in_another_order, "trainer 1 asks for {'loader': 1}"),
+    "after the servers": (after_the_servers, "the servers were left; expected"),
+    "seeds of one trainer": (seeds_of_one_trainer, ("CommError: rank 0", NOTHING)),
+    "options of one trainer": (options_of_one_trainer, "batch_size: rank 1 got 5, rank 0 got 4"),
+}
 
 
 # ---------------------------------------------------------------- all of them
@@ -551,6 +657,9 @@ def answers(partitioned: Cutter) -> Iterator[dict[Any, Told]]:
     for name, (use, _) in LOOPS.items():
         for prefetch in (0, 2):
             cases[name, prefetch] = partial(told, use, path, prefetch)
+    for name, (use, _) in WITH_SERVERS.items():
+        for prefetch in (0, 2):
+            cases["servers", name, prefetch] = partial(told_by_trainers, use, path, prefetch)
     return all_told(cases)
 
 
@@ -571,3 +680,9 @@ def test_options_that_differ(number: int, answers: dict[Any, Told]) -> None:
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop(name: str, prefetch: int, answers: dict[Any, Told]) -> None:
     check(answers.get((name, prefetch)), LOOPS[name][1])
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("name", WITH_SERVERS)
+def test_with_servers(name: str, prefetch: int, answers: dict[Any, Told]) -> None:
+    check(answers.get(("servers", name, prefetch)), WITH_SERVERS[name][1])

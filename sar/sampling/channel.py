@@ -31,8 +31,8 @@ class Channel:
 
     def __init__(self, group: Group, num_servers: int) -> None:
         self.swap, self.num_servers = Swap(group, 2), num_servers
-        self.swap.step = -1  # servers count their own
         self.num_trainers = group.size - num_servers
+        self.swap.step, self.swap.num_leaving = -1, self.num_trainers
         self._size, self._number = group.size, group.rank - num_servers
         servers, trainers = _span(0, num_servers), _span(num_servers, group.size)
         group.annotate(f"servers are {servers}, trainers {trainers}")

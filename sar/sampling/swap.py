@@ -40,14 +40,15 @@ class Swap:
             or stop do not know what the others ask for.
 
     Attributes:
-        step: of this rank; the others have to be at the same. Below 0: not to be told.
+        step: of this rank; the others have to be at the same. Below 0: none that means anything.
         is_over: whether no epoch has begun, or all ranks have come to its end, or to an error, or
             one has stopped.
+        num_leaving: ranks that stop where a loop is left.
     """
 
     def __init__(self, group: Group, width: int) -> None:
         self.group, self.width = group, width
-        self.step, self.is_over = 0, True
+        self.step, self.is_over, self.num_leaving = 0, True, group.size
         self._left = _TOGETHER  # what may be why the others do not come
 
     def sizes(self, mine: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class Swap:
             self.group.agree(error, "sampling")
         if _STOPS in states:
             ranks = [p for p, state in enumerate(states) if state == _STOPS]
-            stopped = Stopped(ranks, len(states), self.step)
+            stopped = Stopped(ranks, self.num_leaving, self.step)
             self._left = str(stopped) if stopped.is_misled else _TOGETHER
             raise stopped
         steps = [step for _, step in heads]
