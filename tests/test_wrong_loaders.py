@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 import time
@@ -16,7 +17,9 @@ import pytest
 import torch
 from harness.graphs import hetero, mixed
 from harness.parts import Cutter
+from harness.pool import WorkerPool
 
+import sar
 from sar.comm import Group, ThreadGroup, use_group
 from sar.errors import CommError, SarError
 from sar.partition.arrays import ETYPE_HOMO
@@ -686,3 +689,70 @@ def test_a_loop(name: str, prefetch: int, answers: dict[Any, Told]) -> None:
 @pytest.mark.parametrize("name", WITH_SERVERS)
 def test_with_servers(name: str, prefetch: int, answers: dict[Any, Told]) -> None:
     check(answers.get(("servers", name, prefetch)), WITH_SERVERS[name][1])
+
+
+# ---------------------------------------------------------------- ranks that are processes
+
+PROCESSES = [
+    ("a_rank_that_never_iterates", 2), ("a_loop_left_by_one_rank", 2),
+    ("two_loaders_in_another_order", 0), ("a_transform_that_raises", 0),
+]  # fmt: skip
+
+
+def case_named(group: Group, path: str, name: str, prefetch: int) -> tuple[str, float]:
+    rank = Rank(group, load_partition(path, group.rank), prefetch)
+    epoch(rank.loader())  # compiles
+    return answer_of(LOOPS[name][0], rank)
+
+
+@pytest.mark.parametrize("number", range(len(PROCESSES)))
+def test_a_loop_of_processes(number: int, partitioned: Cutter, either: WorkerPool) -> None:
+    """A group that has failed is used no more, so each has one of its own."""
+    name, prefetch = PROCESSES[number]
+    path, limit = partitioned(mixed(), 2, "random"), TIMEOUT + number / 1000
+    check(either.run(2, case_named, path, name, prefetch, timeout=limit), LOOPS[name][1])
+
+
+def case_after_shutdown(group: Group, path: str, prefetch: int) -> list[tuple[str, float]]:
+    """What the next batch, another epoch and the end of a loader are told."""
+    rank = Rank(group, load_partition(path, group.rank), prefetch)
+    loader = rank.loader(batch_size=1)
+    batches = iter(loader)
+    next(batches)
+    rank.meet()
+    sar.shutdown()
+    uses: list[Use] = [lambda _: list(batches), lambda _: epoch(loader), lambda _: loader.close()]
+    return [answer_of(use, rank) for use in uses]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_after_shutdown(prefetch: int, partitioned: Cutter, either: WorkerPool) -> None:
+    """Of batches that a thread has made, the rest comes."""
+    path, limit = partitioned(mixed(), 2, "random"), TIMEOUT + (1 + prefetch) / 100
+    for one in either.run(2, case_after_shutdown, path, prefetch, timeout=limit):
+        for text, seconds in one[:2]:
+            assert text.startswith("CommError") and seconds < limit + SLACK, one
+        assert one[2][1] < limit + SLACK
+
+
+def case_in_a_child(group: Group, path: str, prefetch: int) -> list[int]:
+    """What a child of each rank gets to know, as a worker of torch's loaders is one."""
+    rank = Rank(group, load_partition(path, group.rank), prefetch)
+    loader = rank.loader()
+    batches, codes = iter(loader), []
+    next(batches)
+    uses: list[Use] = [lambda _: next(batches), lambda _: epoch(loader), lambda _: loader.close()]
+    for use in uses:
+        child = os.fork()
+        if not child:
+            os._exit("used by a child of its process" in answer_of(use, rank)[0])
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    assert len(list(batches)) == len(loader) - 1
+    loader.close()
+    return codes
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_in_a_child(prefetch: int, partitioned: Cutter, either: WorkerPool) -> None:
+    path = partitioned(mixed(), 2, "random")
+    assert either.run(2, case_in_a_child, path, prefetch) == [[1, 1, 1]] * 2
