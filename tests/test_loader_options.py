@@ -364,3 +364,30 @@ def test_without_original_ids_it_is_said_once(partitioned: Cutter) -> None:
             run_threads(size, case, partitioned(mixed(), size), forget)
         told = [str(one.message) for one in caught if "original ids" in str(one.message)]
         assert len(told) >= count and bool(told) == bool(count)
+
+
+HUGE = [
+    {"weight_attr": "weight"},
+    {"time_attr": "type", "temporal_strategy": "last"},
+    {"bulk": 10**12, "prefetch": 0},
+    {"bulk": 1, "topology": "replicated"},
+]
+
+
+@pytest.mark.parametrize("options", HUGE, ids=str)
+def test_more_than_there_is_takes_what_there_is(options: dict, partitioned: Cutter) -> None:
+    """Memory and bytes on the wire are by the degrees and by the steps of an epoch."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Group, fanout: int, options: dict) -> tuple[list, int]:
+        data = load_partition(path, group.rank)
+        if "time_attr" in options:
+            options = options | {"input_time": torch.full((data.num_nodes("_N"),), 9)}
+        given: dict[str, Any] = {"num_neighbors": [fanout] * 2, "fields": {"_N": ["label"]}}
+        loader = NeighborLoader(data, batch_size=9, as_="tensors", **given | options)
+        return list(loader), loader._swap.group.counters.received_bytes
+
+    want = run_threads(2, case, 64, options | {"bulk": 2})
+    for fanout in (10**4, 2**31 - 1):
+        for (one, few), (other, many) in zip(want, run_threads(2, case, fanout, options)):
+            assert same(one, other) and many <= few

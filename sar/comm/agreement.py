@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +25,8 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
 
     Args:
         what: the call, for the message.
-        alike: options that have to be the same on all ranks, compared as they print, to within the
-            first few hundred characters; else a ``ValueError`` on every rank.
+        alike: options that have to be the same on all ranks, compared as they print; else a
+            ``ValueError`` on every rank. Of a mapping it names the option.
     """
     if group.size == 1:
         if error is not None:
@@ -40,24 +42,48 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
     options = [_text(status)[1] for status in statuses]
     other = next((rank for rank, option in enumerate(options) if option != options[0]), None)
     if other is not None:
+        name, got, first = _different(options[other], options[0])
         raise ValueError(
-            f"{what}: rank {other} got {options[other]}, rank 0 got {options[0]}; expected the "
-            "same on all ranks"
+            f"{what}: {name}rank {other} got {got}, rank 0 got {first}; expected the same on all "
+            "ranks"
         )
 
 
+def _different(one: Any, other: Any) -> tuple[str, Any, Any]:
+    """What differs between two ranks' options: the name of the first, if they have names."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return "", one, other
+    name = next(name for name in one | other if one.get(name) != other.get(name))
+    return f"{name}: ", one.get(name), other.get(name)
+
+
 def _encode(error: Exception | None, alike: object) -> torch.Tensor:
-    kind, text = ("", repr(alike)) if error is None else (type(error).__name__, str(error))
-    while len(body := json.dumps([kind, text]).encode()) > _STATUS_BYTES - 1:
-        text = text[: len(text) * 3 // 4]
+    most = _STATUS_BYTES
+    while len(body := json.dumps(_said(error, alike, most)).encode()) > _STATUS_BYTES - 1:
+        most = most * 3 // 4
     status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
     status[0] = error is not None
     status[1 : 1 + len(body)] = torch.tensor(list(body), dtype=torch.uint8)
     return status
 
 
-def _text(status: torch.Tensor) -> tuple[str, str]:
-    """(class of the error, its text or that of the options)."""
+def _said(error: Exception | None, alike: object, most: int) -> tuple[str, Any]:
+    """(class of the error, its text or those of the options), of so many characters."""
+    if error is not None:
+        return type(error).__name__, str(error)[:most]
+    if isinstance(alike, Mapping):
+        return "", {str(name): _short(repr(one), most) for name, one in alike.items()}
+    return "", _short(repr(alike), most)
+
+
+def _short(text: str, most: int) -> str:
+    """Still another text for what differs behind the part that is kept."""
+    digest = blake2b(text.encode(), digest_size=4).hexdigest()
+    return text if len(text) <= most else f"{text[:most]}..({digest})"
+
+
+def _text(status: torch.Tensor) -> tuple[str, Any]:
+    """(class of the error, its text or those of the options)."""
     kind, text = json.loads(bytes(status[1:].tolist()).rstrip(b"\0"))
     return kind, text
 

@@ -194,7 +194,10 @@ def draw(
         replace: whether an edge may come several times; a row with edges then has ``fanout``.
         last: take the latest edges, instead of drawing.
     """
-    chosen, best = np.empty(max(fanout, 1), np.int64), np.empty(max(fanout, 1))
+    if not replace:  # no row has more, and the memory below is by the fanout
+        fanout = min(fanout, max(1, len(edges.neighbor)))
+    chosen = np.empty(max(fanout, 1), np.int64)
+    best = np.empty(1 if replace else len(chosen))
     trees = torch.empty(0, 2, dtype=torch.int64)
     if rows.dim() == 2:
         rows, trees = rows[:, 0].int(), rows[:, 1:].contiguous()

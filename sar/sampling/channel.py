@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar.comm import Group
+from sar.comm import DEFAULT_TIMEOUT, Group
 from sar.errors import SarError
 from sar.sampling.messages import packed, unpacked
 from sar.sampling.swap import Swap
@@ -31,16 +32,19 @@ class Channel:
     def __init__(self, group: Group, num_servers: int) -> None:
         self.swap, self.num_servers = Swap(group, 2), num_servers
         self.num_trainers = group.size - num_servers
+        self.swap.step, self.swap.num_leaving = -1, self.num_trainers
         self._size, self._number = group.size, group.rank - num_servers
         servers, trainers = _span(0, num_servers), _span(num_servers, group.size)
         group.annotate(f"servers are {servers}, trainers {trainers}")
 
-    def ask(self, command: int, value: Any = None) -> Any:
+    def ask(self, command: int, value: Any = None, limit: float = DEFAULT_TIMEOUT) -> Any:
         """Of a trainer: what its server answers.
 
         A tick is answered by nothing. Who asks for something else while another trainer ticks asks
-        again; a trainer's ticks stand for its being there.
+        again; a trainer's ticks stand for its being there. Raises ``SarError`` when it has not
+        asked for the same within ``limit`` seconds.
         """
+        end = time.monotonic() + limit
         while True:
             request = packed(value) if value is not None else torch.empty(0, dtype=torch.uint8)
             mine = torch.tensor([[command, len(request)]]).repeat(self._size, 1)
@@ -50,6 +54,11 @@ class Channel:
             if agreed in (END, TICK):
                 if command in (END, TICK):
                     return None
+                if time.monotonic() > end:
+                    raise SarError(
+                        f"{self._named(told)}, for {limit:g} seconds; expected all trainers to ask "
+                        "for the same at the same time"
+                    )
                 continue
             copies = request.repeat(self.num_servers)
             self.swap.send(copies, mine[:, 1].tolist(), [0] * self._size)
@@ -89,8 +98,13 @@ class Channel:
         commands = told[self.num_servers :, 0].tolist()
         if TICK in commands or len(set(commands)) == 1:
             return TICK if TICK in commands else commands[0]
-        named = ", ".join(f"trainer {t} asks for {_NAMES[c]!r}" for t, c in enumerate(commands))
-        raise SarError(f"{named}; expected all trainers to ask for the same")
+        raise SarError(f"{self._named(told)}; expected all trainers to ask for the same")
+
+    def _named(self, told: Tensor) -> str:
+        """Who asks for what."""
+        commands = told[self.num_servers :, 0].tolist()
+        words = {c: f"asks for {name!r}" for c, name in enumerate(_NAMES)} | {TICK: "for nothing"}
+        return ", ".join(f"trainer {t} {words[c]}" for t, c in enumerate(commands))
 
 
 def _span(begin: int, end: int) -> str:

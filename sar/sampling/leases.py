@@ -4,15 +4,44 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.numbering import Numbering
+
 IDLE = 16  # buffers of batches that are kept for those to come
 _LEAST = 1 << 16  # bytes; less is left to the allocator
 _ROOM = 1.125  # times what is asked for, as batches differ
+_MUCH = 1 << 28  # bytes; less is asked for without a look at what there is
+
+
+def check_memory(nbytes: int, what: str) -> None:
+    """Raise ``MemoryError`` for more than this host, or container, has left: Linux gives it out
+    and ends a process as it is written."""
+    if nbytes < _MUCH or nbytes <= (left := _memory_left()):
+        return
+    raise MemoryError(f"{what} need {nbytes:,} bytes, {left:,.0f} are left; expected fewer")
+
+
+def _memory_left() -> float:
+    left = math.inf
+    with suppress(OSError):  # not Linux
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = next((line for line in lines if line.startswith("MemAvailable")), None)
+        left = int(found.split()[1]) * 1024 if found else left
+    with suppress(OSError, ValueError):  # no container's, or without a limit
+        limit, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii"))
+            for name in ("max", "current")
+        )
+        left = min(left, limit - used)
+    return left
 
 
 class Leases:
@@ -60,3 +89,22 @@ class Grown:
         if len(self._buffer) < nbytes:
             self._buffer = torch.empty(int(nbytes * _ROOM), dtype=torch.uint8)
         return self._buffer[:nbytes].view(dtype)
+
+
+class Numberings:
+    """Hash tables that are used again: a new one costs as much as what is done with it."""
+
+    def __init__(self) -> None:
+        self._idle: dict[bool, list[Numbering]] = {True: [], False: []}
+
+    def take(self, most: int) -> Numbering:
+        """An empty one for ids below ``most``."""
+        is_wide = most > torch.iinfo(torch.int32).max
+        idle = self._idle[is_wide]
+        return idle.pop() if idle else Numbering(is_wide)
+
+    def give(self, numberings: Iterable[Numbering]) -> None:
+        """Take some back. The caller holds no view of them any more."""
+        for one in numberings:
+            one.clear()
+            self._idle[one.is_wide].append(one)

@@ -92,7 +92,10 @@ class LinkInputs:
             _check_label(label, chosen.shape[-1], links.negatives)
         except Exception as caught:  # any, too little memory as well: the others would wait
             error = caught
-        alike = None if error else [self.input_type, chosen.dim(), label is None]
+        alike: Any = None
+        if error is None:
+            kind = self.input_type, "numbers" if chosen.dim() == 1 else "pairs"
+            alike = {"edge_label_index": kind, "edge_label": None if label is None else "some"}
         swap.group.agree(error, "LinkNeighborLoader", alike)
         src, dst, keys = self._located(data, chosen)
         until = torch.full_like(src, NEVER) if time is None else time

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group, LocalGroup, current_group
+from sar.errors import CommError
 from sar.kernels.sampling import hashed
 from sar.partition.book import EType, PartitionBook
 from sar.partition.keys import ORIGINAL
 from sar.partition.load import PartitionData
 from sar.sampling.batch import Drawn, Types, maker
 from sar.sampling.cache import CacheStats, cached
+from sar.sampling.calls import check_ids, filtered, transformed
 from sar.sampling.features import FeatureTables, Kind
 from sar.sampling.options import LoaderOptions, NumNeighbors, fanouts, loader_options
 from sar.sampling.pipeline import Epochs
@@ -26,6 +29,7 @@ from sar.sampling.topology import replicated, topology
 
 Tell = Callable[[Sample], dict[str, Any]]
 _PRESAMPLING = -1  # an epoch before all others
+_MOST_AT_ONCE = 64  # batches of a bulk: more spare no time, and are all in memory
 
 
 class Inputs(Protocol):
@@ -45,7 +49,8 @@ class Loader(Epochs):
         num_neighbors: how many edges a node draws at each hop, the seeds first; -1 takes all.
             One list, or one for each relation: ``{etype: [15, 10]}``.
         options: as :class:`sar.sampling.LoaderOptions` names them.
-        error: what was wrong with a subclass' own arguments, which ``own`` lists.
+        own: a subclass' own arguments that have to be the same on all ranks.
+        error: what was wrong with them.
         number: of whom the inputs are, for their order; this rank by default.
     """
 
@@ -55,22 +60,26 @@ class Loader(Epochs):
         num_neighbors: NumNeighbors,
         options: Mapping[str, Any],
         group: Group | None,
-        own: object = None,
+        own: Mapping[str, Any] = MappingProxyType({}),
         error: Exception | None = None,
         number: int | None = None,
     ) -> None:
-        name, group, alike = type(self).__name__, group or current_group(), None
+        name, alike, given = type(self).__name__, None, group
+        group = given if isinstance(given, Group) else current_group()
         try:
+            _check_types(data, given)
             self.options = loader_options(options)
             hops = fanouts(num_neighbors, data.book)
-            alike = [num_neighbors, *self.options.alike(), own]
+            alike = {"num_neighbors": num_neighbors, **self.options.alike(), **own}
         except Exception as caught:  # any, too little memory as well: the others would wait
             error = error or caught
-        group.agree(error, name, alike)
+        try:
+            group.agree(error, name, alike)
+        except CommError as lost:
+            raise CommError(f"{lost}; expected all ranks to make a {name} together") from lost
         _tell_without_ids(data, group)
-        swap, bulk = Swap(group.beside(), _width(data.book, self.options.bulk)), self.options.bulk
-        depth = self.options.prefetch if bulk == 1 else max(self.options.prefetch, bulk + 1)
-        super().__init__(swap, self.options.prefetch, depth)
+        swap = Swap(group.beside(), _width(data.book, 1))
+        super().__init__(swap, self.options.prefetch, self.options.prefetch)
         self._types = Types(data.book.ntypes, data.book.canonical_etypes)
         self._book, self._number = data.book, group.rank if number is None else number
         self._sampler = _sampler(data, hops, self.options, self._swap)
@@ -81,8 +90,13 @@ class Loader(Epochs):
         self._inputs, size, options = inputs, self.options.batch_size, self.options
         own, self._make = len(inputs), maker(options)
         self._own_steps = own // size if options.drop_last else -(-own // size)
-        steps = torch.tensor(max(self._own_steps, least_steps))
-        self._steps = int(self._swap.group.all_reduce(steps, "max"))
+        steps, is_ahead = max(self._own_steps, least_steps), options.prefetch > 0
+        most = torch.tensor([steps, options.transform is not None, is_ahead])
+        self._steps, self._meets, is_ahead = self._swap.group.all_reduce(most, "max").tolist()
+        self._are_in_turn = not is_ahead
+        self._bulk = bulk = min(options.bulk, max(1, self._steps), _MOST_AT_ONCE)
+        self._depth = options.prefetch if bulk == 1 else max(options.prefetch, bulk + 1)
+        self._swap.width = self._sampler.swap.width = _width(self._book, bulk)
         self._cache = cached(self._tables, self._book, options, self._presampled)
 
     @property
@@ -99,12 +113,16 @@ class Loader(Epochs):
         return self._steps
 
     def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
+        self._swap.step = epoch * self._steps + first
         for sample, tell, step in self._samples(epoch, first):
             self._swap.step = step
-            yield self._batch(sample, tell, step)
+            batch = self._batch(sample, tell, step)
+            if self._meets:  # a transform may have raised: the others do, at the same batch
+                self._swap.meet()
+            yield batch
 
     def _samples(self, epoch: int, begin: int = 0) -> Iterator[tuple[Sample, Tell, int]]:
-        order, bulk = self._order(epoch), self.options.bulk
+        order, bulk = self._order(epoch), self._bulk
         for first in range(begin, self._steps, bulk):
             numbers = [epoch * self._steps + s for s in range(first, self._steps)[:bulk]]
             self._swap.step = numbers[0]
@@ -133,13 +151,14 @@ class Loader(Epochs):
         if self.options.subgraph_type == "bidirectional":
             sample = bidirectional(sample)
         if self.options.filter is not None:
-            sample = self.options.filter(sample)
-            sample.starts = [{} for _ in sample.hops]  # of edges that may have gone
-        rows = self._cache.fetch(needed_rows(sample, self._tables.kinds))
+            sample = filtered(self.options.filter, sample)
+        ids = needed_rows(sample, self._tables.kinds)
+        if self.options.filter is not None:
+            check_ids(self._book, ids | dict[Any, Tensor](sample.nodes))
+        rows = self._cache.fetch(ids)
         is_by_hop, told = self.options.subgraph_type == "directional", tell(sample)
         drawn = Drawn(self._types, sample, rows, self.input_type, step, told, is_by_hop)
-        batch = self._make(drawn)
-        return batch if self.options.transform is None else self.options.transform(batch)
+        return transformed(self.options.transform, self._make(drawn))
 
 
 def needed_rows(sample: Sample, kinds: Iterable[Kind]) -> dict[Kind, Tensor]:
@@ -152,6 +171,15 @@ def needed_rows(sample: Sample, kinds: Iterable[Kind]) -> dict[Kind, Tensor]:
         drawn = [hop[kind].eid for hop in sample.hops if kind in hop]
         ids[kind] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
     return ids
+
+
+def _check_types(data: Any, group: Any) -> None:
+    """Raise ``TypeError`` for what is no part of a graph, or no group."""
+    if not isinstance(data, PartitionData):
+        got = type(data).__name__
+        raise TypeError(f"data: got {got}, expected what sar.load_partition_data gives")
+    if group is not None and not isinstance(group, Group):
+        raise TypeError(f"group: got {type(group).__name__}, expected a sar.comm.Group")
 
 
 def _sampler(

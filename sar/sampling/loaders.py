@@ -126,9 +126,9 @@ class LinkNeighborLoader(Loader):
             if neg_sampling_ratio:
                 neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
             links = LinkOptions(negative_sampling(neg_sampling), exclude, reverse_etype)
-        except (TypeError, ValueError) as caught:
+        except Exception as caught:  # any: the others would wait
             error = caught
-        super().__init__(data, num_neighbors, options, group, links, error)
+        super().__init__(data, num_neighbors, options, group, vars(links), error)
         labels = edge_label, edge_label_time
         given = data, edge_label_index, *labels, links, self.options, self._swap
         self._begin(LinkInputs(*given))

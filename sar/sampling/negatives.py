@@ -15,6 +15,7 @@ from sar.kernels.jit import STEP, mix
 from sar.kernels.sampling import hashed
 from sar.partition.book import EType
 from sar.partition.load import PartitionData
+from sar.sampling.options import check_names
 from sar.sampling.owners import EdgeSet
 from sar.sampling.population import Population
 from sar.sampling.swap import Swap
@@ -75,6 +76,7 @@ def negative_sampling(given: Any) -> NegativeSampling | None:
     if isinstance(given, str):
         return NegativeSampling(given)
     if isinstance(given, Mapping):
+        check_names(given, NegativeSampling, "neg_sampling: ")
         return NegativeSampling(**given)
     if not hasattr(given, "mode"):
         raise TypeError(

@@ -50,7 +50,10 @@ class NodeInputs:
             _check_times(data, self.input_type, len(ids), time, options.time_attr)
         except Exception as caught:  # any, too little memory as well: the others would wait
             error = caught
-        swap.group.agree(error, "NeighborLoader", [time is None])
+        alike = None
+        if error is None:
+            alike = {"input_nodes": self.input_type, "input_time": None if time is None else "some"}
+        swap.group.agree(error, "NeighborLoader", alike)
         given, ntype = ids, self.input_type
         ids = located(data, ntype, given, options.original_ids, swap, "input_nodes")
         if is_own and not options.rebalance:
@@ -98,7 +101,8 @@ def _check_owned(given: Tensor, ids: Tensor, data: PartitionData, ntype: str, sw
 def chosen_nodes(given: Any, data: PartitionData, are_original: bool) -> tuple[str, Tensor]:
     """The type of some nodes and their ids, int64, as given: original ids, or global ones."""
     book = data.book
-    ntype, nodes = given if isinstance(given, tuple) else (None, given)
+    is_pair = isinstance(given, tuple) and len(given) == 2
+    ntype, nodes = given if is_pair else (None, given)
     if isinstance(nodes, str):
         ntype, nodes = nodes, None
     if ntype is None and len(book.ntypes) > 1:

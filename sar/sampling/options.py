@@ -17,6 +17,7 @@ FORMS = ("dgl", "pyg", "tensors")
 SUBGRAPHS = ("directional", "bidirectional", "induced")
 DIRECTIONS = ("in", "out")
 TOPOLOGIES = ("partitioned", "replicated")
+_MOST = 2**31 - 1  # edges that a node draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,8 @@ class LoaderOptions:
         transform: called with each batch; what it returns is given instead.
         seed: of draws and order.
         prefetch: batches that a thread makes ahead; 0: none, and no thread.
-        bulk: batches that are drawn in one exchange; their features come batch by batch.
+        bulk: batches that are drawn in one exchange, at most 64 and the steps of an epoch; their
+            features come batch by batch.
         cache: rows of other ranks' features that this one keeps, as bytes or ``"256MiB"``; those
             that two epochs of draws need most often. 0: none.
         topology: ``"replicated"`` keeps the edges of the whole graph on every rank, so that draws
@@ -89,6 +91,7 @@ class LoaderOptions:
         if not self.as_:
             form = "dgl" if importlib.util.find_spec("dgl") else "tensors"
             object.__setattr__(self, "as_", form)
+        self._check_kinds()
         object.__setattr__(self, "disjoint", self.disjoint or self.time_attr is not None)
         for name, least in (("batch_size", 1), ("bulk", 1), ("prefetch", 0)):
             value = getattr(self, name)
@@ -103,6 +106,18 @@ class LoaderOptions:
         if self.cache != 0:
             parse_bytes(self.cache, "cache")
         self._check_together()
+
+    def _check_kinds(self) -> None:
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}: got {getattr(self, name)!r}, expected a bool")
+        for name in ("time_attr", "weight_attr"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name}: got {getattr(self, name)!r}, expected a feature's name")
+        for name in ("transform", "filter"):
+            call = getattr(self, name)
+            if call is not None and not callable(call):
+                raise TypeError(f"{name}: got {call!r}, expected a function")
 
     def _check_together(self) -> None:
         if self.as_ == "dgl" and self.disjoint:
@@ -120,12 +135,13 @@ class LoaderOptions:
         """Whether batches are DGL's blocks, for which all nodes draw again at each hop."""
         return self.as_ == "dgl" and self.subgraph_type == "directional"
 
-    def alike(self) -> list[Any]:
+    def alike(self) -> dict[str, Any]:
         """What has to be the same on all ranks."""
         own = ("transform", "filter", "prefetch")
-        return [getattr(self, one.name) for one in fields(self) if one.name not in own]
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
 
 
+_SWITCHES = ("shuffle", "drop_last", "rebalance", "original_ids", "replace", "disjoint")
 _CHOICES = {
     "as_": FORMS, "temporal_strategy": STRATEGIES, "direction": DIRECTIONS,
     "subgraph_type": SUBGRAPHS, "topology": TOPOLOGIES,
@@ -134,17 +150,26 @@ _CHOICES = {
 
 def loader_options(given: Mapping[str, Any]) -> LoaderOptions:
     """From keywords; raises ``TypeError`` for a name that there is not, and says what is near."""
-    known = [one.name for one in fields(LoaderOptions)]
+    check_names(given, LoaderOptions)
+    return LoaderOptions(**given)
+
+
+def check_names(given: Mapping[str, Any], of: type, what: str = "") -> None:
+    """Raise ``TypeError`` for a name that a dataclass has no field of, and say what is near."""
+    known = [one.name for one in fields(of)]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+            near = difflib.get_close_matches(str(name), known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f", expected one of {known}"
-            raise TypeError(f"got an unknown option {name!r}{hint}")
-    return LoaderOptions(**given)
+            raise TypeError(f"{what}got an unknown option {name!r}{hint}")
 
 
 def fanouts(num_neighbors: NumNeighbors, book: PartitionBook) -> list[dict[EType, int]]:
     """Per hop, how many edges of each relation."""
+    given = num_neighbors.values() if isinstance(num_neighbors, Mapping) else [num_neighbors]
+    for one in given:
+        if not isinstance(one, Sequence):
+            raise TypeError(f"num_neighbors: got {one!r}, expected a list, an int for each hop")
     if isinstance(num_neighbors, Mapping):
         lists = {book.canonical(etype): list(one) for etype, one in num_neighbors.items()}
         if len(lists) < len(num_neighbors):
@@ -159,6 +184,8 @@ def fanouts(num_neighbors: NumNeighbors, book: PartitionBook) -> list[dict[EType
         )
     for one in lists.values():
         for fanout in one:
-            if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
-                raise ValueError(f"num_neighbors: got {fanout!r}, expected an int of -1 or more")
+            if isinstance(fanout, bool) or not isinstance(fanout, int):
+                raise ValueError(f"num_neighbors: got {fanout!r}, expected an int")
+            if not -1 <= fanout <= _MOST:
+                raise ValueError(f"num_neighbors: got {fanout}, expected an int of -1 to {_MOST}")
     return [{etype: one[hop] for etype, one in lists.items()} for hop in range(lengths.pop())]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
-from sar.errors import CommError
+from sar.errors import CommError, SarError
 from sar.sampling.swap import Stopped, Swap
 
 Produce = Callable[[], Iterator[Any]]
 _END = object()
 _LOOK_SECONDS = 0.5  # from one look at whether the other thread still runs to the next
+_MOST_EPOCHS = 2**31
 
 
 def told(produce: Produce, swap: Swap) -> Iterator[Any]:
@@ -26,7 +28,7 @@ def told(produce: Produce, swap: Swap) -> Iterator[Any]:
     swap.is_over = False
     try:
         yield from produce()
-        swap.finish()
+        swap.meet()
         swap.is_over = True
     except CommError:  # the others meet it, or have ended
         swap.is_over = True
@@ -45,14 +47,17 @@ class Epochs(ABC):
         depth: batches that wait at most.
 
     Going through it may be left half-way, by all ranks after the same batch. What raises on one
-    rank, such as a transform, is raised on all.
+    rank, such as a transform, is raised on all. One iteration goes through it at a time, of one
+    thread: what a second one begins ends the first, whose next batch then is an error.
     """
 
     def __init__(self, swap: Swap, prefetch: int, depth: int) -> None:
         self._swap, self._prefetch, self._depth = swap, prefetch, depth
-        self._epoch, self._running = 0, None
+        self._epoch, self._running, self._is_closed = 0, None, False
+        self._turn, self._process = threading.Lock(), os.getpid()
 
     _running: Ahead | InTurn | None
+    _are_in_turn = False  # all ranks, who then come to the end of a loop after the same batch
 
     @abstractmethod
     def __len__(self) -> int:
@@ -62,30 +67,80 @@ class Epochs(ABC):
     def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
         """Batches from a step on; its collectives are those of the thread that goes through."""
 
+    def _begun(self, epoch: int, first: int) -> None:
+        """Is told of each epoch, where it begins."""
+        return None
+
+    def _ended(self) -> None:
+        """Is told that the loader is closed."""
+        return None
+
     def __iter__(self) -> Iterator[Any]:
         return self.iterate(self._epoch)
 
     def iterate(self, epoch: int, first: int = 0) -> Iterator[Any]:
-        """The batches of an epoch, by number, from a step on; the next one is that after it."""
-        self.leave()
-        self._epoch = epoch + 1
-        produce = partial(self._epoch_of, epoch, first)
-        if self._prefetch:
-            self._running = Ahead(produce, self._swap, self._depth)
-        else:
-            self._running = InTurn(produce, self._swap)
-        return iter(self._running)
+        """The batches of an epoch, by number, from a step on; the next one is that after it.
+
+        The first batch raises ``ValueError`` on every rank for an epoch or a step that is none,
+        and ``SarError`` for ranks that got different ones.
+        """
+        with self._alone():
+            stopped = self._left()
+            if stopped is not None and stopped.is_misled and self._are_in_turn:
+                raise stopped
+            self._begun(epoch, first)
+            self._epoch = epoch + 1 if isinstance(epoch, int) else self._epoch
+            produce = partial(self._checked, epoch, first)
+            if self._prefetch:
+                self._running = Ahead(produce, self._swap, self._depth)
+            else:
+                self._running = InTurn(produce, self._swap)
+            return Iteration(self, self._running)
+
+    def _checked(self, epoch: int, first: int) -> Iterator[Any]:
+        """As :meth:`_epoch_of`; told as its errors are, since one rank alone may be wrong."""
+        for name, value, most in (("epoch", epoch, _MOST_EPOCHS), ("first", first, len(self))):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                raise ValueError(f"{name}: got {value!r}, expected an int from 0 to {most}")
+        yield from self._epoch_of(epoch, first)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raise ``SarError`` where this thread may not use the loader, or not now."""
+        name = type(self).__name__
+        if self._is_closed:
+            raise SarError(f"{name}: the loader is closed; expected a new one")
+        if os.getpid() != self._process:
+            raise SarError(f"{name}: used by a child of its process; expected num_workers=0")
+        if not self._turn.acquire(blocking=False):
+            raise SarError(f"{name}: in use, also by what it calls; expected one thread at a time")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def leave(self) -> None:
         """End an epoch that was left half-way; all ranks do it after the same batch."""
         if self._running is not None:
-            self._running.close()
-            self._running = None
+            with self._alone():
+                self._left()
+
+    def _left(self) -> Stopped | None:
+        stopped = None if self._running is None else self._running.close()
+        self._running = None
+        return stopped
 
     def close(self) -> None:
         """End the loader's thread and connections; harmless the second time."""
-        self.leave()
-        self._swap.group.close()
+        if self._is_closed:
+            return
+        with self._alone():
+            self._is_closed = True
+            try:
+                self._left()
+                self._ended()
+            finally:
+                self._swap.group.close()
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +148,41 @@ class Epochs(ABC):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # else the others are told by this rank's end
             self.close()
+
+    def __reduce__(self) -> Any:
+        name = type(self).__name__
+        raise TypeError(f"{name}: cannot be pickled or copied, expected one made by all ranks")
+
+
+class Iteration:
+    """Goes through one epoch, until another begins."""
+
+    def __init__(self, loader: Epochs, running: Ahead | InTurn) -> None:
+        self._loader, self._running, self._batches = loader, running, iter(running)
+        self._error = ""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        with self._loader._alone():
+            if self._loader._running is not self._running:
+                raise SarError(
+                    "this iteration has ended: another iteration of this loader has begun, or it "
+                    "was left; expected one at a time, and a loader of its own for a second"
+                )
+            if self._error:
+                raise SarError(
+                    f"this epoch has ended at an error, {self._error}; expected no more of its "
+                    "batches to be taken"
+                )
+            try:
+                return next(self._batches)
+            except StopIteration:
+                raise
+            except BaseException as error:  # an interrupt as well: no batch follows
+                self._error = f"{type(error).__name__}: {error}"
+                raise
 
 
 class InTurn:
@@ -109,11 +199,14 @@ class InTurn:
     def __iter__(self) -> Iterator[Any]:
         return told(self._produce, self._swap)
 
-    def close(self) -> None:
-        """Stop where all ranks do; harmless the second time."""
-        if not self._swap.is_over:
-            with suppress(Stopped):
+    def close(self) -> Stopped | None:
+        """Stop where all ranks do, and who did; harmless the second time."""
+        try:
+            if not self._swap.is_over:
                 self._swap.stop()
+        except Stopped as stopped:
+            return stopped
+        return None
 
 
 class Ahead:
@@ -161,7 +254,10 @@ class Ahead:
         finally:
             self._stops.set()
 
-    def close(self) -> None:
+    def close(self) -> Stopped | None:
         """Stop, when all ranks have come to the thread's next step; harmless the second time."""
+        if threading.current_thread() is self._thread:
+            raise SarError("a loader is used by what it calls; expected one thread at a time")
         self._stops.set()
         self._thread.join()
+        return None  # who stopped may only have been ahead of the others

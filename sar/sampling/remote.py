@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, join_others, set_process_group
-from sar.errors import CommError, NotSupportedError
+from sar.errors import CommError, NotSupportedError, SarError
 from sar.partition.book import EType
 from sar.sampling.batch import Types, maker
+from sar.sampling.calls import transformed
 from sar.sampling.channel import BEGIN, BYE, CLOSE, EDGES, MAKE, NEXT, NODES, TICK, Channel, least
 from sar.sampling.negatives import negative_sampling
 from sar.sampling.options import LoaderOptions, NumNeighbors, loader_options
@@ -44,7 +45,7 @@ class Servers:
         self._world, self._num_servers = world, num_servers
         self.group = world.part(range(num_servers, world.size))
         self._channel = Channel(world.beside(), num_servers)
-        self._lock, self._is_over = threading.Lock(), threading.Event()
+        self._lock, self._is_over, self._limit = threading.Lock(), threading.Event(), timeout
         self._pause = least(world, timeout) / _TICKS
         threading.Thread(target=self._tick, name="sar-ticking", daemon=True).start()
 
@@ -58,7 +59,10 @@ class Servers:
 
     def _ask(self, command: int, value: Any = None) -> Any:
         with self._lock:
-            return None if self._is_over.is_set() else self._channel.ask(command, value)
+            if not self._is_over.is_set():
+                return self._channel.ask(command, value, self._limit)
+            if command not in (TICK, CLOSE):
+                raise SarError("the servers were left; expected what they are asked for before it")
 
     def nodes(self, ntype: str | None = None, mask: str | None = None) -> Tensor:
         """int64 [s] this trainer's share of the nodes of a type, or of those in a mask; collective.
@@ -124,7 +128,8 @@ class Servers:
             _check(options, ids, dim)
         except Exception as caught:  # any: the others would wait
             error = caught
-        alike = [request["num_neighbors"], request["links"], *options.alike()]
+        alike = {"num_neighbors": request["num_neighbors"], "links": request["links"]}
+        alike |= options.alike()
         self.group.agree(error, "loader", alike)
         kind, wanted = request["input_type"], ("ntype", NODES) if dim == 1 else ("etype", EDGES)
         about = self._ask(wanted[1], {wanted[0]: kind})
@@ -134,9 +139,11 @@ class Servers:
         request = request | {"seeds": seeds.cpu().contiguous(), "options": sent}
         types = Types(about["ntypes"], [tuple(one) for one in about["etypes"]])
         with self._lock:
-            made = self._channel.ask(MAKE, request)
+            made = self._channel.ask(MAKE, request, self._limit)
             channel = Channel(self._world.beside(), self._num_servers)
-        return RemoteLoader(self, channel, made, options, types)
+        loader = RemoteLoader(self, channel, made, options, types)
+        loader.agree(self.group)
+        return loader
 
     def begin(self, loader: int, epoch: int, first: int) -> None:
         """Begin an epoch of a loader, by number, from a step on; collective."""
@@ -204,7 +211,7 @@ class RemoteLoader(Epochs):
     ) -> None:
         super().__init__(channel.swap, options.prefetch, options.prefetch)
         self._servers, self._channel, self._types = servers, channel, types
-        self._loader, self._steps, self._is_open = made["loader"], made["steps"], True
+        self._loader, self._steps = made["loader"], made["steps"]
         self._make, self._transform = maker(options), options.transform
         kind = made["input_type"]
         self.input_type = tuple(kind) if isinstance(kind, list) else kind
@@ -212,23 +219,25 @@ class RemoteLoader(Epochs):
     def __len__(self) -> int:
         return self._steps
 
-    def iterate(self, epoch: int, first: int = 0) -> Iterator[Any]:
-        self.leave()
+    def agree(self, group: Group) -> None:
+        """Learn what other trainers call; collective."""
+        most = torch.tensor([self._transform is not None, self._prefetch > 0])
+        self._meets, is_ahead = group.all_reduce(most.long(), "max").tolist()
+        self._are_in_turn = not is_ahead
+
+    def _begun(self, epoch: int, first: int) -> None:
         self._servers.begin(self._loader, epoch, first)
-        return super().iterate(epoch, first)
 
     def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
         for _ in range(first, self._steps):
             message = self._channel.ask(NEXT)
-            batch = self._make(from_message(message, self._types))
-            yield batch if self._transform is None else self._transform(batch)
+            batch = transformed(self._transform, self._make(from_message(message, self._types)))
+            if self._meets:  # a transform may have raised: the others do, at the same batch
+                self._channel.ask(TICK)
+            yield batch
 
-    def close(self) -> None:
-        if self._is_open:
-            self.leave()
-            self._servers.end(self._loader)
-            super().close()
-            self._is_open = False
+    def _ended(self) -> None:
+        self._servers.end(self._loader)
 
 
 def _check(options: LoaderOptions, ids: Any, dim: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,13 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.kernels.numbering import Numbering
 from sar.kernels.sampling import draw, hashed, place, split
 from sar.partition.book import EType
-from sar.sampling.leases import IDLE, Grown, Leases
+from sar.sampling.leases import IDLE, Grown, Leases, Numberings, check_memory
 from sar.sampling.structure import id_dtype
 from sar.sampling.swap import Swap
 from sar.sampling.topology import Topology
+
+_PADDED = 64  # edges that have room in a reply whatever the degree of their node
+_PLACED = 12  # bytes for each number of a reply, where its edges are put together
 
 
 class Edges(NamedTuple):
@@ -93,7 +95,7 @@ class _Growing:
         frontier: per node type, the numbers of the nodes whose edges are drawn next.
     """
 
-    def __init__(self, seeds: Seeds, totals: dict[str, int], numberings: _Numberings) -> None:
+    def __init__(self, seeds: Seeds, totals: dict[str, int], numberings: Numberings) -> None:
         self.seeds, self._totals, self.is_closed = seeds, totals, False
         self._numberings, trees = numberings, 1 if seeds.trees is None else len(seeds.trees.salt)
         self.hops, self.starts = list[dict[EType, Edges]](), list[dict[EType, Tensor]]()
@@ -154,25 +156,6 @@ class _Growing:
         return Sample(nodes, trees, self.hops, self.num_nodes, self.given, self.starts)
 
 
-class _Numberings:
-    """Hash tables that are used again: a new one costs as much as what is done with it."""
-
-    def __init__(self) -> None:
-        self._idle: dict[bool, list[Numbering]] = {True: [], False: []}
-
-    def take(self, most: int) -> Numbering:
-        """An empty one for ids below ``most``."""
-        is_wide = most > torch.iinfo(torch.int32).max
-        idle = self._idle[is_wide]
-        return idle.pop() if idle else Numbering(is_wide)
-
-    def give(self, numberings: Iterable[Numbering]) -> None:
-        """Take some back. The caller holds no view of them any more."""
-        for one in numberings:
-            one.clear()
-            self._idle[one.is_wide].append(one)
-
-
 @dataclass(frozen=True)
 class Draws:
     """How edges are drawn.
@@ -211,7 +194,7 @@ class NeighborSampler:
     def __init__(self, topology: Topology, swap: Swap, draws: Draws) -> None:
         self.topology, self.draws, self.swap = topology, draws, swap
         self.book, self.edges, self.keys = topology.book, topology.edges, topology.keys
-        self.near, self._numberings = topology.ends[0], _Numberings()
+        self.near, self._numberings = topology.ends[0], Numberings()
         self.dtype, self.sent, self.came = id_dtype(self.book), Grown(), Grown()
         self._leases = Leases(IDLE * len(draws.fanouts))
         self._totals = {ntype: ids.total for ntype, ids in topology.ids.items()}
@@ -329,6 +312,8 @@ class _Drawing:
         self.sampler, self.hop, self.sections = sampler, hop, sections
         self.fanouts, self.swap = fanouts, sampler.swap
         self.rank, self.size = self.swap.group.rank, self.swap.group.size
+        followed = {etype for _, etypes in sections for etype in etypes}
+        self.by_degree = any(not 0 <= fanouts[etype] <= _PADDED for etype in followed)
 
     def drawn(self, questions: list[_Question]) -> tuple[Tensor, Tensor]:
         """What the owners drew for this rank's questions, and where each owner's begins."""
@@ -344,7 +329,7 @@ class _Drawing:
         theirs = [rows.split(sizes) for rows, sizes in zip(by_peer, asked.tolist(), strict=True)]
         own = [one[self.rank] for one in parts]
         give = [self._room(rows) for rows in theirs]
-        take = self._announced(give, parts)
+        take = self._announced(give, parts, self._room(own))
         reply = self.sampler.sent.take(sum(give), self.sampler.dtype)
         for rows, at in zip(theirs, _starts(give), strict=True):
             self._draw(reply, at, rows)
@@ -355,10 +340,16 @@ class _Drawing:
         starts[self.rank] = sum(take)
         return buffer, starts
 
-    def _announced(self, give: list[int], parts: list[tuple[Tensor, ...]]) -> list[int]:
-        """How much each owner sends; they only tell where it depends on degrees."""
-        if any(self.fanouts[etype] < 0 for _, etypes in self.sections for etype in etypes):
-            return self.swap.sizes(torch.tensor(give).view(-1, 1)).view(-1).tolist()
+    def _announced(self, give: list[int], parts: list[tuple[Tensor, ...]], mine: int) -> list[int]:
+        """How much each owner sends; they only tell where it depends on degrees. Raises
+        ``MemoryError`` on every rank where one has no memory for it."""
+        if self.by_degree:
+            take = self.swap.sizes(torch.tensor(give).view(-1, 1)).view(-1).tolist()
+            size = self.sampler.dtype.itemsize
+            nbytes = size * sum(give) + (size + _PLACED) * (sum(take) + mine)
+            check_memory(nbytes, "num_neighbors: the draws of a hop")
+            self.swap.meet()
+            return take
         others = [p for p in range(self.size) if p != self.rank]
         rooms = {p: self._room([one[p] for one in parts]) for p in others}
         return [rooms.get(p, 0) for p in range(self.size)]
@@ -369,14 +360,19 @@ class _Drawing:
         for rows, (_, etypes) in zip(parts, self.sections, strict=True):
             for etype in etypes:
                 fanout = self.fanouts[etype]
-                most = fanout * len(rows) if fanout >= 0 else self._degrees(etype, rows)
+                by_degree = not 0 <= fanout <= _PADDED
+                most = self._drawable(etype, rows) if by_degree else fanout * len(rows)
                 room += len(rows) + 2 * most
         return room
 
-    def _degrees(self, etype: EType, rows: Tensor) -> int:
-        indptr = self.sampler.edges[etype].indptr
+    def _drawable(self, etype: EType, rows: Tensor) -> int:
+        """Edges that are drawn of some rows of this rank at most."""
+        indptr, fanout = self.sampler.edges[etype].indptr, self.fanouts[etype]
         rows = (rows if rows.dim() == 1 else rows[:, 0]).long()
-        return int((indptr[rows + 1] - indptr[rows]).sum())
+        degrees = indptr[rows + 1] - indptr[rows]
+        if fanout >= 0 and self.sampler.draws.replace:
+            return fanout * int((degrees > 0).sum())
+        return int((degrees.clamp(max=fanout) if fanout >= 0 else degrees).sum())
 
     def _draw(self, out: Tensor, at: int, parts: Sequence[Tensor]) -> None:
         sampler, draws = self.sampler, self.sampler.draws

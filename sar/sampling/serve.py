@@ -36,7 +36,7 @@ class _ServedLoader(Loader):
             reverse = tuple(reverse) if isinstance(reverse, list) else reverse
             self._links = LinkOptions(negative_sampling(negatives), exclude, reverse)
         neighbors = request["num_neighbors"]
-        own = None if self._links is None else [self._links]
+        own = {} if self._links is None else vars(self._links)
         super().__init__(data, neighbors, request["options"], group, own, number=number)
         kind = request["input_type"]
         given: Any = (tuple(kind) if isinstance(kind, list) else kind, request["seeds"])
@@ -100,7 +100,9 @@ class _Served:
         channel = self._channel
         channel.swap.is_over = False
         try:
-            while channel.asked()[0] == NEXT:
+            while (asked := channel.asked()[0]) in (NEXT, TICK):
+                if asked == TICK:  # trainers meet
+                    continue
                 found = {t: next(one) for t, one in iterators.items()}
                 channel.reply({t: as_message(found[t]) for t in trainers})
             for one in iterators.values():
@@ -224,12 +226,12 @@ class Server:
         return {t: about | {"input_type": loaders[t].input_type} for t in self._trainers}
 
     def _begin(self, requests: list[Any]) -> dict[int, Any]:
-        asked = requests[0]
+        asked = _same(requests)
         self._served[asked["loader"]].begin(asked["epoch"], asked["first"], self._trainers)
         return {}
 
     def _close(self, requests: list[Any]) -> dict[int, Any]:
-        self._served[requests[0]["loader"]].close()
+        self._served[_same(requests)["loader"]].close()
         return {}
 
     def _bye(self, requests: list[Any]) -> dict[int, Any]:
@@ -249,6 +251,14 @@ def serve(
     Raises ``CommError`` when another rank has died.
     """
     Server(data, world, num_servers, timeout).run()
+
+
+def _same(requests: list[Any]) -> Any:
+    """What all trainers ask for. Raises ``ValueError`` where it is not the same."""
+    for trainer, one in enumerate(requests):
+        if one != requests[0]:
+            raise ValueError(f"trainer {trainer} asks for {one}, trainer 0 for {requests[0]}")
+    return requests[0]
 
 
 def _as_drawn(drawn: Drawn) -> Drawn:

@@ -8,21 +8,25 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.errors import SarError
+from sar.errors import CommError, SarError
 
 _FINE, _FAILED, _STOPS = range(3)
 _NOTHING = torch.empty(1, 0, dtype=torch.int64)
+_TOGETHER = "expected every rank to go through its loader at the same time and as far"
 
 
 class Stopped(SarError):
-    """Some rank went no further."""
+    """Some ranks of so many went no further.
 
-    def __init__(self, ranks: list[int], step: int) -> None:
+    Attributes:
+        is_misled: whether others would have.
+    """
+
+    def __init__(self, ranks: list[int], size: int, step: int) -> None:
+        self.is_misled = len(ranks) < size
         named = ", ".join(map(str, ranks))
-        super().__init__(
-            f"rank {named} left the loader before step {step}; expected every rank to go through "
-            "its loader at the same time and as far"
-        )
+        where = f" before step {step}" if step >= 0 else ""
+        super().__init__(f"rank {named} left the loader{where}; {_TOGETHER}")
 
 
 class Swap:
@@ -36,13 +40,16 @@ class Swap:
             or stop do not know what the others ask for.
 
     Attributes:
-        step: of this rank; the others have to be at the same.
-        is_over: whether all ranks have come to their end, or to an error, or one has stopped.
+        step: of this rank; the others have to be at the same. Below 0: none that means anything.
+        is_over: whether no epoch has begun, or all ranks have come to its end, or to an error, or
+            one has stopped.
+        num_leaving: ranks that stop where a loop is left.
     """
 
     def __init__(self, group: Group, width: int) -> None:
         self.group, self.width = group, width
-        self.step, self.is_over = 0, False
+        self.step, self.is_over, self.num_leaving = 0, True, group.size
+        self._left = _TOGETHER  # what may be why the others do not come
 
     def sizes(self, mine: Tensor) -> Tensor:
         """int64 [P, S] what each rank says to this one, of what this rank says to each."""
@@ -61,11 +68,17 @@ class Swap:
         told = torch.zeros(group.size, 2 + self.width, dtype=torch.int64)
         told[:, 0], told[:, 1] = status, self.step
         told[:, 2 : 2 + mine.shape[1]] = mine
-        came = group.all_to_all(told, ones, ones)
+        try:
+            came = group.all_to_all(told, ones, ones)
+        except CommError as lost:
+            if self.is_over:
+                raise
+            raise CommError(f"{lost}, in a loop over batches; {self._left}") from lost
         heads = came[:, :2].tolist()
         if any(head != [_FINE, self.step] for head in heads):
             self.is_over = True
             self._raise(heads, error)
+        self._left = _TOGETHER
         return came[:, 2 : 2 + mine.shape[1]]
 
     def _raise(self, heads: list[list[int]], error: Exception | None) -> None:
@@ -74,14 +87,15 @@ class Swap:
         if _FAILED in states:
             self.group.agree(error, "sampling")
         if _STOPS in states:
-            raise Stopped([p for p, state in enumerate(states) if state == _STOPS], self.step)
-        raise SarError(
-            f"ranks are at steps {[step for _, step in heads]} of their loaders; expected every "
-            "rank to go through its loader at the same time and as far"
-        )
+            ranks = [p for p, state in enumerate(states) if state == _STOPS]
+            stopped = Stopped(ranks, self.num_leaving, self.step)
+            self._left = str(stopped) if stopped.is_misled else _TOGETHER
+            raise stopped
+        steps = [step for _, step in heads]
+        raise SarError(f"ranks are at steps {steps} of their loaders; {_TOGETHER}")
 
-    def finish(self) -> None:
-        """Return when all ranks have come to their end."""
+    def meet(self) -> None:
+        """Return when all ranks have come here; raises what another rank failed with."""
         self._told(_NOTHING.expand(self.group.size, 0), _FINE, None)
 
     def share(self, rows: Tensor) -> Tensor:

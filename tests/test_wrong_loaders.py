@@ -1,0 +1,758 @@
+"""Wrong uses of loaders: no rank waits longer than the timeout, and all are told what it was."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from harness.graphs import hetero, mixed
+from harness.parts import Cutter
+from harness.pool import WorkerPool
+
+import sar
+from sar.comm import Group, ThreadGroup, use_group
+from sar.errors import CommError, SarError
+from sar.partition.arrays import ETYPE_HOMO
+from sar.partition.load import PartitionData, load_partition
+from sar.sampling import LinkNeighborLoader, NeighborLoader, Sample, SubgraphLoader, serve
+from sar.sampling.remote import Servers
+
+TIMEOUT, SLACK = 4.0, 3.0  # seconds: of the group, and what an answer may take beside
+AT_ONCE = 12  # cases: most of them wait
+NOTHING = "nothing"  # what a rank is told that has done no wrong, or is gone
+FORMS = {"batch_size": 4, "as_": "tensors"}
+IDS = torch.arange(3)
+
+
+@dataclass
+class Rank:
+    """What a script has at hand."""
+
+    group: Group
+    data: PartitionData
+    prefetch: int = 2
+
+    @property
+    def is_wrong(self) -> bool:
+        """One of two is, where a use is wrong on one rank alone."""
+        return self.group.rank == 1
+
+    def loader(self, **options: Any) -> NeighborLoader:
+        given = {"num_neighbors": [2], "prefetch": self.prefetch, "group": self.group, **FORMS}
+        return NeighborLoader(self.data, **given | options)
+
+    def meet(self) -> None:
+        """As summing gradients does."""
+        self.group.all_reduce(torch.ones(1))
+
+
+Use = Callable[[Rank], Any]
+Told = list[tuple[str, float]]
+
+
+def told(use: Use, path: str, prefetch: int = 2) -> Told:
+    """What each of two ranks is told, and after how many seconds."""
+
+    def case(group: Group) -> tuple[str, float]:
+        return answer_of(use, Rank(group, load_partition(path, group.rank), prefetch))
+
+    return ThreadGroup.run(2, case, timeout=TIMEOUT)
+
+
+def answer_of(use: Use, rank: Rank) -> tuple[str, float]:
+    """What one rank is told."""
+    begun, words = time.monotonic(), NOTHING
+    try:
+        use(rank)
+    except Exception as error:  # whatever it is
+        words = f"{type(error).__name__}: {error}"
+    return words, time.monotonic() - begun
+
+
+def all_told(cases: dict[Any, Callable[[], Told]]) -> dict[Any, Told]:
+    """What is told in each of some cases; those that never end are missing."""
+    answers: dict[Any, Told] = {}
+    turns = threading.Semaphore(AT_ONCE)
+
+    def run(name: Any) -> None:
+        with turns:
+            answers[name] = cases[name]()
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in cases]
+    for one in threads:
+        one.start()
+    end = time.monotonic() + 90
+    for one in threads:
+        one.join(max(0.0, end - time.monotonic()))
+    return answers
+
+
+def check(answer: Told | None, words: str | tuple[str, str]) -> None:
+    assert answer is not None, "a rank waits for ever"
+    wanted = (words, words) if isinstance(words, str) else words
+    for (text, seconds), part in zip(answer, wanted, strict=True):
+        assert part in text, answer
+        assert (text == NOTHING) == (part == NOTHING), answer
+        assert seconds < TIMEOUT + SLACK, answer
+
+
+# ---------------------------------------------------------------- arguments
+# Each of them on both ranks, and on one: then both are told the same, be it that they differ.
+
+NODES, LINKS, GRAPHS = NeighborLoader, LinkNeighborLoader, SubgraphLoader
+MASK = torch.ones(3, dtype=torch.bool)
+ARGUMENTS: list[tuple[type, dict[str, Any], str]] = [
+    (NODES, {"data": "parts/graph.json"}, "NeighborLoader: data: got str"),
+    (NODES, {"num_neighbors": []}, "num_neighbors: got [], expected as many hops"),
+    (NODES, {"num_neighbors": 5}, "num_neighbors: got 5, expected a list"),
+    (NODES, {"num_neighbors": "55"}, "num_neighbors: got '5', expected an int"),
+    (NODES, {"num_neighbors": [2.5]}, "num_neighbors: got 2.5, expected an int"),
+    (NODES, {"num_neighbors": [-2]}, "num_neighbors: got -2, expected an int"),
+    (NODES, {"num_neighbors": [2**31]}, "num_neighbors: got 2147483648, expected an int"),
+    (NODES, {"num_neighbors": {"_E": [2], "no": [2]}}, "'no' is unknown"),
+    (NODES, {"batch_size": 0}, "batch_size: got 0, expected an int of at least 1"),
+    (NODES, {"batch_size": 2.0}, "batch_size: got 2.0, expected an int"),
+    (NODES, {"shuffle": "no"}, "shuffle: got 'no', expected a bool"),
+    (NODES, {"bulk": 0}, "bulk: got 0, expected an int of at least 1"),
+    (NODES, {"prefetch": -1}, "prefetch: got -1, expected an int of at least 0"),
+    (NODES, {"batchsize": 4}, "unknown option 'batchsize'; did you mean 'batch_size'"),
+    (NODES, {"num_workers": 4}, "unknown option 'num_workers'"),
+    (NODES, {"as_": "torch"}, "as_: got 'torch', expected one of dgl, pyg, tensors"),
+    (NODES, {"topology": "shared"}, "topology: got 'shared', expected one of partitioned"),
+    (NODES, {"direction": ["in"]}, "direction: got ['in'], expected one of in, out"),
+    (NODES, {"cache": "many"}, "cache: got 'many', expected"),
+    (NODES, {"time_attr": "no"}, "time_attr: got 'no', which neither nodes nor edges have"),
+    (NODES, {"time_attr": 3}, "time_attr: got 3, expected a feature's name"),
+    (NODES, {"weight_attr": "no"}, "weight_attr: got 'no'"),
+    (NODES, {"transform": "double"}, "transform: got 'double', expected a function"),
+    (NODES, {"filter": 3}, "filter: got 3, expected a function"),
+    (NODES, {"input_nodes": [1]}, "input_nodes: got list, expected a tensor"),
+    (NODES, {"input_nodes": torch.tensor([57])}, "input_nodes: node 57 is not in the graph"),
+    (NODES, {"input_nodes": torch.tensor([-1])}, "input_nodes: node -1 is not in the graph"),
+    (NODES, {"input_nodes": torch.tensor([0])}, "input_nodes: node 0 is not this rank's"),
+    (NODES, {"input_nodes": MASK}, "input_nodes: got bool [3], expected bool ["),
+    (NODES, {"input_nodes": "user"}, "input_nodes: got 'user', expected one of ['_N']"),
+    (NODES, {"input_nodes": ("_N", IDS, IDS)}, "input_nodes: got tuple"),
+    (NODES, {"input_nodes": torch.rand(3)}, "input_nodes: got torch.float32 [3]"),
+    (NODES, {"input_time": IDS}, "input_time: got one, expected time_attr"),
+    (NODES, {"group": "all"}, "group: got str, expected a sar.comm.Group"),
+    (GRAPHS, {"direction": "out"}, "direction: got 'out', expected 'in' for induced"),
+    (GRAPHS, {"subgraph_type": "whole"}, "subgraph_type: got 'whole', expected one of"),
+    (LINKS, {"edge_label_index": torch.tensor([9999])}, "edge_label_index: got 9999"),
+    (LINKS, {"edge_label_index": MASK}, "edge_label_index: got torch.bool [3], expected bool ["),
+    (LINKS, {"edge_label_index": "likes"}, "'likes' is unknown"),
+    (LINKS, {"edge_label_index": ("_E", torch.tensor([[1], [99]]))}, "node 99 is not in the graph"),
+    (LINKS, {"edge_label": torch.ones(2)}, "edge_label: got [2], expected a tensor of"),
+    (LINKS, {"edge_label_time": IDS}, "edge_label_time: got one, expected time_attr"),
+    (LINKS, {"neg_sampling": "tripel"}, "neg_sampling: got 'tripel', expected 'binary'"),
+    (LINKS, {"neg_sampling": {"amout": 2}}, "'amout'; did you mean 'amount'"),
+    (LINKS, {"neg_sampling": {"amount": float("nan")}}, "amount: got nan, expected more than 0"),
+    (LINKS, {"neg_sampling": pytest}, "neg_sampling: got module, expected 'binary'"),
+    (LINKS, {"neg_sampling": {"dst_weight": "no"}}, "neg_sampling: got weight 'no'"),
+    (LINKS, {"neg_sampling_ratio": "2"}, "amount: got str, expected a number"),
+    (LINKS, {"exclude": "slef"}, "exclude: got 'slef', expected one of"),
+    (LINKS, {"exclude": "reverse", "reverse_etype": "no"}, "'no' is unknown"),
+    (LINKS, {"reverse_etype": "_E"}, "reverse_etype: got one, expected exclude='reverse'"),
+]  # fmt: skip
+
+
+FEW = {("user", "buys", "item"): [2], ("user", "follows", "user"): [2]}
+LONG = {"num_neighbors": {name: [2] * 200 for name in ("follows", "marks", "bought_by")}}
+LONGER = LONG["num_neighbors"] | {"bought_by": [2] * 199 + [3]}
+# What is right on each rank, but not the same: of rank 0, of rank 1, of a graph of several types.
+DIFFERENT: list[tuple[type, dict[str, Any], dict[str, Any], str]] = [
+    (NODES, {}, {"num_neighbors": [2, 2]}, "num_neighbors: rank 1 got [2, 2], rank 0 got [2]; exp"),
+    (NODES, {}, {"batch_size": 5}, "batch_size: rank 1 got 5, rank 0 got 4; expected the same"),
+    (NODES, {}, {"seed": 1}, "seed: rank 1 got 1, rank 0 got 0; expected the same on all ranks"),
+    (NODES, {}, {"weight_attr": "weight"}, "weight_attr: rank 1 got 'weight', rank 0 got None"),
+    (NODES, LONG, {**LONG, "topology": "replicated"}, "topology: rank 1 got 'replicated', rank 0"),
+    (NODES, LONG, {"num_neighbors": LONGER}, "num_neighbors: rank 1 got {'follows': [2, 2"),
+    (NODES, {"num_neighbors": FEW}, LONG, "num_neighbors: rank 1 got {'follows': [2, 2"),
+    (NODES, {}, {"input_nodes": "user"}, "input_nodes: rank 1 got 'user', rank 0 got 'item'"),
+    (GRAPHS, {}, {"subgraph_type": "directional"}, "subgraph_type: rank 1 got 'directional'"),
+    (LINKS, {}, {"exclude": "self"}, "exclude: rank 1 got 'self', rank 0 got None; expected the"),
+    (LINKS, {}, {"neg_sampling": "binary"}, "negatives: rank 1 got NegativeSampling(mode='binary'"),
+    (LINKS, {}, {"edge_label_index": "marks"}, "edge_label_index: rank 1 got (('tag', 'marks', 'i"),
+]  # fmt: skip
+
+
+def made(rank: Rank, kind: type, options: Sequence[dict[str, Any]]) -> Any:
+    """A loader; each rank has its own options."""
+    given = {"data": rank.data, "num_neighbors": [2], "group": rank.group, **FORMS}
+    if len(rank.data.book.ntypes) > 1:
+        given |= {"edge_label_index": "buys"} if kind is LINKS else {"input_nodes": "item"}
+    return kind(**given | options[rank.group.rank])
+
+
+# ---------------------------------------------------------------- loops
+# Each of them with and without a thread that makes batches ahead.
+
+LOOPS: dict[str, tuple[Use, Any]] = {}
+
+
+def loop(words: str | tuple[str, str]) -> Callable[[Use], Use]:
+    """A use, and what its ranks have to be told."""
+
+    def add(use: Use) -> Use:
+        LOOPS[use.__name__] = use, words
+        return use
+
+    return add
+
+
+TWICE = "another iteration of this loader has begun"
+CLOSED = "the loader is closed"
+LEFT = "rank 1 left the loader before step"
+WAITED = "expected every rank to go through its loader at the same time and as far"
+
+
+def epoch(loader: Any, breaks_after: int = 99) -> None:
+    for number, _ in enumerate(loader):
+        if number == breaks_after:
+            break
+
+
+@loop(TWICE)
+def a_second_iter_in_the_loop(rank: Rank) -> None:
+    loader = rank.loader()
+    for _ in loader:
+        epoch(loader, 1)
+
+
+@loop(TWICE)
+def a_look_at_a_batch_in_the_loop(rank: Rank) -> None:
+    loader = rank.loader()
+    for _ in loader:
+        next(iter(loader))
+
+
+@loop((LEFT, LEFT))
+def a_look_at_a_batch_on_one_rank(rank: Rank) -> None:
+    loader = rank.loader()
+    for _ in loader:
+        if rank.is_wrong:
+            next(iter(loader))
+
+
+@loop(TWICE)
+def an_older_iterator(rank: Rank) -> None:
+    loader = rank.loader()
+    first = iter(loader)
+    next(first)
+    epoch(loader)
+    next(first)
+
+
+@loop((LEFT, LEFT))
+def a_loop_left_by_one_rank(rank: Rank) -> None:
+    loader = rank.loader()
+    epoch(loader, 1 if rank.is_wrong else 99)
+    epoch(loader)
+
+
+@loop((LEFT, CLOSED))
+def a_loop_left_and_closed_by_one_rank(rank: Rank) -> None:
+    loader = rank.loader()
+    for _ in loader:
+        if rank.is_wrong:
+            loader.close()
+
+
+@loop("this epoch has ended at an error, KeyError")
+def a_step_skipped_after_an_error(rank: Rank) -> None:
+    """Which would else look like the end of the epoch."""
+    batches = iter(rank.loader(transform=failing(rank, KeyError("no such thing"))))
+    while True:
+        try:
+            next(batches)
+        except KeyError:
+            continue
+
+
+@loop(("CommError: rank 0", NOTHING))
+def a_step_skipped_by_one_rank(rank: Rank) -> None:
+    """The loader is in step; the sums of the loop are not."""
+    batches = iter(rank.loader(prefetch=2))
+    if rank.is_wrong:
+        next(batches)
+    for _ in batches:
+        rank.meet()
+
+
+@loop(WAITED)
+def two_loaders_in_another_order(rank: Rank) -> None:
+    """Which only a thread for each makes right."""
+    loaders = [rank.loader(prefetch=0), rank.loader(prefetch=0)]
+    for loader in loaders[::-1] if rank.is_wrong else loaders:
+        epoch(loader)
+
+
+@loop((WAITED, "mine"))
+def an_error_in_the_body_of_one_rank(rank: Rank) -> None:
+    for _ in rank.loader():
+        if rank.is_wrong:
+            raise ValueError("mine")
+
+
+@loop((WAITED, NOTHING))
+def fewer_epochs_on_one_rank(rank: Rank) -> None:
+    loader = rank.loader()
+    for _ in range(1 if rank.is_wrong else 2):
+        epoch(loader)
+
+
+@loop((WAITED, NOTHING))
+def a_rank_that_never_iterates(rank: Rank) -> None:
+    loader = rank.loader()
+    if not rank.is_wrong:
+        epoch(loader)
+
+
+@loop(("expected all ranks to make a NeighborLoader together", NOTHING))
+def a_rank_that_makes_none(rank: Rank) -> None:
+    if not rank.is_wrong:
+        rank.loader()
+
+
+@loop((WAITED, CLOSED))
+def closed_by_one_rank_before(rank: Rank) -> None:
+    loader = rank.loader()
+    if rank.is_wrong:
+        loader.close()
+    epoch(loader)
+
+
+@loop(CLOSED)
+def a_loop_after_close(rank: Rank) -> None:
+    loader = rank.loader()
+    loader.close()
+    loader.close()
+    loader.leave()
+    assert len(loader) > 1
+    epoch(loader)
+
+
+@loop(CLOSED)
+def a_loop_that_closes(rank: Rank) -> None:
+    with rank.loader() as loader:
+        for _ in loader:
+            loader.close()
+
+
+@loop(WAITED)
+def left_by_one_rank_for_another_loader(rank: Rank) -> None:
+    one, other = rank.loader(), rank.loader()
+    epoch(one, 1 if rank.is_wrong else 99)
+    epoch(other)
+    epoch(one)
+
+
+@loop("one thread at a time")
+def two_threads(rank: Rank) -> None:
+    """The second comes while the first waits for a batch."""
+    inside, over = threading.Event(), threading.Event()
+
+    def transform(batch: Any) -> Any:
+        inside.set()
+        over.wait(TIMEOUT)
+        return batch
+
+    loader = rank.loader(transform=transform)
+    other = threading.Thread(target=epoch, args=(loader, 1))
+    other.start()
+    inside.wait(TIMEOUT)
+    try:
+        epoch(loader)
+    finally:
+        over.set()
+        other.join()
+
+
+@loop("one thread at a time")
+def a_loop_in_a_transform(rank: Rank) -> None:
+    loaders: list[Any] = []
+    loaders.append(rank.loader(transform=lambda batch: epoch(loaders[0])))
+    epoch(loaders[0])
+
+
+@loop("ValueError: rank 0: sampling: epoch: got -1, expected an int from 0 to")
+def a_negative_epoch(rank: Rank) -> None:
+    epoch(rank.loader().iterate(-1))
+
+
+@loop("ValueError: rank 1: sampling: epoch: got '1', expected an int")
+def an_epoch_that_is_none(rank: Rank) -> None:
+    epoch(rank.loader().iterate("1" if rank.is_wrong else 1))  # type: ignore[arg-type]
+
+
+@loop("ValueError: rank 1: sampling: epoch: got 4294967296, expected an int from 0 to")
+def an_epoch_that_is_too_large(rank: Rank) -> None:
+    epoch(rank.loader().iterate(2**32 if rank.is_wrong else 1))
+
+
+@loop("ValueError: rank 1: sampling: first: got 99, expected an int from 0 to")
+def a_step_behind_the_last(rank: Rank) -> None:
+    epoch(rank.loader().iterate(0, 99 if rank.is_wrong else 1))
+
+
+@loop("ranks are at steps")
+def another_epoch_on_one_rank(rank: Rank) -> None:
+    epoch(rank.loader().iterate(rank.group.rank))
+
+
+@loop("ranks are at steps")
+def another_first_step_on_one_rank(rank: Rank) -> None:
+    loader = rank.loader()
+    epoch(loader.iterate(0, len(loader) if rank.is_wrong else 0))
+
+
+@loop("TypeError: NeighborLoader: cannot be pickled or copied")
+def pickled(rank: Rank) -> None:
+    pickle.dumps(rank.loader())
+
+
+@loop("TypeError: NeighborLoader: cannot be pickled or copied")
+def copied(rank: Rank) -> None:
+    copy.deepcopy(rank.loader())
+
+
+@loop("TypeError: 'NeighborLoader' object is not subscriptable")
+def in_a_loader_of_torchs(rank: Rank) -> None:
+    epoch(torch.utils.data.DataLoader(rank.loader()))  # type: ignore[arg-type]
+
+
+def failing(rank: Rank, error: Exception, step: int = 1) -> Callable[[Any], Any]:
+    """A transform or filter that raises on one rank."""
+    calls: list[Any] = []
+
+    def call(one: Any) -> Any:
+        calls.append(one)
+        if rank.is_wrong and len(calls) == step + 1:
+            raise error
+        return one
+
+    return call
+
+
+def with_sums(rank: Rank, **options: Any) -> None:
+    for _ in rank.loader(**options):
+        rank.meet()
+
+
+@loop("KeyError: \"rank 1: sampling: 'mine'\"")
+def a_transform_that_raises(rank: Rank) -> None:
+    with_sums(rank, transform=failing(rank, KeyError("mine")))
+
+
+@loop("KeyError: \"rank 1: sampling: 'mine'\"")
+def a_filter_that_raises(rank: Rank) -> None:
+    with_sums(rank, filter=failing(rank, KeyError("mine")))
+
+
+@loop("KeyError: \"rank 1: sampling: 'mine'\"")
+def a_transform_of_one_rank_that_raises(rank: Rank) -> None:
+    """The other has none."""
+    with_sums(rank, transform=failing(rank, KeyError("mine"), 0) if rank.is_wrong else None)
+
+
+@loop("RuntimeError: rank 1: sampling: generator raised StopIteration")
+def a_transform_that_wants_to_stop(rank: Rank) -> None:
+    with_sums(rank, transform=failing(rank, StopIteration()))
+
+
+@loop("TypeError: rank 0: sampling: LOOPS")
+def a_transform_that_takes_nothing(rank: Rank) -> None:
+    def transform() -> None: ...
+
+    transform.__qualname__ = "LOOPS"
+    with_sums(rank, transform=transform)
+
+
+@loop("TypeError: rank 1: sampling: transform: returned None, expected the batch")
+def a_transform_that_returns_nothing(rank: Rank) -> None:
+    with_sums(rank, transform=lambda batch: None if rank.is_wrong else batch)
+
+
+@loop("TypeError: rank 1: sampling: filter: returned None, expected the Sample")
+def a_filter_that_returns_nothing(rank: Rank) -> None:
+    with_sums(rank, filter=lambda sample: None if rank.is_wrong else sample)
+
+
+def broken(rank: Rank, change: Callable[[Sample], None]) -> None:
+    def filter_(sample: Sample) -> Sample:
+        if rank.is_wrong:
+            change(sample)
+        return sample
+
+    with_sums(rank, filter=filter_)
+
+
+@loop("ValueError: rank 1: sampling: filter: got id 57 of '_N', expected 0 to 56")
+def a_filter_that_breaks_ids(rank: Rank) -> None:
+    def change(sample: Sample) -> None:
+        sample.nodes["_N"][-1] = 57
+
+    broken(rank, change)
+
+
+@loop("ValueError: rank 1: sampling: filter: got id -1 of ('_N', '_E', '_N'), expected 0 to")
+def a_filter_that_breaks_ids_of_edges(rank: Rank) -> None:
+    def change(sample: Sample) -> None:
+        for edges in sample.hops[0].values():
+            edges.eid.fill_(-1)
+
+    broken(rank, change)
+
+
+@loop("ValueError: rank 1: sampling: filter: got an end 999 of ('_N', '_E', '_N'), expected 0 to")
+def a_filter_that_breaks_ends(rank: Rank) -> None:
+    def change(sample: Sample) -> None:
+        for edges in sample.hops[0].values():
+            edges.src.fill_(999)
+
+    broken(rank, change)
+
+
+@loop("ValueError: rank 1: sampling: filter: got 1 nodes of '_N', expected the")
+def a_filter_that_drops_nodes(rank: Rank) -> None:
+    def change(sample: Sample) -> None:
+        sample.nodes["_N"] = sample.nodes["_N"][:1]
+
+    broken(rank, change)
+
+
+@loop("MemoryError: rank 0: sampling: num_neighbors: the draws of a hop need")
+def draws_that_fit_nowhere(rank: Rank) -> None:
+    with_sums(rank, num_neighbors=[2**31 - 1], replace=True, batch_size=60)
+
+
+@loop("100 draws for")
+def negatives_that_there_are_not(rank: Rank) -> None:
+    """The only node that may be drawn is the seed edge's own, whose edge there is."""
+    data = rank.data
+    first = data.node_features["_N/orig_id"] == int(mixed().edges[ETYPE_HOMO][1][0])
+    data.node_features["_N/first"] = first.float()
+    words = {"mode": "triplet", "strict": True, "dst_weight": "first"}
+    seed = torch.stack([ends[:1] for ends in mixed().edges[ETYPE_HOMO]])
+    options: dict[str, Any] = {"prefetch": rank.prefetch, "group": rank.group, **FORMS}
+    epoch(LINKS(data, [2], seed, neg_sampling=words, original_ids=True, **options))
+
+
+# ---------------------------------------------------------------- loops over batches of servers
+
+
+@dataclass
+class Trainer(Rank):
+    """One of two that train, beside two servers."""
+
+    servers: Any = None
+
+    def loader(self, **options: Any) -> Any:
+        given = {"num_neighbors": [2], "prefetch": self.prefetch, **FORMS}
+        return self.servers.NeighborLoader(**given | options)
+
+
+def told_by_trainers(use: Use, path: str, prefetch: int) -> Told:
+    """As :func:`told`, where servers make the batches."""
+    all_answered = threading.Barrier(2, timeout=4 * TIMEOUT)
+
+    def case(world: Group) -> tuple[str, float]:
+        data = load_partition(path, world.rank % 2)
+        if world.rank < 2:
+            with suppress(CommError):
+                serve(data, world, 2, TIMEOUT)
+            return "", 0.0
+        servers = Servers(world, 2, TIMEOUT)
+        with use_group(servers.group):
+            answer = answer_of(use, Trainer(servers.group, data, prefetch, servers))
+        with suppress(SarError):  # a group that has failed, or servers that were left
+            all_answered.wait()
+            servers.close()
+        return answer
+
+    return ThreadGroup.run(4, case, timeout=TIMEOUT)[2:]
+
+
+ALONE = "trainer 0 asks for 'epoch', trainer 1 for nothing, for 4 seconds; expected all trainers"
+GONE, OTHER = "rank 3 left the loader; expected every rank", "asks for {'loader': 0, 'epoch': "
+REMOTE: dict[str, Any] = {
+    "a_second_iter_in_the_loop": TWICE,
+    "a_look_at_a_batch_in_the_loop": TWICE,
+    "a_look_at_a_batch_on_one_rank": (GONE, "; expected "),
+    "a_loop_left_by_one_rank": (GONE, "; expected "),
+    "a_loop_left_and_closed_by_one_rank": (GONE, "; expected "),
+    "a_step_skipped_after_an_error": "this epoch has ended at an error, KeyError",
+    "an_error_in_the_body_of_one_rank": ("expected every rank", "mine"),
+    "fewer_epochs_on_one_rank": (ALONE, NOTHING),
+    "a_rank_that_never_iterates": (ALONE, NOTHING),
+    "a_loop_after_close": CLOSED,
+    "a_loop_that_closes": CLOSED,
+    "two_threads": "one thread at a time",
+    "a_loop_in_a_transform": "one thread at a time",
+    "a_negative_epoch": "epoch: got -1, expected an int from 0 to",
+    "an_epoch_that_is_none": OTHER,
+    "an_epoch_that_is_too_large": OTHER,
+    "a_step_behind_the_last": OTHER,
+    "another_epoch_on_one_rank": OTHER,
+    "another_first_step_on_one_rank": OTHER,
+    "pickled": "TypeError: RemoteLoader: cannot be pickled or copied",
+    "a_transform_that_raises": "KeyError: \"rank 3: sampling: 'mine'\"",
+    "a_transform_of_one_rank_that_raises": "KeyError: \"rank 3: sampling: 'mine'\"",
+    "a_transform_that_returns_nothing": "rank 3: sampling: transform: returned None, expected",
+}
+
+
+def closed_in_another_order(rank: Trainer) -> None:
+    loaders = [rank.loader(), rank.loader()]
+    for loader in loaders[::-1] if rank.is_wrong else loaders:
+        loader.close()
+
+
+def after_the_servers(rank: Trainer) -> None:
+    loader = rank.loader()
+    rank.servers.close()
+    epoch(loader)
+
+
+def seeds_of_one_trainer(rank: Trainer) -> None:
+    if not rank.is_wrong:
+        rank.servers.nodes()
+
+
+def options_of_one_trainer(rank: Trainer) -> None:
+    rank.loader(batch_size=4 + rank.is_wrong)
+
+
+WITH_SERVERS: dict[str, tuple[Any, Any]] = {
+    **{name: (LOOPS[name][0], words) for name, words in REMOTE.items()},
+    "closed in another order": (closed_in_another_order, "trainer 1 asks for {'loader': 1}"),
+    "after the servers": (after_the_servers, "the servers were left; expected"),
+    "seeds of one trainer": (seeds_of_one_trainer, ("CommError: rank 0", NOTHING)),
+    "options of one trainer": (options_of_one_trainer, "batch_size: rank 1 got 5, rank 0 got 4"),
+}
+
+
+# ---------------------------------------------------------------- all of them
+
+
+@pytest.fixture(scope="module")
+def answers(partitioned: Cutter) -> Iterator[dict[Any, Told]]:
+    """Of all cases, side by side: one that waits takes nobody's time."""
+    path, typed = partitioned(mixed(), 2, "random"), partitioned(hetero(), 2, "random")
+    told(lambda rank: epoch(rank.loader()), path)  # compiles
+    cases: dict[Any, Callable[[], Told]] = {}
+    for number, (kind, options, _) in enumerate(ARGUMENTS):
+        for first in (options, {}):
+            use = partial(made, kind=kind, options=(first, options))
+            cases[number, not first] = partial(told, use, path)
+    for number, (kind, *both, _) in enumerate(DIFFERENT):
+        cases["different", number] = partial(told, partial(made, kind=kind, options=both), typed)
+    for name, (use, _) in LOOPS.items():
+        for prefetch in (0, 2):
+            cases[name, prefetch] = partial(told, use, path, prefetch)
+    for name, (use, _) in WITH_SERVERS.items():
+        for prefetch in (0, 2):
+            cases["servers", name, prefetch] = partial(told_by_trainers, use, path, prefetch)
+    return all_told(cases)
+
+
+@pytest.mark.parametrize("number", range(len(ARGUMENTS)))
+def test_an_argument(number: int, answers: dict[Any, Told]) -> None:
+    check(answers.get((number, False)), ARGUMENTS[number][2])
+    check(answers.get((number, True)), "")
+    (one, _), (other, _) = answers[number, True]
+    assert one == other and one != NOTHING
+
+
+@pytest.mark.parametrize("number", range(len(DIFFERENT)))
+def test_options_that_differ(number: int, answers: dict[Any, Told]) -> None:
+    check(answers.get(("different", number)), DIFFERENT[number][3])
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop(name: str, prefetch: int, answers: dict[Any, Told]) -> None:
+    check(answers.get((name, prefetch)), LOOPS[name][1])
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("name", WITH_SERVERS)
+def test_with_servers(name: str, prefetch: int, answers: dict[Any, Told]) -> None:
+    check(answers.get(("servers", name, prefetch)), WITH_SERVERS[name][1])
+
+
+# ---------------------------------------------------------------- ranks that are processes
+
+PROCESSES = [
+    ("a_rank_that_never_iterates", 2), ("a_loop_left_by_one_rank", 2),
+    ("two_loaders_in_another_order", 0), ("a_transform_that_raises", 0),
+]  # fmt: skip
+
+
+def case_named(group: Group, path: str, name: str, prefetch: int) -> tuple[str, float]:
+    rank = Rank(group, load_partition(path, group.rank), prefetch)
+    epoch(rank.loader())  # compiles
+    return answer_of(LOOPS[name][0], rank)
+
+
+@pytest.mark.parametrize("number", range(len(PROCESSES)))
+def test_a_loop_of_processes(number: int, partitioned: Cutter, either: WorkerPool) -> None:
+    """A group that has failed is used no more, so each has one of its own."""
+    name, prefetch = PROCESSES[number]
+    path, limit = partitioned(mixed(), 2, "random"), TIMEOUT + number / 1000
+    check(either.run(2, case_named, path, name, prefetch, timeout=limit), LOOPS[name][1])
+
+
+def case_after_shutdown(group: Group, path: str, prefetch: int) -> list[tuple[str, float]]:
+    """What the next batch, another epoch and the end of a loader are told."""
+    rank = Rank(group, load_partition(path, group.rank), prefetch)
+    loader = rank.loader(batch_size=1)
+    batches = iter(loader)
+    next(batches)
+    rank.meet()
+    sar.shutdown()
+    uses: list[Use] = [lambda _: list(batches), lambda _: epoch(loader), lambda _: loader.close()]
+    return [answer_of(use, rank) for use in uses]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_after_shutdown(prefetch: int, partitioned: Cutter, either: WorkerPool) -> None:
+    """Of batches that a thread has made, the rest comes."""
+    path, limit = partitioned(mixed(), 2, "random"), TIMEOUT + (1 + prefetch) / 100
+    for one in either.run(2, case_after_shutdown, path, prefetch, timeout=limit):
+        for text, seconds in one[:2]:
+            assert text.startswith("CommError") and seconds < limit + SLACK, one
+        assert one[2][1] < limit + SLACK
+
+
+def case_in_a_child(group: Group, path: str, prefetch: int) -> list[int]:
+    """What a child of each rank gets to know, as a worker of torch's loaders is one."""
+    rank = Rank(group, load_partition(path, group.rank), prefetch)
+    loader = rank.loader()
+    batches, codes = iter(loader), []
+    next(batches)
+    uses: list[Use] = [lambda _: next(batches), lambda _: epoch(loader), lambda _: loader.close()]
+    for use in uses:
+        child = os.fork()
+        if not child:
+            os._exit("used by a child of its process" in answer_of(use, rank)[0])
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    assert len(list(batches)) == len(loader) - 1
+    loader.close()
+    return codes
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_in_a_child(prefetch: int, partitioned: Cutter, either: WorkerPool) -> None:
+    path = partitioned(mixed(), 2, "random")
+    assert either.run(2, case_in_a_child, path, prefetch) == [[1, 1, 1]] * 2
