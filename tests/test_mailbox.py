@@ -450,7 +450,7 @@ def calls_of(graph: Any) -> list[tuple[int, int]]:
     graph.ndata["h"] = torch.ones(graph.num_nodes(), 3)
     with torch.no_grad():
         graph.update_all(fn.copy_u("h", "m"), reduce)
-    calls.pop(0)  # the probe
+    del calls[:3]  # tried on blank rows, on random ones and on some of these
     degrees = graph.in_degrees()
     for degree, count in zip(*degrees[degrees > 0].unique(return_counts=True)):
         assert sum(n for n, d in calls if d == degree) == count

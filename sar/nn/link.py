@@ -21,6 +21,7 @@ from sar.ops.message_blocks import Rows
 from sar.ops.randomness import unchanged
 from sar.ops.reduce import wide_dtype
 from sar.tracing.capture import TORCH_CAPTURES
+from sar.tracing.chunks import Sample, refuse_chunked
 
 Ends = Tensor | tuple[Tensor, Tensor]
 
@@ -188,3 +189,10 @@ def _probe(scorer: LinkScorer, inputs: Inputs) -> None:
     if not isinstance(scores, Tensor) or scores.shape != (2,):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"scorer: returned {got} for 2 edges, expected a tensor of shape (2,)")
+    sides = {side: rows[0] for side, rows in zip("uve", inputs, strict=True) if rows}
+
+    def run(rows: slice) -> dict[str, Tensor]:
+        some = Sample(sides, rows)
+        return {"": _scored(scorer, [some["u"]], [some["v"]], [some["e"]] if "e" in sides else [])}
+
+    refuse_chunked(run, f"scorer {type(scorer).__name__}", "edges")

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sar._private import version_of, without_modes
+from sar._private import version_of
 from sar.errors import NotSupportedError
 from sar.graph.frame import Frame
 from sar.ops.capture import detached_leaf, leaves_of
 from sar.ops.randomness import unchanged
 from sar.tracing.capture import RecordCaptures, ReplaceCaptures
+from sar.tracing.chunks import ROWS, Sample, look_of, refuse_chunked
 from sar.tracing.message_dropout import FindDropout, inside_function
 
 _PROBE_ROWS = 2
@@ -67,12 +68,9 @@ class Recorder(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.read:
-            frame = self._frame  # what is pending must not be computed, which is collective
-            column = frame.like(name) if isinstance(frame, Frame) else frame[name]
-            with without_modes():  # the column may be lazy; it is not captured
-                shape, kind, device = tuple(column.shape), column.dtype, column.device
+            shape, kind, device = look_of(self._frame, name)
             with torch.inference_mode(False):  # where writes are counted
-                rows = torch.zeros((*self._rows, *shape[1:]), dtype=kind, device=device)
+                rows = torch.zeros((*self._rows, *shape), dtype=kind, device=device)
             self.read[name] = rows
         return self.read[name]
 
@@ -114,7 +112,8 @@ def probe(
 ) -> Probe:
     """Run ``udf`` on blank rows, without communication, random numbers or gradients left behind.
 
-    Raises ``TypeError`` or ``ValueError`` when it does not return one row per edge.
+    Raises ``TypeError`` or ``ValueError`` when it does not return one row per edge, and
+    ``NotSupportedError`` when a row depends on those that are computed with it.
     """
     sides = [Recorder(frame) for frame in (src, dst, edge)]
     batch = EdgeBatch(sides[0], sides[1], sides[2], _PROBE_ROWS)
@@ -126,7 +125,14 @@ def probe(
         dropouts[:] = finder.found
         return outputs
 
+    def run_some(rows: slice) -> Mapping[str, Tensor]:
+        size = len(range(ROWS)[rows])
+        some = EdgeBatch(Sample(src, rows), Sample(dst, rows), Sample(edge, rows), size)
+        with inside_function(), FindDropout(size):
+            return udf(some)
+
     outputs, captures, hidden = trace(run)
+    refuse_chunked(run_some, f"message function {name_of(udf)}", "edges")
     read, written = [list(side.read) for side in sides], [side.written for side in sides]
     return Probe(read[0], read[1], read[2], written, outputs, captures, hidden, dropouts)
 
@@ -157,6 +163,11 @@ def _hidden_leaves(run: Callable, captures: list[Tensor]) -> tuple[Tensor, ...]:
     known = {id(alias) for alias in aliases}
     leaves = leaves_of([out for out in outputs.values() if out.requires_grad])
     return tuple({id(t): t for t in leaves if id(t) not in known}.values())
+
+
+def name_of(function: Callable) -> str:
+    """What to call a user's function."""
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _checked(outputs: Any) -> Mapping[str, Tensor]:

@@ -13,10 +13,11 @@ from sar.edges import Relation, as_stored
 from sar.graph.frame import Frame
 from sar.ops import Messages, run_mailbox
 from sar.tracing.capture import TORCH_CAPTURES
+from sar.tracing.chunks import ROWS, Sample, refuse_chunked
 from sar.tracing.lazy import EdgeTensor, Scope
-from sar.tracing.message_dropout import inside_function
+from sar.tracing.message_dropout import FindDropout, inside_function
 from sar.tracing.program import Program
-from sar.tracing.udf import Recorder, rows_to_write, trace
+from sar.tracing.udf import Recorder, name_of, rows_to_write, trace
 
 _PROBE_ROWS = 2
 
@@ -114,7 +115,7 @@ def reduce_udf(
         [frame[name] for name in seen.data],
         list(seen.outputs.values()),
         scope.policy,
-        _name(func),
+        name_of(func),
     )
     return dict(zip(seen.outputs, results, strict=True))
 
@@ -182,7 +183,13 @@ def _probe(
         with inside_function():
             return _check(func(NodeBatch(data, _PROBE_ROWS, ntype, mailbox)), _PROBE_ROWS)
 
+    def run_some(rows: slice) -> Mapping[str, Tensor]:
+        size, boxes = len(range(ROWS)[rows]), Sample(_Mail(messages), rows, (degree,))
+        with inside_function(), FindDropout(size):
+            return func(NodeBatch(Sample(frame, rows), size, ntype, boxes))
+
     outputs, captures, hidden = trace(run)
+    refuse_chunked(run_some, f"reduce function {name_of(func)}", "nodes")
     written = [mailbox.written, data.written]
     return _Seen(list(mailbox.read), list(data.read), written, outputs, captures, hidden)
 
@@ -225,7 +232,3 @@ def _check_like(name: str, out: Tensor, like: Tensor) -> None:
 def _without_rows(column: Tensor) -> Tensor:
     shape = (0, *tuple(column.shape)[1:])
     return torch.empty(shape, dtype=column.dtype, device=column.device)
-
-
-def _name(func: Callable) -> str:
-    return getattr(func, "__qualname__", type(func).__name__)
