@@ -76,9 +76,11 @@ class FailureBoard:
         self.wait_for(range(self.size), _LEAVE_SECONDS)
 
     def wait_for(self, ranks: Iterable[int], seconds: float) -> None:
-        """Return when they have left after an error, or after seconds."""
-        end = time.monotonic() + seconds
-        while not set(ranks).isdisjoint(self.missing(_LEFT)) and time.monotonic() < end:
+        """Return when they have left after an error or ended, or after seconds."""
+        end, presence = time.monotonic() + seconds, self.presence
+        while (stay := set(ranks) & set(self.missing(_LEFT))) and time.monotonic() < end:
+            if presence is not None and stay == set(presence.ended(stay)):
+                return
             time.sleep(_PAUSE)
 
     def some_left(self) -> bool:

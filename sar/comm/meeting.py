@@ -21,6 +21,7 @@ from sar.comm.failure import FailureBoard, named
 from sar.comm.network import own_address
 from sar.comm.presence import NAME_LENGTH, Presence
 from sar.comm.process import ProcessGroup
+from sar.comm.watched import watched
 from sar.errors import CommError
 
 _ARRIVED, _JOINS = "sar/arrived/{}", "sar/joins/{}"  # by rank
@@ -31,7 +32,6 @@ _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
 _LEAVE_SECONDS = 2.0  # for ranks of other launches to read what happened
 _COME_SECONDS = 10.0  # and to come
 _WATCHED = 32  # ranks that a rank looks at while not all have come
-_stuck: list[threading.Thread] = []  # what did not end in time
 
 
 def serve_store(address: str, port: int, size: int, timeout: timedelta) -> dist.TCPStore:
@@ -82,14 +82,6 @@ def agent_keeps_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def stuck() -> bool:
-    """Whether this process gave up a thread that tried to meet the others.
-
-    What it holds of torch may abort the process while that is taken down, also when it has ended.
-    """
-    return bool(_stuck)
-
-
 class Meeting:
     """One rank's way to the others.
 
@@ -121,7 +113,7 @@ class Meeting:
         """The group of all ranks. Raises ``CommError`` when they did not meet in time."""
         begin = time.monotonic()
         try:
-            return self._within_limit()
+            return watched(self._meet, self._board, self.device, self.limit.total_seconds())
         except (RuntimeError, OSError, TimeoutError) as error:
             seconds, blame = time.monotonic() - begin, self._blame()
             self._board.leave_word(blame if blame.startswith("rank") else None)
@@ -132,44 +124,6 @@ class Meeting:
                 f"{self.address}:{self.port} ({blame}); gave up after {seconds:.1f} s, while "
                 f"{self._doing}: {error}"
             ) from error
-
-    def _within_limit(self) -> ProcessGroup:
-        """What :meth:`_meet` returns or raises; ``TimeoutError`` if it does neither in time.
-
-        A thread does it: what torch waits for has limits of its own, one behind the other, and a
-        network or a rank that goes away in the middle is not always noticed.
-        """
-        done: list[ProcessGroup] = []
-        failed: list[BaseException] = []
-        index = torch.cuda.current_device() if self.device.type == "cuda" else None
-
-        def body() -> None:
-            try:
-                if index is not None:
-                    torch.cuda.set_device(index)  # each thread has its own
-                done.append(self._meet())
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failed.append(error)
-
-        thread = threading.Thread(target=body, name="sar-meeting", daemon=True)
-        _stuck.append(thread)  # also if an interrupt comes now
-        thread.start()
-        self._watch(thread)
-        if not done and not failed:
-            raise TimeoutError("no answer")
-        _stuck.remove(thread)
-        if failed:
-            raise failed[0]
-        return done[0]
-
-    def _watch(self, thread: threading.Thread) -> None:
-        """Return when it has ended, or the time is over, or a rank that it needs has ended."""
-        end = time.monotonic() + self.limit.total_seconds()
-        while thread.is_alive() and (left := end - time.monotonic()) > 0:
-            thread.join(min(left, _LOOK_SECONDS))
-            if thread.is_alive() and (self._board.first_error() or self._board.ended()):
-                thread.join(min(left, _LOOK_SECONDS))  # what ended may have met all before
-                return
 
     def _meet(self) -> ProcessGroup:
         if not dist.is_initialized():

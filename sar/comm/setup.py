@@ -23,9 +23,10 @@ from sar.comm import one_host
 from sar.comm.allocation import tune_allocator
 from sar.comm.current import LocalGroup, current_group, process_group, set_process_group
 from sar.comm.group import Group
-from sar.comm.meeting import Meeting, stuck
+from sar.comm.meeting import Meeting
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
+from sar.comm.watched import stuck
 from sar.errors import CommError, MissingDependencyError
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
