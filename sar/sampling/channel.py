@@ -12,8 +12,9 @@ from sar.errors import SarError
 from sar.sampling.messages import packed, unpacked
 from sar.sampling.swap import Swap
 
-END, TICK, NEXT, NODES, EDGES, MAKE, BEGIN, CLOSE, BYE = range(9)
-_NAMES = ("end", "tick", "next batch", "nodes", "edges", "loader", "epoch", "close", "leave")
+END, TICK, NEXT, NODES, EDGES, SIZES, MAKE, BEGIN, CLOSE, BYE = range(10)
+_NAMES = ("end", "tick", "next batch", "nodes", "edges", "sizes", "loader", "epoch",
+          "close", "leave")  # fmt: skip
 
 
 def least(group: Group, seconds: float) -> float:
