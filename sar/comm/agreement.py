@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +25,8 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
 
     Args:
         what: the call, for the message.
-        alike: options that have to be the same on all ranks, compared as they print, to within the
-            first few hundred characters; else a ``ValueError`` on every rank.
+        alike: options that have to be the same on all ranks, compared as they print; else a
+            ``ValueError`` on every rank. Of a mapping it names the option.
     """
     if group.size == 1:
         if error is not None:
@@ -33,38 +35,62 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
     statuses = group.all_gather(_encode(error, alike))
     failed = [rank for rank, status in enumerate(statuses) if status[0]]
     if failed:
-        agreed = _decode(statuses[failed[0]], failed[0], what)
+        agreed = _decode(statuses[failed[0]], group.title(failed[0]), what)
         if failed[0] == group.rank:
             raise agreed from error
         raise agreed
     options = [_text(status)[1] for status in statuses]
     other = next((rank for rank, option in enumerate(options) if option != options[0]), None)
     if other is not None:
+        name, got, first = _different(options[other], options[0])
         raise ValueError(
-            f"{what}: rank {other} got {options[other]}, rank 0 got {options[0]}; expected the "
-            "same on all ranks"
+            f"{what}: {name}{group.title(other)} got {got}, {group.title(0)} got {first}; expected "
+            "the same on all ranks"
         )
 
 
+def _different(one: Any, other: Any) -> tuple[str, Any, Any]:
+    """What differs between two ranks' options: the name of the first, if they have names."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return "", one, other
+    name = next(name for name in one | other if one.get(name) != other.get(name))
+    return f"{name}: ", one.get(name), other.get(name)
+
+
 def _encode(error: Exception | None, alike: object) -> torch.Tensor:
-    kind, text = ("", repr(alike)) if error is None else (type(error).__name__, str(error))
-    while len(body := json.dumps([kind, text]).encode()) > _STATUS_BYTES - 1:
-        text = text[: len(text) * 3 // 4]
+    most = _STATUS_BYTES
+    while len(body := json.dumps(_said(error, alike, most)).encode()) > _STATUS_BYTES - 1:
+        most = most * 3 // 4
     status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
     status[0] = error is not None
     status[1 : 1 + len(body)] = torch.tensor(list(body), dtype=torch.uint8)
     return status
 
 
-def _text(status: torch.Tensor) -> tuple[str, str]:
-    """(class of the error, its text or that of the options)."""
+def _said(error: Exception | None, alike: object, most: int) -> tuple[str, Any]:
+    """(class of the error, its text or those of the options), of so many characters."""
+    if error is not None:
+        return type(error).__name__, str(error)[:most]
+    if isinstance(alike, Mapping):
+        return "", {str(name): _short(repr(one), most) for name, one in alike.items()}
+    return "", _short(repr(alike), most)
+
+
+def _short(text: str, most: int) -> str:
+    """Still another text for what differs behind the part that is kept."""
+    digest = blake2b(text.encode(), digest_size=4).hexdigest()
+    return text if len(text) <= most else f"{text[:most]}..({digest})"
+
+
+def _text(status: torch.Tensor) -> tuple[str, Any]:
+    """(class of the error, its text or those of the options)."""
     kind, text = json.loads(bytes(status[1:].tolist()).rstrip(b"\0"))
     return kind, text
 
 
-def _decode(status: torch.Tensor, rank: int, what: str) -> Exception:
+def _decode(status: torch.Tensor, title: str, what: str) -> Exception:
     name, text = _text(status)
-    message = f"rank {rank}: {what + ': ' if what else ''}{text}"
+    message = f"{title}: {what + ': ' if what else ''}{text}"
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:

@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sar.comm.failure import FailureBoard, named
+from sar.comm.failure import FailureBoard
 from sar.comm.network import own_address
 from sar.comm.presence import NAME_LENGTH, Presence
 from sar.comm.process import ProcessGroup
@@ -31,6 +32,7 @@ _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
 _LEAVE_SECONDS = 2.0  # for ranks of other launches to read what happened
 _COME_SECONDS = 10.0  # and to come
+_HINT = "is the port in use, the address reachable, every rank started?"
 _WATCHED = 32  # ranks that a rank looks at while not all have come
 
 
@@ -88,6 +90,7 @@ class Meeting:
     Args:
         address, port: of the store.
         limit: of all the way.
+        names: of the ranks; those who meet have the same.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Meeting:
         address: str,
         port: int,
         limit: timedelta,
+        names: Sequence[str] = (),
     ) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
         self.address, self.port, self.limit = address, port, limit
@@ -107,7 +111,11 @@ class Meeting:
         with suppress(OSError):
             presence = Presence(own_address(address))
         keeper = None if agent_keeps_store() else 0
-        self._board = FailureBoard(rank, size, None, presence, keeper)
+        self._board = FailureBoard(rank, size, None, presence, keeper, names)
+
+    @property
+    def _title(self) -> str:
+        return self._board.called([self.rank])
 
     def group(self) -> ProcessGroup:
         """The group of all ranks. Raises ``CommError`` when they did not meet in time."""
@@ -116,11 +124,11 @@ class Meeting:
             return watched(self._meet, self._board, self.device, self.limit.total_seconds())
         except (RuntimeError, OSError, TimeoutError) as error:
             seconds, blame = time.monotonic() - begin, self._blame()
-            self._board.leave_word(blame if blame.startswith("rank") else None)
+            self._board.leave_word(None if blame == _HINT else blame)
             if self._keeps_store:
                 self._board.wait_for_others()
             raise CommError(
-                f"rank {self.rank} of {self.size}: could not meet the other ranks at "
+                f"{self._title} of {self.size}: could not meet the other ranks at "
                 f"{self.address}:{self.port} ({blame}); gave up after {seconds:.1f} s, while "
                 f"{self._doing}: {error}"
             ) from error
@@ -187,9 +195,12 @@ class Meeting:
 
         Raises ``CommError`` when one that was there is gone, or they do not agree on how many.
         """
-        told = store.compare_set(_SIZE, "", str(self.size)).decode()
-        if told != str(self.size):
-            text = f"rank {self.rank} was started as one of {self.size} ranks, others of {told}"
+        kinds = Counter(name.partition(" ")[0] for name in self._board.names)
+        own = " and ".join(f"{count} {kind}s" for kind, count in kinds.items())
+        own = own or f"{self.size} ranks"
+        told = store.compare_set(_SIZE, "", own).decode()
+        if told != own:
+            text = f"{self._title} was started as one of {own}, others of {told}"
             self._board.leave_word(text)
             raise CommError(text)
         presence = self._board.presence
@@ -234,10 +245,9 @@ class Meeting:
         for key, what in ((_ARRIVED, "did not come"), (_JOINS, "came and does not answer")):
             missing = self._board.missing(key)
             if missing:
-                return f"{named(missing)} {what}"
+                return f"{self._board.called(missing)} {what}"
         if self._board.store is not None and (silent := self._board.silent()):
             return silent
-        hint = "is the port in use, the address reachable, every rank started?"
         if self._board.store is not None or agent_keeps_store() or self.rank == 0:
-            return hint
-        return f"rank 0, which keeps the ranks' store, did not answer; {hint}"
+            return _HINT
+        return f"{self._board.called([0])}, which keeps the ranks' store, did not answer; {_HINT}"

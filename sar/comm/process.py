@@ -54,6 +54,7 @@ class ProcessGroup(Group):
         self._members = list(range(dist.get_world_size()) if members is None else members)
         rank = self._members.index(dist.get_rank())
         super().__init__(rank, len(self._members), backend, device)
+        self.names = [board.names[member] for member in self._members] if board.names else ()
         self.board, self._keeps_store, self._first = board, keeps_store, first
         # torch's groups that are used no more, by their ranks; see torch_group
         self._spare: dict[tuple[int, ...], list[Any]] = {} if first is None else first._spare
@@ -111,9 +112,6 @@ class ProcessGroup(Group):
         """What connects ranks: until it has, no connection breaks when one of them ends."""
         seconds = self._timeout.total_seconds()
         return self._call(watched, make, self.board, self.device, seconds)  # type: ignore[no-any-return]
-
-    def annotate(self, note: str) -> None:
-        self.board.note = note
 
     def _check_open(self) -> None:
         if self._is_closed:

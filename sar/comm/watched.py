@@ -14,6 +14,7 @@ from sar.comm.failure import FailureBoard
 _T = TypeVar("_T")
 
 _LOOK_SECONDS = 0.5  # from one look at who has ended to the next
+_GRACE_SECONDS = 1.5  # for what waits to end by itself then, with the better error
 _stuck: list[threading.Thread] = []  # what did not end in time
 
 
@@ -66,5 +67,5 @@ def _watch(thread: threading.Thread, board: FailureBoard, limit: float) -> None:
     while thread.is_alive() and (left := end - time.monotonic()) > 0:
         thread.join(min(left, _LOOK_SECONDS))
         if thread.is_alive() and (board.first_error() or board.ended()):
-            thread.join(min(left, _LOOK_SECONDS))  # what ended may have met all before
+            thread.join(min(left, _GRACE_SECONDS))  # what ended may have met all before
             return

@@ -33,8 +33,6 @@ class Channel:
         self.swap, self.num_servers = Swap(group, 2), num_servers
         self.num_trainers = group.size - num_servers
         self._size, self._number = group.size, group.rank - num_servers
-        servers, trainers = _span(0, num_servers), _span(num_servers, group.size)
-        group.annotate(f"servers are {servers}, trainers {trainers}")
 
     def ask(self, command: int, value: Any = None) -> Any:
         """Of a trainer: what its server answers.
@@ -92,8 +90,3 @@ class Channel:
             return TICK if TICK in commands else commands[0]
         named = ", ".join(f"trainer {t} asks for {_NAMES[c]!r}" for t, c in enumerate(commands))
         raise SarError(f"{named}; expected all trainers to ask for the same")
-
-
-def _span(begin: int, end: int) -> str:
-    """Ranks in words."""
-    return f"rank {begin}" if end - begin == 1 else f"ranks {begin} to {end - 1}"
