@@ -146,7 +146,8 @@ class FailureBoard:
 
     def called(self, ranks: list[int]) -> str:
         """"rank 1", "ranks 1, 2" or their names, the first of them."""
-        shown = ", ".join(self.names[one] if self.names else str(one) for one in ranks[:_MOST_NAMED])
+        names = self.names or range(self.size)
+        shown = ", ".join(str(names[rank]) for rank in ranks[:_MOST_NAMED])
         more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
         noun = "" if self.names else "rank " if len(ranks) == 1 else "ranks "
         return f"{noun}{shown}{more}"

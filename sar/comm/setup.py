@@ -143,7 +143,7 @@ def join_others(
     backend: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Group:
-    """Join ranks that are started elsewhere: servers before those of this launch, or trainers after.
+    """Join ranks that are started elsewhere: servers before this launch's, or trainers after them.
 
     ``RANK`` and ``WORLD_SIZE`` count those of this launch alone; without a launcher this process
     is the only one. For the rest it is :func:`initialize_comms`.
