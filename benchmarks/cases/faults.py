@@ -73,7 +73,8 @@ _WAYS: tuple[Way, ...] = (
     (TORCHRUN, True, (TRAINING,)),
 )
 _COLUMNS = [
-    "way", "phase or transport", "runs", "all ended", "named", "p50 s", "p99 s", "longest s", "left",
+    "way", "phase or transport", "runs", "all ended", "named", "p50 s", "p99 s", "longest s",
+    "left",
 ]  # fmt: skip
 
 
