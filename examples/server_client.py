@@ -19,23 +19,23 @@ def main() -> None:
     parser.add_argument("address", help="where the servers are, HOST:PORT")
     parser.add_argument("--servers", type=int, required=True, help="how many there are")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--features", type=int, default=32)
-    parser.add_argument("--classes", type=int, default=8)
+    parser.add_argument("--mask", default="train_mask", help="of the nodes to train on")
     args = parser.parse_args()
 
     with connect(args.address, args.servers) as servers:
         torch.manual_seed(0)
-        model = GraphSAGE(args.features, 64, 2, args.classes)
+        model = GraphSAGE(servers.width("feat"), 64, 2, servers.num_classes("label"))
         sar.sync_params(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        seeds = servers.nodes(mask="train_mask")  # this trainer's share
+        seeds = servers.nodes(mask=args.mask)  # this trainer's share
         options = {"batch_size": 64, "shuffle": True, "as_": "pyg"}
         with servers.NeighborLoader([10, 5], seeds, **options) as loader:
             for epoch in range(args.epochs):
                 for batch in loader:
-                    logits = model(batch.x, batch.edge_index)[: batch.batch_size]
-                    losses = F.cross_entropy(logits, batch.y[: batch.batch_size], reduction="none")
-                    loss = sar.global_mean(losses)  # over the seeds of all trainers
+                    logits = model(batch.x.float(), batch.edge_index)[: batch.batch_size]
+                    labels = batch.y[: batch.batch_size].view(-1).long()
+                    losses = F.cross_entropy(logits, labels, ignore_index=-1, reduction="none")
+                    loss = sar.global_mean(losses, labels >= 0)  # over the seeds of all trainers
                     optimizer.zero_grad()
                     loss.backward()
                     sar.gather_grads(model)

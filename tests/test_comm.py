@@ -156,7 +156,7 @@ def test_options_that_differ_are_named_on_all_ranks() -> None:
     assert run_threads(3, case_alike, [1, 1, 1]) == [""] * 3
     (message,) = set(run_threads(3, case_alike, [1, 1, 2]))
     assert message == (
-        "loading: rank 2 got {'k': 2}, rank 0 got {'k': 1}; expected the same on all ranks"
+        "loading: k: rank 2 got 2, rank 0 got 1; expected the same on all ranks"
     )
 
 

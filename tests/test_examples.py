@@ -175,13 +175,21 @@ def test_several_types_sampled(tmp_path: Path, nursery: Nursery) -> None:
 
 
 @pytest.mark.system
-def test_servers_and_trainers(parts: Path, tmp_path: Path, nursery: Nursery) -> None:
-    words = ["-m", "sar", "sample-server", str(parts), "--trainers", "2"]
-    server = nursery.start(words, ENVIRONMENT)
+@pytest.mark.parametrize("own", [False, True])
+def test_servers_and_trainers(own: bool, parts: Path, tmp_path: Path, nursery: Nursery) -> None:
+    """Also on a graph of other widths and dtypes, some labels of which are missing."""
+    place = str(parts)
+    if own:
+        graph = community_graph(200, 1600, seed=1, classes=5, features=9)
+        data = graph.node_data["_N"]
+        labels = data["label"].int().view(-1, 1)
+        labels[::7] = -1
+        data |= {"feat": data["feat"].double(), "label": labels}
+        place = write_partitions(graph, torch.arange(200) % 2, tmp_path / "own")
+    server = nursery.start(["-m", "sar", "sample-server", place, "--trainers", "2"], ENVIRONMENT)
     try:
         address = Path(server.line(60).strip().rpartition(" at ")[2])
-        given = "--servers=2 --features=20 --classes=16"
-        assert_learned(run_two_ranks(nursery, [f"{SERVED} {given}"], address, tmp_path))
+        assert_learned(run_two_ranks(nursery, [f"{SERVED} --servers=2"], address, tmp_path))
         assert server.wait(60) == 0
     finally:
         server.kill()

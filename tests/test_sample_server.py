@@ -23,6 +23,7 @@ from sar.partition.write import write_partitions
 
 LIMIT = 15  # seconds of the ranks' timeout where one of them fails
 SLACK = 10
+LONG = 300  # that of users
 START = 60  # seconds until all have met, on a busy machine
 
 TRAINER = textwrap.dedent("""
@@ -112,8 +113,9 @@ def test_two_servers_and_two_trainers(
 def test_a_trainer_that_dies_or_stops_is_named(
     number: int, nursery: Nursery, parts: str, tmp_path: Path
 ) -> None:
-    with servers(nursery, parts) as (process, address):
-        with trainers(nursery, tmp_path, address, 1, number) as running:
+    limit = LIMIT if number == signal.SIGSTOP else LONG  # nobody waits for a process that is gone
+    with servers(nursery, parts, limit) as (process, address):
+        with trainers(nursery, tmp_path, address, 1, number, limit) as running:
             hit(running[1], number)
             began = time.monotonic()
             assert running[0].wait(90)
@@ -121,8 +123,8 @@ def test_a_trainer_that_dies_or_stops_is_named(
             assert time.monotonic() - began < LIMIT + SLACK + 10
         told = running[0].text("err")
         for text in (told, process.text("err")):
-            assert "rank 3" in text
-        assert "servers are ranks 0 to 1, trainers ranks 2 to 3" in told
+            assert re.search("trainer 1(:| did not)", text), text
+        assert "CommError: trainer 0: " in told
 
 
 def test_a_server_that_dies_is_named(nursery: Nursery, parts: str, tmp_path: Path) -> None:
@@ -138,8 +140,8 @@ def test_a_server_that_dies_is_named(nursery: Nursery, parts: str, tmp_path: Pat
             told = running[1].text("err")
             running[0].kill()
             assert process.wait(LIMIT + SLACK) == 2
-        assert "rank 0: killed by SIGKILL" in process.text("err")
-        assert "rank 0" in told
+        assert "server 0: killed by SIGKILL" in process.text("err")
+        assert "server 0: " in told
 
 
 def hit(victim: Child, number: int) -> None:
@@ -155,6 +157,23 @@ def hit(victim: Child, number: int) -> None:
                 return
         time.sleep(0.02)
     pytest.fail(f"no signal reached the trainer in {START} s: {victim.text('err')}")
+
+
+def test_trainers_and_servers_that_do_not_fit(
+    nursery: Nursery, parts: str, tmp_path: Path
+) -> None:
+    """As many in all, but other kinds: each tells both."""
+    with servers(nursery, parts) as (process, address):
+        script = tmp_path / "trainer.py"
+        script.write_text("import sys; from sar.sampling import connect; connect(sys.argv[1], 1)")
+        place = {"RANK": "2", "WORLD_SIZE": "3"}
+        wrong = nursery.start([str(script), address], environment() | place)
+        try:
+            assert wrong.wait(START) and process.wait(START) == 2
+        finally:
+            wrong.kill()
+        for text in (wrong.text("err"), process.text("err")):
+            assert "1 servers and 3 trainers" in text and "2 servers and 2 trainers" in text
 
 
 BAD = [

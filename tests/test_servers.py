@@ -186,6 +186,26 @@ def test_bad_options_are_the_trainers_errors(
     assert run_threads(4, world_of(partitioned(mixed(), 2), 2, train))[2:] == [3, 3]
 
 
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_widths_and_classes_are_asked_for(num_servers: int, partitioned: Cutter) -> None:
+    """Those of the whole graph, also where a server has not the largest label."""
+
+    def train(servers: Servers) -> list:
+        with pytest.raises(ValueError, match="ntype: got none, expected one of"):
+            servers.width()
+        with pytest.raises(ValueError, match="name: got 'no', expected one of feat, label"):
+            servers.width("no", "item")
+        return [servers.width(ntype=n) for n in sorted(graph.num_nodes)] + [
+            servers.num_classes(ntype="item")
+        ]
+
+    graph = hetero()
+    want = [graph.node_data[n]["feat"].shape[1] for n in sorted(graph.num_nodes)]
+    want.append(int(graph.node_data["item"]["label"].max()) + 1)
+    case = world_of(partitioned(graph, num_servers), num_servers, train)
+    assert run_threads(num_servers + 2, case)[num_servers:] == [want] * 2
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_transform_that_raises(prefetch: int, partitioned: Cutter) -> None:
     """On one trainer is raised on both; servers go on with the next epoch."""

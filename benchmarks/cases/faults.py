@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +25,20 @@ from benchmarks.tasks.jobs import (
     HOSTS,
     LAUNCHER,
     LIMIT,
+    LOADER,
+    MAKING,
     MEETING,
     RANKS,
+    SERVED,
+    SERVERS,
+    SERVERS_LAUNCHER,
     SLACK,
     STARTING,
     TORCHRUN,
+    TRAINERS,
     TRAINING,
     Job,
+    is_alive,
     listens,
     reach,
     send,
@@ -39,8 +47,24 @@ from sar.files import PARTIAL, remove_left_over
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
-KILLS, STOPS, CUTS, FLIPS, MUTATIONS = 200, 50, 60, 1000, 2000
+STOPS, CUTS, FLIPS, MUTATIONS = 50, 60, 1000, 2000
 Way = tuple[str, bool, tuple[str, ...]]  # of starting ranks, host memory, phases of faults
+RANK, TWO, TRAINER, SERVER = "a rank", "two ranks", "a trainer", "a server"
+BOTH, ITS_LAUNCHER = "a trainer and a server", "the launcher"
+# How often who is killed of which job, over host memory and over sockets, in which phases.
+_KILLS: tuple[tuple[int, str, str, tuple[str, ...]], ...] = (
+    (25, RANK, ALONE, (MEETING, TRAINING, TRAINING)),
+    (20, TWO, ALONE, (TRAINING,)),
+    (20, RANK, LOADER, (MAKING, TRAINING)),
+    (10, TWO, LOADER, (MAKING, TRAINING)),
+    (25, TRAINER, SERVED, (MAKING, TRAINING)),
+    (25, SERVER, SERVED, (MAKING, TRAINING)),
+    (10, BOTH, SERVED, (MAKING, TRAINING)),
+    (5, RANK, LAUNCHER, (STARTING, MEETING, TRAINING)),
+    (5, ITS_LAUNCHER, LAUNCHER, (STARTING, MEETING, TRAINING)),
+    (5, ITS_LAUNCHER, SERVERS_LAUNCHER, (MAKING, TRAINING)),
+)
+_TIMEOUT = 300.0  # of killed jobs: users' default, so that nobody ends by waiting
 _WAYS: tuple[Way, ...] = (
     (LAUNCHER, True, (STARTING, MEETING, TRAINING)),
     (LAUNCHER, False, (STARTING, MEETING, TRAINING)),
@@ -48,23 +72,32 @@ _WAYS: tuple[Way, ...] = (
     (ALONE, False, (MEETING, TRAINING)),
     (TORCHRUN, True, (TRAINING,)),
 )
-_COLUMNS = ["way", "phase", "runs", "all ended", "named", "median s", "longest s"]
+_COLUMNS = [
+    "way", "phase or transport", "runs", "all ended", "named", "p50 s", "p99 s", "longest s",
+    "left",
+]  # fmt: skip
 
 
 @dataclass
 class Ending:
-    """How a job ended after a fault."""
+    """How a job ended after a fault.
+
+    Attributes:
+        phase: in which the fault was, or how rows traveled.
+        named: ``None`` where nobody is there to tell of it.
+        left: files and processes.
+    """
 
     way: str
     phase: str
     ended: bool
-    named: bool
+    named: bool | None
     seconds: float
-    left: bool
+    left: int
     words: list[str]
 
     def line(self) -> str:
-        told = "" if self.named else "; ".join(self.words)
+        told = "; ".join(self.words) if self.named is False else ""
         return f"{self.way}, {self.phase}: {self.seconds:.1f} s, ended {self.ended} {told}"
 
 
@@ -93,8 +126,16 @@ def _used(what: str, found: dict[str, int]) -> list[Figure]:
 
 @benchmark("faults-kills", "faults")
 def kills(options: Options) -> Report:
-    """Ranks and launchers that are killed in any phase: how soon the others end, what they tell."""
-    return _campaign(KILLS, 1, _kill, {"p99 of seconds until all have ended": 5.0}, 0.95)
+    """Ranks, trainers, servers and launchers that are killed: how soon others end and name them."""
+    draw, before = random.Random(1), set(Path("/dev/shm").iterdir())
+    todo = [(way, memory, phases, whom) for count, whom, way, phases in _KILLS
+            for memory in (True, False) for _ in range(count)]  # fmt: skip
+    draw.shuffle(todo)
+    bounds = {"p99 of seconds until all have ended": 5.0}
+    report = _campaign(len(todo), 1, _kill, bounds, 0.99, todo)
+    left = len(set(Path("/dev/shm").iterdir()) - before)
+    report.figures.append(Figure("files left in /dev/shm", left, at_most=0))
+    return report
 
 
 @benchmark("faults-stops", "faults")
@@ -121,12 +162,13 @@ def _campaign(
     fault: Callable[[Job, random.Random], Ending | None],
     bounds: dict[str, float],
     least_named: float,
-    ways: Sequence[Way] = _WAYS,
+    ways: Sequence[Any] = _WAYS,
     hosts: Hosts | None = None,
 ) -> Report:
     draw, endings, missed = random.Random(seed), list[Ending](), 0
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
-        folder, parts = Path(name), _parts(Path(name))
+        folder = Path(name)
+        parts = {count: _parts(folder, count) for count in (SERVERS, RANKS)}
         while len(endings) < num and missed < num:
             way, number = ways[len(endings) % len(ways)], len(endings) + missed
             with _job(parts, folder / str(number), way, draw, hosts) as job:
@@ -135,15 +177,15 @@ def _campaign(
             endings += [] if ending is None else [ending]
             missed += ending is None
     seconds = [one.seconds for one in endings]
-    told = [one for one in endings if one.way != f"{LAUNCHER} killed"]
+    told = [one for one in endings if one.named is not None]
     p99 = float(np.quantile(seconds, 0.99))
     report = Report(
         [
             Figure("jobs", len(endings), at_least=num),
             Figure("jobs that ended before their fault, repeated", missed),
             Figure("jobs that did not end in time", sum(not e.ended for e in endings), at_most=0),
-            Figure("jobs with something left", sum(one.left for one in endings), at_most=0),
-            Figure("named", sum(one.named for one in told) / len(told), at_least=least_named),
+            Figure("files and processes left", sum(one.left for one in endings), at_most=0),
+            Figure("named", sum(bool(e.named) for e in told) / len(told), at_least=least_named),
             Figure("median of seconds until all have ended", float(np.median(seconds)), "s"),
         ],
         [_table(endings)],
@@ -158,20 +200,25 @@ def _table(endings: list[Ending]) -> Table:
     for key in sorted({(one.way, one.phase) for one in endings}):
         same = [one for one in endings if (one.way, one.phase) == key]
         seconds = [one.seconds for one in same]
-        ended, named = sum(one.ended for one in same), sum(one.named for one in same)
-        row = [*key, len(same), ended, named, float(np.median(seconds)), max(seconds)]
-        table.rows.append(row)
+        ended, left = sum(one.ended for one in same), sum(one.left for one in same)
+        told = [one.named for one in same if one.named is not None]
+        named = f"{sum(told)} of {len(told)}" if told else "-"
+        spread = [float(np.quantile(seconds, part)) for part in (0.5, 0.99, 1.0)]
+        table.rows.append([*key, len(same), ended, named, *spread, left])
     return table
 
 
 @contextmanager
 def _job(
-    parts: str, folder: Path, way: Way, draw: random.Random, hosts: Hosts | None
+    parts: dict[int, str], folder: Path, way: Any, draw: random.Random, hosts: Hosts | None
 ) -> Iterator[Job]:
     phase = draw.choice(way[2])
     first = 1 if way[0] == ALONE else 0  # without rank 0 and its store nobody has met anybody
     late = draw.randrange(first, RANKS) if phase == MEETING else None
-    job = Job(parts, folder, way[0], phase, way[1], late, hosts)
+    count = SERVERS if way[0] in (SERVED, SERVERS_LAUNCHER) else RANKS
+    job = Job(parts[count], folder, way[0], phase, way[1], late, hosts)
+    if len(way) > 3:
+        job.whom, job.timeout = way[3], _TIMEOUT
     try:
         job.start()
         yield job
@@ -180,18 +227,26 @@ def _job(
 
 
 def _kill(job: Job, draw: random.Random) -> Ending | None:
-    able = [rank for rank in range(RANKS) if rank != job.late]
-    most = min(2, len(able) - 1)  # somebody has to tell of it
-    victims = draw.sample(able, 1 if draw.random() < 0.75 else most)
+    victims = _victims(job, draw)
     if not reach(job, victims, draw):
         return None
-    way = f"{job.way}, {'memory' if job.memory else 'sockets'}"
-    if job.way == LAUNCHER and draw.random() < 0.2:
-        victims, way = [], f"{LAUNCHER} killed"
     targets = [job.ranks[rank] for rank in victims] or [job.started[0].pid]
     if not all([send(pid, signal.SIGKILL) for pid in targets]):
         return None
-    return _ending(job, way, victims, LIMIT + SLACK)
+    ending = _ending(job, f"{job.whom} of {job.way}", victims, LIMIT + SLACK)
+    ending.phase = "memory" if job.memory else "sockets"
+    return ending
+
+
+def _victims(job: Job, draw: random.Random) -> list[int]:
+    """Ranks, some others of which tell of it; none where it is the launcher."""
+    able = [rank for rank in range(job.size) if rank != job.late]
+    trainer, server = draw.randrange(SERVERS, SERVERS + TRAINERS), draw.randrange(SERVERS)
+    chosen = {
+        RANK: [draw.choice(able)], TWO: draw.sample(able, min(2, len(able) - 1)),
+        TRAINER: [trainer], SERVER: [server], BOTH: [trainer, server], ITS_LAUNCHER: [],
+    }  # fmt: skip
+    return chosen[job.whom]
 
 
 def _stop(job: Job, draw: random.Random) -> Ending | None:
@@ -251,13 +306,17 @@ def _ending(
     for folder in (job.folder, job.folder / "run"):
         remove_left_over(folder, ["checkpoint.pt"])  # as the next start does
     left = [one for one in job.folder.rglob("*") if one.match("sar-*") or one.suffix == PARTIAL]
-    words = _words(job, victims)
-    named = bool(words) and all(map(_names(victims).search, words))
-    return Ending(way, job.phase, seconds <= limit, named, seconds, bool(left), words)
+    words, named = _words(job, victims), None
+    if job.whom != ITS_LAUNCHER or job.way != LAUNCHER:  # whose ranks the kernel ends
+        named = bool(words) and all(map(_names(job, victims).search, words))
+    running = sum(map(is_alive, job.ranks.values()))
+    return Ending(way, job.phase, seconds <= limit, named, seconds, len(left) + running, words)
 
 
-def _names(victims: list[int]) -> re.Pattern:
+def _names(job: Job, victims: list[int]) -> re.Pattern:
     """What an error that names one of them holds; of a network, an error that names any rank."""
+    if job.way in (SERVED, SERVERS_LAUNCHER):
+        return re.compile("|".join(map(job.title, victims or range(SERVERS))))
     either = "|".join(map(str, victims)) or "."
     by_torch = rf"rank\s*: ({either}) \(local_rank"
     return re.compile(rf"ranks? [\d, ]*\b({either})\b|{by_torch}")
@@ -269,9 +328,12 @@ def _words(job: Job, victims: list[int]) -> list[str]:
         return [job.words_of("launcher")]
     if job.way == TORCHRUN:
         return [(job.folder / "launcher.err").read_text(encoding="utf-8", errors="replace")]
-    return [job.words_of(str(rank)) for rank in job.ranks if rank not in victims]
+    tell = [rank for rank in job.ranks if rank not in victims]
+    if job.way == SERVERS_LAUNCHER:
+        tell = [rank for rank in tell if rank >= SERVERS]
+    return [job.words_of(str(rank)) for rank in tell]
 
 
-def _parts(folder: Path) -> str:
+def _parts(folder: Path, count: int = RANKS) -> str:
     graph = community_graph(300, 2400, 3, classes=3, features=8)
-    return write_partitions(graph, np.arange(300) % RANKS, folder / "parts", "g")
+    return write_partitions(graph, np.arange(300) % count, folder / f"parts{count}", "g")

@@ -118,7 +118,10 @@ def _inject(parts: str, folder: Path, draw: random.Random) -> tuple[list[object]
         while not _all_ended(job, others, stays) and time.monotonic() - begin < limit:
             time.sleep(0.05)
         seconds, ended = time.monotonic() - begin, _all_ended(job, others, stays)
-        said = re.compile("a transform that raises" if fault == RAISE else rf"rank {victim}\b")
+        name = f"rank {victim}"
+        if way == SERVED:
+            name = f"server {victim}" if victim < 2 else f"trainer {victim - 2}"
+        said = re.compile("a transform that raises" if fault == RAISE else rf"{name}\b")
         texts = job.texts(victim)
         named = all(map(said.search, texts))
         if not (ended and named):

@@ -87,7 +87,7 @@ def run_rank(
         torch.cuda.set_device(device)
     try:
         others = vars(args).get("trainers", 0)  # of a server
-        group = join_others(after=others, backend=backend_of(args), timeout=args.timeout)
+        group = join_others(trainers=others, backend=backend_of(args), timeout=args.timeout)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         limit = soft_limit_of(args)

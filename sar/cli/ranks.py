@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ class Rank:
         report: what it said of its failure: class, message, and when.
         status: its exit status, negative for a signal; ``None`` while it runs.
         by_us: the launcher ended it.
+        noun: what it is.
     """
 
     number: int
@@ -62,6 +64,11 @@ class Rank:
     report: dict[str, Any] = field(default_factory=dict)
     status: int | None = None
     by_us: bool = False
+    noun: str = "rank"
+
+    @property
+    def title(self) -> str:
+        return f"{self.noun} {self.number}"
 
     def poll(self) -> bool:
         """Whether it has ended; its report is read then."""
@@ -126,7 +133,7 @@ def run_ranks(
     with _signals_kept() as asked:
         try:
             while len(ranks) < size and not asked:
-                ranks.append(_start(words, len(ranks), common))
+                ranks.append(_start(words, len(ranks), common, "server" if others else "rank"))
             late = _watch(ranks, timeout, asked)
         finally:
             _end(ranks)
@@ -158,7 +165,7 @@ def _failure(
         return SarError(f"stopped by {asked[0].name}; all ranks were ended")
     if late:
         return SarError(
-            f"rank {late[0].number}: did not end within {timeout:g} seconds after other ranks had "
+            f"{late[0].title}: did not end within {timeout:g} seconds after other ranks had "
             "ended without an error; is it stopped?"
         )
     failed = [rank for rank in ranks if rank.status]
@@ -180,13 +187,13 @@ def first_cause(failed: Sequence[Rank]) -> str:
     rank = min(failed, key=_suspicion)
     if rank.report:
         text = " ".join(str(rank.report["message"]).split()).rpartition(FAILED_FIRST)[2]
-        named = text.startswith("rank ")
-        return text if named else f"rank {rank.number}: {rank.report['kind']}: {text}"
+        named = re.match(r"(rank|server|trainer)s? \d", text)
+        return text if named else f"{rank.title}: {rank.report['kind']}: {text}"
     if rank.status is not None and rank.status < 0:
         name = signal.Signals(-rank.status).name
         hint = "; out of memory?" if rank.status == -signal.SIGKILL else ""
-        return f"rank {rank.number}: killed by {name}{hint}"
-    return f"rank {rank.number}: left with status {rank.status}"
+        return f"{rank.title}: killed by {name}{hint}"
+    return f"{rank.title}: left with status {rank.status}"
 
 
 def _suspicion(rank: Rank) -> tuple[int, float]:
@@ -200,7 +207,7 @@ def _suspicion(rank: Rank) -> tuple[int, float]:
     return 0 if rank.status is not None and rank.status < 0 else 2, 0.0
 
 
-def _start(words: Sequence[str], number: int, common: dict[str, str]) -> Rank:
+def _start(words: Sequence[str], number: int, common: dict[str, str], noun: str) -> Rank:
     ours, theirs = os.pipe()
     try:
         own = {"RANK": str(number), "LOCAL_RANK": str(number), REPORT: str(theirs)}
@@ -216,7 +223,7 @@ def _start(words: Sequence[str], number: int, common: dict[str, str]) -> Rank:
         raise
     finally:
         os.close(theirs)
-    return Rank(number, process, ours)
+    return Rank(number, process, ours, noun=noun)
 
 
 def _watch(ranks: Sequence[Rank], timeout: float, asked: Sequence[signal.Signals]) -> list[Rank]:

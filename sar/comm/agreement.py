@@ -35,7 +35,7 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
     statuses = group.all_gather(_encode(error, alike))
     failed = [rank for rank, status in enumerate(statuses) if status[0]]
     if failed:
-        agreed = _decode(statuses[failed[0]], failed[0], what)
+        agreed = _decode(statuses[failed[0]], group.title(failed[0]), what)
         if failed[0] == group.rank:
             raise agreed from error
         raise agreed
@@ -44,8 +44,8 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
     if other is not None:
         name, got, first = _different(options[other], options[0])
         raise ValueError(
-            f"{what}: {name}rank {other} got {got}, rank 0 got {first}; expected the same on all "
-            "ranks"
+            f"{what}: {name}{group.title(other)} got {got}, {group.title(0)} got {first}; expected "
+            "the same on all ranks"
         )
 
 
@@ -88,9 +88,9 @@ def _text(status: torch.Tensor) -> tuple[str, Any]:
     return kind, text
 
 
-def _decode(status: torch.Tensor, rank: int, what: str) -> Exception:
+def _decode(status: torch.Tensor, title: str, what: str) -> Exception:
     name, text = _text(status)
-    message = f"rank {rank}: {what + ': ' if what else ''}{text}"
+    message = f"{title}: {what + ': ' if what else ''}{text}"
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:

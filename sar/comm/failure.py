@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,11 +35,11 @@ class FailureBoard:
         store: ``None`` where there is none.
         presence: ``None`` where this rank could not listen: no rank is said to have ended then.
         keeper: the rank whose process the store is in; ``None``: a launcher's.
+        names: of the ranks, where they are called something else than "rank 0".
 
     Attributes:
         is_lost: the store does not answer any more.
         explained: what :meth:`explain` has said last.
-        note: on the ranks, for explanations.
     """
 
     def __init__(
@@ -49,16 +49,17 @@ class FailureBoard:
         store: dist.Store | None,
         presence: Presence | None = None,
         keeper: int | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.rank, self.size, self.store, self.presence = rank, size, store, presence
-        self._keeper, self.is_lost = keeper, False
+        self._keeper, self.names, self.is_lost = keeper, names, False
         self.explained: str | None = None
-        self.note = ""
 
     def leave(self, error: BaseException) -> None:
         """Say that this rank leaves, and why, unless that only follows from another's error."""
         is_own = not isinstance(error, CommError)
-        self.leave_word(f"rank {self.rank}: {type(error).__name__}: {error}" if is_own else None)
+        text = f"{self.called([self.rank])}: {type(error).__name__}: {error}"
+        self.leave_word(text if is_own else None)
 
     def leave_word(self, text: str | None) -> None:
         """The same in words; those of the first rank count."""
@@ -76,9 +77,11 @@ class FailureBoard:
         self.wait_for(range(self.size), _LEAVE_SECONDS)
 
     def wait_for(self, ranks: Iterable[int], seconds: float) -> None:
-        """Return when they have left after an error, or after seconds."""
-        end = time.monotonic() + seconds
-        while not set(ranks).isdisjoint(self.missing(_LEFT)) and time.monotonic() < end:
+        """Return when they have left after an error, or after seconds; not for who has ended."""
+        end, readers = time.monotonic() + seconds, set(ranks)
+        if self.presence is not None:
+            readers -= set(self.presence.ended(readers & set(self.missing(_LEFT))))
+        while not readers.isdisjoint(self.missing(_LEFT)) and time.monotonic() < end:
             time.sleep(_PAUSE)
 
     def some_left(self) -> bool:
@@ -101,9 +104,7 @@ class FailureBoard:
 
     def explain(self, error: str) -> str:
         """Who failed first, when a collective of this rank failed with ``error``; takes seconds."""
-        text = self._explain(error)
-        is_new = self.note and self.note not in text  # others' words may have it
-        self.explained = f"{text} ({self.note})" if is_new else text
+        self.explained = f"{self.called([self.rank])}: {self._explain(error)}"
         return self.explained
 
     def _explain(self, error: str) -> str:
@@ -111,12 +112,12 @@ class FailureBoard:
         while True:
             first = self.first_error() or self.ended()
             if first is not None:
-                return f"rank {self.rank}: stopped because another rank failed first: {first}"
+                return f"stopped because another rank failed first: {first}"
             if time.monotonic() > end:
                 break
             time.sleep(_PAUSE)
         who = self.silent() or "another rank left or did not answer"
-        return f"rank {self.rank}: a collective failed: {who} within the timeout ({error})"
+        return f"a collective failed: {who} within the timeout ({error})"
 
     def ended(self) -> str | None:
         """The ranks whose processes are gone and who said nothing; also told to the others."""
@@ -129,7 +130,7 @@ class FailureBoard:
             return None
         if self.store is None or told is None:  # it may have ended with rank 0: others follow
             gone = gone[:1]
-        text = f"{named(gone)}: died or left early: the process has ended without a word"
+        text = f"{self.called(gone)}: died or left early: the process has ended without a word"
         self._ask(lambda store: store.compare_set(_FIRST_ERROR, "", text))
         return text
 
@@ -139,9 +140,17 @@ class FailureBoard:
         end = time.monotonic() + _CALL_SECONDS
         while (waiting := self.missing(_SILENT)) and time.monotonic() < end:
             time.sleep(_PAUSE)
-        if self.is_lost and self._keeper not in (None, self.rank):
-            return f"rank {self._keeper}, which keeps the ranks' store, did not answer"
-        return f"{named(waiting)} did not answer" if waiting else None
+        if self.is_lost and self._keeper is not None and self._keeper != self.rank:
+            return f"{self.called([self._keeper])}, which keeps the ranks' store, did not answer"
+        return f"{self.called(waiting)} did not answer" if waiting else None
+
+    def called(self, ranks: list[int]) -> str:
+        """"rank 1", "ranks 1, 2" or their names, the first of them."""
+        names = self.names or range(self.size)
+        shown = ", ".join(str(names[rank]) for rank in ranks[:_MOST_NAMED])
+        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+        noun = "" if self.names else "rank " if len(ranks) == 1 else "ranks "
+        return f"{noun}{shown}{more}"
 
     def _ask(self, question: Callable[[dist.Store], _T]) -> _T | None:
         """Ask the store, for a bounded time: the host that keeps it may be gone without a word."""
@@ -167,10 +176,3 @@ class FailureBoard:
 def _known(store: Any, key: str, ranks: list[int]) -> set[int]:
     """The ranks whose key has been set."""
     return {rank for rank in ranks if store.check([key.format(rank)])}
-
-
-def named(ranks: list[int]) -> str:
-    """"rank 1" or "ranks 1, 2", the first of them."""
-    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"

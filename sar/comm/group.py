@@ -130,7 +130,10 @@ class Group(ABC):
         meter: what each layer computes, waits for and moves.
         losses: how often a mean or sum over all ranks' rows was differentiated.
         graphs: of this group that are in use.
+        names: of the ranks, where they are called something else than "rank 0".
     """
+
+    names: Sequence[str] = ()
 
     def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
@@ -161,10 +164,9 @@ class Group(ABC):
         Its ranks count from 0. It ends with this one, or with its ``close``.
         """
 
-    def annotate(self, note: str) -> None:
-        """Have failures of the transport say more of the ranks, in all groups that come of this
-        one's first."""
-        return None
+    def title(self, rank: int) -> str:
+        """What messages call a rank."""
+        return self.names[rank] if self.names else f"rank {rank}"
 
     def close(self) -> None:
         """End what this group holds open; nothing for most."""

@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sar.comm.failure import FailureBoard, named
+from sar.comm.failure import FailureBoard
 from sar.comm.network import own_address
 from sar.comm.presence import NAME_LENGTH, Presence
 from sar.comm.process import ProcessGroup
+from sar.comm.watched import watched
 from sar.errors import CommError
 
 _ARRIVED, _JOINS = "sar/arrived/{}", "sar/joins/{}"  # by rank
@@ -30,8 +32,8 @@ _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
 _LEAVE_SECONDS = 2.0  # for ranks of other launches to read what happened
 _COME_SECONDS = 10.0  # and to come
+_HINT = "is the port in use, the address reachable, every rank started?"
 _WATCHED = 32  # ranks that a rank looks at while not all have come
-_stuck: list[threading.Thread] = []  # what did not end in time
 
 
 def serve_store(address: str, port: int, size: int, timeout: timedelta) -> dist.TCPStore:
@@ -82,20 +84,13 @@ def agent_keeps_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def stuck() -> bool:
-    """Whether this process gave up a thread that tried to meet the others.
-
-    What it holds of torch may abort the process while that is taken down, also when it has ended.
-    """
-    return bool(_stuck)
-
-
 class Meeting:
     """One rank's way to the others.
 
     Args:
         address, port: of the store.
         limit: of all the way.
+        names: of the ranks; those who meet have the same.
     """
 
     def __init__(
@@ -107,6 +102,7 @@ class Meeting:
         address: str,
         port: int,
         limit: timedelta,
+        names: Sequence[str] = (),
     ) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
         self.address, self.port, self.limit = address, port, limit
@@ -115,61 +111,27 @@ class Meeting:
         with suppress(OSError):
             presence = Presence(own_address(address))
         keeper = None if agent_keeps_store() else 0
-        self._board = FailureBoard(rank, size, None, presence, keeper)
+        self._board = FailureBoard(rank, size, None, presence, keeper, names)
+
+    @property
+    def _title(self) -> str:
+        return self._board.called([self.rank])
 
     def group(self) -> ProcessGroup:
         """The group of all ranks. Raises ``CommError`` when they did not meet in time."""
         begin = time.monotonic()
         try:
-            return self._within_limit()
+            return watched(self._meet, self._board, self.device, self.limit.total_seconds())
         except (RuntimeError, OSError, TimeoutError) as error:
             seconds, blame = time.monotonic() - begin, self._blame()
-            self._board.leave_word(blame if blame.startswith("rank") else None)
+            self._board.leave_word(None if blame == _HINT else blame)
             if self._keeps_store:
                 self._board.wait_for_others()
             raise CommError(
-                f"rank {self.rank} of {self.size}: could not meet the other ranks at "
+                f"{self._title} of {self.size}: could not meet the other ranks at "
                 f"{self.address}:{self.port} ({blame}); gave up after {seconds:.1f} s, while "
                 f"{self._doing}: {error}"
             ) from error
-
-    def _within_limit(self) -> ProcessGroup:
-        """What :meth:`_meet` returns or raises; ``TimeoutError`` if it does neither in time.
-
-        A thread does it: what torch waits for has limits of its own, one behind the other, and a
-        network or a rank that goes away in the middle is not always noticed.
-        """
-        done: list[ProcessGroup] = []
-        failed: list[BaseException] = []
-        index = torch.cuda.current_device() if self.device.type == "cuda" else None
-
-        def body() -> None:
-            try:
-                if index is not None:
-                    torch.cuda.set_device(index)  # each thread has its own
-                done.append(self._meet())
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failed.append(error)
-
-        thread = threading.Thread(target=body, name="sar-meeting", daemon=True)
-        _stuck.append(thread)  # also if an interrupt comes now
-        thread.start()
-        self._watch(thread)
-        if not done and not failed:
-            raise TimeoutError("no answer")
-        _stuck.remove(thread)
-        if failed:
-            raise failed[0]
-        return done[0]
-
-    def _watch(self, thread: threading.Thread) -> None:
-        """Return when it has ended, or the time is over, or a rank that it needs has ended."""
-        end = time.monotonic() + self.limit.total_seconds()
-        while thread.is_alive() and (left := end - time.monotonic()) > 0:
-            thread.join(min(left, _LOOK_SECONDS))
-            if thread.is_alive() and (self._board.first_error() or self._board.ended()):
-                thread.join(min(left, _LOOK_SECONDS))  # what ended may have met all before
-                return
 
     def _meet(self) -> ProcessGroup:
         if not dist.is_initialized():
@@ -233,9 +195,12 @@ class Meeting:
 
         Raises ``CommError`` when one that was there is gone, or they do not agree on how many.
         """
-        told = store.compare_set(_SIZE, "", str(self.size)).decode()
-        if told != str(self.size):
-            text = f"rank {self.rank} was started as one of {self.size} ranks, others of {told}"
+        kinds = Counter(name.partition(" ")[0] for name in self._board.names)
+        own = " and ".join(f"{count} {kind}s" for kind, count in kinds.items())
+        own = own or f"{self.size} ranks"
+        told = store.compare_set(_SIZE, "", own).decode()
+        if told != own:
+            text = f"{self._title} was started as one of {own}, others of {told}"
             self._board.leave_word(text)
             raise CommError(text)
         presence = self._board.presence
@@ -280,10 +245,9 @@ class Meeting:
         for key, what in ((_ARRIVED, "did not come"), (_JOINS, "came and does not answer")):
             missing = self._board.missing(key)
             if missing:
-                return f"{named(missing)} {what}"
+                return f"{self._board.called(missing)} {what}"
         if self._board.store is not None and (silent := self._board.silent()):
             return silent
-        hint = "is the port in use, the address reachable, every rank started?"
         if self._board.store is not None or agent_keeps_store() or self.rank == 0:
-            return hint
-        return f"rank 0, which keeps the ranks' store, did not answer; {hint}"
+            return _HINT
+        return f"{self._board.called([0])}, which keeps the ranks' store, did not answer; {_HINT}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,10 @@ from sar.comm.group import Group, Work
 from sar.comm.host_memory import SMALL, HostMemory
 from sar.comm.one_host import connect
 from sar.comm.paced import Begun, Lane, Message, Turn, Turns, steps_of
+from sar.comm.watched import watched
 from sar.errors import CommError
+
+_T = TypeVar("_T")
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _SETTLE_SECONDS = 3.0  # for large messages to end
@@ -51,12 +54,13 @@ class ProcessGroup(Group):
         self._members = list(range(dist.get_world_size()) if members is None else members)
         rank = self._members.index(dist.get_rank())
         super().__init__(rank, len(self._members), backend, device)
+        self.names = [board.names[member] for member in self._members] if board.names else ()
         self.board, self._keeps_store, self._first = board, keeps_store, first
         # torch's groups that are used no more, by their ranks; see torch_group
         self._spare: dict[tuple[int, ...], list[Any]] = {} if first is None else first._spare
         self._timeout, self._is_closed = timeout, False
-        self._small: Any = self.torch_group()
-        self._rows: Any = self.torch_group()
+        self._small: Any = self._torch_group()
+        self._rows: Any = self._torch_group()
         self._is_gloo = self.size > 1 and dist.get_backend(self._rows) == "gloo"
         self._host: HostMemory | None = None
         if self._is_gloo:
@@ -66,7 +70,7 @@ class ProcessGroup(Group):
         # the other direction of pairs that send to each other in one step
         self._back: Any = None
         if self._lane is not None and self.size % 2 == 0:
-            self._back = self.torch_group()
+            self._back = self._torch_group()
         self._sums: Any = None
         self._beside: list[ProcessGroup] = []
 
@@ -75,7 +79,12 @@ class ProcessGroup(Group):
 
         One that a closed group has used, if there is one: torch names a group of some ranks by how
         many there are, and finds what an ended one of that name has left in the store.
+
+        Raises ``CommError`` when another rank has ended.
         """
+        return self._watched(self._torch_group)
+
+    def _torch_group(self) -> Any:
         spare = self._spare.get(tuple(self._members))
         if spare:
             return spare.pop(0)
@@ -94,12 +103,15 @@ class ProcessGroup(Group):
     def _made(self, members: Sequence[int]) -> ProcessGroup:
         self._check_open()
         options = self.backend, self.device, self._timeout, self.board
-        made = self._call(ProcessGroup, *options, first=self._first or self, members=members)
+        first = self._first or self
+        made = self._watched(partial(ProcessGroup, *options, first=first, members=members))
         self._beside = [one for one in self._beside if not one._is_closed] + [made]
         return made
 
-    def annotate(self, note: str) -> None:
-        self.board.note = note
+    def _watched(self, make: Callable[[], _T]) -> _T:
+        """What connects ranks: until it has, no connection breaks when one of them ends."""
+        seconds = self._timeout.total_seconds()
+        return self._call(watched, make, self.board, self.device, seconds)  # type: ignore[no-any-return]
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -23,9 +23,10 @@ from sar.comm import one_host
 from sar.comm.allocation import tune_allocator
 from sar.comm.current import LocalGroup, current_group, process_group, set_process_group
 from sar.comm.group import Group
-from sar.comm.meeting import Meeting, stuck
+from sar.comm.meeting import Meeting
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
+from sar.comm.watched import stuck
 from sar.errors import CommError, MissingDependencyError
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
@@ -77,6 +78,21 @@ def initialize_comms(
             A process whose network went away meanwhile may keep a thread that waits in torch; it
             ends at once when its program does, with status 1 after no other error.
     """
+    place = _rank, _world_size, master_ip_address
+    return _joined(*place, backend, _comm_device, master_port_number, timeout)
+
+
+def _joined(
+    _rank: int | None,
+    _world_size: int | None,
+    master_ip_address: str | None,
+    backend: str | None,
+    _comm_device: torch.device | str | None,
+    master_port_number: int | None,
+    timeout: float,
+    names: Sequence[str] = (),
+) -> Group:
+    """As :func:`initialize_comms`; ``names`` of the ranks."""
     known = process_group()
     if _is_alone(_rank, _world_size):
         if known is not None and known.size == 1:
@@ -94,7 +110,8 @@ def initialize_comms(
     address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
     port = _port(master_port_number, size)
     limit = timedelta(seconds=timeout)
-    return _met(partial(Meeting, rank, size, backend, device, address, port, limit), address)
+    where = address, port, limit, names
+    return _met(partial(Meeting, rank, size, backend, device, *where), address)
 
 
 def _met(meeting: Callable[[], Meeting], address: str) -> Group:
@@ -118,23 +135,26 @@ def _met(meeting: Callable[[], Meeting], address: str) -> Group:
 
 
 def join_others(
-    before: int = 0,
-    after: int = 0,
+    servers: int = 0,
+    trainers: int = 0,
     address: str | None = None,
     port: int | None = None,
     *,
     backend: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Group:
-    """Join ranks that are started elsewhere, some before those of this launch and some after.
+    """Join ranks that are started elsewhere: servers before this launch's, or trainers after them.
 
     ``RANK`` and ``WORLD_SIZE`` count those of this launch alone; without a launcher this process
     is the only one. For the rest it is :func:`initialize_comms`.
     """
     rank = _from_environment("RANK", None, "RANK") if "RANK" in os.environ else 0
     size = _from_environment("WORLD_SIZE", None, "WORLD_SIZE") if "RANK" in os.environ else 1
-    place = before + rank, before + size + after
-    return initialize_comms(*place, address, backend, None, port, timeout=timeout)
+    place, names = (servers + rank, servers + size + trainers), list[str]()
+    if servers or trainers:
+        names += [f"server {one}" for one in range(servers or size)]
+        names += [f"trainer {one}" for one in range(trainers or size)]
+    return _joined(*place, address, backend, None, port, timeout, names)
 
 
 def shutdown() -> None:

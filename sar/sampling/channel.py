@@ -13,8 +13,9 @@ from sar.errors import SarError
 from sar.sampling.messages import packed, unpacked
 from sar.sampling.swap import Swap
 
-END, TICK, NEXT, NODES, EDGES, MAKE, BEGIN, CLOSE, BYE = range(9)
-_NAMES = ("end", "tick", "next batch", "nodes", "edges", "loader", "epoch", "close", "leave")
+END, TICK, NEXT, NODES, EDGES, SIZES, MAKE, BEGIN, CLOSE, BYE = range(10)
+_NAMES = ("end", "tick", "next batch", "nodes", "edges", "sizes", "loader", "epoch",
+          "close", "leave")  # fmt: skip
 
 
 def least(group: Group, seconds: float) -> float:
@@ -34,8 +35,6 @@ class Channel:
         self.num_trainers = group.size - num_servers
         self.swap.step, self.swap.num_leaving = -1, self.num_trainers
         self._size, self._number = group.size, group.rank - num_servers
-        servers, trainers = _span(0, num_servers), _span(num_servers, group.size)
-        group.annotate(f"servers are {servers}, trainers {trainers}")
 
     def ask(self, command: int, value: Any = None, limit: float = DEFAULT_TIMEOUT) -> Any:
         """Of a trainer: what its server answers.
@@ -105,8 +104,3 @@ class Channel:
         commands = told[self.num_servers :, 0].tolist()
         words = {c: f"asks for {name!r}" for c, name in enumerate(_NAMES)} | {TICK: "for nothing"}
         return ", ".join(f"trainer {t} {words[c]}" for t, c in enumerate(commands))
-
-
-def _span(begin: int, end: int) -> str:
-    """Ranks in words."""
-    return f"rank {begin}" if end - begin == 1 else f"ranks {begin} to {end - 1}"

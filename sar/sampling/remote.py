@@ -15,7 +15,19 @@ from sar.errors import CommError, NotSupportedError, SarError
 from sar.partition.book import EType
 from sar.sampling.batch import Types, maker
 from sar.sampling.calls import transformed
-from sar.sampling.channel import BEGIN, BYE, CLOSE, EDGES, MAKE, NEXT, NODES, TICK, Channel, least
+from sar.sampling.channel import (
+    BEGIN,
+    BYE,
+    CLOSE,
+    EDGES,
+    MAKE,
+    NEXT,
+    NODES,
+    SIZES,
+    TICK,
+    Channel,
+    least,
+)
 from sar.sampling.negatives import negative_sampling
 from sar.sampling.options import LoaderOptions, NumNeighbors, loader_options
 from sar.sampling.pipeline import Epochs
@@ -77,6 +89,19 @@ class Servers:
         those in a mask; collective."""
         self.group.agree(None, "edges", [etype, mask])
         return self._ask(EDGES, {"etype": etype, "mask": mask})["rows"].T
+
+    def width(self, name: str = "feat", ntype: str | None = None) -> int:
+        """How many numbers a feature has for each node of a type; collective."""
+        return self._size(name, ntype, False)
+
+    def num_classes(self, name: str = "label", ntype: str | None = None) -> int:
+        """One more than the largest label of any node of a type, or the columns of labels that are
+        a matrix; collective."""
+        return self._size(name, ntype, True)
+
+    def _size(self, name: str, ntype: str | None, classes: bool) -> int:
+        self.group.agree(None, "classes" if classes else "width", [name, ntype])
+        return int(self._ask(SIZES, {"name": name, "ntype": ntype, "classes": classes}))
 
     def NeighborLoader(
         self,

@@ -1,6 +1,8 @@
-"""Seeds by the name of a mask, as ids that any rank understands."""
+"""Seeds by the name of a mask, as ids that any rank understands; what nodes have by name."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -15,13 +17,39 @@ from sar.sampling.swap import Swap
 def chosen_ids(data: PartitionData, ntype: str | None = None, mask: str | None = None) -> Tensor:
     """int64 [s] ids of this part's nodes of a type, those in a mask: original ids where the
     partitions hold them, else global ones."""
+    ntype = _ntype(data, ntype)
+    ids = data.keys.node_names(ntype)[0]
+    return ids if mask is None else ids[_mask(data.node_features, f"{ntype}/{mask}")]
+
+
+def width_of(data: PartitionData, name: str, ntype: str | None = None) -> int:
+    """Numbers in a row of a feature of nodes, the same on all ranks."""
+    return math.prod(_feature(data, name, ntype).shape[1:])
+
+
+def classes_of(data: PartitionData, name: str, ntype: str | None = None) -> int:
+    """Of this part's labels: one more than the largest, or the columns of a matrix."""
+    labels = _feature(data, name, ntype)
+    if labels.dim() > 1 and labels.shape[1] > 1:
+        return labels.shape[1]
+    return int(labels.nan_to_num(-1).max()) + 1 if len(labels) else 0
+
+
+def _feature(data: PartitionData, name: str, ntype: str | None) -> Tensor:
+    prefix, features = f"{_ntype(data, ntype)}/", data.node_features
+    if prefix + name not in features:
+        there = sorted(key.removeprefix(prefix) for key in features if key.startswith(prefix))
+        raise ValueError(f"name: got {name!r}, expected one of {', '.join(there)}")
+    return features[prefix + name]
+
+
+def _ntype(data: PartitionData, ntype: str | None) -> str:
     if ntype is None and len(data.book.ntypes) > 1:
         raise ValueError(f"ntype: got none, expected one of {data.book.ntypes}")
     ntype = ntype or data.book.ntypes[0]
     if ntype not in data.book.ntypes:
         raise ValueError(f"ntype: got {ntype!r}, expected one of {data.book.ntypes}")
-    ids = data.keys.node_names(ntype)[0]
-    return ids if mask is None else ids[_mask(data.node_features, f"{ntype}/{mask}")]
+    return ntype
 
 
 def chosen_ends(

@@ -16,12 +16,24 @@ from sar.errors import CommError
 from sar.partition.arrays import ORIG_ID
 from sar.partition.load import PartitionData
 from sar.sampling.batch import Drawn
-from sar.sampling.channel import BEGIN, BYE, CLOSE, EDGES, MAKE, NEXT, NODES, TICK, Channel, least
+from sar.sampling.channel import (
+    BEGIN,
+    BYE,
+    CLOSE,
+    EDGES,
+    MAKE,
+    NEXT,
+    NODES,
+    SIZES,
+    TICK,
+    Channel,
+    least,
+)
 from sar.sampling.link_inputs import LinkInputs, LinkOptions
 from sar.sampling.loader import Loader
 from sar.sampling.negatives import negative_sampling
 from sar.sampling.node_inputs import NodeInputs
-from sar.sampling.seeds import chosen_ends, chosen_ids
+from sar.sampling.seeds import chosen_ends, chosen_ids, classes_of, width_of
 from sar.sampling.swap import Swap
 from sar.sampling.wire import as_message
 
@@ -131,8 +143,8 @@ class Server:
         self._outcome: SimpleQueue[CommError | None] = SimpleQueue()
         self._made: dict[int, _ServedLoader] = {}
         self._handlers = {
-            NODES: self._nodes, EDGES: self._edges, MAKE: self._make, BEGIN: self._begin,
-            CLOSE: self._close, BYE: self._bye,
+            NODES: self._nodes, EDGES: self._edges, SIZES: self._sizes, MAKE: self._make,
+            BEGIN: self._begin, CLOSE: self._close, BYE: self._bye,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -191,6 +203,13 @@ class Server:
     def _edges(self, requests: list[Any]) -> dict[int, Any]:
         swap = Swap(self._group, 1)
         return self._dealt(chosen_ends(self._data, swap, **requests[0]), swap)
+
+    def _sizes(self, requests: list[Any]) -> dict[int, Any]:
+        """How wide a feature is, or how many classes labels have on all servers."""
+        asked = dict(requests[0])
+        size = classes_of if asked.pop("classes") else width_of
+        found = self._group.all_reduce(torch.tensor(size(self._data, **asked)), "max")
+        return {t: int(found) for t in self._trainers}
 
     def _dealt(self, rows: Tensor, swap: Swap) -> dict[int, Any]:
         """To each trainer as many rows, or one more."""
