@@ -22,7 +22,7 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
     The class survives when it is a builtin or one of :mod:`sar.errors`; others become ``SarError``.
 
     Args:
-        what: the call, for the message.
+        what: the call, for the message; a ``CommError`` on every rank where ranks call another.
         alike: options that have to be the same on all ranks, compared as they print, to within the
             first few hundred characters; else a ``ValueError`` on every rank.
     """
@@ -30,14 +30,17 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
         if error is not None:
             raise error
         return
-    statuses = group.all_gather(_encode(error, alike))
+    statuses = group.all_gather(_encode(error, what, alike))
     failed = [rank for rank, status in enumerate(statuses) if status[0]]
     if failed:
-        agreed = _decode(statuses[failed[0]], failed[0], what)
+        agreed = _decode(statuses[failed[0]], failed[0])
         if failed[0] == group.rank:
             raise agreed from error
         raise agreed
-    options = [_text(status)[1] for status in statuses]
+    texts = [_text(status) for status in statuses]
+    if any(text[0] != what for text in texts):
+        raise group._apart(", ".join(f"{r}: {text[0] or 'other'}" for r, text in enumerate(texts)))
+    options = [text[2] for text in texts]
     other = next((rank for rank, option in enumerate(options) if option != options[0]), None)
     if other is not None:
         raise ValueError(
@@ -46,9 +49,9 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
         )
 
 
-def _encode(error: Exception | None, alike: object) -> torch.Tensor:
+def _encode(error: Exception | None, what: str, alike: object) -> torch.Tensor:
     kind, text = ("", repr(alike)) if error is None else (type(error).__name__, str(error))
-    while len(body := json.dumps([kind, text]).encode()) > _STATUS_BYTES - 1:
+    while len(body := json.dumps([what, kind, text]).encode()) > _STATUS_BYTES - 1:
         text = text[: len(text) * 3 // 4]
     status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
     status[0] = error is not None
@@ -56,14 +59,14 @@ def _encode(error: Exception | None, alike: object) -> torch.Tensor:
     return status
 
 
-def _text(status: torch.Tensor) -> tuple[str, str]:
-    """(class of the error, its text or that of the options)."""
-    kind, text = json.loads(bytes(status[1:].tolist()).rstrip(b"\0"))
-    return kind, text
+def _text(status: torch.Tensor) -> tuple[str, str, str]:
+    """(the call, class of the error, its text or that of the options)."""
+    what, kind, text = json.loads(bytes(status[1:].tolist()).rstrip(b"\0"))
+    return what, kind, text
 
 
-def _decode(status: torch.Tensor, rank: int, what: str) -> Exception:
-    name, text = _text(status)
+def _decode(status: torch.Tensor, rank: int) -> Exception:
+    what, name, text = _text(status)
     message = f"rank {rank}: {what + ': ' if what else ''}{text}"
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sar.comm.failure import FailureBoard, named
+from sar.comm.failure import FailureBoard
 from sar.comm.network import own_address
+from sar.comm.places import named
 from sar.comm.presence import NAME_LENGTH, Presence
 from sar.comm.process import ProcessGroup
 from sar.errors import CommError
@@ -189,9 +190,7 @@ class Meeting:
                     timeout=self.limit,
                 )
         self._doing = "making the groups"
-        group = ProcessGroup(
-            self.backend, self.device, self.limit, self._board, self._keeps_store
-        )
+        group = ProcessGroup(self.backend, self.device, self.limit, self._board, self._keeps_store)
         if self._board.store is None:
             self._learn_from(group)
         return group
