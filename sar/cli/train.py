@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from sar.files import remove_left_over
 from sar.kernels.device import reset_peak
 from sar.partition.book import PartitionBook
 from sar.train import memory
-from sar.train.checkpoint import FILE_NAME
+from sar.train.checkpoint import FILE_NAME, saved_until
 from sar.train.fields import check_fields
 from sar.train.models import build_model, for_several_types, prepare_graph
 from sar.train.options import DataOptions, ModelOptions
@@ -35,6 +36,25 @@ from sar.train.trainer import Trainer
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked now, then start the ranks or be one."""
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"sar train: {_saved(args)}", file=sys.stderr)
+        raise
+
+
+def _saved(args: argparse.Namespace) -> str:
+    """What to say of the checkpoint of a run that was interrupted."""
+    if args.checkpoint is None:
+        return "nothing was saved, as there was no --checkpoint"
+    saved = saved_until(args.checkpoint)
+    if saved is None:
+        return f"nothing is saved in {args.checkpoint!r} yet"
+    return f"{saved} is saved in {args.checkpoint!r}; the same command with --resume goes on there"
+
+
+def _run(args: argparse.Namespace) -> int:
     model, data, _ = options_of(args)
     check_rank_arguments(args)
     if joined():
