@@ -184,6 +184,25 @@ def test_a_model_that_takes_no_blocks_is_told_before_ranks_start(
     assert started == ["ranks"] * 2
 
 
+def test_a_model_of_one_type_is_told_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("sar.cli.train.launch", lambda *_: started.append("ranks"))
+    (tmp_path / "nets.py").write_text(NETS)
+    source, parts = "bibliography:papers=100", str(tmp_path / "parts")
+    assert main(["partition", source, "--parts", "2", "--out", parts]) == 0
+    path = f"{parts}/bibliography.json"
+    capsys.readouterr()
+    for more in ([], ["--sampled", "--fanouts", "4,3"]):
+        words = ["train", path, "--model", f"{tmp_path / 'nets.py'}:OneWidth", *more]
+        assert main(words) == 2 and not started
+        told = capsys.readouterr().err
+        assert "OneWidth takes one width as in_feats, and the graph has several types" in told
+        assert told.endswith("by node type, here of paper\n") and told.count("error:") == 1
+    assert main(["train", path, "--model", f"{tmp_path / 'nets.py'}:ByType"]) == 0 and started
+
+
 NETS = """
 import torch
 
@@ -193,6 +212,15 @@ class Plain(torch.nn.Module):
 
 class TwoBlocks(Plain):
     num_blocks = 2
+
+class OneWidth(torch.nn.Module):
+    def __init__(self, in_feats, out_feats):
+        super().__init__()
+        self.layer = torch.nn.Linear(in_feats, out_feats)
+
+class ByType(OneWidth):
+    def __init__(self, in_feats, out_feats, target_type):
+        super().__init__(in_feats[target_type], out_feats)
 
 class OfTheGraph(Plain):
     def __init__(self, in_feats, out_feats, graph):

@@ -30,7 +30,8 @@ from sar.train.checkpoint import FILE_NAME, saved_until
 from sar.train.fields import check_fields
 from sar.train.models import build_model, for_several_types, prepare_graph
 from sar.train.options import DataOptions, ModelOptions
-from sar.train.sampled import Batches, check_own_model, check_takes_blocks
+from sar.train.own_model import try_own
+from sar.train.sampled import Batches, check_takes_blocks
 from sar.train.trainer import Trainer
 
 
@@ -72,8 +73,10 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
     """Raise now for fields and types that the ranks would not find."""
     book, having = check_fields(args.input, data, ["train_mask"])
     sampled = sampled_options(args)
-    if model.is_own and sampled is not None:
-        check_own_model(model, sampled)
+    if model.is_own and (sampled is not None or not book.is_homogeneous):
+        made = try_own(model.model, model.args, [] if book.is_homogeneous else having)
+        if made is not None and sampled is not None:
+            check_takes_blocks(made, sampled)
     if model.is_own or book.is_homogeneous:
         return book
     if model.model != "rgcn":

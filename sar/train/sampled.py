@@ -15,7 +15,6 @@ from sar.partition.load import PartitionData
 from sar.sampling import Edges, NeighborLoader, Sample
 from sar.train.data import NodeData
 from sar.train.options import ModelOptions, SampledOptions
-from sar.train.own_model import build_own
 
 _INPUT = "sampled_input"  # the name under which a loader finds what the trainer has read
 
@@ -149,16 +148,3 @@ class MeanLoss:
     @property
     def value(self) -> float:
         return self.loss / max(1, self.seeds)
-
-
-def check_own_model(model: ModelOptions, options: SampledOptions) -> None:
-    """The same of a model of the user's own before there is a graph; local.
-
-    One that needs more than widths to be made is left to the ranks, which have it.
-    """
-    try:
-        with torch.device("meta"):
-            made = build_own(model.model, model.args, {"in_feats": 16, "out_feats": 16})
-    except Exception:  # whatever the user's code raises
-        return
-    check_takes_blocks(made, options)
