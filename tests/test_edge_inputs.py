@@ -426,3 +426,31 @@ def test_label_propagation_of_classes_that_a_rank_lacks(partitioned: Cutter) -> 
     path = partitioned(sample("mixed"), 2, "random")
     first, second = run_threads(2, case)
     assert first == second and "ranks differ" in first
+
+
+SHORT = [name for name in LAYERS if not name.startswith("EdgeWeightNorm")] + ["EdgeWeightNorm-both"]
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_edge_rows_of_a_wrong_length_are_refused_on_every_rank(
+    name: str, partitioned: Cutter
+) -> None:
+    """With the argument, what came, and what was expected."""
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Any) -> str:
+        data = sar.load_partition_data(path)
+        graph = sar.construct_full_graph(data)
+        run, module = of_layer(name)
+        x = data.node_features["_N/feat"].double()
+        prefix = next(iter(data.edge_features)).rsplit("/", 1)[0]
+        weight, kind = (data.edge_features[f"{prefix}/{name}"] for name in ("weight", "type"))
+        keep = graph.num_edges() - group.rank
+        with pytest.raises(ValueError) as caught:
+            run(graph, x, weight[:keep].double(), kind[:keep])
+        told = f"got shape ({graph.num_edges() - 1}", f"expected {graph.num_edges()} rows"
+        assert group.rank == 0 or all(part in str(caught.value) for part in told)
+        return str(caught.value)
+
+    first, second = run_threads(2, case)
+    assert first == second and first.startswith(f"rank 1: {name.partition('-')[0]}: ")

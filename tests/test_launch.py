@@ -19,7 +19,7 @@ from harness import WorkerPool, run_threads
 from harness.commands import launch_on
 
 from sar.__main__ import build_parser, main
-from sar.cli import evaluate, inputs
+from sar.cli import evaluate, inputs, train
 from sar.cli.launch import (
     check_rank_arguments,
     policy_of,
@@ -241,8 +241,33 @@ def test_interrupt_ends_all(parts: str, tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert process.returncode == 130 and errors.strip().endswith("sar train: interrupted")
+    epoch = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["epoch"]
+    assert f"sar train: epoch {epoch} is saved in '{tmp_path}'; the same command with --r" in errors
     check_lines(tmp_path)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_an_interrupt_says_what_is_saved(
+    whole: tuple[dict, Path],
+    parts: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "launch", interrupt)
+    for words, told in [
+        ([], "nothing was saved, as there was no --checkpoint"),
+        (["--checkpoint", tmp_path], f"nothing is saved in '{tmp_path}' yet"),
+        (
+            ["--checkpoint", whole[1], "--resume"],
+            f"epoch 5 is saved in '{whole[1]}'; the same command with --resume goes on there",
+        ),
+    ]:
+        assert main(["train", parts, *map(str, words)]) == 130
+        assert capsys.readouterr().err.endswith(f"sar train: {told}\nsar train: interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import sar
 from sar.__main__ import USER_ERROR, main
 from sar.cli import launch
+from sar.comm import LocalGroup, use_group
 
 dgl = pytest.importorskip("dgl")
 
@@ -206,3 +207,23 @@ def test_a_call(name: str, uses: Uses, tmp_path: Path, monkeypatch: Any) -> None
     for text in expected:
         assert text in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_a_launcher_whose_ranks_nobody_joins(
+    variable: str, uses: Uses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process would train alone, on part 0."""
+    monkeypatch.setenv(variable, "2")
+    calls: list[Callable[[], Any]] = [
+        lambda: sar.load_partition_data(uses.path),
+        lambda: sar.construct_full_graph(uses.data),
+        lambda: sar.construct_mfgs(uses.data, torch.tensor([1]), 1),
+    ]
+    for call in calls:
+        with pytest.raises(sar.CommError, match=rf"sar.initialize_comms\(\), and {variable}=2"):
+            call()
+    with use_group(LocalGroup()):  # whoever says so is alone
+        calls[0]()
+    monkeypatch.setenv(variable, "1")
+    calls[0]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -24,16 +25,36 @@ from sar.comm import Group
 from sar.kernels.device import reset_peak
 from sar.partition.book import PartitionBook
 from sar.train import memory
-from sar.train.checkpoint import FILE_NAME
+from sar.train.checkpoint import FILE_NAME, saved_until
 from sar.train.fields import check_fields
 from sar.train.models import build_model, for_several_types, prepare_graph
 from sar.train.options import DataOptions, ModelOptions
+from sar.train.own_model import try_own
 from sar.train.sampled import Batches, check_takes_blocks
 from sar.train.trainer import Trainer
 
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked now, then start the ranks or be one."""
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"sar train: {_saved(args)}", file=sys.stderr)
+        raise
+
+
+def _saved(args: argparse.Namespace) -> str:
+    """What to say of the checkpoint of a run that was interrupted."""
+    if args.checkpoint is None:
+        return "nothing was saved, as there was no --checkpoint"
+    saved = saved_until(args.checkpoint)
+    if saved is None:
+        return f"nothing is saved in {args.checkpoint!r} yet"
+    return f"{saved} is saved in {args.checkpoint!r}; the same command with --resume goes on there"
+
+
+def _run(args: argparse.Namespace) -> int:
     model, data, _ = options_of(args)
     check_rank_arguments(args)
     if joined():
@@ -50,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
 def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOptions) -> PartitionBook:
     """Raise now for fields and types that the ranks would not find."""
     book, having = check_fields(args.input, data, ["train_mask"])
+    sampled = sampled_options(args)
+    if model.is_own and (sampled is not None or not book.is_homogeneous):
+        made = try_own(model.model, model.args, [] if book.is_homogeneous else having)
+        if made is not None and sampled is not None:
+            check_takes_blocks(made, sampled)
     if model.is_own or book.is_homogeneous:
         return book
     if model.model != "rgcn":

@@ -15,6 +15,7 @@ from sar.comm.seeds import SeedStream
 from sar.comm.setup import (
     DEFAULT_TIMEOUT,
     backend,
+    check_joined,
     comm_device,
     initialize_comms,
     is_initialized,
@@ -36,6 +37,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "backend",
+    "check_joined",
     "comm_device",
     "current_group",
     "exchange_counts",

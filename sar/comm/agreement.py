@@ -24,7 +24,7 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
     The class survives when it is a builtin or one of :mod:`sar.errors`; others become ``SarError``.
 
     Args:
-        what: the call, for the message.
+        what: the call, for the message; a ``CommError`` on every rank where ranks call another.
         alike: options that have to be the same on all ranks, compared as they print; else a
             ``ValueError`` on every rank. Of a mapping it names the option.
     """
@@ -32,14 +32,17 @@ def agree(group: Group, error: Exception | None, what: str = "", alike: object =
         if error is not None:
             raise error
         return
-    statuses = group.all_gather(_encode(error, alike))
+    statuses = group.all_gather(_encode(error, what, alike))
     failed = [rank for rank, status in enumerate(statuses) if status[0]]
     if failed:
-        agreed = _decode(statuses[failed[0]], group.title(failed[0]), what)
+        agreed = _decode(statuses[failed[0]], group.title(failed[0]))
         if failed[0] == group.rank:
             raise agreed from error
         raise agreed
-    options = [_text(status)[1] for status in statuses]
+    texts = [_text(status) for status in statuses]
+    if any(text[0] != what for text in texts):
+        raise group._apart(", ".join(f"{r}: {text[0] or 'other'}" for r, text in enumerate(texts)))
+    options = [text[2] for text in texts]
     other = next((rank for rank, option in enumerate(options) if option != options[0]), None)
     if other is not None:
         name, got, first = _different(options[other], options[0])
@@ -57,9 +60,9 @@ def _different(one: Any, other: Any) -> tuple[str, Any, Any]:
     return f"{name}: ", one.get(name), other.get(name)
 
 
-def _encode(error: Exception | None, alike: object) -> torch.Tensor:
+def _encode(error: Exception | None, what: str, alike: object) -> torch.Tensor:
     most = _STATUS_BYTES
-    while len(body := json.dumps(_said(error, alike, most)).encode()) > _STATUS_BYTES - 1:
+    while len(body := json.dumps([what, *_said(error, alike, most)]).encode()) > _STATUS_BYTES - 1:
         most = most * 3 // 4
     status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
     status[0] = error is not None
@@ -82,14 +85,14 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}..({digest})"
 
 
-def _text(status: torch.Tensor) -> tuple[str, Any]:
-    """(class of the error, its text or those of the options)."""
-    kind, text = json.loads(bytes(status[1:].tolist()).rstrip(b"\0"))
-    return kind, text
+def _text(status: torch.Tensor) -> tuple[str, str, Any]:
+    """(the call, class of the error, its text or those of the options)."""
+    what, kind, text = json.loads(bytes(status[1:].tolist()).rstrip(b"\0"))
+    return what, kind, text
 
 
-def _decode(status: torch.Tensor, title: str, what: str) -> Exception:
-    name, text = _text(status)
+def _decode(status: torch.Tensor, title: str) -> Exception:
+    what, name, text = _text(status)
     message = f"{title}: {what + ': ' if what else ''}{text}"
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):

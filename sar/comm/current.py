@@ -64,6 +64,11 @@ def current_group() -> Group:
     return _process.get("part") or _process["group"]
 
 
+def has_group() -> bool:
+    """Whether somebody has said which group is current; else this process counts as alone."""
+    return _thread.thread_group is not None or "group" in _process
+
+
 def process_group() -> Group | None:
     """The group made by ``initialize_comms``, whatever a thread has entered; ``None`` before."""
     return _process.get("group")

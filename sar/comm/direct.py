@@ -15,8 +15,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sar.errors import CommError
-
 LARGEST = 1 << 22  # bytes on a rank; above it, a ring saves buffers and latency does not count
 _FEW = 64  # numbers
 _EXTREMES = {"max": torch.amax, "min": torch.amin}
@@ -25,6 +23,10 @@ _DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 _HEAD = 16  # bytes: how many numbers, the call, the dtype, whether the rank is ready, as int32
 
 Swap = Callable[[Tensor, Tensor], None]  # fills the first with equal parts of all ranks' second
+
+
+class Apart(Exception):
+    """Ranks call different things, and all know which."""
 
 
 def fits(tensor: Tensor, copies: int = 1) -> bool:
@@ -36,7 +38,7 @@ def fits(tensor: Tensor, copies: int = 1) -> bool:
 def all_gather(swap: Swap, tensor: Tensor, size: int) -> list[Tensor]:
     """The tensors of ``size`` ranks.
 
-    Raises ``CommError`` on every rank when ranks call something else, or with other numbers.
+    Raises :class:`Apart` on every rank when ranks call something else, or with other numbers.
     """
     parts = _Parts(tensor, size, tensor.numel())
     parts.sent.copy_(tensor.reshape(1, -1))
@@ -106,7 +108,7 @@ class _Parts:
         labels = found.tolist()
         if any(other[:3] != labels[0][:3] for other in labels):
             calls = ", ".join(f"{r}: {_described(*one)}" for r, one in enumerate(labels[:16]))
-            raise CommError(f"ranks call different things, or for different numbers; {calls}")
+            raise Apart(calls)
         return all(other[3] for other in labels)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from sar.comm.places import named, place, told
 from sar.comm.presence import Presence
 from sar.errors import CommError
 
@@ -18,14 +19,14 @@ _T = TypeVar("_T")
 _FIRST_ERROR = "sar/first_error"
 _SOME_LEFT = "sar/left"  # after an error
 _LEFT = "sar/left/{}"  # by rank
-_SILENT = "sar/silent/{}"  # ranks that found no one to blame, by rank
+_STUCK = "sar/stuck/{}"  # where ranks stand whose collective has failed, by rank
 _STORE_SECONDS = 2.0  # to wait for an answer of the store
 _WORD_SECONDS = 1.0  # for the failing rank to leave its error
 _CALL_SECONDS = 1.5  # for all that live to say so
 _LEAVE_SECONDS = 2.0  # for others to see that a rank has left
 _PAUSE = 0.1
-_MOST_NAMED = 8
 _TEXT = 2000  # characters
+_GONE = "died or left early: the process has ended without a word"
 
 
 class FailureBoard:
@@ -104,6 +105,7 @@ class FailureBoard:
 
     def explain(self, error: str) -> str:
         """Who failed first, when a collective of this rank failed with ``error``; takes seconds."""
+        self._stand()
         self.explained = f"{self.called([self.rank])}: {self._explain(error)}"
         return self.explained
 
@@ -112,12 +114,34 @@ class FailureBoard:
         while True:
             first = self.first_error() or self.ended()
             if first is not None:
+                mine = told({self.rank: place()}) if _GONE in first else ""
+                first += f"{mine}; does every rank get there?" if mine else ""
                 return f"stopped because another rank failed first: {first}"
             if time.monotonic() > end:
                 break
             time.sleep(_PAUSE)
-        who = self.silent() or "another rank left or did not answer"
-        return f"a collective failed: {who} within the timeout ({error})"
+        who = self.silent()
+        if who is None:
+            lost, apart = (
+                "another rank left or did not answer in time",
+                "all ranks wait, for different things",
+            )
+            who = lost if self.store is None else apart
+        return f"a collective failed: {who} ({error}){self._where()}"
+
+    def _stand(self) -> None:
+        """Tell the others where this rank stands, as it waits in vain."""
+        where = place()
+        self._ask(lambda store: store.set(_STUCK.format(self.rank), where))
+
+    def _where(self) -> str:
+        """What to say of where this rank stands, and those that have told."""
+
+        def read(store: dist.Store) -> dict[int, str]:
+            known = _known(store, _STUCK, list(range(self.size)))
+            return {rank: store.get(_STUCK.format(rank)).decode() for rank in known}
+
+        return told({self.rank: place(), **(self._ask(read) or {})})
 
     def ended(self) -> str | None:
         """The ranks whose processes are gone and who said nothing; also told to the others."""
@@ -130,27 +154,24 @@ class FailureBoard:
             return None
         if self.store is None or told is None:  # it may have ended with rank 0: others follow
             gone = gone[:1]
-        text = f"{self.called(gone)}: died or left early: the process has ended without a word"
+        text = f"{self.called(gone)}: {_GONE}"
         self._ask(lambda store: store.compare_set(_FIRST_ERROR, "", text))
         return text
 
     def silent(self) -> str | None:
         """The ranks that do not say within seconds that they, too, wait for somebody."""
-        self._ask(lambda store: store.set(_SILENT.format(self.rank), ""))
+        self._stand()
         end = time.monotonic() + _CALL_SECONDS
-        while (waiting := self.missing(_SILENT)) and time.monotonic() < end:
+        while (waiting := self.missing(_STUCK)) and time.monotonic() < end:
             time.sleep(_PAUSE)
         if self.is_lost and self._keeper is not None and self._keeper != self.rank:
-            return f"{self.called([self._keeper])}, which keeps the ranks' store, did not answer"
-        return f"{self.called(waiting)} did not answer" if waiting else None
+            keeper = self.called([self._keeper])
+            return f"{keeper}, which keeps the ranks' store, did not answer in time"
+        return f"{self.called(waiting)} did not answer within the timeout" if waiting else None
 
     def called(self, ranks: list[int]) -> str:
-        """"rank 1", "ranks 1, 2" or their names, the first of them."""
-        names = self.names or range(self.size)
-        shown = ", ".join(str(names[rank]) for rank in ranks[:_MOST_NAMED])
-        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-        noun = "" if self.names else "rank " if len(ranks) == 1 else "ranks "
-        return f"{noun}{shown}{more}"
+        """ "rank 1", "ranks 1, 2" or their names, the first of them."""
+        return named(ranks, self.names)
 
     def _ask(self, question: Callable[[dist.Store], _T]) -> _T | None:
         """Ask the store, for a bounded time: the host that keeps it may be gone without a word."""

@@ -16,7 +16,11 @@ from torch import Tensor, UntypedStorage
 from sar.comm.agreement import agree
 from sar.comm.gradients import refuse_gradients
 from sar.comm.meter import Meter, Span
+from sar.comm.places import place, told
 from sar.comm.seeds import SeedStream
+from sar.errors import CommError
+
+_PLACE_BYTES = 1024
 
 
 class _Idle(NamedTuple):
@@ -50,10 +54,10 @@ class BufferPool:
         """
         nbytes = math.prod(shape) * dtype.itemsize
         best, least, is_small = -1, self.WASTE * nbytes + 1, False
-        for place, idle in enumerate(self._free):
+        for index, idle in enumerate(self._free):
             is_small |= idle.nbytes < nbytes
             if nbytes <= idle.nbytes < least and idle.device == device:
-                best, least = place, idle.nbytes
+                best, least = index, idle.nbytes
         if best < 0:
             if is_small:
                 self._drop_smallest()  # too small for this width: make room before growing
@@ -328,6 +332,15 @@ class Group(ABC):
     def agree(self, error: Exception | None, what: str = "", alike: object = None) -> None:
         """Raise on every rank if any rank passes an error; see :mod:`sar.comm.agreement`."""
         agree(self, error, what, alike)
+
+    def _apart(self, calls: str) -> CommError:
+        """What to raise on every rank where ranks turn out to call different things; collective."""
+        words = list(place().encode()[:_PLACE_BYTES].ljust(_PLACE_BYTES, b"\0"))
+        mine = torch.tensor(words, dtype=torch.uint8, device=self.device)
+        found = [bytes(one.tolist()).rstrip(b"\0") for one in self._all_gather(mine)]
+        places = {rank: words.decode(errors="ignore") for rank, words in enumerate(found)}
+        differ = f"ranks call different things, or for different numbers; {calls}{told(places)}"
+        return CommError(f"rank {self.rank}: {differ}")
 
     def _await(self, work: Work) -> None:
         """Wait for an exchange; subclasses may say more of what fails."""

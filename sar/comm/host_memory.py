@@ -24,8 +24,6 @@ from typing import Any
 
 from torch import Tensor
 
-from sar.errors import CommError
-
 ROWS, SMALL = range(2)  # channels: exchanges of one may pass those of the other
 _HEAD = struct.Struct("<BB6xQQQ")  # kind, channel, number of the exchange, address, bytes
 _HERE, _INSIDE, _READ = range(3)  # kinds: rows at an address, rows behind the head, "I read them"
@@ -125,7 +123,7 @@ class HostMemory:
     ) -> Flight:
         """:meth:`sar.comm.group.Group.exchange` of contiguous tensors in the processor's memory.
 
-        Raises ``CommError`` when a peer sends something else, ``OSError`` when it has ended,
+        Raises ``RuntimeError`` when a peer sends something else, ``OSError`` when it has ended,
         ``ValueError`` for buffers that are not contiguous or of another size than the counts say.
         """
         coming, going = _parts(recv, recv_counts), _parts(send, send_counts)
@@ -219,7 +217,8 @@ class HostMemory:
         kind, channel, number, address, nbytes = _HEAD.unpack_from(message)
         into, wanted = flight.coming.get(peer, (0, 0))
         if nbytes != wanted:
-            raise CommError(
+            self.hang_up()  # no later message can be believed
+            raise RuntimeError(
                 f"ranks call different things, or for different numbers; rank {peer} sends "
                 f"{nbytes} bytes, rank {self._rank} expected {wanted}"
             )

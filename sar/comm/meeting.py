@@ -151,9 +151,7 @@ class Meeting:
                     timeout=self.limit,
                 )
         self._doing = "making the groups"
-        group = ProcessGroup(
-            self.backend, self.device, self.limit, self._board, self._keeps_store
-        )
+        group = ProcessGroup(self.backend, self.device, self.limit, self._board, self._keeps_store)
         if self._board.store is None:
             self._learn_from(group)
         return group

@@ -90,9 +90,7 @@ class ProcessGroup(Group):
             return spare.pop(0)
         if len(self._members) == dist.get_world_size():
             return dist.new_group(timeout=self._timeout)
-        return dist.new_group(
-            self._members, timeout=self._timeout, use_local_synchronization=True
-        )
+        return dist.new_group(self._members, timeout=self._timeout, use_local_synchronization=True)
 
     def beside(self) -> ProcessGroup:
         return self._made(self._members)
@@ -127,23 +125,30 @@ class ProcessGroup(Group):
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         self._check_open()
         if self._is_gloo and direct.fits(tensor):
-            direct.all_reduce(self._swap, tensor, op, self.size)
+            self._labelled(direct.all_reduce, tensor, op, self.size)
         else:
             self._call(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
 
     def _sum_if_all(self, tensor: Tensor, ready: bool) -> bool:
         self._check_open()
         if self._is_gloo and direct.fits(tensor):
-            return direct.all_reduce(self._swap, tensor, "sum", self.size, ready)
+            return self._labelled(direct.all_reduce, tensor, "sum", self.size, ready)  # type: ignore[no-any-return]
         return super()._sum_if_all(tensor, ready)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         self._check_open()
         if self._is_gloo and direct.fits(tensor, self.size):
-            return direct.all_gather(self._swap, tensor, self.size)
+            return self._labelled(direct.all_gather, tensor, self.size)  # type: ignore[no-any-return]
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         self._call(dist.all_gather, parts, tensor, group=self._small)
         return parts
+
+    def _labelled(self, collective: Callable[..., Any], *args: Any) -> Any:
+        """Run one whose parts say what their sender calls."""
+        try:
+            return collective(self._swap, *args)
+        except direct.Apart as error:
+            raise self._apart(str(error)) from error
 
     def _swap(self, recv: Tensor, send: Tensor) -> None:
         if self._host is not None:
@@ -236,6 +241,8 @@ class ProcessGroup(Group):
         except CommError:  # says already what happened
             raise
         except (RuntimeError, OSError) as error:
+            if self._host is not None:
+                self._host.hang_up()  # others that wait say where, too
             raise CommError(self.board.explain(str(error))) from error
 
     def close(self) -> None:

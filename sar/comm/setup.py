@@ -21,7 +21,13 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from sar.comm import one_host
 from sar.comm.allocation import tune_allocator
-from sar.comm.current import LocalGroup, current_group, process_group, set_process_group
+from sar.comm.current import (
+    LocalGroup,
+    current_group,
+    has_group,
+    process_group,
+    set_process_group,
+)
 from sar.comm.group import Group
 from sar.comm.meeting import Meeting
 from sar.comm.network import choose_interface
@@ -187,6 +193,19 @@ def _is_alone(rank: int | None, size: int | None) -> bool:
                 "several processes; expected RANK and WORLD_SIZE (docs/launching.md says how)"
             )
     return True
+
+
+def check_joined() -> None:
+    """Raise ``CommError`` where a launcher started several processes and this one joined nobody."""
+    if has_group():
+        return
+    for variable in ("WORLD_SIZE", *_COUNTS_OF_OTHERS):
+        count = os.environ.get(variable, "")
+        if count.isdecimal() and int(count) > 1:
+            raise CommError(
+                f"nobody called sar.initialize_comms(), and {variable}={count} says that several "
+                "processes were started: each would train alone; call it before a graph is loaded"
+            )
 
 
 def _check_place(rank: int, size: int) -> None:

@@ -12,26 +12,78 @@ from torch import Tensor
 
 from sar.comm.current import use_group
 from sar.comm.group import Done, Group, Work
+from sar.comm.places import named, place, told
 from sar.errors import CommError
 
 
-class _Room:
-    """What the threads of one group share: a barrier and a slot per rank.
+class _Run:
+    """What all threads of a run share.
 
     Attributes:
-        rooms: of the whole run, to end them all; those of parts by their members and number.
+        changed: guards all of this, and tells when some of it changes.
+        threads: by rank. ended: the ranks that have returned or failed.
+        first_error: in words, of the rank that failed first.
+        rooms: of parts of the ranks, by where they were made, their members and number.
     """
 
-    def __init__(self, size: int, timeout: float, rooms: dict[Any, _Room] | None = None) -> None:
-        self.barrier, self.timeout = threading.Barrier(size, timeout=timeout), timeout
-        self.slots: list[Any] = [None] * size
-        self.rooms = {} if rooms is None else rooms
-        self.rooms.setdefault(id(self), self)
+    def __init__(self, timeout: float) -> None:
+        self.changed, self.timeout = threading.Condition(), timeout
+        self.threads: list[threading.Thread] = []
+        self.ended, self.first_error = set[int](), ""
+        self.rooms: dict[Any, _Room] = {}
 
-    def abort(self) -> None:
-        """Wake all who wait in any room of the run."""
-        for room in list(self.rooms.values()):
-            room.barrier.abort()
+    def end(self, rank: int, error: BaseException | None = None) -> None:
+        """Note that a rank is gone, and wake those that wait for it."""
+        with self.changed:
+            self.ended.add(rank)
+            if error is not None and not isinstance(error, CommError):
+                text = f"rank {rank}: {type(error).__name__}: {error}"
+                self.first_error = self.first_error or text
+            self.changed.notify_all()
+
+    def places(self) -> str:
+        """What to say of where the threads stand that still run."""
+        ranks = set(range(len(self.threads))) - self.ended
+        return told({rank: place(self.threads[rank]) for rank in ranks})
+
+
+class _Room:
+    """Where ``members`` of a run wait for each other, with a slot for what each of them offers."""
+
+    def __init__(self, run: _Run, members: Sequence[int]) -> None:
+        self.run, self.members = run, list(members)
+        self.slots: list[Any] = [None] * len(members)
+        self._here, self._turn, self._is_left = set[int](), 0, False
+
+    def wait(self, rank: int) -> None:
+        """Return when all are here; raise ``CommError`` when one is gone or does not come."""
+        run = self.run
+        with run.changed:
+            turn = self._turn
+            self._here.add(rank)
+            if len(self._here) == len(self.members) and not self._is_left:
+                self._here, self._turn = set(), turn + 1
+                run.changed.notify_all()
+                return
+            run.changed.wait_for(lambda: self._turn != turn or self._lost(), run.timeout)
+            if self._turn == turn:
+                why, self._is_left = self._lost() or self._late(), True
+                run.changed.notify_all()
+                raise CommError(f"rank {rank}: {why}")
+
+    def _lost(self) -> str:
+        """Why no others will come, if so."""
+        if self.run.first_error:
+            return f"stopped because another rank failed first: {self.run.first_error}"
+        gone = sorted(self.run.ended.intersection(self.members))
+        if gone:
+            return f"{named(gone)} has ended{self.run.places()}; does every rank get there?"
+        return "a collective has failed before" if self._is_left else ""
+
+    def _late(self) -> str:
+        late = [one for rank, one in enumerate(self.members) if rank not in self._here]
+        within = f"did not answer within the timeout ({self.run.timeout:g} s)"
+        return f"a collective failed: {named(late)} {within}{self.run.places()}"
 
 
 class ThreadGroup(Group):
@@ -47,18 +99,21 @@ class ThreadGroup(Group):
 
         The first exception (not its consequences on other ranks) is raised again.
         """
-        room, results, failures = _Room(size, timeout), [None] * size, []
+        run, results, failures = _Run(timeout), [None] * size, []
+        room = _Room(run, range(size))
 
         def body(rank: int) -> None:
             group = cls(rank, size, room)
             try:
                 with use_group(group):
                     results[rank] = fn(group)
+                run.end(rank)
             except BaseException as error:  # noqa: BLE001 - handed to the caller below
                 failures.append(error)
-                room.abort()
+                run.end(rank, error)
 
         threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
+        run.threads += threads
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -69,27 +124,29 @@ class ThreadGroup(Group):
         return results
 
     def beside(self) -> ThreadGroup:
-        made = _Room(self.size, self._room.timeout, self._room.rooms)
-        return ThreadGroup(self.rank, self.size, self._meet(made, lambda rooms: rooms[0]))
+        made = _Room(self._room.run, self._room.members)
+        return ThreadGroup(self.rank, self.size, self._meet("beside", made, lambda rooms: rooms[0]))
 
     def part(self, members: Sequence[int]) -> ThreadGroup:
         chosen = tuple(members)
         self._parts[chosen] += 1
         key = id(self._room), chosen, self._parts[chosen]
-        made = _Room(len(chosen), self._room.timeout, self._room.rooms)
-        room = self._room.rooms.setdefault(key, made)
+        made = _Room(self._room.run, [self._room.members[rank] for rank in chosen])
+        room = self._room.run.rooms.setdefault(key, made)
         return ThreadGroup(chosen.index(self.rank), len(chosen), room)
 
-    def _meet(self, offering: Any, read: Callable[[list[Any]], Any]) -> Any:
+    def _meet(self, call: str, offering: Any, read: Callable[[list[Any]], Any]) -> Any:
         """Offer a value, read everybody's, and leave together."""
-        self._room.slots[self.rank] = offering
-        try:
-            self._room.barrier.wait()
-            result = read(self._room.slots)
-            self._room.barrier.wait()
-        except threading.BrokenBarrierError as error:
-            raise CommError(f"rank {self.rank}: another rank failed or never came") from error
-        self._room.slots[self.rank] = None  # nobody reads it any more: memory may be free
+        room = self._room
+        room.slots[self.rank] = call, offering
+        room.wait(self.rank)
+        calls, offers = zip(*room.slots)
+        if len(set(calls)) > 1:
+            room.wait(self.rank)
+            raise self._apart(", ".join(f"{rank}: {one}" for rank, one in enumerate(calls)))
+        result = read(list(offers))
+        room.wait(self.rank)
+        room.slots[self.rank] = None  # nobody reads it any more: memory may be free
         return result
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
@@ -99,13 +156,16 @@ class ThreadGroup(Group):
                 return stack.sum(0)
             return stack.amax(0) if op == "max" else stack.amin(0)
 
-        tensor.copy_(self._meet(tensor, reduced))
+        tensor.copy_(self._meet(_call(op, tensor), tensor, reduced))
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return self._meet(tensor, lambda parts: [part.clone() for part in parts])
+        return self._meet(
+            _call("all_gather", tensor), tensor, lambda parts: [part.clone() for part in parts]
+        )
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
-        tensor.copy_(self._meet(tensor, lambda parts: parts[src].clone()))
+        call = _call("broadcast", tensor)
+        tensor.copy_(self._meet(call, tensor, lambda parts: parts[src].clone()))
 
     def _exchange(
         self,
@@ -122,5 +182,10 @@ class ThreadGroup(Group):
                 raise CommError(f"rank {self.rank}: got {got} rows, expected {recv_counts}")
             return torch.cat(mine)
 
-        recv.copy_(self._meet((send, send_counts), gather))
+        recv.copy_(self._meet("exchange", (send, send_counts), gather))
         return Done()
+
+
+def _call(name: str, tensor: Tensor) -> str:
+    """As processes name it."""
+    return f"{name} of {tensor.numel()} {tensor.dtype}"

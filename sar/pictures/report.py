@@ -72,9 +72,9 @@ def _section(heading: str, *parts: str) -> str:
 def _tiles(run: Run) -> str:
     """The numbers that people look for first."""
     last, number = run.epochs[-1], len(run.epochs)
-    tiles = [("epochs", f"{number:,}"), ("last loss", f"{last['loss']:.4g}")]
+    tiles = [("epochs", _words(number)), ("last loss", f"{last['loss']:.4g}")]
     if run.best is not None:
-        tiles.append(("best epoch", f"{run.epochs[run.best]['epoch']}"))
+        tiles.append(("best epoch", _words(run.epochs[run.best]["epoch"])))
         for split, column in run.scores.items():
             score = column[run.best]
             if score is not None:
@@ -158,12 +158,12 @@ def _settings(run: Run) -> str:
 
 
 def _words(value: Any) -> str:
-    """A value of a setting: numbers of five digits and more grouped, dictionaries in a line."""
+    """A value of a setting: whole numbers grouped, dictionaries in a line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_words(one)}" for name, one in value.items())
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 class _Markup(str):

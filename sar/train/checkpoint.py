@@ -76,6 +76,17 @@ def load_checkpoint(folder: str | os.PathLike, group: Group) -> dict[str, Any]:
     return _parse(group.broadcast(blob).numpy().tobytes(), folder)
 
 
+def saved_until(folder: str | os.PathLike) -> str | None:
+    """How far a run is saved, such as "epoch 3"; ``None``: not at all. Reads no tensor."""
+    try:
+        path = os.fspath(Path(folder) / FILE_NAME)
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        step = content.get("begun", {}).get("step")
+        return f"epoch {content['epoch']}" + (f" and step {step} of the next" if step else "")
+    except Exception:  # torch raises many kinds; whoever resumes is told of a damaged file
+        return None
+
+
 def _read(path: Path) -> torch.Tensor:
     try:
         data = path.read_bytes()

@@ -8,14 +8,17 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Maker = Callable[..., nn.Module]
+
+_WIDTH = 16  # of a trial
 
 
 def find_maker(text: str) -> Maker:
@@ -68,6 +71,32 @@ def build_own(text: str, args: Mapping[str, Any], offered: Mapping[str, Any]) ->
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: {text} gave a {type(model).__name__}, expected a torch.nn.Module")
     return model
+
+
+def try_own(text: str, args: Mapping[str, Any], featured: Sequence[str]) -> nn.Module | None:
+    """The model as it will be, without memory and before there is a graph; ``None`` where that
+    takes more than widths.
+
+    Args:
+        featured: the node types that have features, where there are several types.
+
+    Raises ``ValueError`` where it takes the features of one type alone.
+    """
+    widths: list[Any] = [_WIDTH, dict.fromkeys(featured, _WIDTH)] if featured else [_WIDTH]
+    made: list[nn.Module | None] = []
+    for width in widths:
+        offered = {"in_feats": width, "out_feats": _WIDTH, "target_type": (*featured, None)[0]}
+        try:
+            with torch.device("meta"):
+                made.append(build_own(text, args, offered))
+        except Exception:  # whatever the user's code raises
+            made.append(None)
+    if made[0] is not None and made[-1] is None:
+        raise ValueError(
+            f"model: {text} takes one width as in_feats, and the graph has several types; expected "
+            f"one that takes a dict by node type, here of {', '.join(featured)}"
+        )
+    return made[-1]
 
 
 def expect_logits(model: nn.Module, text: str, num_classes: int, ntype: str) -> None:

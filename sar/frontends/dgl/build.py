@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sar.comm import Group, current_group
+from sar.comm import Group, check_joined, current_group
 from sar.config import CONSTANT_INPUTS, Policy, current_policy
 from sar.edges import AnyRelation, build_relation
 from sar.errors import PartitionError
@@ -53,6 +53,7 @@ def load_partition_data(
         PartitionError: on every rank, when a file of any rank is missing, damaged or belongs to
             another graph, when there are not as many parts as ranks, or when a rank loads
             another part than its own.
+        CommError: a launcher started several processes, and nobody called ``initialize_comms``.
     """
     group = current_group()
     data, error = None, None
@@ -71,6 +72,7 @@ def load_partition_data(
 
 def _check_part(data: PartitionData, group: Group) -> None:
     """Halos are addressed by rank, so that rank r must hold part r."""
+    check_joined()
     if data.book.num_parts != group.size:
         raise PartitionError(
             f"partitions: got a graph of {data.book.num_parts} parts, "

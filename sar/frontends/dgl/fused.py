@@ -15,6 +15,7 @@ from torch import nn
 from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.frontends.dgl.counts import Counts
+from sar.frontends.dgl.edge_arguments import edge_check
 from sar.graph.rows import Call, current
 from sar.kernels.jit import untraced
 from sar.layers import FusedLayer, choose
@@ -55,6 +56,7 @@ def named(forward: Callable) -> Callable:
     Of layers inside one another the innermost is named. The error is of the same class and comes
     from the one that was raised.
     """
+    check_edges = edge_check(forward)
 
     @untraced
     @wraps(forward)
@@ -64,6 +66,7 @@ def named(forward: Callable) -> Callable:
         if is_sharded:
             if _is_checked(self, graph.group):
                 check(self, buffers=False, group=graph.group)
+            check_edges(self, graph, args, kwargs)
             rows = args[1] if len(args) > 1 else kwargs.get("feat")
             current.stack.append(Call(self, [graph], rows))
         try:
