@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -108,6 +108,16 @@ class Work(Protocol):
         """Return when the receive buffer is filled and the send buffer may be reused."""
 
 
+class Farewell(Protocol):
+    """What a rank says when its group ends, without a collective: others may be gone."""
+
+    def word(self) -> str:
+        """Left for rank 0."""
+
+    def judge(self, words: Mapping[int, str]) -> str | None:
+        """What rank 0 warns of, from the words of the ranks that came."""
+
+
 class Done:
     """The :class:`Work` of an exchange that ended before it was returned."""
 
@@ -126,6 +136,7 @@ class Group(ABC):
         meter: what each layer computes, waits for and moves.
         losses: how often a mean or sum over all ranks' rows was differentiated.
         graphs: of this group that are in use.
+        farewell: what is compared when the group ends, if anything.
     """
 
     def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
@@ -136,6 +147,7 @@ class Group(ABC):
         self.seeds = SeedStream()
         self.losses = 0
         self.graphs: WeakSet[Any] = WeakSet()
+        self.farewell: Farewell | None = None
 
     @property
     def has_wire(self) -> bool:

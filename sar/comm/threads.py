@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sar.comm.current import use_group
-from sar.comm.group import Done, Group, Work
-from sar.errors import CommError
+from sar.comm.group import Done, Farewell, Group, Work
+from sar.errors import CommError, MistakeWarning
 
 
 class _Room:
@@ -48,12 +49,17 @@ class ThreadGroup(Group):
         The first exception (not its consequences on other ranks) is raised again.
         """
         room, results, failures = _Room(size, timeout), [None] * size, []
+        words: dict[int, str] = {}
+        judges: list[Farewell] = []
 
         def body(rank: int) -> None:
             group = cls(rank, size, room)
             try:
                 with use_group(group):
                     results[rank] = fn(group)
+                if group.farewell is not None:
+                    words[rank] = group.farewell.word()
+                    judges[:] = [group.farewell] if rank == 0 else judges
             except BaseException as error:  # noqa: BLE001 - handed to the caller below
                 failures.append(error)
                 room.abort()
@@ -66,6 +72,8 @@ class ThreadGroup(Group):
         if failures:
             causes = [error for error in failures if not isinstance(error, CommError)]
             raise (causes or failures)[0]
+        if judges and (told := judges[0].judge(words)):
+            warnings.warn(told, MistakeWarning, stacklevel=2)
         return results
 
     def beside(self) -> ThreadGroup:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sar.comm import Group, current_group
 from sar.kernels.jit import untraced
+from sar.nn.loose import look_behind_loss
 from sar.ops.reduce import mean_of_rows, sum_of_rows
 from sar.tracing.lazy import eager
 
@@ -57,6 +58,7 @@ def _checked(
 ) -> tuple[Tensor, Group, Exception | None]:
     """The values that count, the ranks, and this rank's reason to give up."""
     group, values = group or current_group(), eager(values)
+    look_behind_loss(values, group)
     error = _problem(values, mask)
     if error is None and mask is not None:
         values = _chosen(values, mask.to(values.device))
