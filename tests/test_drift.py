@@ -17,8 +17,7 @@ from torch import nn
 
 import sar
 from sar.comm import Group
-from sar.nn import drift
-from sar.nn.steps import steps_of
+from sar.nn.steps import CHECK_EVERY, is_due, steps_of
 from sar.train import NodeData, Trainer, TrainOptions
 
 
@@ -105,16 +104,20 @@ def train(group: Group, mine: nn.Module, steps: int, forget: str) -> None:
 def test_gather_grads_looks_now_and_then(forget: str, told: str) -> None:
     def case(group: Group) -> int:
         mine = model(group.rank, seed=1)
-        train(group, mine, drift.CHECK_EVERY - 1, forget)
         with pytest.raises(sar.DriftError, match=told):
-            train(group, mine, 2, "sync_params")
+            train(group, mine, 2, forget)
         return steps_of(group).calls["sum"][mine]
 
-    assert run_threads(2, case) == [drift.CHECK_EVERY] * 2
+    assert run_threads(2, case) == [2 if forget == "step" else 1] * 2
 
 
 def test_a_right_loop_is_left_alone() -> None:
-    run_threads(2, lambda group: train(group, model(group.rank, 1), drift.CHECK_EVERY + 2, ""))
+    run_threads(2, lambda group: train(group, model(group.rank, 1), CHECK_EVERY + 2, ""))
+
+
+def test_when_ranks_are_compared() -> None:
+    due = [step for step in range(1, 201) if is_due(step)]
+    assert due == [1, 2, 4, 8, 16, 32, 50, 100, 150, 200]
 
 
 def test_gradients_that_were_never_summed() -> None:
@@ -178,8 +181,8 @@ class WithoutGraph(nn.Module):
 def test_the_trainer_notices_a_flipped_bit(partitioned: Cutter) -> None:
     path = partitioned(mixed(), 2, "random")
 
-    def case(group: Group, every: int) -> int:
-        one = trainer(group, path, None, 9, check_every=every)
+    def case(group: Group, every: int, last: int) -> int:
+        one = trainer(group, path, None, last, check_every=every)
         train_epoch = one.train_epoch
 
         def then_flip() -> float:
@@ -193,8 +196,9 @@ def test_the_trainer_notices_a_flipped_bit(partitioned: Cutter) -> None:
             one.fit()
         return one.epoch
 
-    assert run_threads(2, case, 3) == [6, 6]
-    assert run_threads(2, case, 25) == [9, 9], "at the end in any case"
+    assert run_threads(2, case, 3, 9) == [6, 6]
+    assert run_threads(2, case, 25, 9) == [7, 7], "by the eighth sum of gradients"
+    assert run_threads(2, case, 25, 6) == [6, 6], "at the end in any case"
 
 
 def without_digests(path: str, folder: Path) -> str:

@@ -204,28 +204,31 @@ def test_gather_grads_sums_and_keeps_none_only_where_all_are_none() -> None:
 def test_gather_grads_sends_one_bucket_per_dtype(missing: bool) -> None:
     def case(group: Group) -> list[int]:
         model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)])
-        for param in model.parameters():
-            param.grad = torch.ones_like(param)
-        if missing and group.rank:
-            model[0].bias.grad = None
+        sync_params(model)
         calls = []
-        for _ in range(2):
+        for number in range(3):
+            for param in model.parameters():
+                param.grad = torch.ones_like(param)
+            if missing and group.rank and number == 0:
+                model[0].bias.grad = None
             before = group.counters.collectives
             gather_grads(model)
             calls.append(group.counters.collectives - before)
         return calls
 
     # Layout, presence where ranks differ, one bucket for ten parameters; then the bucket alone,
-    # as now every rank has every gradient.
+    # as now every rank has every gradient. The first two calls also compare parameters.
     first = 2 + missing
     again = 2 if missing else 1
-    assert run([1, 1], case) == [[first, again]] * 2
+    assert run([1, 1], case) == [[first + 1, again + 1, 1]] * 2
 
 
 def steps_of_unlike_gradients(group: Any) -> list[Any]:
     """Steps after each other, in which other gradients are there on some ranks or all."""
     small, large = nn.Linear(2, 1), nn.Sequential(nn.Linear(3, 2), DistributedBN1D(2).double())
     found: list[Any] = []
+    sync_params(small, group=group)
+    sync_params(large.eval(), group=group)
 
     def step(model: nn.Module, without: str | None = None, extra: float = 0.0) -> None:
         for name, param in model.named_parameters():
@@ -259,6 +262,7 @@ def steps_of_unlike_gradients(group: Any) -> list[Any]:
     large[0].bias.requires_grad = True
     step(large)
     rows = nn.Embedding(2, 2, sparse=True)
+    sync_params(rows, group=group)
     if last:
         rows(torch.zeros(1, dtype=torch.long)).sum().backward()
     else:

@@ -94,6 +94,7 @@ STEPS = (once, twice_inside, once_before, changed_inside, nothing_on_one, frozen
 def compare(group: Group) -> None:
     torch.manual_seed(0)
     plain, overlapped = Model(), Model()
+    sar.sync_params(plain, group=group)
     overlapped.load_state_dict(plain.state_dict())
     sums = sar.overlap_gradients(overlapped, group=group)
     for step in STEPS:
@@ -169,6 +170,7 @@ def test_other_parameters_on_a_rank_are_named() -> None:
 def test_a_parameter_frozen_on_one_rank_is_an_error_on_all() -> None:
     def freeze(group: Group) -> None:
         model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2)
+        sar.sync_params(model)
         sums = sar.overlap_gradients(model, group=group)
         model[0].requires_grad_(group.rank != 1)
         with pytest.raises(ValueError, match="model: rank 1 has 2 tensors"):

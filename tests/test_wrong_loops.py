@@ -134,7 +134,7 @@ def test_a_loss_of_each_ranks_own(path: str, gather: Any) -> None:
 
 def test_a_batch_norm_that_sees_sharded_rows(path: str) -> None:
     """Also where nothing else of the library is called than the graph; once."""
-    (words,) = words_of(loop, path, make=with_norm, start=nothing, gather=nothing, steps=5)
+    (words,) = words_of(loop, path, make=with_norm, start=nothing, gather=nothing, steps=1)
     assert words.startswith("BatchNorm1d(8,") and "sar.prepare(model, graph)" in words
     (words,) = words_of(loop, path, make=with_norm, steps=5)
     assert words.startswith("BatchNorm1d(8,")

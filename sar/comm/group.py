@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -113,6 +113,16 @@ class Work(Protocol):
         """Return when the receive buffer is filled and the send buffer may be reused."""
 
 
+class Farewell(Protocol):
+    """What a rank says when its group ends, without a collective: others may be gone."""
+
+    def word(self) -> str:
+        """Left for rank 0."""
+
+    def judge(self, words: Mapping[int, str]) -> str | None:
+        """What rank 0 warns of, from the words of the ranks that came."""
+
+
 class Done:
     """The :class:`Work` of an exchange that ended before it was returned."""
 
@@ -134,7 +144,11 @@ class Group(ABC):
         meter: what each layer computes, waits for and moves.
         losses: how often a mean or sum over all ranks' rows was differentiated.
         graphs: of this group that are in use.
+<<<<<<< HEAD
         names: of the ranks, where they are called something else than "rank 0".
+=======
+        farewell: what is compared when the group ends, if anything.
+>>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
     """
 
     names: Sequence[str] = ()
@@ -147,6 +161,7 @@ class Group(ABC):
         self.seeds = SeedStream()
         self.losses = 0
         self.graphs: WeakSet[Any] = WeakSet()
+        self.farewell: Farewell | None = None
 
     @property
     def has_wire(self) -> bool:

@@ -245,6 +245,13 @@ class ProcessGroup(Group):
                 self._host.hang_up()  # others that wait say where, too
             raise CommError(self.board.explain(str(error))) from error
 
+    def part_with(self) -> str | None:
+        """What :class:`sar.comm.group.Farewell` finds, on rank 0; within seconds, no collective."""
+        if self.farewell is None or self._is_closed:
+            return None
+        words = self.board.collect_words(self.rank, self.size, self.farewell.word())
+        return self.farewell.judge(words)
+
     def close(self) -> None:
         """End the process groups made here, not torch's default one; a no-op the second time.
 

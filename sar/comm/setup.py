@@ -32,8 +32,12 @@ from sar.comm.group import Group
 from sar.comm.meeting import Meeting
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
+<<<<<<< HEAD
 from sar.comm.watched import stuck
 from sar.errors import CommError, MissingDependencyError
+=======
+from sar.errors import CommError, MissingDependencyError, MistakeWarning
+>>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
 DEFAULT_PORT = 12345
@@ -168,14 +172,20 @@ def shutdown() -> None:
 
     torch's default process group ends as well, unless it was there before ``initialize_comms``.
     Graphs of the group raise ``CommError`` from now on.
+
+    Models that were trained are compared over the ranks once more, and rank 0 warns where they
+    differ: it waits a second at most for the others, so that this is no collective and no error.
     """
-    group = process_group()
+    group, ending = process_group(), current_group()
+    told = ending.part_with() if isinstance(ending, ProcessGroup) else None
     set_process_group(None)
     atexit.unregister(shutdown)
     if isinstance(group, ProcessGroup):
         group.close()
     default = _made.pop("default", None)
     _forget_meeting(default is None or default is not dist.group.WORLD)
+    if told is not None:
+        warnings.warn(told, MistakeWarning, stacklevel=2)
 
 
 def _is_alone(rank: int | None, size: int | None) -> bool:

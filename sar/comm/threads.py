@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +12,14 @@ import torch
 from torch import Tensor
 
 from sar.comm.current import use_group
+<<<<<<< HEAD
 from sar.comm.group import Done, Group, Work
 from sar.comm.places import named, place, told
 from sar.errors import CommError
+=======
+from sar.comm.group import Done, Farewell, Group, Work
+from sar.errors import CommError, MistakeWarning
+>>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
 
 
 class _Run:
@@ -99,15 +105,27 @@ class ThreadGroup(Group):
 
         The first exception (not its consequences on other ranks) is raised again.
         """
+<<<<<<< HEAD
         run, results, failures = _Run(timeout), [None] * size, []
         room = _Room(run, range(size))
+=======
+        room, results, failures = _Room(size, timeout), [None] * size, []
+        words: dict[int, str] = {}
+        judges: list[Farewell] = []
+>>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
 
         def body(rank: int) -> None:
             group = cls(rank, size, room)
             try:
                 with use_group(group):
                     results[rank] = fn(group)
+<<<<<<< HEAD
                 run.end(rank)
+=======
+                if group.farewell is not None:
+                    words[rank] = group.farewell.word()
+                    judges[:] = [group.farewell] if rank == 0 else judges
+>>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
             except BaseException as error:  # noqa: BLE001 - handed to the caller below
                 failures.append(error)
                 run.end(rank, error)
@@ -121,6 +139,8 @@ class ThreadGroup(Group):
         if failures:
             causes = [error for error in failures if not isinstance(error, CommError)]
             raise (causes or failures)[0]
+        if judges and (told := judges[0].judge(words)):
+            warnings.warn(told, MistakeWarning, stacklevel=2)
         return results
 
     def beside(self) -> ThreadGroup:

@@ -32,10 +32,10 @@ def prepare(
 
     Batch norms take the statistics of all ranks (:func:`sar.convert_batch_norm`), dropout masks
     stay with the nodes (:func:`sar.convert_dropout`), parameters and buffers become rank 0's
-    (:func:`sar.sync_params`), and layers do what :func:`sar.optimize` says. Every 50th training
-    call with a graph then compares the parameters over the ranks, as :func:`sar.check` does.
-    Rank 0 logs once what was done; parameters stay the same objects, so an optimizer may be made
-    before or after. Called again it does nothing twice.
+    (:func:`sar.sync_params`), and layers do what :func:`sar.optimize` says. Where no
+    :func:`sar.gather_grads` compares the parameters over the ranks, training calls with a graph do
+    so now and then, as :func:`sar.check` does. Rank 0 logs once what was done; parameters stay the
+    same objects, so an optimizer may be made before or after. Called again it does nothing twice.
 
     Args:
         model: changed in place. A model that is a batch norm or dropout itself is replaced.

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from weakref import ref
 
 import torch
-import xxhash
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sar.comm import Group, current_group
 from sar.errors import DriftError
+from sar.nn.farewell import Farewell
 from sar.nn.local_norms import warn_of_local_norms
-from sar.nn.replicas import agree_on_layout, replicated
-from sar.nn.steps import steps_of
+from sar.nn.replicas import agree_on_layout, digest_of, layout_of, replicated
+from sar.nn.steps import Steps, is_due, steps_of
+from sar.nn.sums import warn_of_factors
 
-CHECK_EVERY = 50  # calls of gather_grads, and training calls of a layer
-_MOST_RANKS_NAMED = 8
+_MOST_RANKS_NAMED, _LOOSE = 8, "parameter number"
 
 
 def check(
@@ -62,15 +64,7 @@ def check(
         tensors |= _states(optimizer, replicated(model))
     if buffers:
         tensors |= dict(model.named_buffers())
-    digests = [0 if is_lazy(tensor) else _digest(tensor) for tensor in tensors.values()]
-    if _are_equal(hash(tuple(digests)), group):
-        return
-    agree_on_layout(tensors, group)
-    found = torch.stack(group.all_gather(torch.tensor(digests, dtype=torch.int64)))
-    differ = found != found[0]
-    if differ.any():
-        missing = steps_of(group).missing(model)
-        raise DriftError(f"{_first_difference(tensors, differ)}; {_cause(missing)}")
+    _compare(tensors, model, group)
 
 
 def _states(
@@ -89,10 +83,13 @@ def _states(
     return found
 
 
-def check_sums(model: nn.Module, group: Group) -> None:
+def check_sums(model: nn.Module, group: Group, factor: float = math.nan) -> None:
     """What every sum of a model's gradients looks at: losses, and parameters now and then.
 
     Collective now and then, in the same calls on all ranks.
+
+    Args:
+        factor: by which gradients were changed after backward, as of :mod:`sar.nn.sums`.
     """
     steps = steps_of(group)
     if model not in steps.summed:
@@ -101,30 +98,108 @@ def check_sums(model: nn.Module, group: Group) -> None:
     if group.size == 1:
         return
     steps.warn_of_local_losses(model, group)
-    if steps.count("sum", model) % CHECK_EVERY == 0:
-        check(model, buffers=False, group=group)
+    if is_due(steps.count("sum", model)):
+        steps.summed.update(model.modules())  # there may be new ones
+        known = {id(param) for part in steps.summed for param in part.parameters(recurse=False)}
+        loose = [param for param in _loose(steps) if id(param) not in known]
+        _compare(dict(replicated(model)), model, group, _named(loose), factor)
 
 
-def check_call(module: nn.Module, group: Group) -> None:
+def check_layout(model: nn.Module, number: int, group: Group) -> None:
+    """Compare parameters once they are of another number; collective after ranks agreed on it."""
+    seen = steps_of(group).layouts.setdefault(model, set())
+    if group.size > 1 and seen and number not in seen:
+        _compare(dict(replicated(model)), model, group)
+    seen.add(number)
+
+
+def check_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> None:
     """What every call of a module with a graph of several ranks looks at: parameters now and then.
 
-    Such a call is collective, and so is this now and then; not where no gradient is recorded.
+    Such a call is collective, and so is this now and then; not where no gradient is recorded, nor
+    where sums of gradients look. Parts of a model that is looked at are not, as layers.
     """
-    if group.size > 1 and torch.is_grad_enabled() and module.training:
-        if steps_of(group).count("call", module) % CHECK_EVERY == 0:
-            check(module, buffers=False, group=group)
+    if group.size == 1 or not torch.is_grad_enabled() or not model.training:
+        return
+    steps = steps_of(group)
+    if model in steps.summed or (is_layer and model in steps.called):
+        return
+    number = steps.count("call", model)
+    if number == 1 and not is_layer:
+        steps.called.update(model.modules())
+    if number > 1 and is_due(number):
+        _compare(dict(replicated(model)), model, group)
+        compare_at_end(model, group)
 
 
-def _digest(tensor: Tensor) -> int:
-    """63 bits of its bytes."""
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
-    data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-    return xxhash.xxh3_64_intdigest(data) >> 1
+def compare_loose(group: Group) -> None:
+    """Compare the parameters that were found behind a loss or rows; collective."""
+    _compare({}, None, group, _named(_loose(steps_of(group))))
 
 
-def _are_equal(number: int, group: Group) -> bool:
-    found = [int(one) for one in group.all_gather(torch.tensor([number]))]
-    return len(set(found)) == 1
+def _compare(
+    tensors: dict[str, Tensor],
+    model: nn.Module | None,
+    group: Group,
+    loose: Mapping[str, Tensor] | None = None,
+    factor: float | None = None,
+) -> None:
+    """Raise ``DriftError`` on every rank unless all hold the same tensors; collective.
+
+    Args:
+        loose: compared as well where ranks have equally shaped ones; they need not.
+        factor: see :func:`check_sums`.
+    """
+    digests = [0 if is_lazy(tensor) else digest_of(tensor) for tensor in tensors.values()]
+    others = [digest_of(tensor) for tensor in (loose or {}).values()]
+    mine = [_bits(factor)] if factor is not None else []
+    found = _gathered([hash((*digests, *others)), *mine], group)
+    steps = steps_of(group)
+    if factor is not None and model is not None and model not in steps.changed:
+        if warn_of_factors(model, found[:, 1].view(torch.float64), group):
+            steps.changed.add(model)
+    if bool((found[:, 0] == found[0, 0]).all()):
+        return
+    agree_on_layout(tensors, group)
+    if loose is not None:
+        layouts = _gathered(list(layout_of(loose)), group)
+        if bool((layouts == layouts[0]).all()):
+            tensors, digests = {**tensors, **loose}, [*digests, *others]
+    differ = (found := _gathered(digests, group)) != found[0]
+    if differ.any():
+        steps.is_told = True
+        name = list(tensors)[int(differ.any(0).nonzero()[0])]
+        raise DriftError(f"{_first_difference(tensors, differ)}; {_cause(name, model, steps)}")
+
+
+def _gathered(numbers: list[int], group: Group) -> Tensor:
+    """int64 [ranks, n]"""
+    return torch.stack(group.all_gather(torch.tensor(numbers, dtype=torch.int64)))
+
+
+def _bits(number: float) -> int:
+    """Those of a float64, as an int64."""
+    return int(torch.tensor(number, dtype=torch.float64).view(torch.int64))
+
+
+def compare_at_end(model: nn.Module, group: Group) -> None:
+    """Have a model that is trained compared once more when the group ends."""
+    steps = steps_of(group)
+    if all(known() is not model for known in steps.roots):
+        steps.roots.append(ref(model))
+    if group.farewell is None:
+        group.farewell = Farewell(steps)
+
+
+def _loose(steps: Steps) -> list[nn.Parameter]:
+    return [param for param in (known() for known in steps.loose) if param is not None]
+
+
+def _named(params: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+    return {
+        f"{_LOOSE} {number} of shape {list(param.shape)} behind the loss or a graph's rows": param
+        for number, param in enumerate(params)
+    }
 
 
 def _first_difference(tensors: Mapping[str, Tensor], differ: Tensor) -> str:
@@ -138,10 +213,18 @@ def _first_difference(tensors: Mapping[str, Tensor], differ: Tensor) -> str:
     )
 
 
-def _cause(missing: str) -> str:
-    if missing:
+def _cause(name: str, model: nn.Module | None, steps: Steps) -> str:
+    """Of a difference in the tensor ``name`` of ``model``, or in one that is behind a loss."""
+    if model is None or name.startswith(_LOOSE):
+        return (
+            "its model was not given to sar.prepare(model, graph) or sar.sync_params(model) before "
+            "the first step, or not to sar.gather_grads(model) after each loss.backward()"
+        )
+    owner = dict(model.named_modules()).get(name.rpartition(".")[0], model)
+    if missing := steps.missing(owner):
         return f"nobody called {missing}"
     return (
         "parameters were synchronized and gradients summed: does every rank step with an optimizer "
-        "of the same options, after sar.gather_grads, and is nothing else written to parameters?"
+        "of the same options (learning rate), after sar.gather_grads, and is no parameter added "
+        "after sar.sync_params(model), or written otherwise?"
     )

@@ -8,6 +8,7 @@ from torch import Tensor
 from sar.comm import Group, current_group
 from sar.kernels.jit import untraced
 from sar.nn.chosen import choose, problem_of_values, problem_of_weights
+from sar.nn.loose import look_behind_loss
 from sar.ops.reduce import mean_of_rows, sum_of_rows, wide_dtype
 from sar.tracing.lazy import eager
 
@@ -44,6 +45,7 @@ def global_mean(
         ValueError: mask or weight do not fit, no rank has a value, or the weights' sum is 0.
     """
     group, values = group or current_group(), eager(values)
+    look_behind_loss(values, group)
     error = problem_of_values(values, mask)
     if error is None:
         error = problem_of_weights(values.shape, values.shape[:1], weight=weight)
@@ -66,5 +68,6 @@ def global_sum(values: Tensor, mask: Tensor | None = None, *, group: Group | Non
     no rank has a value the sum is 0.
     """
     group, values = group or current_group(), eager(values)
+    look_behind_loss(values, group)
     error = problem_of_values(values, mask)
     return sum_of_rows(values if error else choose(values, mask), group, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ from sar.comm.group import Work
 from sar.nn.drift import check_sums
 from sar.nn.local_norms import warn_of_local_norms
 from sar.nn.order import wire_first
-from sar.nn.params import gather_grads, sum_bucket
+from sar.nn.params import begin_watch, end_watch, gather_grads, sum_bucket
 from sar.nn.replicas import agree_on_layout, replicated
 from sar.ops.reduce import wide_dtype
 
@@ -36,6 +37,7 @@ class OverlappedGradients:
     def __init__(self, model: nn.Module, group: Group | None = None) -> None:
         self._group, self._model = group or current_group(), model
         self._handles: list[Any] = []
+        self._factor = math.nan
         self._works: list[tuple[Tensor, Work]] = []
         self._sent: dict[nn.Parameter, tuple[Tensor | None, int]] = {}
         self._group.prepare_sums()
@@ -80,7 +82,8 @@ class OverlappedGradients:
             self._works.clear()
             self._sent.clear()
         if kind is None:
-            check_sums(self._model, self._group)
+            check_sums(self._model, self._group, self._factor)
+            begin_watch(self._model, self._params, self._group)
 
     def _accumulated(self, param: Any) -> None:
         self._ready.add(param)
@@ -104,7 +107,8 @@ class OverlappedGradients:
     def _finish(self) -> None:
         for bucket in self._buckets[len(self._works) :]:
             self._send(bucket)
-        anywhere, stale, is_changed = self._compare()
+        problem, self._factor = end_watch(self._model, self._group)
+        anywhere, stale, is_changed = self._compare(problem)
         if is_changed:
             for _, work in self._works:
                 work.wait()
@@ -121,7 +125,9 @@ class OverlappedGradients:
         for dtype in dict.fromkeys(param.dtype for param in stale):
             sum_bucket([param for param in stale if param.dtype == dtype], self._group)
 
-    def _compare(self) -> tuple[set[nn.Parameter], dict[nn.Parameter, None], bool]:
+    def _compare(
+        self, problem: Exception | None
+    ) -> tuple[set[nn.Parameter], dict[nn.Parameter, None], bool]:
         """Parameters with a gradient on any rank, those that changed after they were sent, and
         whether a rank trains other parameters than when buckets were packed."""
         flags = torch.zeros((len(self._params) + 1, 2), dtype=torch.int32)
@@ -133,9 +139,9 @@ class OverlappedGradients:
                     sparse.append(param)
                 row[0] = 1
             row[1] = grad is not sent or (grad is not None and version_of(grad) != version)
-        flags[-1, 0], flags[-1, 1] = len(sparse), self._is_changed
+        error = TypeError("model: got a sparse gradient, expected dense") if sparse else problem
+        flags[-1, 0], flags[-1, 1] = error is not None, self._is_changed
         if self._group.all_reduce(flags, "max")[-1, 0]:
-            error = TypeError("model: got a sparse gradient, expected dense") if sparse else None
             self._group.agree(error)
         present, changed = flags[:-1].T.tolist()
         anywhere = {param for param, here in zip(self._params, present) if here}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sar.comm import Group, current_group
-from sar.nn.drift import check_sums
+from sar.nn.drift import check_layout, check_sums, compare_at_end
 from sar.nn.replicas import ShardedParameter, agree_on_layout, layout_of, replicated
-from sar.nn.steps import steps_of
+from sar.nn.steps import is_due, steps_of
+from sar.nn.sums import Watch
 from sar.ops.reduce import wide_dtype
 
 
@@ -43,32 +45,55 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
     ``torch.nn.utils.clip_grad_norm_`` clips by the global norm as it stands, and
     :func:`clip_grad_norm_` does where there are sharded parameters.
 
-    Every 50th call for a model compares its parameters over the ranks, as :func:`sar.check` does.
-    Ten calls in a row without a loss of :func:`sar.global_mean`, :func:`sar.global_sum` or
-    :func:`sar.nn.link_loss` warn once that each rank's own mean may be the loss.
+    Calls 1, 2, 4, .. 32 and every 50th for a model compare its parameters over the ranks, as
+    :func:`sar.check` does, and look at what was done to gradients since the last call. Ten calls in
+    a row without a loss of :func:`sar.global_mean`, :func:`sar.global_sum` or
+    :func:`sar.nn.link_loss` warn once that each rank's own mean may be the loss. Gradients that
+    were clipped before are a warning, too.
 
-    Raises ``ValueError`` on every rank when the ranks' parameters differ in number, name, shape or
-    dtype, ``TypeError`` for a sparse gradient, and ``DriftError`` for parameters that have become
-    unequal.
+    Raises, on every rank:
+        ValueError: the ranks' parameters differ in number, name, shape or dtype; gradients that
+            were summed before would be summed again.
+        TypeError: a gradient is sparse.
+        DriftError: parameters have become unequal.
     """
     group = group or current_group()
     named = {name: param for name, param in replicated(model).items() if param.requires_grad}
-    check_sums(model, group)
+    problem, factor = end_watch(model, group)
     sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
-    error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else None
+    error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else problem
     params = [param for param in named.values() if param.grad is not None]
     present = bytes(param.grad is not None for param in named.values())
     unclear = error is not None or any(map(is_lazy, named.values()))
     mine = None if unclear else _signature(named, present, params)
-    if _summed_as_before(params, mine, group):
-        return
-    if agree_on_layout(named, group, error, present):
-        _before[group] = mine
-    else:
-        _before.pop(group, None)
-        params = _with_gradient_somewhere(list(named.values()), group)
-    for bucket in _buckets(params):
-        sum_bucket(bucket, group)
+    if not _summed_as_before(params, mine, group):
+        if agree_on_layout(named, group, error, present):
+            _before[group] = mine
+        else:
+            _before.pop(group, None)
+            params = _with_gradient_somewhere(list(named.values()), group)
+        check_layout(model, len(named), group)
+        for bucket in _buckets(params):
+            sum_bucket(bucket, group)
+    check_sums(model, group, factor)  # now that ranks agree on the model
+    begin_watch(model, params, group)
+
+
+def begin_watch(model: nn.Module, params: Iterable[nn.Parameter], group: Group) -> None:
+    """After a sum: look at what is done to gradients until the next, where ranks compare there."""
+    end_watch(model, group)
+    compare_at_end(model, group)
+    steps = steps_of(group)
+    if group.size > 1 and is_due(steps.calls["sum"][model] + 1):
+        trained = [param for param in params if param.grad is not None]
+        if trained:
+            steps.watches[model] = Watch(min(trained, key=Tensor.numel))
+
+
+def end_watch(model: nn.Module, group: Group) -> tuple[ValueError | None, float]:
+    """Before a sum: what :meth:`sar.nn.sums.Watch.end` says, if somebody has looked."""
+    watch = steps_of(group).watches.pop(model, None)
+    return (None, math.nan) if watch is None else watch.end()
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = None) -> Tensor:

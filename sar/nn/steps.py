@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet
 
 from torch import nn
 
 from sar.comm import Group
 from sar.errors import MistakeWarning
+from sar.nn.sums import Watch
 
 LOCAL_STEPS = 10  # in a row, until a loss is taken for one of each rank's own
+CHECK_EVERY = 50  # steps, and 1, 2, 4, .. up to 32: short runs are compared, too
+
+
+def is_due(step: int) -> bool:
+    """Whether ranks are compared in this step."""
+    return step % CHECK_EVERY == 0 or (step <= 32 and step & (step - 1) == 0)
 
 
 @dataclass
@@ -20,12 +28,27 @@ class Steps:
 
     Attributes:
         synced, summed: modules whose parameters were made equal, whose gradients were summed.
-        calls: how often each thing was done with a model or layer.
+        called: modules whose parameters are compared when a model that has them is called.
+        roots: the models that are compared, of which others are parts.
+        calls: how often each thing was done with a model or layer; ``numbers`` with none.
+        layouts: numbers of parameters that a model was seen to have.
+        watches: of models whose next sum of gradients is looked at.
+        loose: parameters that losses depend on, whosever they are.
+        changed: models whose gradients were changed before a sum, which is told.
+        is_told: that ranks are not equal.
     """
 
     synced: WeakSet[nn.Module] = field(default_factory=WeakSet)
     summed: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    called: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    roots: list[ReferenceType[nn.Module]] = field(default_factory=list)
     calls: dict[str, WeakKeyDictionary[nn.Module, int]] = field(default_factory=dict)
+    numbers: Counter[str] = field(default_factory=Counter)
+    layouts: WeakKeyDictionary[nn.Module, set[int]] = field(default_factory=WeakKeyDictionary)
+    watches: WeakKeyDictionary[nn.Module, Watch] = field(default_factory=WeakKeyDictionary)
+    loose: list[ReferenceType[nn.Parameter]] = field(default_factory=list)
+    changed: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    is_told: bool = False
     _losses: WeakKeyDictionary[nn.Module, _Losses] = field(default_factory=WeakKeyDictionary)
 
     def count(self, what: str, module: nn.Module) -> int:

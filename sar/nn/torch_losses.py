@@ -9,6 +9,7 @@ from torch import Tensor
 from sar.comm import Group, current_group
 from sar.kernels.jit import untraced
 from sar.nn.chosen import choose, problem_of_shape, problem_of_values, problem_of_weights
+from sar.nn.loose import look_behind_loss
 from sar.ops.reduce import mean_of_rows, wide_dtype
 from sar.tracing.lazy import eager
 
@@ -47,6 +48,7 @@ def cross_entropy(
         ValueError: a shape does not fit, a label is no class, or no rank has a row that counts.
     """
     group, logits = group or current_group(), eager(logits)
+    look_behind_loss(logits, group)
     error = _problem_of_classes(logits, labels, mask, weight, ignore_index)
     if error is not None:
         return mean_of_rows(logits, group, error)
@@ -95,6 +97,7 @@ def binary_cross_entropy_with_logits(
     Returns, raises: as :func:`sar.cross_entropy`.
     """
     group, logits = group or current_group(), eager(logits)
+    look_behind_loss(logits, group)
     weights = {"weight": weight, "pos_weight": pos_weight}
     error = problem_of_values(logits, mask, "logits")
     if error is None:
@@ -131,6 +134,7 @@ def mse_loss(
     Returns, raises: as :func:`sar.cross_entropy`.
     """
     group, values = group or current_group(), eager(values)
+    look_behind_loss(values, group)
     error = problem_of_values(values, mask)
     if error is None:
         error = problem_of_shape("targets", targets, values.shape)

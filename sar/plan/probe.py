@@ -141,6 +141,7 @@ class _Run:
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
         self.model = build_model(work.model, work.features, work.classes, graph=self.graph)
+        sar.sync_params(self.model, group=group)
         sar.set_activations(self.model, work.activations)
         self.graph = self.graph.with_policy(whole)  # a new one knows the layers imported since
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=True)

@@ -7,12 +7,7 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
-from torch import nn
-
-from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.edge_arguments import edge_check
@@ -20,7 +15,7 @@ from sar.graph.rows import Call, current
 from sar.kernels.jit import untraced
 from sar.layers import FusedLayer, choose
 from sar.layers.choice import class_reason
-from sar.nn.drift import CHECK_EVERY, check
+from sar.nn.drift import check_call
 
 
 def fused(entry: FusedLayer) -> Callable[[Callable], Callable]:
@@ -64,9 +59,13 @@ def named(forward: Callable) -> Callable:
         graph: Any = args[0] if args else kwargs.get("graph", kwargs.get("g"))
         is_sharded = isinstance(graph, Counts)
         if is_sharded:
+<<<<<<< HEAD
             if _is_checked(self, graph.group):
                 check(self, buffers=False, group=graph.group)
             check_edges(self, graph, args, kwargs)
+=======
+            check_call(self, graph.group, is_layer=True)
+>>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
             rows = args[1] if len(args) > 1 else kwargs.get("feat")
             current.stack.append(Call(self, [graph], rows))
         try:
@@ -80,17 +79,3 @@ def named(forward: Callable) -> Callable:
                 current.stack.pop()
 
     return call
-
-
-_calls: WeakKeyDictionary[Group, WeakKeyDictionary[nn.Module, int]] = WeakKeyDictionary()
-
-
-def _is_checked(layer: nn.Module, group: Group) -> bool:
-    """Whether this call compares the layer's parameters over ranks: one of many."""
-    if group.size == 1 or not torch.is_grad_enabled() or not layer.training:
-        return False
-    calls = _calls.get(group)
-    if calls is None:
-        calls = _calls.setdefault(group, WeakKeyDictionary())
-    number = calls[layer] = calls.get(layer, 0) + 1
-    return number % CHECK_EVERY == 0

@@ -22,8 +22,10 @@ from sar.frontends.dgl.operators import GraphMarker
 from sar.frontends.dgl.patches import install
 from sar.graph import transform
 from sar.graph.frame import Frame, FrameSet
+from sar.graph.rows import current
 from sar.graph.store import EType, GraphStore
 from sar.kernels.jit import untraced
+from sar.nn.loose import look_behind_rows
 from sar.tracing.lazy import eager
 
 ALL = "__ALL__"  # dgl.ALL
@@ -208,6 +210,7 @@ class ShardedGraph(Counts, OriginalMembers):
             NotSupportedError: another reduction.
             KeyError: a column or message that does not exist; ValueError: shapes that do not fit.
         """
+        self._look_behind()
         if etype is None and len(self.canonical_etypes) > 1:
             steps, op = multi.steps_of_all(self.canonical_etypes, message_func, reduce_func)
             multi.multi_update_all(self._store, steps, op, apply_node_func, self.policy)
@@ -239,6 +242,7 @@ class ShardedGraph(Counts, OriginalMembers):
         Raises:
             ValueError: a relation that does not exist or comes twice, another cross reducer.
         """
+        self._look_behind()
         steps = multi.read_steps(etype_dict, cross_reducer, self._canonical)
         multi.multi_update_all(self._store, steps, cross_reducer, apply_node_func, self.policy)
 
@@ -290,8 +294,14 @@ class ShardedGraph(Counts, OriginalMembers):
         Returns:
             [num_dst_nodes, ...] in the dtype of ``x``; 0 for rows without edges.
         """
+        self._look_behind(x)
         relation = self._relation(etype)
         return passing.aggregate_rows(relation, x, op, edge_weight, self.policy)
+
+    def _look_behind(self, *rows: Tensor) -> None:
+        """Compare now and then what rows depend on; that of DGL's layers is compared with them."""
+        if all(call.module is None for call in current.stack):
+            look_behind_rows(lambda: [*rows, *self.stored_columns()], self.group)
 
     # -- refusals -------------------------------------------------------------------------------
 
