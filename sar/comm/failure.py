@@ -19,22 +19,13 @@ _T = TypeVar("_T")
 _FIRST_ERROR = "sar/first_error"
 _SOME_LEFT = "sar/left"  # after an error
 _LEFT = "sar/left/{}"  # by rank
-<<<<<<< HEAD
 _STUCK = "sar/stuck/{}"  # where ranks stand whose collective has failed, by rank
-=======
-_SILENT = "sar/silent/{}"  # ranks that found no one to blame, by rank
 _WORDS, _WORD = "sar/words/{}", "sar/word/{}/{}"  # by rank; by their number and rank
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
 _STORE_SECONDS = 2.0  # to wait for an answer of the store
 _WORD_SECONDS = 1.0  # for the failing rank to leave its error
 _CALL_SECONDS = 1.5  # for all that live to say so
 _LEAVE_SECONDS = 2.0  # for others to see that a rank has left
-<<<<<<< HEAD
-_PAUSE = 0.1
-=======
 _PAUSE, _WORD_PAUSE = 0.1, 0.01
-_MOST_NAMED = 8
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
 _TEXT = 2000  # characters
 _GONE = "died or left early: the process has ended without a word"
 
@@ -224,13 +215,3 @@ class FailureBoard:
 def _known(store: Any, key: str, ranks: list[int]) -> set[int]:
     """The ranks whose key has been set."""
     return {rank for rank in ranks if store.check([key.format(rank)])}
-<<<<<<< HEAD
-=======
-
-
-def named(ranks: list[int]) -> str:
-    """ "rank 1" or "ranks 1, 2", the first of them."""
-    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982

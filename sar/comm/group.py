@@ -144,11 +144,8 @@ class Group(ABC):
         meter: what each layer computes, waits for and moves.
         losses: how often a mean or sum over all ranks' rows was differentiated.
         graphs: of this group that are in use.
-<<<<<<< HEAD
         names: of the ranks, where they are called something else than "rank 0".
-=======
         farewell: what is compared when the group ends, if anything.
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
     """
 
     names: Sequence[str] = ()

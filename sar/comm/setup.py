@@ -32,12 +32,8 @@ from sar.comm.group import Group
 from sar.comm.meeting import Meeting
 from sar.comm.network import choose_interface
 from sar.comm.process import ProcessGroup
-<<<<<<< HEAD
 from sar.comm.watched import stuck
-from sar.errors import CommError, MissingDependencyError
-=======
 from sar.errors import CommError, MissingDependencyError, MistakeWarning
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
 DEFAULT_PORT = 12345

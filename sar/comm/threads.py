@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 from sar.comm.current import use_group
-<<<<<<< HEAD
-from sar.comm.group import Done, Group, Work
-from sar.comm.places import named, place, told
-from sar.errors import CommError
-=======
 from sar.comm.group import Done, Farewell, Group, Work
+from sar.comm.places import named, place, told
 from sar.errors import CommError, MistakeWarning
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
 
 
 class _Run:
@@ -105,27 +100,20 @@ class ThreadGroup(Group):
 
         The first exception (not its consequences on other ranks) is raised again.
         """
-<<<<<<< HEAD
         run, results, failures = _Run(timeout), [None] * size, []
         room = _Room(run, range(size))
-=======
-        room, results, failures = _Room(size, timeout), [None] * size, []
         words: dict[int, str] = {}
         judges: list[Farewell] = []
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
 
         def body(rank: int) -> None:
             group = cls(rank, size, room)
             try:
                 with use_group(group):
                     results[rank] = fn(group)
-<<<<<<< HEAD
-                run.end(rank)
-=======
                 if group.farewell is not None:
                     words[rank] = group.farewell.word()
                     judges[:] = [group.farewell] if rank == 0 else judges
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
+                run.end(rank)
             except BaseException as error:  # noqa: BLE001 - handed to the caller below
                 failures.append(error)
                 run.end(rank, error)

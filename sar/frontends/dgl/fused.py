@@ -59,13 +59,8 @@ def named(forward: Callable) -> Callable:
         graph: Any = args[0] if args else kwargs.get("graph", kwargs.get("g"))
         is_sharded = isinstance(graph, Counts)
         if is_sharded:
-<<<<<<< HEAD
-            if _is_checked(self, graph.group):
-                check(self, buffers=False, group=graph.group)
-            check_edges(self, graph, args, kwargs)
-=======
             check_call(self, graph.group, is_layer=True)
->>>>>>> eff80fe102ab983fa3b9b1bb4fbe44a8d6022982
+            check_edges(self, graph, args, kwargs)
             rows = args[1] if len(args) > 1 else kwargs.get("feat")
             current.stack.append(Call(self, [graph], rows))
         try:
