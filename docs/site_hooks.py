@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import posixpath
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ EXAMPLES = sorted(
     if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__")
 )
 OPTIONS = "<!-- options -->"
+REPOSITORY = "<!-- repository -->"
 PAGES = ["CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "examples/README.md"]
 PAIR = re.compile(r'<img ([^>]*src="[^"]*-)light(\.(?:svg|png))"([^>]*)>')
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
@@ -87,7 +89,20 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if OPTIONS in markdown:
         tables = "\n".join(commands())
         markdown = markdown.replace(OPTIONS, f'<div class="options" markdown>\n{tables}\n</div>')
-    return LINK.sub(as_here, markdown)
+    markdown = LINK.sub(as_here, markdown)
+    address = repository()
+    return markdown.replace(REPOSITORY, f"[{address}]({address})" if address else "")
+
+
+def repository() -> str:
+    """Where this checkout was cloned from, if a browser can go there."""
+    try:
+        asked = ["git", "config", "--get", "remote.origin.url"]
+        told = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    except OSError:  # no git
+        return ""
+    web = re.sub(r"^(?:ssh://)?git@([^:/]+)[:/]", r"https://\1/", told.strip())
+    return web.removesuffix(".git") if re.fullmatch(r"https://[\w.-]+/[^\s@]+", web) else ""
 
 
 def commands() -> Iterator[str]:

@@ -585,12 +585,19 @@ def test_initialize_refuses_bad_arguments(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(name, raising=False)
     with monkeypatch.context() as half:
         half.setenv("WORLD_SIZE", "2")
-        with pytest.raises(ValueError, match="_rank: got nothing, .* RANK from torchrun"):
+        with pytest.raises(ValueError, match="^rank: got nothing, .* RANK from torchrun"):
             sar.initialize_comms()
     with pytest.raises(ValueError, match="WORLD_SIZE"):
         sar.initialize_comms(0)
-    with pytest.raises(ValueError, match="got 3 of 2"):
-        sar.initialize_comms(3, 2)
+    for call in (
+        lambda: sar.initialize_comms(3, 2),
+        lambda: sar.initialize_comms(rank=3, world_size=2, comm_device="cpu"),
+        lambda: sar.initialize_comms(_rank=3, _world_size=2, _comm_device="cpu"),  # as old scripts
+    ):
+        with pytest.raises(ValueError, match="got 3 of 2"):
+            call()
+    with pytest.raises(TypeError, match="rank: got it twice"):
+        sar.initialize_comms(rank=3, _rank=3)
     with pytest.raises(ValueError, match="'smoke'.*gloo, nccl, ccl, mpi"):
         sar.initialize_comms(0, 1, backend="smoke")
     with pytest.raises(ValueError, match="timeout"):

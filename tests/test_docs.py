@@ -121,6 +121,19 @@ def test_commands_are_accepted(page: str, tmp_path: Path, monkeypatch: pytest.Mo
             assert set(named) <= targets, " ".join(words)
 
 
+def test_install_commands_work_from_a_checkout() -> None:
+    """No registry has the package."""
+    (first, *_) = (words for words in commands("README.md") if "install" in words)
+    assert first == ["pip", "install", "."]
+    asked = re.compile(r"pip install [^`\n]*?(sar-gnn[^\s`]*)")
+    assert not [
+        (page, found[1])
+        for page in PAGES
+        if page != "CHANGELOG.md"
+        for found in asked.finditer((ROOT / page).read_text())
+    ]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()

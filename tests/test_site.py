@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--window-size=1300,1000",
 ]  # fmt: skip
+# as if the checkout had been cloned from there
+ORIGIN = {
+    "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "remote.origin.url",
+    "GIT_CONFIG_VALUE_0": "git@git.example.org:team/sar.git",
+}  # fmt: skip
 NO_MATH = re.compile(r"\$\$|\\\(|\\\[|\\frac|\\sum")
 
 
@@ -40,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, capture_output=True, text=True, timeout=110,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **ORIGIN, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 0 and "WARNING" not in said, said[-3000:]
@@ -124,6 +130,16 @@ def test_reference_says_what_docstrings_say(site: Path) -> None:
     assert "--activations" in commands and "--soft-limit" in commands
 
 
+def test_signatures_have_no_private_names(site: Path) -> None:
+    found = re.findall(
+        r'<div class="doc-signature[^>]*>(.*?)</div>', (site / "api.html").read_text(), re.S
+    )
+    signatures = [unescape(re.sub("<[^>]+>", "", one)) for one in found]
+    assert len(signatures) > 150
+    private = [one for one in signatures if re.search(r"(?<!\w)_[A-Za-z]", one)]
+    assert not private, "\n".join(private)
+
+
 @pytest.fixture(scope="module")
 def browser(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     selenium = pytest.importorskip("selenium", reason="pages are opened with selenium: .[docs]")
@@ -190,3 +206,34 @@ def test_search_finds(site: Path, browser: Any) -> None:
         link = (By.CSS_SELECTOR, f"a.md-search-result__link[href*='{page}.html']")
         found = expected_conditions.presence_of_element_located(link)
         WebDriverWait(browser, 30).until(found, f"no {page}.html for {typed}")
+
+
+HOME = """
+const seen = [...document.querySelectorAll("article pre, article a, article img")].filter(
+    one => one.getBoundingClientRect().bottom <= 800 && one.checkVisibility());
+return {
+    texts: seen.map(one => one.textContent),
+    links: seen.map(one => one.href),
+    pictures: seen.map(one => one.src).filter(Boolean),
+};
+"""
+
+
+def test_home_shows_install_code_and_repository_at_once(site: Path, browser: Any) -> None:
+    """In a window of 1280 x 800; the picture follows the colors of the page."""
+    size = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.get((site / "index.html").as_uri())
+        seen = browser.execute_script(HOME)
+        assert any(text.startswith("pip install .") for text in seen["texts"])
+        code = next(text for text in seen["texts"] if "sar.initialize_comms()" in text)
+        assert len([line for line in code.splitlines() if line.strip()]) >= 10
+        assert "https://git.example.org/team/sar" in seen["links"]
+        for scheme, picture in (("default", "rounds-light.svg"), ("slate", "rounds-dark.svg")):
+            set_scheme = f"document.body.setAttribute('data-md-color-scheme', '{scheme}')"
+            browser.execute_script(set_scheme)
+            (shown,) = browser.execute_script(HOME)["pictures"]
+            assert Path(urldefrag(shown)[0]).name == picture
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

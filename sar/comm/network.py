@@ -8,6 +8,7 @@ import struct
 import time
 from pathlib import Path
 
+from sar.comm.old_names import with_old_names
 from sar.errors import CommError
 from sar.files import write_whole
 
@@ -87,7 +88,8 @@ def address_of(interface: str) -> str | None:
             return None
 
 
-def nfs_ip_init(_rank: int, ip_file: str, *, timeout: float = 300.0) -> str:
+@with_old_names
+def nfs_ip_init(rank: int, ip_file: str, *, timeout: float = 300.0) -> str:
     """Rank 0 writes its address to ``ip_file`` on a shared file system; the others wait and read.
 
     Returns the address of rank 0. Remove the file between runs: an old one is taken at its word.
@@ -95,7 +97,7 @@ def nfs_ip_init(_rank: int, ip_file: str, *, timeout: float = 300.0) -> str:
     Raises ``CommError`` on a rank that found no address there for ``timeout`` seconds.
     """
     path = Path(ip_file)
-    if _rank == 0:
+    if rank == 0:
         address = address_towards(_DOCUMENTATION_ADDRESS)
         write_whole(path, lambda file: file.write(address.encode()))
         return address

@@ -31,6 +31,7 @@ from sar.comm.current import (
 from sar.comm.group import Group
 from sar.comm.meeting import Meeting
 from sar.comm.network import choose_interface
+from sar.comm.old_names import with_old_names
 from sar.comm.process import ProcessGroup
 from sar.comm.watched import stuck
 from sar.errors import CommError, MissingDependencyError, MistakeWarning
@@ -45,12 +46,13 @@ _made: dict[str, Any] = {}  # torch's default group and variables, where initial
 _ending: dict[str, int] = {}  # the status to end with, after an error
 
 
+@with_old_names
 def initialize_comms(
-    _rank: int | None = None,
-    _world_size: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
     master_ip_address: str | None = None,
     backend: str | None = None,
-    _comm_device: torch.device | str | None = None,
+    comm_device: torch.device | str | None = None,
     master_port_number: int | None = None,
     *,
     timeout: float = DEFAULT_TIMEOUT,
@@ -61,11 +63,11 @@ def initialize_comms(
     one. Called again, it then gives the same group, so that a cell of a notebook can run twice.
 
     Args:
-        _rank, _world_size: this process' index and the number of ranks (``RANK``, ``WORLD_SIZE``).
+        rank, world_size: this process' index and the number of ranks (``RANK``, ``WORLD_SIZE``).
         master_ip_address, master_port_number: where rank 0 listens (``MASTER_ADDR``,
             ``MASTER_PORT``, else port 12345; a rank alone may give 0 for any that is free).
         backend: ``gloo`` (default on CPU), ``nccl`` (default with CUDA), ``ccl`` or ``mpi``.
-        _comm_device: where tensors must lie to be sent; CUDA for nccl, else the CPU. Tensors that
+        comm_device: where tensors must lie to be sent; CUDA for nccl, else the CPU. Tensors that
             lie elsewhere are staged.
         timeout: seconds that all ranks have to meet, and that a collective waits for each of them.
 
@@ -100,17 +102,17 @@ def _joined(
 ) -> Group:
     """As :func:`initialize_comms`; ``names`` of the ranks."""
     known = process_group()
-    if _is_alone(_rank, _world_size):
+    if _is_alone(rank, world_size):
         if known is not None and known.size == 1:
             return known
-        _rank, _world_size, master_ip_address, master_port_number = 0, 1, "127.0.0.1", 0
-    rank = _from_environment("_rank", _rank, "RANK")
-    size = _from_environment("_world_size", _world_size, "WORLD_SIZE")
+        rank, world_size, master_ip_address, master_port_number = 0, 1, "127.0.0.1", 0
+    rank = _from_environment("rank", rank, "RANK")
+    size = _from_environment("world_size", world_size, "WORLD_SIZE")
     _check_place(rank, size)
     backend = _checked_backend(backend)
     if not 0 < timeout < math.inf:
         raise ValueError(f"timeout: got {timeout}, expected seconds > 0")
-    device = torch.device(_comm_device or ("cuda" if backend == "nccl" else "cpu"))
+    device = torch.device(comm_device or ("cuda" if backend == "nccl" else "cpu"))
     tune_process()
     _take_device(device)
     address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
@@ -195,7 +197,7 @@ def _is_alone(rank: int | None, size: int | None) -> bool:
     for variable in _COUNTS_OF_OTHERS:
         if os.environ.get(variable, "1") not in ("", "0", "1"):
             raise ValueError(
-                f"_rank: got nothing, and {variable}={os.environ[variable]} says that there are "
+                f"rank: got nothing, and {variable}={os.environ[variable]} says that there are "
                 "several processes; expected RANK and WORLD_SIZE (docs/launching.md says how)"
             )
     return True
@@ -217,10 +219,10 @@ def check_joined() -> None:
 def _check_place(rank: int, size: int) -> None:
     """That the rank is one of the ranks, and that this process has not joined as another."""
     if size < 1 or not 0 <= rank < size:
-        raise ValueError(f"_rank and _world_size: got {rank} of {size}, expected 0 <= rank < size")
+        raise ValueError(f"rank and world_size: got {rank} of {size}, expected 0 <= rank < size")
     if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (rank, size):
         got = f"rank {dist.get_rank()} of {dist.get_world_size()}"
-        raise ValueError(f"_rank: got {rank} of {size}, but the process group says {got}")
+        raise ValueError(f"rank: got {rank} of {size}, but the process group says {got}")
     if isinstance(process_group(), ProcessGroup):  # its threads and store would stay behind
         raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
 

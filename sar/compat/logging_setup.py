@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 
+from sar.comm.old_names import with_old_names
+
 logger = logging.getLogger("sar")
 
 _HANDLER = "sar.logging_setup"
 
 
+@with_old_names
 def logging_setup(
-    log_level: int | str, _rank: int = -1, _world_size: int = -1, log_file: str | None = None
+    log_level: int | str, rank: int = -1, world_size: int = -1, log_file: str | None = None
 ) -> None:
     """Show the library's log messages, each with this rank's number (from 1) and the ranks.
 
     Args:
         log_level: lowest level shown, as the ``logging`` module names it (``logging.INFO``).
-        _rank, _world_size: shown in front of every message.
+        rank, world_size: shown in front of every message.
         log_file: written anew; without it messages go to the standard error stream.
 
     Called again, it replaces what the call before had set. Raises ``ValueError`` for an unknown
@@ -26,7 +29,7 @@ def logging_setup(
     handler = logging.StreamHandler() if log_file is None else logging.FileHandler(log_file, "w")
     handler.set_name(_HANDLER)
     handler.setFormatter(
-        logging.Formatter(f"{_rank + 1} / {_world_size} - %(name)s - %(levelname)s - %(message)s")
+        logging.Formatter(f"{rank + 1} / {world_size} - %(name)s - %(levelname)s - %(message)s")
     )
     logger.setLevel(log_level)
     for old in [one for one in logger.handlers if one.get_name() == _HANDLER]:
