@@ -65,6 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = " ".join(str(error).split()) or type(error).__name__
         print(f"{_name()} {args.command}: error: {text}", file=sys.stderr)
         return USER_ERROR
+    except (MemoryError, RuntimeError) as error:
+        # Of torch's on the CPU its text alone tells that it was its allocator's.
+        reason = str(error).rpartition("Allocator: can't allocate memory: ")
+        if args.debug or not (isinstance(error, MemoryError) or reason[1]):
+            raise
+        text = "; ".join(filter(None, ["not enough memory", *reason[2].splitlines()]))
+        print(f"{_name()} {args.command}: error: {text}", file=sys.stderr)
+        return USER_ERROR
     except KeyboardInterrupt:
         print(f"{_name()} {args.command}: interrupted", file=sys.stderr)
         return 130

@@ -8,9 +8,11 @@ when this library is imported. `tests/test_private.py` shows both for each.
 from __future__ import annotations
 
 import importlib
+import resource
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
@@ -236,6 +238,8 @@ def prepare_optimizers() -> None:
 
 # ---- numba
 
+_ROOM = 64 << 20  # bytes; 12 MiB is the most that was seen
+
 
 def without_counting() -> dict[str, bool]:
     """Options of ``numba.njit`` for kernels that own no memory: they do not count who refers to an
@@ -245,6 +249,36 @@ def without_counting() -> dict[str, bool]:
     except ImportError:
         return {}
     return {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
+
+
+def njit(**options: Any) -> Callable[[Callable], Any]:
+    """``numba.njit`` of functions whose ``compile`` raises ``MemoryError`` where a limit leaves no room
+    for it: LLVM ends the process. Missing, as numba asks for another name: it does so again."""
+    import numba
+
+    def decorate(function: Callable) -> Any:
+        dispatcher = numba.njit(**options)(function)
+        without_check = dispatcher.compile
+
+        def compile(signature: Any) -> Any:
+            _check_room(function.__name__)
+            return without_check(signature)
+
+        dispatcher.compile = compile
+        return dispatcher
+
+    return decorate
+
+
+def _check_room(name: str) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if limit - used < _ROOM:
+            raise MemoryError(
+                f"{name}: {max(0, limit - used) >> 20} MiB are left to compile it, expected "
+                f"{_ROOM >> 20} MiB: the limit of addresses (ulimit -v) is {limit >> 20} MiB"
+            )
 
 
 def llvm_tools() -> Any:

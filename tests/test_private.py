@@ -351,6 +351,21 @@ def test_kernels_do_not_count(without: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert _private.without_counting() == {}
 
 
+def test_kernels_are_compiled_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+
+    def double(x):
+        return x * 2
+
+    kernel = _private.njit(nogil=True)(double)
+    assert kernel(2) == 4
+    limit = 1 << 20
+    monkeypatch.setattr(_private.resource, "getrlimit", lambda kind: (limit, limit))
+    assert kernel(3) == 6, "it is compiled"
+    with pytest.raises(MemoryError, match=r"double: 0 MiB are left .* expected 64 MiB.*ulimit -v"):
+        kernel(2.5)
+
+
 def test_numba_writes_llvm(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     tools = _private.llvm_tools()

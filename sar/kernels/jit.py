@@ -22,7 +22,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from sar._private import lazily_disabled, llvm_tools, without_counting
+from sar._private import lazily_disabled, llvm_tools, njit, without_counting
 
 # Sums may be reordered, so that they use vector units; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
@@ -47,7 +47,7 @@ _TYPES = {dtype: _ORDER + kind for dtype, kind in _KINDS.items()}
 # Kernels own no memory: counting who refers to an array costs more than what is done with
 # one edge. Where they need room, the caller passes it.
 _OPTIONS: Any = {"nogil": True, "cache": True, "fastmath": _FAST, **without_counting()}
-kernel: Any = numba.njit(**_OPTIONS)
+kernel: Any = njit(**_OPTIONS)
 inlined: Any = numba.njit(inline="always")
 _emitted: Any = intrinsic  # the decorated function takes the arguments of the compiled one
 

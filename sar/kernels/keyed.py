@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from sar._private import njit
 from sar.kernels.jit import STEP, array, mix, rows_in_parallel
 from sar.kernels.registry import implements
 
 _BLOCK = 1 << 15  # elements of a 16-bit tensor that are widened at a time
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def _drop(out: Any, x: Any, keys: Any, seed: Any, limit: Any, scale: Any, zero: Any) -> None:
     """out[i, c] = x[i, c] times ``scale``, or ``zero`` where the 64 random bits are below limit."""
     for i in range(x.shape[0]):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar._private import without_counting
+from sar._private import njit, without_counting
 from sar.kernels.jit import STEP, prefetch_byte
 
 _EMPTY = -1  # in a table of ids
@@ -18,7 +18,7 @@ _IDS_AT_ONCE = 1 << 13  # so that the table grows by those that are new, not by 
 _ONE = np.uint64(1)
 # Without counting who refers to an array, as in all kernels: once for each id it costs half.
 _OPTIONS: Any = {"nogil": True, "cache": True, **without_counting()}
-_compiled: Any = numba.njit(**_OPTIONS)
+_compiled: Any = njit(**_OPTIONS)
 
 
 @numba.njit(inline="always")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar._private import without_counting
+from sar._private import njit, without_counting
 from sar.kernels.jit import (
     LINE,
     STEP,
@@ -35,7 +35,7 @@ _11, _32 = np.uint64(11), np.uint64(32)
 # Without counting who refers to an array, as in all kernels: once for each row it costs half.
 _OPTIONS: Any = {"nogil": True, "cache": True, **without_counting()}
 Make = Callable[..., Tensor]
-_compiled: Any = numba.njit(**_OPTIONS)
+_compiled: Any = njit(**_OPTIONS)
 
 
 @numba.njit(inline="always")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-
-from sar._private import without_counting
+from sar._private import njit, without_counting
 
 _OPTIONS: Any = {"nogil": True, "cache": True, **without_counting()}
-compiled: Any = numba.njit(**_OPTIONS)
+compiled: Any = njit(**_OPTIONS)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sar.comm import Group
 from sar.errors import SarError
+from sar.train.archive import load_archive
 from sar.train.sealed import check_seal, write_sealed
 from sar.train.tables import with_own_rows
 
@@ -99,10 +100,7 @@ def _read(path: Path) -> torch.Tensor:
 
 def _parse(data: bytes, folder: str | os.PathLike) -> dict[str, Any]:
     where = Path(folder) / FILE_NAME
-    try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as problem:  # torch raises many kinds for a damaged or foreign file
-        raise ValueError(f"{where}: damaged, or not a checkpoint: {problem}") from problem
+    content = load_archive(io.BytesIO(data), where)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{where}: expected a checkpoint of format {FORMAT}")
     return content

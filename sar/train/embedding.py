@@ -21,6 +21,7 @@ from torch import Tensor
 from sar.comm import Group, current_group
 from sar.files import PARTIAL, remove_left_over
 from sar.nn import ShardedEmbedding
+from sar.train.archive import load_archive
 from sar.train.sealed import check_file, write_sealed
 
 FORMAT = 1
@@ -211,10 +212,7 @@ def _read(path: Path, verify: bool = True) -> dict[str, Any]:
         raise ValueError(f"{path}: no checkpoint of an embedding")
     if verify:
         check_file(path)
-    try:
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as problem:  # torch raises many kinds for a damaged or foreign file
-        raise ValueError(f"{path}: damaged, or not a checkpoint: {problem}") from problem
+    content = load_archive(path, path, mmap=True)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a checkpoint of format {FORMAT}")
     return content
