@@ -155,9 +155,10 @@ def case_alike(group, options):
 def test_options_that_differ_are_named_on_all_ranks() -> None:
     assert run_threads(3, case_alike, [1, 1, 1]) == [""] * 3
     (message,) = set(run_threads(3, case_alike, [1, 1, 2]))
-    assert message == (
-        "loading: k: rank 2 got 2, rank 0 got 1; expected the same on all ranks"
-    )
+    assert message == "loading: k: rank 2 got 2, rank 0 got 1; expected the same on all ranks"
+    one, other = ("x" * 5000 + end for end in "ab")  # behind what a message has room for
+    (message,) = set(run_threads(3, case_alike, [one, one, other]))
+    assert message.startswith("loading: k: rank 2 got 'xxx")
 
 
 def test_agreement_survives_long_and_foreign_text() -> None:
