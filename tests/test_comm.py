@@ -17,7 +17,7 @@ from harness.covering import by_pairs
 from harness.late import run_late
 
 from sar.comm import LocalGroup, current_group, exchange_counts, legacy, use_group
-from sar.comm.group import BufferPool
+from sar.comm.pool import BufferPool
 from sar.config import Config, Policy
 from sar.errors import CommError, NotSupportedError, PartitionError, SarError
 from sar.kernels import add_rows

@@ -18,7 +18,7 @@ from harness.training import Setting, case_train, start_state
 from torch import Tensor
 
 import sar
-from sar.comm.group import BufferPool
+from sar.comm.pool import BufferPool
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.tracing.lazy import eager
 

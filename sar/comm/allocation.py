@@ -1,11 +1,15 @@
-"""What a running process can still set of its allocator; see Note [Allocators]."""
+"""What a running process can still set: its threads, and its allocator; see Note [Allocators]."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+import warnings
 
+import torch
+
+from sar.comm import one_host
 from sar.errors import MissingDependencyError
 
 SOFT_LIMIT = "SAR_SOFT_LIMIT"  # bytes, for :func:`tune_allocator`
@@ -64,3 +68,25 @@ def check_soft_limit(size: int) -> None:
         raise TypeError(f"soft_limit: got {type(size).__name__}, expected an int of bytes")
     if not 0 < size <= sys.maxsize:
         raise ValueError(f"soft_limit: got {size}, expected bytes, 1 to {sys.maxsize}")
+
+
+def tune_process() -> None:
+    """Settings that a running process can still make: threads, and :func:`tune_allocator`'s.
+
+    Raises ``ValueError`` for what cannot be read in the environment, before anybody waits.
+
+    torchrun sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this
+    rank's share of the cores is used instead, with a warning.
+    """
+    tune_allocator()
+    one_host.is_wanted()
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    share = max(1, len(os.sched_getaffinity(0)) // local_ranks)
+    silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    if silent and local_ranks > 1 and share > 1 and os.environ.get("SAR_KEEP_THREADS") is None:
+        warnings.warn(
+            f"torchrun set OMP_NUM_THREADS=1; using {share} threads, this rank's share of the "
+            "cores. Set SAR_KEEP_THREADS=1 to keep one.",
+            stacklevel=3,
+        )
+        torch.set_num_threads(share)

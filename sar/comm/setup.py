@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from sar.comm import one_host
-from sar.comm.allocation import tune_allocator
+from sar.comm.allocation import tune_process
 from sar.comm.current import (
     LocalGroup,
     current_group,
@@ -86,16 +85,16 @@ def initialize_comms(
             A process whose network went away meanwhile may keep a thread that waits in torch; it
             ends at once when its program does, with status 1 after no other error.
     """
-    place = _rank, _world_size, master_ip_address
-    return _joined(*place, backend, _comm_device, master_port_number, timeout)
+    place = rank, world_size, master_ip_address
+    return _joined(*place, backend, comm_device, master_port_number, timeout)
 
 
 def _joined(
-    _rank: int | None,
-    _world_size: int | None,
+    rank: int | None,
+    world_size: int | None,
     master_ip_address: str | None,
     backend: str | None,
-    _comm_device: torch.device | str | None,
+    comm_device: torch.device | str | None,
     master_port_number: int | None,
     timeout: float,
     names: Sequence[str] = (),
@@ -358,28 +357,6 @@ def _end_at_once() -> None:
 def _report_uncaught() -> None:
     if not isinstance(sys.excepthook, _ReportingHook):
         sys.excepthook = _ReportingHook()
-
-
-def tune_process() -> None:
-    """Settings that a running process can still make: threads, and :func:`tune_allocator`'s.
-
-    Raises ``ValueError`` for what cannot be read in the environment, before anybody waits.
-
-    torchrun sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this
-    rank's share of the cores is used instead, with a warning.
-    """
-    tune_allocator()
-    one_host.is_wanted()
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    share = max(1, len(os.sched_getaffinity(0)) // local_ranks)
-    silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
-    if silent and local_ranks > 1 and share > 1 and os.environ.get("SAR_KEEP_THREADS") is None:
-        warnings.warn(
-            f"torchrun set OMP_NUM_THREADS=1; using {share} threads, this rank's share of the "
-            "cores. Set SAR_KEEP_THREADS=1 to keep one.",
-            stacklevel=3,
-        )
-        torch.set_num_threads(share)
 
 
 def rank() -> int:
