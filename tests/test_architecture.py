@@ -564,7 +564,7 @@ def test_version_and_requirements_agree() -> None:
 
 # Of sar.comm what has to know where tensors of a transport lie.
 LOOK_AT_DEVICES = {
-    f"comm/{name}.py" for name in ("buffers", "group", "host_memory", "meeting", "process", "setup")
+    f"comm/{name}.py" for name in ("buffers", "group", "host_memory", "process", "setup", "watched")
 }
 
 
