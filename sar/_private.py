@@ -253,7 +253,7 @@ def without_counting() -> dict[str, bool]:
 
 def njit(**options: Any) -> Callable[[Callable], Any]:
     """``numba.njit`` of functions whose ``compile`` raises ``MemoryError`` where a limit leaves no
-    room: LLVM would end the process. Missing, as numba asks for another name: it does so again."""
+    room for it: LLVM ends the process; missing, as numba asks for another name: it does so."""
     import numba
 
     def decorate(function: Callable) -> Any:

@@ -21,7 +21,7 @@ from sar.cli.rank_data import load_rank
 from sar.comm import Group
 from sar.files import naming, remove_left_over, staged
 from sar.partition.load import PartitionData
-from sar.train.checkpoint import FILE_NAME, load_checkpoint, load_model
+from sar.train.checkpoint import FILE_NAME, check_fields, load_checkpoint, load_model
 from sar.train.data import NodeData
 from sar.train.fields import check_names
 from sar.train.metrics import predict
@@ -54,10 +54,12 @@ def run(args: argparse.Namespace) -> int:
 def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     """What one rank does."""
     content = load_checkpoint(args.checkpoint, group)
+    check_fields(content)
     config = content["config"]
     given = {name: getattr(args, name) for name in ("features", "labels", "model")}
     config |= {name: value for name, value in given.items() if value is not None}
     model_options = ModelOptions(**_chosen(config, ModelOptions))
+    _check_sizes(model_options, content["model"])
     data_options = DataOptions(**_chosen(config, DataOptions))
     partition, graph, data = load_rank(args, data_options, group, device, need_labels=False)
     graph = prepare_graph(graph, model_options)
@@ -99,6 +101,15 @@ def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
             got = f"{chosen[field.name]!r}"
             raise ValueError(f"the checkpoint's {field.name!r}: got {got}, expected {field.type}")
     return chosen
+
+
+def _check_sizes(options: ModelOptions, state: dict[str, Any]) -> None:
+    """Before a model is built that its parameters are not of: it may be of any size."""
+    numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
+    for name, most in (("layers", len(state)), ("hidden", numbers), ("heads", numbers)):
+        if not options.is_own and getattr(options, name) > most:
+            got = f"{getattr(options, name)}, expected at most {most}, as many as its model has"
+            raise ValueError(f"the checkpoint's {name!r}: got {got}")
 
 
 def _results(

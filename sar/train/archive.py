@@ -6,8 +6,10 @@ entries, and make buffers, tensors without numbers of their own, and nests that 
 
 from __future__ import annotations
 
+import io
 import pickletools
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,18 +19,21 @@ _COPIES = 8  # of a tensor's numbers, under several names
 _BUFFERS = ("builtins bytearray", "__builtin__ bytearray")
 
 
-def load_archive(source: Any, name: object, *, mmap: bool | None = None) -> Any:
-    """Plain values and tensors on the CPU.
+def load_archive(source: bytes | Path, name: Path) -> Any:
+    """Plain values and tensors on the CPU, maps of the file where ``source`` is its path.
 
     Args:
-        source: an open file, or with ``mmap`` a path.
         name: of the file, for messages.
 
     Raises ``ValueError`` for what is damaged, foreign, or asks for more memory than its size.
     """
     try:
-        size = _check_entries(source)
-        content = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+        is_path = isinstance(source, Path)
+        size = _check_entries(source if is_path else io.BytesIO(source))
+        content = torch.load(
+            source if is_path else io.BytesIO(source),
+            map_location="cpu", weights_only=True, mmap=is_path,
+        )  # fmt: skip
         _check_sizes(content, size)
     except Exception as problem:  # torch raises many kinds for a damaged or foreign file
         raise ValueError(f"{name}: damaged, or not a checkpoint: {problem}") from problem

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,7 @@ def _read(path: Path) -> torch.Tensor:
 
 def _parse(data: bytes, folder: str | os.PathLike) -> dict[str, Any]:
     where = Path(folder) / FILE_NAME
-    content = load_archive(io.BytesIO(data), where)
+    content = load_archive(data, where)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{where}: expected a checkpoint of format {FORMAT}")
     return content
@@ -116,11 +115,19 @@ def check_fields(content: dict[str, Any]) -> None:
             got = type(value).__name__ if name in content else "nothing"
             raise _wrong(name, got, kind.__name__)
     epoch, history, ranks = content["epoch"], content["history"], content["num_ranks"]
-    if len(history) != epoch or not all(isinstance(record, dict) for record in history):
+    are_records = all(isinstance(record, dict) and "val_acc" in record for record in history)
+    if len(history) != epoch or not are_records:
         raise _wrong("history", f"{len(history)} entries", f"a record for each of {epoch} epochs")
+    for value in (value for record in history for value in record.values()):
+        if not isinstance(value, int | float | None):
+            raise _wrong("history", type(value).__name__, "numbers")
+    if not _is_plain(content["config"]):
+        raise _wrong("config", "tensors", "plain values")
     for name in ("random", "noise"):
         states = content.get(name)
-        if states is not None and (states.dtype != torch.uint8 or len(states) != ranks):
+        if states is None:
+            continue
+        if states.dtype != torch.uint8 or states.dim() != 2 or len(states) != ranks:
             got = f"{states.dtype} {tuple(states.shape)}"
             raise _wrong(name, got, f"torch.uint8 with a row for each of {ranks} ranks")
     if set(content.get("graph") or _GRAPH) != set(_GRAPH):
@@ -134,6 +141,13 @@ def check_fields(content: dict[str, Any]) -> None:
     seeds = content["dropout_seeds"]
     if len(seeds) != 2 or not all(isinstance(seed, int) for seed in seeds):
         raise _wrong("dropout_seeds", repr(seeds), "two integers")
+
+
+def _is_plain(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_plain, inside))
+    return not isinstance(value, Tensor)
 
 
 def _wrong(field: str, got: str, expected: str) -> ValueError:
@@ -169,10 +183,12 @@ def load_optimizer(
     for field, one in (fields | ({"plateau": plateau} if plateau else {})).items():
         try:
             one.load_state_dict(content[field])
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as problem:
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as problem:
             text = f"{type(problem).__name__}: {problem}"
             raise ValueError(f"the checkpoint's {field!r} is of another one: {text}") from problem
     for param, state in optimizer.state.items():
+        if not isinstance(param, Tensor) or not isinstance(state, dict):
+            raise _wrong("optimizer", "states that no parameter has", "its parameters' states")
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
                 got, expected = list(value.shape), list(param.shape)
@@ -190,9 +206,12 @@ def restore_random_state(states: torch.Tensor, group: Group) -> None:
     size = len(torch.get_rng_state())
     if len(mine) != len(_own_random_state()):
         raise SarError("random state: saved on another kind of device; resume on the same kind")
-    torch.set_rng_state(mine[:size].clone())
-    if torch.cuda.is_available():
-        torch.cuda.set_rng_state(mine[size:].clone())
+    try:
+        torch.set_rng_state(mine[:size].clone())
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state(mine[size:].clone())
+    except RuntimeError as problem:
+        raise _wrong("random", str(problem), "a state of torch's generator") from problem
 
 
 def noise_states(group: Group) -> torch.Tensor:
@@ -202,7 +221,10 @@ def noise_states(group: Group) -> torch.Tensor:
 
 def restore_noise(states: torch.Tensor, group: Group) -> None:
     """Set what :func:`noise_states` saw on as many ranks."""
-    group.seeds.noise(group.rank).set_state(states[group.rank].clone())
+    try:
+        group.seeds.noise(group.rank).set_state(states[group.rank].clone())
+    except RuntimeError as problem:
+        raise _wrong("noise", str(problem), "a state of torch's generator") from problem
 
 
 def _own_random_state() -> torch.Tensor:

@@ -212,7 +212,7 @@ def _read(path: Path, verify: bool = True) -> dict[str, Any]:
         raise ValueError(f"{path}: no checkpoint of an embedding")
     if verify:
         check_file(path)
-    content = load_archive(path, path, mmap=True)
+    content = load_archive(path, path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a checkpoint of format {FORMAT}")
     return content
