@@ -21,6 +21,7 @@ import sar
 from sar.errors import NotSupportedError, UnsupportedMember
 from sar.frontends.dgl import patches
 from sar.tracing.lazy import EdgeTensor
+from sar.train import NodeData, Trainer, TrainOptions
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +99,21 @@ def test_a_module_that_comes_later_is_patched_at_the_next_use(
     def case(graph: Any, x: Tensor) -> None:
         with graph.local_scope():
             assert late._topk_on is not original
+
+    on_a_part(partitioned, case)
+
+
+def test_a_trainer_patches_what_its_model_imported(partitioned: Cutter) -> None:
+    """A layer's first call is that of all later ones, though DGL came after the graph."""
+
+    def case(graph: Any, x: Tensor) -> None:
+        graph.group.agree(None)  # both have their graph
+        patches.uninstall()
+        graph.group.agree(None)
+        data = NodeData(x, torch.zeros(len(x)).long(), {"train": torch.arange(len(x))}, 2, False)
+        model = dgl.nn.GraphConv(x.shape[1], 2, allow_zero_in_degree=True)
+        Trainer(model, graph, data, TrainOptions(epochs=1), group=graph.group)
+        assert hasattr(dgl.nn.GraphConv.forward, "__wrapped__")
 
     on_a_part(partitioned, case)
 

@@ -51,13 +51,16 @@ def cut(arrays: GraphArrays, size: int, folder: Path) -> str:
 def trained(
     path: str, size: int, *words: str, begin: dict | None = None, resume: bool = False
 ) -> tuple[dict, list[float], list[dict]]:
-    """What rank 0 started from (``begin``, where given), the losses, and its history."""
+    """What rank 0 started from (``begin``, where given), the losses, and its history.
+
+    Parameters come of a generator of their own: threads share torch's.
+    """
     args = build_parser().parse_args(["train", path, "--no-progress", *words])
 
     def rank(group: Group) -> Any:
         trainer = make_trainer(args, group, torch.device("cpu"))
-        if begin is not None:
-            trainer.model.load_state_dict(with_own_rows(trainer.model, begin))
+        first = begin or drawn(shared_state(trainer.model))
+        trainer.model.load_state_dict(with_own_rows(trainer.model, first))
         if resume:
             trainer.resume()
         start = {name: value.clone() for name, value in shared_state(trainer.model).items()}
@@ -67,6 +70,11 @@ def trained(
     histories = [[record["loss"] for record in history] for _, history in found]
     assert all(one == histories[0] for one in histories)
     return found[0][0], histories[0], found[0][1]
+
+
+def drawn(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return {n: (torch.rand(p.shape, generator=draw) - 0.5) * p.dim() / 2 for n, p in state.items()}
 
 
 class Reference(nn.Module):
@@ -138,6 +146,10 @@ def test_learned_rows_are_part_of_the_checkpoint(tmp_path: Path) -> None:
     trained(path, 2, *words, "--epochs", "2", *kept, "--checkpoint-every", "1", begin=start)
     _, losses, _ = trained(path, 2, *words, "--epochs", "4", *kept, resume=True)
     assert losses == want
+    whole, resumed = (
+        torch.load(run / name / "checkpoint.pt", weights_only=True)["model"] for name in "ab"
+    )
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
     names = sorted(one.name.split(".")[1] for one in (run / "b").glob("checkpoint.*.*.pt"))
     assert names == ["author"] * 2 + ["term"] * 2  # nothing of older epochs
     found = []

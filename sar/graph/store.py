@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -40,7 +39,6 @@ class GraphStore:
         keep_seeds: on blocks, whether source rows begin with the destination rows.
         joined: relations out of the same source rows as one relation, made on first need.
         sharing: the layer's call in progress whose modules share rows; no copy has it.
-        asked: what the modules of a layer asked for the last time; no copy has it.
     """
 
     group: Group
@@ -60,9 +58,6 @@ class GraphStore:
     joined: dict[tuple[EType, ...], Relation] = field(default_factory=dict)
     keyed_rows: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     sharing: Any = field(default=None, init=False, repr=False, compare=False)
-    asked: WeakKeyDictionary[Any, dict] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
 
     def first_nid(self, ntype: str) -> int:
         """Global id of this part's first node of a type."""

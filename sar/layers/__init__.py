@@ -10,7 +10,7 @@ from sar.layers.explain import Explanation, LayerRow, explain, parts_of_fused
 from sar.layers.optimize import optimize
 from sar.layers.prepare import prepare
 from sar.layers.said import layers_logged
-from sar.layers.table import entries, entry_of, register
+from sar.layers.table import entries, entry_of, reduction_of, register
 
 __all__ = [
     "Choice",
@@ -27,5 +27,6 @@ __all__ = [
     "options_of",
     "parts_of_fused",
     "prepare",
+    "reduction_of",
     "register",
 ]

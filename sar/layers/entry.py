@@ -63,6 +63,9 @@ class FusedLayer:
         agree: of a layer, a graph, inputs and whether this rank's call is fused: what the ranks
             have to agree on before either way; collective, and called on every rank. ``run`` gets
             what it returns as ``agreed``.
+        reduces: of a layer: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``, which its own code
+            computes of the very source rows that it is given, if it is given nothing else; ``None``
+            where it first makes others of them. Looks at nothing that may differ between ranks.
     """
 
     module: str
@@ -73,3 +76,4 @@ class FusedLayer:
     why_not_recomputed: WhyNot | None = None
     run_recomputed: Run | None = None
     agree: Agree | None = None
+    reduces: Callable[[Any], str | None] | None = None

@@ -284,6 +284,12 @@ def _run(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
     return rectified(z) if is_relu(activation) else activation(z)
 
 
+def _reduces(layer: Any) -> str | None:
+    is_given = layer._norm in ("none", "right") and layer._in_feats <= layer._out_feats
+    return "sum" if is_given else None
+
+
 GCN = FusedLayer(
-    "dgl.nn.pytorch.conv.graphconv", "GraphConv", ("a6a1ee0fcbb62d01",), _why_not, _run
-)
+    "dgl.nn.pytorch.conv.graphconv", "GraphConv", ("a6a1ee0fcbb62d01",), _why_not, _run,
+    reduces=_reduces,
+)  # fmt: skip

@@ -123,4 +123,7 @@ def _run(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
     return z if layer.activation is None else layer.activation(z)
 
 
-GIN = FusedLayer("dgl.nn.pytorch.conv.ginconv", "GINConv", ("e16747eb7781463c",), _why_not, _run)
+GIN = FusedLayer(
+    "dgl.nn.pytorch.conv.ginconv", "GINConv", ("e16747eb7781463c",), _why_not, _run,
+    reduces=lambda layer: layer._aggregator_type,
+)  # fmt: skip

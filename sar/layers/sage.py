@@ -228,6 +228,13 @@ def _computed(function: Callable[..., Tensor], layer: Any, graph: Any, x: Tensor
     return z if layer.norm is None else layer.norm(z)
 
 
+def _reduces(layer: Any) -> str | None:
+    drops = layer.feat_drop.training and getattr(layer.feat_drop, "p", 0)
+    if drops or layer._in_src_feats > layer._out_feats:
+        return None
+    return {"mean": "mean", "gcn": "sum"}.get(layer._aggre_type)
+
+
 SAGE = FusedLayer(
     "dgl.nn.pytorch.conv.sageconv",
     "SAGEConv",
@@ -236,4 +243,5 @@ SAGE = FusedLayer(
     _run,
     _why_not_recomputed,
     _run_recomputed,
+    reduces=_reduces,
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sar.layers.choice import own_forward
 from sar.layers.entry import FusedLayer
 from sar.layers.gat import GAT
 from sar.layers.gatv2 import GATV2
@@ -32,6 +35,15 @@ def entry_of(kind: type) -> FusedLayer | None:
         if found is not None:
             return found
     return None
+
+
+def reduction_of(module: Any) -> str | None:
+    """What a module reduces of the very rows that it is given, and nothing else; ``None`` where
+    that is not known. See :class:`sar.layers.entry.FusedLayer`."""
+    entry = entry_of(type(module))
+    if entry is None or entry.reduces is None or own_forward(module, entry) is not None:
+        return None
+    return entry.reduces(module)
 
 
 for _entry in (SAGE, GAT, GATV2, GCN, GIN):

@@ -76,13 +76,10 @@ def _buffers(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _graph(graph: GraphView) -> Iterator[None]:
-    frames, store = graph._all_frames(), graph._store
+    frames = graph._all_frames()
     saved = [frame.save() for frame in frames]
-    asked = {layer: dict(known) for layer, known in store.asked.items()}
     try:
         yield
     finally:
         for frame, columns in zip(frames, saved, strict=True):
             frame.restore(columns)
-        store.asked.clear()
-        store.asked.update(asked)

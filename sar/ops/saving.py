@@ -101,17 +101,6 @@ def owns_saved() -> bool:
     return repeated_or_kept and _state.hooks == innermost_saving_hooks()
 
 
-def is_checkpointed() -> bool:
-    """Whether ``torch.utils.checkpoint`` runs this code twice, without notes of the first time.
-
-    It has to do the same both times, and save as many tensors.
-    """
-    if takes_notes():
-        return False
-    top = innermost_saving_hooks()
-    return top is not None and top[0].__module__ == "torch.utils.checkpoint"
-
-
 def repeats() -> bool:
     """Whether this forward pass is computed again, for a backward pass that follows."""
     return _state.notes is not None and _state.notes.next is not None

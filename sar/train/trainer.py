@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sar.comm import Group, current_group
 from sar.errors import SarError
-from sar.frontends.dgl import ShardedGraph
+from sar.frontends.dgl import ShardedGraph, install
 from sar.layers import layers_logged, parts_of_fused, prepare
 from sar.nn import (
     check,
@@ -107,6 +107,7 @@ class Trainer:
         self._best, self._callbacks = Best(), Callbacks(callbacks, self.group)
         if self.checkpoint is not None:
             tables.tables_of(model)  # raises for rows that it would not find again
+        install()  # where the model has imported DGL after the graph was made
         self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
         sync_params(model, group=self.group)
         if isinstance(graph, ShardedGraph) and batches is None:

@@ -9,12 +9,14 @@ from sar.frontends.dgl.build import (
     load_partition_data,
 )
 from sar.frontends.dgl.mfg import construct_mfgs
+from sar.frontends.dgl.patches import install
 from sar.frontends.dgl.sharded import ShardedGraph
 
 __all__ = [
     "ShardedGraph",
     "construct_full_graph",
     "construct_mfgs",
+    "install",
     "load_dgl_partition_data",
     "load_partition_data",
 ]

@@ -1,15 +1,17 @@
 """Modules of a layer that read the same rows: these travel once for all of them.
 
-``HeteroGraphConv`` calls one module after the other, and what a module asks of the graph shows when
-it asks. So a layer's first call on a graph fetches rows for each relation, and is remembered. From
-then on the first module that reduces a tensor which was given to modules after it, too, brings the
-rows for those that reduced it the last time. They are handed out when they are asked for. A module
-that asks for something else gets that, and the next call expects it.
+``HeteroGraphConv`` calls one module after the other. What layers of the table reduce is said there.
+So the first one that reduces a tensor which was given to layers after it, too, brings the rows for
+those that will reduce it in the same stream. They are handed out when they are asked for. A module
+that asks for something else gets that.
+
+What was computed before plays no part in it: sums of several relations are rounded in another way
+than each by itself, and a run that is resumed has to go on with the bits of one that never ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
@@ -23,14 +25,14 @@ from sar.edges import Relation
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.joint import reduce_jointly, stream_of
 from sar.graph.store import EType, GraphStore
-from sar.ops.saving import is_checkpointed, once
+from sar.layers import reduction_of
 
 
-class Ask(NamedTuple):
-    """A relation whose module reduces the rows it was given."""
+class Reads(NamedTuple):
+    """The source rows that the module of a relation is given, and its reduction of them, if any."""
 
-    etype: EType
-    op: str
+    rows: Tensor
+    op: str | None
 
 
 class _Ready(NamedTuple):
@@ -44,47 +46,41 @@ class SharedRows:
     """One call of a layer whose modules read their relations' source rows.
 
     Args:
-        inputs: [num_src, ...] source rows by relation, in the order in which modules run.
-        expected: what they asked for the last time.
-
-    Attributes:
-        asked: what they ask for this time.
+        reads: by relation, in the order in which modules run.
     """
 
-    def __init__(
-        self, store: GraphStore, inputs: Mapping[EType, Tensor], expected: frozenset[Ask]
-    ) -> None:
-        self.store, self.inputs, self.expected = store, inputs, expected
-        self.asked: set[Ask] = set()
-        self._ready: dict[Ask, _Ready] = {}
+    def __init__(self, store: GraphStore, reads: Mapping[EType, Reads]) -> None:
+        self.store, self.reads = store, reads
+        self._ready: dict[EType, _Ready] = {}
 
     def reduce(self, etype: EType, x: Tensor, op: str, policy: Policy) -> Tensor | None:
         """[num_dst, ...] of what the relation's module asks; ``None`` to reduce it alone.
 
-        Collective. Every rank decides alike, from what all of them do: which tensors are the same
-        object and which modules asked for what the last time.
+        Collective. Every rank decides alike, from what all of them know: which tensors are the same
+        object and what the modules are.
         """
-        if self.inputs.get(etype) is not x or not self._can_join(etype, x):
+        own = self.reads.get(etype)
+        if own is None or own.rows is not x or own.op != op or not self._can_join(etype, x):
             return None
-        self.asked.add(Ask(etype, op))
-        ready = self._ready.pop(Ask(etype, op), None)
-        if ready is not None and ready.state == _state(x, policy):
+        ready, state = self._ready.pop(etype, None), _state(x, policy)
+        if ready is not None and ready.state == state:
             return ready.rows
-        ops = {etype: op, **self._expected_after(etype, x, stream_of(op))}
+        ops = {etype: op, **self._later(etype, own)}
         if len(ops) == 1:
             return None
         rows = reduce_jointly(self.store, ops, x, policy)
-        mine, state = rows.pop(etype), _state(x, policy)
-        self._ready |= {Ask(e, ops[e]): _Ready(part, state) for e, part in rows.items()}
+        mine = rows.pop(etype)
+        self._ready |= {e: _Ready(part, state) for e, part in rows.items()}
         return mine
 
-    def _expected_after(self, etype: EType, x: Tensor, stream: str) -> dict[EType, str]:
-        """Relations after ``etype`` that are expected to reduce ``x`` in the same stream."""
-        order = list(self.inputs)
-        later = [e for e in order[order.index(etype) + 1 :] if self.inputs[e] is x]
-        asks = sorted(ask for ask in self.expected if stream_of(ask.op) == stream)
-        ops = {ask.etype: ask.op for ask in asks}
-        return {e: ops[e] for e in later if e in ops}
+    def _later(self, etype: EType, own: Reads) -> dict[EType, str]:
+        """Relations after ``etype`` that reduce the same rows in the same stream."""
+        order, found = list(self.reads), {}
+        for later in order[order.index(etype) + 1 :]:
+            rows, op = self.reads[later]
+            if rows is own.rows and op is not None and stream_of(op) == stream_of(own.op):
+                found[later] = op
+        return found
 
     def _can_join(self, etype: EType, x: Tensor) -> bool:
         return x.is_floating_point() and isinstance(self.store.relations[etype], Relation)
@@ -96,15 +92,11 @@ def _state(x: Tensor, policy: Policy) -> tuple:
 
 
 @contextmanager
-def shared_rows(store: GraphStore, layer: Any, inputs: Mapping[EType, Tensor]) -> Iterator[None]:
-    """While ``layer`` runs its modules on ``inputs``, those that read the same rows share them."""
-    known = store.asked.setdefault(layer, {})
-    mode = layer.training, torch.is_grad_enabled()  # dropout replaces rows in training only
-    expected = once(lambda: known.get(mode, frozenset()))  # the same in a repetition
-    before, store.sharing = store.sharing, SharedRows(store, inputs, expected)
+def shared_rows(store: GraphStore, reads: Mapping[EType, Reads]) -> Iterator[None]:
+    """While a layer runs its modules, those that read the same rows share them."""
+    before, store.sharing = store.sharing, SharedRows(store, reads)
     try:
         yield
-        known[mode] = frozenset(store.sharing.asked)
     finally:
         store.sharing = before
 
@@ -113,18 +105,29 @@ def sharing(forward: Callable) -> Callable:
     """``HeteroGraphConv.forward`` that shares rows, on our graphs."""
 
     @wraps(forward)
-    def call(self: Any, g: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        sources = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
-        if not isinstance(g, Counts) or not isinstance(sources, Mapping):
-            return forward(self, g, inputs, *args, **kwargs)
-        check_modules(self, g.canonical_etypes, sources)
-        if g.group.size == 1 or is_checkpointed():
-            return forward(self, g, inputs, *args, **kwargs)
-        rows = {e: sources[e[0]] for e in g.canonical_etypes if e[0] in sources}
-        with shared_rows(g._store, self, rows):
-            return forward(self, g, inputs, *args, **kwargs)
+    def call(self: Any, g: Any, inputs: Any, mod_args: Any = None, mod_kwargs: Any = None) -> Any:
+        given = inputs if isinstance(inputs, tuple) and inputs else (inputs,)
+        if not isinstance(g, Counts) or not isinstance(given[0], Mapping):
+            return forward(self, g, inputs, mod_args, mod_kwargs)
+        check_modules(self, g.canonical_etypes, given[0])
+        if g.group.size == 1:
+            return forward(self, g, inputs, mod_args, mod_kwargs)
+        reads = _reads(self, g.canonical_etypes, given, {**(mod_args or {}), **(mod_kwargs or {})})
+        with shared_rows(g._store, reads):
+            return forward(self, g, inputs, mod_args, mod_kwargs)
 
     return call
+
+
+def _reads(layer: Any, etypes: list[EType], given: Sequence, more: Mapping) -> dict[EType, Reads]:
+    """Of the relations whose modules run; one that is given ``more`` may reduce other rows."""
+    found = {}
+    for etype in etypes:
+        if etype[0] in given[0] and etype[2] in given[-1]:
+            module = layer.mod_dict.get(etype, layer.mod_dict.get(etype[1]))
+            op = None if etype[1] in more else reduction_of(module)
+            found[etype] = Reads(given[0][etype[0]], op)
+    return found
 
 
 def check_modules(layer: Any, etypes: list[EType], sources: Mapping) -> None:
