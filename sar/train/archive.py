@@ -27,17 +27,18 @@ def load_archive(source: bytes | Path, name: Path) -> Any:
 
     Raises ``ValueError`` for what is damaged, foreign, or asks for more memory than its size.
     """
+    is_path = isinstance(source, Path)
     try:
-        is_path = isinstance(source, Path)
-        size = _check_entries(source if is_path else io.BytesIO(source))
-        content = torch.load(
-            source if is_path else io.BytesIO(source),
-            map_location="cpu", weights_only=True, mmap=is_path,
-        )  # fmt: skip
+        size = _check_entries(_opened(source))
+        content = torch.load(_opened(source), map_location="cpu", weights_only=True, mmap=is_path)
         _check_sizes(content, size)
     except Exception as problem:  # torch raises many kinds for a damaged or foreign file
         raise ValueError(f"{name}: damaged, or not a checkpoint: {problem}") from problem
     return content
+
+
+def _opened(source: bytes | Path) -> Any:
+    return source if isinstance(source, Path) else io.BytesIO(source)
 
 
 def _check_entries(source: Any) -> int:
