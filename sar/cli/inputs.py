@@ -14,6 +14,7 @@ from sar.cli.partition import WARNING
 from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
+from sar.partition import child
 from sar.partition.book_file import read_book
 from sar.partition.sources.inputs import reads_other_files
 
@@ -102,7 +103,7 @@ def _cut(source: str, parts: int, method: str, seed: int, out: Path) -> None:
     command = [sys.executable, "-m", "sar", *map(str, [*words, "--seed", seed])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        lines = done.stderr.strip().splitlines() or [child.death(done.returncode)]
         raise SarError(lines[-1].removeprefix("sar partition: error: "))
     for line in done.stderr.splitlines():
         if line.startswith(WARNING):

@@ -27,3 +27,11 @@ def command(file: str, *arguments: object) -> list[str]:
     """
     path = os.pathsep.join(str(place) or os.getcwd() for place in sys.path)
     return [sys.executable, "-c", _FIRST, path, str(os.getpid()), file, *map(str, arguments)]
+
+
+def death(status: int) -> str:
+    """How a child ended, in words, by what ``subprocess`` says."""
+    if status >= 0:
+        return f"status {status}"
+    hint = "; out of memory?" if status == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-status).name}{hint}"

@@ -50,8 +50,7 @@ class Solver:
             env=environment(), capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
         if done.returncode:
-            status = f"status {done.returncode}"  # of a signal, if it is negative
-            last = (done.stderr.strip().splitlines() or [status])[-1]
+            last = (done.stderr.strip().splitlines() or [child.death(done.returncode)])[-1]
             if f"No module named '{self.package}'" in last:
                 raise MissingDependencyError(
                     f"method {self.method!r} needs {self.package}: pip install {self.requirement}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -47,17 +46,15 @@ def open_apart(text: str) -> GraphArrays:
             kind, message = json.loads((folder / _ERROR).read_text(encoding="utf-8"))
             raise next(one for one in _KINDS if one.__name__ == kind)(message)
         if done.returncode:
-            raise ValueError(f"{text}: its reader died with {_death(done)}; is it damaged?")
+            raise ValueError(f"{text}: its reader ended, {_death(done)}; is it damaged?")
         # The map stays when the folder goes.
         content = torch.load(folder / _ARRAYS, mmap=True, weights_only=True)
     return GraphArrays(**content)
 
 
 def _death(done: subprocess.CompletedProcess) -> str:
-    if done.returncode < 0:
-        return signal.Signals(-done.returncode).name
-    words = (done.stderr or "").strip().splitlines()[-1:]
-    return ", ".join([f"status {done.returncode}", *words])
+    words = (done.stderr or "").strip().splitlines()[-1:] if done.returncode > 0 else []
+    return ", ".join([child.death(done.returncode), *words])
 
 
 def main(text: str, folder: str) -> int:
