@@ -65,7 +65,7 @@ class SharedRows:
         ready, state = self._ready.pop(etype, None), _state(x, policy)
         if ready is not None and ready.state == state:
             return ready.rows
-        ops = {etype: op, **self._later(etype, own)}
+        ops = {etype: op, **self._later(etype, x, op)}
         if len(ops) == 1:
             return None
         rows = reduce_jointly(self.store, ops, x, policy)
@@ -73,13 +73,13 @@ class SharedRows:
         self._ready |= {e: _Ready(part, state) for e, part in rows.items()}
         return mine
 
-    def _later(self, etype: EType, own: Reads) -> dict[EType, str]:
-        """Relations after ``etype`` that reduce the same rows in the same stream."""
+    def _later(self, etype: EType, x: Tensor, op: str) -> dict[EType, str]:
+        """Relations after ``etype`` that reduce ``x`` in the stream of ``op``."""
         order, found = list(self.reads), {}
         for later in order[order.index(etype) + 1 :]:
-            rows, op = self.reads[later]
-            if rows is own.rows and op is not None and stream_of(op) == stream_of(own.op):
-                found[later] = op
+            rows, other = self.reads[later]
+            if rows is x and other is not None and stream_of(other) == stream_of(op):
+                found[later] = other
         return found
 
     def _can_join(self, etype: EType, x: Tensor) -> bool:
