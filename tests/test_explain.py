@@ -340,7 +340,7 @@ def test_blocks(partitioned: Cutter) -> None:
 
 
 def test_relations_whose_rows_travel_together(partitioned: Cutter) -> None:
-    """The first call asks one by one, the next for all at once, and the table says so."""
+    """From the first call on, and the table says so."""
     path = partitioned(shop(), 2)
     conv = dgl.nn.HeteroGraphConv(
         {name: dgl.nn.GINConv(nn.Linear(NUM_FEATURES, 4), "sum") for name in NAMES}
@@ -362,9 +362,9 @@ def test_relations_whose_rows_travel_together(partitioned: Cutter) -> None:
         return found
 
     for first, later in run_threads(2, case):
-        assert all(first[f"mods.{name}"].implementation == "sum" for name in NAMES)
-        assert "shared rows" in later["mods.follows"].implementation
-        assert later["mods.follows"].sent_bytes < first["mods.follows"].sent_bytes
+        for one in (first, later):
+            assert "shared rows" in one["mods.follows"].implementation
+            assert one["mods.follows"].sent_bytes < one["mods.buys"].sent_bytes
 
 
 class Around(dgl.nn.SAGEConv):
