@@ -73,15 +73,6 @@ class SharedRows:
         self._ready |= {e: _Ready(part, state) for e, part in rows.items()}
         return mine
 
-<<<<<<< HEAD
-    def _later(self, etype: EType, x: Tensor, own: str) -> dict[EType, str]:
-        """Relations after ``etype`` that reduce the same rows in the same stream."""
-        order, found = list(self.reads), {}
-        for later in order[order.index(etype) + 1 :]:
-            rows, op = self.reads[later]
-            if rows is x and op is not None and stream_of(op) == stream_of(own):
-                found[later] = op
-=======
     def _later(self, etype: EType, x: Tensor, op: str) -> dict[EType, str]:
         """Relations after ``etype`` that reduce ``x`` in the stream of ``op``."""
         order, found = list(self.reads), {}
@@ -89,7 +80,6 @@ class SharedRows:
             rows, other = self.reads[later]
             if rows is x and other is not None and stream_of(other) == stream_of(op):
                 found[later] = other
->>>>>>> 3e58aad396ee2db49ed4ee56d90d8f757a59df1e
         return found
 
     def _can_join(self, etype: EType, x: Tensor) -> bool:
