@@ -101,7 +101,7 @@ def check_sums(model: nn.Module, group: Group, factor: float = math.nan) -> None
     if is_due(steps.count("sum", model)):
         steps.summed.update(model.modules())  # there may be new ones
         known = {id(param) for part in steps.summed for param in part.parameters(recurse=False)}
-        loose = [param for param in _loose(steps) if id(param) not in known]
+        loose = [param for param in steps.loose_params() if id(param) not in known]
         _compare(dict(replicated(model)), model, group, _named(loose), factor)
 
 
@@ -117,7 +117,8 @@ def check_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> Non
     """What every call of a module with a graph of several ranks looks at: parameters now and then.
 
     Such a call is collective, and so is this now and then; not where no gradient is recorded, nor
-    where sums of gradients look. Parts of a model that is looked at are not, as layers.
+    where sums of gradients look. Parts of a model that is looked at are not, as layers. Nor is it
+    an error where nobody trains: no rank has written to a parameter since the first call.
     """
     if group.size == 1 or not torch.is_grad_enabled() or not model.training:
         return
@@ -127,14 +128,17 @@ def check_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> Non
     number = steps.count("call", model)
     if number == 1 and not is_layer:
         steps.called.update(model.modules())
-    if number > 1 and is_due(number):
-        _compare(dict(replicated(model)), model, group)
-        compare_at_end(model, group)
+    if is_due(number):
+        params = replicated(model)
+        is_trained = steps.see_written(params.values())
+        if number > 1:
+            _compare(dict(params), model, group, is_trained=is_trained)
+            compare_at_end(model, group)
 
 
-def compare_loose(group: Group) -> None:
+def compare_loose(group: Group, is_trained: bool) -> None:
     """Compare the parameters that were found behind a loss or rows; collective."""
-    _compare({}, None, group, _named(_loose(steps_of(group))))
+    _compare({}, None, group, _named(steps_of(group).loose_params()), is_trained=is_trained)
 
 
 def _compare(
@@ -143,18 +147,21 @@ def _compare(
     group: Group,
     loose: Mapping[str, Tensor] | None = None,
     factor: float | None = None,
+    is_trained: bool = True,
 ) -> None:
     """Raise ``DriftError`` on every rank unless all hold the same tensors; collective.
 
     Args:
         loose: compared as well where ranks have equally shaped ones; they need not.
         factor: see :func:`check_sums`.
+        is_trained: on some rank, else nothing is raised; not with a factor.
     """
     digests = [0 if is_lazy(tensor) else digest_of(tensor) for tensor in tensors.values()]
     others = [digest_of(tensor) for tensor in (loose or {}).values()]
-    mine = [_bits(factor)] if factor is not None else []
-    found = _gathered([hash((*digests, *others)), *mine], group)
-    steps = steps_of(group)
+    beside = int(is_trained) if factor is None else _bits(factor)
+    found, steps = _gathered([hash((*digests, *others)), beside], group), steps_of(group)
+    if factor is None and not found[:, 1].any():
+        return
     if factor is not None and model is not None and model not in steps.changed:
         if warn_of_factors(model, found[:, 1].view(torch.float64), group):
             steps.changed.add(model)
@@ -189,10 +196,6 @@ def compare_at_end(model: nn.Module, group: Group) -> None:
         steps.roots.append(ref(model))
     if group.farewell is None:
         group.farewell = Farewell(steps)
-
-
-def _loose(steps: Steps) -> list[nn.Parameter]:
-    return [param for param in (known() for known in steps.loose) if param is not None]
 
 
 def _named(params: Sequence[nn.Parameter]) -> dict[str, Tensor]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from weakref import ReferenceType, WeakKeyDictionary, WeakSet
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 from torch import nn
 
+from sar._private import version_of
 from sar.comm import Group
 from sar.errors import MistakeWarning
 from sar.nn.sums import Watch
@@ -34,6 +36,7 @@ class Steps:
         layouts: numbers of parameters that a model was seen to have.
         watches: of models whose next sum of gradients is looked at.
         loose: parameters that losses depend on, whosever they are.
+        versions: of parameters when they were first seen, by ``id``.
         changed: models whose gradients were changed before a sum, which is told.
         is_told: that ranks are not equal.
     """
@@ -47,6 +50,7 @@ class Steps:
     layouts: WeakKeyDictionary[nn.Module, set[int]] = field(default_factory=WeakKeyDictionary)
     watches: WeakKeyDictionary[nn.Module, Watch] = field(default_factory=WeakKeyDictionary)
     loose: list[ReferenceType[nn.Parameter]] = field(default_factory=list)
+    versions: dict[int, tuple[ReferenceType[nn.Parameter], int]] = field(default_factory=dict)
     changed: WeakSet[nn.Module] = field(default_factory=WeakSet)
     is_told: bool = False
     _losses: WeakKeyDictionary[nn.Module, _Losses] = field(default_factory=WeakKeyDictionary)
@@ -56,6 +60,22 @@ class Steps:
         calls = self.calls.setdefault(what, WeakKeyDictionary())
         number = calls[module] = calls.get(module, 0) + 1
         return number
+
+    def loose_params(self) -> list[nn.Parameter]:
+        """Those of ``loose`` that still live."""
+        return [param for param in (known() for known in self.loose) if param is not None]
+
+    def see_written(self, params: Iterable[nn.Parameter]) -> bool:
+        """Whether somebody has written to any of ``params`` since it was first seen here."""
+        is_written = False
+        for param in params:
+            now = ref(param), version_of(param)
+            before = self.versions.get(id(param))
+            if before is None or before[0]() is not param:
+                self.versions[id(param)] = now
+            else:
+                is_written |= before[1] != now[1]
+        return is_written
 
     def missing(self, module: nn.Module) -> str:
         """The calls that would have kept ``module`` equal on all ranks, and that nobody made."""
