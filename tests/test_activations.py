@@ -186,7 +186,6 @@ def test_a_recomputed_layer_sums_its_own_rows_where_a_round_was_sent_from(
         data = sar.load_dgl_partition_data(path, group.rank)
         graph = sar.construct_full_graph(data, policy=sar.Policy(constant_inputs="off"))
         conv, found = dgl.nn.SAGEConv(NUM_FEATURES, 4, "mean"), []
-        sar.sync_params(conv)
         for activations in ("keep", "recompute"):
             sar.set_activations(conv, activations)
             group.pool.clear()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness.failures import assert_no_mistakes
 from harness.nursery import Child, Nursery
 
 from sar.partition.sources.generate import bibliography_graph, community_graph
@@ -67,6 +68,7 @@ def run(*words: str | Path, cwd: Path) -> str:
         cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
+    assert_no_mistakes(done.stderr)
     return done.stdout
 
 
@@ -108,6 +110,7 @@ def run_two_ranks(nursery: Nursery, scripts: list[str], parts: Path, cwd: Path) 
         texts = [rank.text("out") + rank.text("err") for rank in ranks]
         codes = [rank.returncode for rank in ranks]
         assert codes == [0, 0], "\n".join(text[-3000:] for text in texts)
+        assert_no_mistakes("".join(texts))
         return ranks[0].text("out")
     finally:
         for rank in ranks:

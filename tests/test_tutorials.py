@@ -19,6 +19,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from harness.failures import assert_no_mistakes
 from test_docs import ROOT, blocks
 
 from sar.__main__ import main
@@ -41,6 +42,7 @@ def torchrun(words: list[str]) -> str:
         env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, f"{words}\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
+    assert_no_mistakes(done.stderr)
     return done.stdout
 
 

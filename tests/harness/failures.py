@@ -22,3 +22,8 @@ class RankFailed(AssertionError):
     def __init__(self, message: str, rank: int, kind: str, died: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.rank, self.kind, self.died = rank, kind, died
+
+
+def assert_no_mistakes(printed: str) -> None:
+    """That a script of ours, which is right, was not told of a mistake on its error stream."""
+    assert "MistakeWarning" not in printed, printed[-3000:]
