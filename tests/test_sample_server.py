@@ -176,6 +176,32 @@ def test_trainers_and_servers_that_do_not_fit(
             assert "1 servers and 3 trainers" in text and "2 servers and 2 trainers" in text
 
 
+DIFFERS = """
+import os, sys
+from sar.sampling import connect
+with connect(sys.argv[1], 2) as servers:
+    rank = int(os.environ["RANK"])
+    servers.NeighborLoader([4], as_="tensors", batch_size=8 + rank)
+"""
+
+
+def test_an_option_that_differs_between_trainers_is_named(
+    nursery: Nursery, parts: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "differs.py"
+    script.write_text(DIFFERS)
+    with servers(nursery, parts) as (process, address):
+        places = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+        running = [nursery.start([str(script), address], environment() | one) for one in places]
+        try:
+            assert all(one.wait(START) for one in running) and process.wait(START) == 2
+        finally:
+            for one in running:
+                one.kill()
+        wanted = "loader: batch_size: trainer 1 got 9, trainer 0 got 8; expected the same"
+        assert all(wanted in one.text("err") for one in running)
+
+
 BAD = [
     (["--trainers", "0"], "--trainers: got '0', expected an integer of 1 or more"),
     (["--trainers", "1", "--address", "here"], "--address: got 'here', expected HOST:PORT"),

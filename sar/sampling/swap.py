@@ -22,11 +22,14 @@ class Stopped(SarError):
         is_misled: whether others would have.
     """
 
-    def __init__(self, ranks: list[int], size: int, step: int) -> None:
+    def __init__(
+        self, ranks: list[int], size: int, step: int, names: Sequence[str] = ()
+    ) -> None:
         self.is_misled = len(ranks) < size
-        named = ", ".join(map(str, ranks))
+        named = ", ".join(names[rank] if names else str(rank) for rank in ranks)
+        named = named if names else f"rank {named}"
         where = f" before step {step}" if step >= 0 else ""
-        super().__init__(f"rank {named} left the loader{where}; {_TOGETHER}")
+        super().__init__(f"{named} left the loader{where}; {_TOGETHER}")
 
 
 class Swap:
@@ -88,7 +91,7 @@ class Swap:
             self.group.agree(error, "sampling")
         if _STOPS in states:
             ranks = [p for p, state in enumerate(states) if state == _STOPS]
-            stopped = Stopped(ranks, self.num_leaving, self.step)
+            stopped = Stopped(ranks, self.num_leaving, self.step, self.group.names)
             self._left = str(stopped) if stopped.is_misled else _TOGETHER
             raise stopped
         steps = [step for _, step in heads]
