@@ -29,7 +29,7 @@ STEPS: dict[str, tuple[str, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@benchmark("earlier", "core")
+@benchmark("earlier", "versus")
 def earlier(options: Options) -> Report:
     """CPU seconds, bytes, activation memory: at most 1.03 x those of an earlier checkout."""
     if options.before is None:

@@ -153,6 +153,7 @@ class ThreadGroup(Group):
             room.wait(self.rank)
             raise self._apart(", ".join(f"{rank}: {one}" for rank, one in enumerate(calls)))
         result = read(list(offers))
+        del offers  # before others go on, who may count on the memory of theirs
         room.wait(self.rank)
         room.slots[self.rank] = None  # nobody reads it any more: memory may be free
         return result

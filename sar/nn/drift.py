@@ -131,8 +131,7 @@ def check_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> Non
     if is_due(number):
         params = replicated(model)
         is_trained = steps.see_written(params.values())
-        if number > 1:
-            _compare(dict(params), model, group, is_trained=is_trained)
+        if number > 1 and _compare(dict(params), model, group, is_trained=is_trained):
             compare_at_end(model, group)
 
 
@@ -148,25 +147,27 @@ def _compare(
     loose: Mapping[str, Tensor] | None = None,
     factor: float | None = None,
     is_trained: bool = True,
-) -> None:
+) -> bool:
     """Raise ``DriftError`` on every rank unless all hold the same tensors; collective.
 
     Args:
         loose: compared as well where ranks have equally shaped ones; they need not.
         factor: see :func:`check_sums`.
         is_trained: on some rank, else nothing is raised; not with a factor.
+
+    Returns whether it is.
     """
     digests = [0 if is_lazy(tensor) else digest_of(tensor) for tensor in tensors.values()]
     others = [digest_of(tensor) for tensor in (loose or {}).values()]
     beside = int(is_trained) if factor is None else _bits(factor)
     found, steps = _gathered([hash((*digests, *others)), beside], group), steps_of(group)
     if factor is None and not found[:, 1].any():
-        return
+        return False
     if factor is not None and model is not None and model not in steps.changed:
         if warn_of_factors(model, found[:, 1].view(torch.float64), group):
             steps.changed.add(model)
     if bool((found[:, 0] == found[0, 0]).all()):
-        return
+        return True
     agree_on_layout(tensors, group)
     if loose is not None:
         layouts = _gathered(list(layout_of(loose)), group)
@@ -177,6 +178,7 @@ def _compare(
         steps.is_told = True
         name = list(tensors)[int(differ.any(0).nonzero()[0])]
         raise DriftError(f"{_first_difference(tensors, differ)}; {_cause(name, model, steps)}")
+    return True
 
 
 def _gathered(numbers: list[int], group: Group) -> Tensor:

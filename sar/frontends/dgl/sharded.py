@@ -210,13 +210,13 @@ class ShardedGraph(Counts, OriginalMembers):
             NotSupportedError: another reduction.
             KeyError: a column or message that does not exist; ValueError: shapes that do not fit.
         """
-        self._look_behind()
         if etype is None and len(self.canonical_etypes) > 1:
             steps, op = multi.steps_of_all(self.canonical_etypes, message_func, reduce_func)
             multi.multi_update_all(self._store, steps, op, apply_node_func, self.policy)
-            return
-        step = multi.Step(message_func, reduce_func, apply_node_func)
-        multi.update_all(self._store, self._canonical(etype), step, self.policy)
+        else:
+            step = multi.Step(message_func, reduce_func, apply_node_func)
+            multi.update_all(self._store, self._canonical(etype), step, self.policy)
+        self._look_behind()
 
     @untraced
     def multi_update_all(
@@ -242,9 +242,9 @@ class ShardedGraph(Counts, OriginalMembers):
         Raises:
             ValueError: a relation that does not exist or comes twice, another cross reducer.
         """
-        self._look_behind()
         steps = multi.read_steps(etype_dict, cross_reducer, self._canonical)
         multi.multi_update_all(self._store, steps, cross_reducer, apply_node_func, self.policy)
+        self._look_behind()
 
     @partial(untraced, otherwise=partial(refuse_compiled, "graph.apply_edges"))
     def apply_edges(
@@ -294,9 +294,10 @@ class ShardedGraph(Counts, OriginalMembers):
         Returns:
             [num_dst_nodes, ...] in the dtype of ``x``; 0 for rows without edges.
         """
-        self._look_behind(x)
         relation = self._relation(etype)
-        return passing.aggregate_rows(relation, x, op, edge_weight, self.policy)
+        out = passing.aggregate_rows(relation, x, op, edge_weight, self.policy)
+        self._look_behind(x)
+        return out
 
     def _look_behind(self, *rows: Tensor) -> None:
         """Compare now and then what rows depend on; that of DGL's layers is compared with them."""
