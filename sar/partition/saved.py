@@ -77,7 +77,7 @@ def read_values(path: str) -> Any:
         if file.size > _MOST_BYTES:
             raise ValueError(f"it has {file.size} bytes, expected at most {_MOST_BYTES}")
         for code, number, _ in pickletools.genops(data := file.map[:]):
-            if code.name.endswith("PUT") and number > file.size:
+            if code.name.endswith("PUT") and (number or 0) > file.size:
                 raise ValueError(f"it keeps an object as number {number}, expected few of them")
         return _Values(io.BytesIO(data), name=path).load()
 

@@ -28,12 +28,12 @@ def load_archive(source: bytes | Path, name: Path) -> Any:
     Raises ``ValueError`` for what is damaged, foreign, or asks for more memory than its size.
     """
     try:
-        is_path = isinstance(source, Path)
-        size = _check_entries(source if is_path else io.BytesIO(source))
-        content = torch.load(
-            source if is_path else io.BytesIO(source),
-            map_location="cpu", weights_only=True, mmap=is_path,
-        )  # fmt: skip
+        is_mapped = isinstance(source, Path)
+        file: Any = source if isinstance(source, Path) else io.BytesIO(source)
+        size = _check_entries(file)
+        if not is_mapped:
+            file.seek(0)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         _check_sizes(content, size)
     except Exception as problem:  # torch raises many kinds for a damaged or foreign file
         raise ValueError(f"{name}: damaged, or not a checkpoint: {problem}") from problem
