@@ -72,6 +72,10 @@ def test_no_sentence_is_long(page: str) -> None:
         pytest.fail(f"{len(long)} sentences above {MOST_WORDS} words:\n{found}", pytrace=False)
 
 
+def test_performance_is_tables_not_a_diary() -> None:
+    assert len((ROOT / "docs/performance.md").read_text().splitlines()) <= 250
+
+
 @pytest.mark.parametrize(
     "text, counted",
     [

@@ -49,6 +49,7 @@ TRAINER = textwrap.dedent("""
                         os.kill(os.getpid(), number)
                     x = batch.node_data["_N"]["feat"][: batch.batch_size]
                     y = batch.node_data["_N"]["label"][: batch.batch_size]
+                    model.zero_grad()
                     sar.global_mean(F.cross_entropy(model(x), y, reduction="none")).backward()
                     sar.gather_grads(model)
         print("sum", float(sum(p.grad.abs().sum() for p in model.parameters())))

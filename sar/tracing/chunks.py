@@ -19,7 +19,6 @@ from sar.ops.randomness import seeded, unchanged
 
 ROWS, PART = 6, slice(1, 4)  # neither from the start nor the middle, as a flip keeps it
 ALL = slice(0, ROWS)
-_LARGER = 3.0  # rows outside of the part, whose share in a mean then shows
 _ALIKE = 0.01  # of the largest value: a function may compute in 16 bits
 
 
@@ -50,8 +49,6 @@ class Sample(Mapping[str, Tensor]):
             if dtype.is_floating_point:  # integers may be numbers of rows elsewhere
                 drawn = torch.Generator().manual_seed(len(self._made))
                 rows.copy_(torch.rand(rows.shape, generator=drawn))
-                rows[: PART.start] *= _LARGER
-                rows[PART.stop :] *= _LARGER
             self._made[name] = rows[self._rows].clone()
         return self._made[name]
 
