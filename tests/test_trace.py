@@ -54,6 +54,7 @@ def case(group: Group, parts: str, file: str) -> dict[str, Any]:
     before = counters.sent_bytes, counters.received_bytes
     with sar.trace(file, model, group=group) as recorded:
         for _ in range(2):
+            model.zero_grad()
             loss = sar.global_mean(model(graph, x).sum(1), group=group)
             loss.backward(retain_graph=True)
             loss.backward()

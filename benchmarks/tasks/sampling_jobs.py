@@ -47,6 +47,7 @@ def main() -> None:
     while True:
         for batch in loader:
             rows = batch.node_data["_N"]["feat"][: batch.batch_size]
+            model.zero_grad()
             sar.global_mean(model(rows).square()).backward()
             sar.gather_grads(model)
 
