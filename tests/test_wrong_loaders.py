@@ -94,16 +94,22 @@ def all_told(cases: dict[Any, Callable[[], Told]]) -> dict[Any, Told]:
     end = time.monotonic() + 90
     for one in threads:
         one.join(max(0.0, end - time.monotonic()))
+    for name in [name for name, told in answers.items() if is_late(told)]:
+        answers[name] = cases[name]()  # alone: it may have waited for the others' work
     return answers
+
+
+def is_late(told: Told) -> bool:
+    return any(seconds >= TIMEOUT + SLACK for _, seconds in told)
 
 
 def check(answer: Told | None, words: str | tuple[str, str]) -> None:
     assert answer is not None, "a rank waits for ever"
     wanted = (words, words) if isinstance(words, str) else words
-    for (text, seconds), part in zip(answer, wanted, strict=True):
+    for (text, _), part in zip(answer, wanted, strict=True):
         assert part in text, answer
         assert (text == NOTHING) == (part == NOTHING), answer
-        assert seconds < TIMEOUT + SLACK, answer
+    assert not is_late(answer), answer
 
 
 # ---------------------------------------------------------------- arguments
