@@ -75,13 +75,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """All names at the first that is asked for, so that a word that the command line does not know
-    is told without importing torch; ``plan``, ``train`` and ``launch`` when they are asked for;
+    is told without importing torch; ``plan``, ``train`` and ``launch`` when they are asked for, and
+    ``expect`` by what is imported with them;
     ``RelGraphConv``, ``edge_softmax`` and ``patched_edge_softmax``, which are DGL's."""
     if name.startswith("__"):
         raise AttributeError(f"module 'sar' has no attribute {name!r}")
     if name == "launch":
         return importlib.import_module(f"{__name__}.cli.functions").launch
-    if name in ("plan", "train"):
+    if name in ("expect", "plan", "train"):
         return importlib.import_module(f"{__name__}.{name}")
     public = importlib.import_module(f"{__name__}._public")
     mine = globals()

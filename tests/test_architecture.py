@@ -43,12 +43,13 @@ LADDER = (
     {"allocator"},
     {"kernels", "partition", "comm"},
     {"config", "files", "_private"},
-    {"errors", "words"},
+    {"errors", "expect", "words"},
 )
-LEAVES = {"config", "errors", "files", "words", "_private"}
+LEAVES = {"config", "errors", "expect", "files", "words", "_private"}
 NARROWER = {  # what may import less
-    "config": {"words"},
+    "config": {"expect", "words"},
     "errors": set(),
+    "expect": set(),
     "files": set(),
     "sampling": LEAVES | {"comm", "kernels", "partition"},
 }
@@ -58,8 +59,8 @@ BELOW = {
     for part in step
 }
 WITHOUT_DGL = {
-    "config", "errors", "files", "words", "comm", "kernels", "stream", "edges", "ops", "graph",
-    "memory", "nn", "tracing", "layers",
+    "config", "errors", "expect", "files", "words", "comm", "kernels", "stream", "edges", "ops",
+    "graph", "memory", "nn", "tracing", "layers",
 }  # fmt: skip
 LAUNCHER = ("torch.distributed.run", "torch.distributed.launcher", "torch.distributed.elastic")
 
@@ -564,8 +565,7 @@ def test_version_and_requirements_agree() -> None:
 
 # Of sar.comm what has to know where tensors of a transport lie.
 LOOK_AT_DEVICES = {
-    f"comm/{name}.py"
-    for name in ("group", "host_memory", "pool", "process", "setup", "watched")
+    f"comm/{name}.py" for name in ("group", "host_memory", "pool", "process", "setup", "watched")
 }
 
 

@@ -528,7 +528,7 @@ def case_bad(group: Any, path: str) -> None:
     distmult, every = scorer_of("distmult", torch.float32), torch.ones(len(part.edges)).bool()
     bad = [
         (ValueError, "rank 1: .*h: got shape", lambda: score_edges(graph, DotScorer(), short)),
-        (TypeError, "expected float rows", lambda: score_edges(graph, DotScorer(), h.long())),
+        (TypeError, "got torch.int64", lambda: score_edges(graph, DotScorer(), h.long())),
         (ValueError, "edge_type: got None", lambda: score_edges(graph, distmult, h)),
         (KeyError, "nowhere", lambda: score_edges(graph, distmult, h, edge_type="nowhere")),
         (ValueError, "rank 1: .*types from 6 to 6, expected 0 to 2",

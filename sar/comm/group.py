@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -275,6 +276,19 @@ class Group(ABC):
     def agree(self, error: Exception | None, what: str = "", alike: object = None) -> None:
         """Raise on every rank if any rank passes an error; see :mod:`sar.comm.agreement`."""
         agree(self, error, what, alike)
+
+    @contextmanager
+    def agreed(self, what: str = "", alike: object = None) -> Iterator[None]:
+        """Raise what is raised inside the block on every rank, at its end; collective.
+
+        Arguments are those of :meth:`agree`; ``alike`` may be filled in inside.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:  # noqa: BLE001 - any, of memory as well: the others would wait
+            error = caught
+        self.agree(error, what, alike)
 
     def _apart(self, calls: str) -> CommError:
         """What to raise on every rank where ranks turn out to call different things; collective."""

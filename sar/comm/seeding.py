@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sar import expect
 from sar.comm.current import current_group
 from sar.comm.group import Group
 from sar.comm.seeds import signed
@@ -22,12 +23,8 @@ def manual_seed(seed: int, *, group: Group | None = None) -> None:
             [-2**63, 2**64) or not the one of the other ranks.
     """
     group = group or current_group()
-    error: Exception | None = None
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        error = TypeError(f"seed: got {type(seed).__name__}, expected an int")
-    elif not _LOWEST <= seed <= _HIGHEST:
-        error = ValueError(f"seed: got {seed}, expected an int in [-2**63, 2**64)")
-    group.agree(error, "manual_seed")
+    with group.agreed("manual_seed"):
+        expect.integer(seed, "seed", at_least=_LOWEST, at_most=_HIGHEST)
     seeds = [int(one) for one in group.all_gather(torch.tensor(signed(seed)))]
     other = next((rank for rank, one in enumerate(seeds) if one != seeds[0]), None)
     if other is not None:

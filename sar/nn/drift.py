@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sar import expect
 from sar.comm import Group, current_group
 from sar.errors import DriftError
 from sar.nn.farewell import Farewell
@@ -48,13 +49,13 @@ def check(
     Raises:
         DriftError: a parameter or buffer is not the same on all ranks; the first one is named, and
             the call that was missing.
-        ValueError: the models have other parameters, or other shapes and dtypes.
-        TypeError: ``model`` is no module, ``optimizer`` no optimizer, ``every`` no positive int.
+        ValueError: the models have other parameters, or other shapes and dtypes; ``every`` is less
+            than 1.
+        TypeError: ``model`` is no module, ``optimizer`` no optimizer, ``every`` no int.
     """
-    if not isinstance(every, int) or every < 1:
-        raise TypeError(f"every: got {every!r}, expected an int, 1 or more")
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: got {type(optimizer).__name__}, expected one of torch.optim")
+    expect.integer(every, "every", at_least=1)
+    if optimizer is not None:
+        expect.instance(optimizer, "optimizer", torch.optim.Optimizer, "one of torch.optim")
     group = group or current_group()
     tensors: dict[str, Tensor] = dict(replicated(model))
     warn_of_local_norms(model, group)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sar import expect
 from sar.graph import GraphView
 from sar.nn.replicas import ShardedParameter
 from sar.ops.keyed import keyed_uniform
@@ -41,8 +42,8 @@ class ShardedEmbedding(nn.Module):
         numbering: ``"original"``, or which partitioning the ids belong to.
 
     Raises:
-        TypeError: ``graph`` is not a sharded graph.
-        ValueError: the type does not exist, or ``dim`` is not a positive int.
+        TypeError: ``graph`` is not a sharded graph, ``dim`` no int.
+        ValueError: the type does not exist, or ``dim`` is less than 1.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class ShardedEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check(graph, ntype, dim)
+        expect.instance(graph, "graph", GraphView, "a ShardedGraph")
+        expect.one_of(ntype, "ntype", graph._store.book.ntypes)
+        expect.integer(dim, "dim", at_least=1)
         self.ntype, self.dim, self.sparse, self.bound, self.seed = ntype, dim, sparse, bound, seed
         self.num_nodes = graph.num_nodes_global(ntype)
         self.ids, self.numbering = graph.node_names(ntype)
@@ -94,13 +97,3 @@ def initial_rows(ids: Tensor, ntype: str, dim: int, seed: int = 0, bound: float 
     digest = hashlib.sha256(f"{seed} {ntype}".encode()).digest()
     mixed = int.from_bytes(digest[:8], "big") >> 1
     return (keyed_uniform(ids, dim, mixed) * 2 - 1) * bound
-
-
-def _check(graph: Any, ntype: Any, dim: Any) -> None:
-    if not isinstance(graph, GraphView):
-        raise TypeError(f"graph: got {type(graph).__name__}, expected a ShardedGraph")
-    ntypes = graph._store.book.ntypes
-    if ntype not in ntypes:
-        raise ValueError(f"ntype: got {ntype!r}, expected one of {ntypes}")
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-        raise ValueError(f"dim: got {dim!r}, expected an int of at least 1")

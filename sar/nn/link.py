@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sar import expect
 from sar.edges import as_stored
 from sar.graph import GraphView
 from sar.nn.loss import global_mean
@@ -134,30 +135,28 @@ def _scored(scorer: LinkScorer, src: Rows, dst: Rows, edge: Rows) -> Tensor:
 
 def link_inputs(graph: GraphView, scorer: LinkScorer, h: Ends, edge_type: str | None) -> Inputs:
     """What a scorer reads, checked on every rank; collective."""
-    inputs, error = Inputs([], [], []), None
-    try:
+    with graph.group.agreed("link scores"):
         inputs = _inputs(graph, h, edge_type)
         _probe(scorer, inputs)
-    except Exception as caught:  # the scorer may be a user's; raised on every rank
-        error = caught
-    graph.group.agree(error, "link scores")
     return inputs
 
 
-def _inputs(graph: GraphView, h: Ends, edge_type: str | None) -> Inputs:
+def of_one_relation(graph: GraphView) -> None:
+    """Raise ``ValueError`` for a block, or a graph of several relations."""
     if len(graph.canonical_etypes) != 1 or graph.is_block:
         raise ValueError(
             f"graph: got {graph!r}, expected a whole graph of one relation; "
             f"choose with graph[etype] among {graph.canonical_etypes}"
         )
+
+
+def _inputs(graph: GraphView, h: Ends, edge_type: str | None) -> Inputs:
+    of_one_relation(graph)
     as_stored(graph.scope().relation, "graph")
     pair = h if isinstance(h, tuple) else (h, h)
     counts = (graph.num_src_nodes(), graph.num_dst_nodes())
     for rows, count in zip(pair, counts, strict=True):
-        if not isinstance(rows, Tensor) or not rows.is_floating_point():
-            raise TypeError(f"h: got {getattr(rows, 'dtype', type(rows))}, expected float rows")
-        if rows.dim() != 2 or len(rows) != count:
-            raise ValueError(f"h: got shape {tuple(rows.shape)}, expected [{count}, D]")
+        expect.tensor(rows, "h", floating=True, shape=(count, "D"))
     if edge_type is None:
         return Inputs([pair[0]], [pair[1]], [])
     types = graph.edge_column(edge_type)
@@ -171,8 +170,7 @@ def _inputs(graph: GraphView, h: Ends, edge_type: str | None) -> Inputs:
 
 def _probe(scorer: LinkScorer, inputs: Inputs) -> None:
     """Score two blank edges, so that what does not fit fails on ranks without edges, too."""
-    if not isinstance(scorer, nn.Module):
-        raise TypeError(f"scorer: got {type(scorer).__name__}, expected a module")
+    expect.instance(scorer, "scorer", nn.Module, "a module")
     num_types = getattr(scorer, "num_types", None)
     if num_types is not None:
         if not inputs.edge:

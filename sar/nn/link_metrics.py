@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.comm import Group, current_group
 from sar.comm.routing import ask_rows, send_rows
 
@@ -141,8 +142,8 @@ def hits_at(positive: Tensor, negative: Tensor, k: int, *, group: Group | None =
     Raises ``ValueError`` on every rank when k is less than 1; NaN without true links.
     """
     group = group or current_group()
-    error = None if k >= 1 else ValueError(f"k: got {k}, expected at least 1")
-    group.agree(error, "hits_at", {"k": k})
+    with group.agreed("hits_at", {"k": k}):
+        expect.integer(k, "k", at_least=1)
     best = negative.detach().double().cpu().view(-1)
     best = best.topk(min(k, len(best))).values
     padded = torch.full((k,), -math.inf, dtype=torch.float64)

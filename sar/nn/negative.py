@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.graph import GraphView
 from sar.graph.directory import NodeDirectory
 from sar.graph.edge_graph import edge_graph, global_ends
+from sar.nn.link import of_one_relation
 from sar.ops.keyed import keyed_uniform
 
 # Which ends of an edge are replaced by random nodes: source, destination.
@@ -53,14 +55,13 @@ class NegativeSampler:
         seed: int = 0,
         columns: Sequence[str] = (),
     ) -> None:
-        error, self.columns = None, {}
-        try:
-            _check(graph, k, method, seed)
-            self.columns = {name: _column(graph, name) for name in columns}
-        except Exception as caught:  # any, too little memory as well: the others would wait
-            error = caught
         alike = {"k": k, "method": method, "seed": seed, "columns": list(columns)}
-        graph.group.agree(error, "NegativeSampler", alike)
+        with graph.group.agreed("NegativeSampler", alike):
+            of_one_relation(graph)
+            expect.integer(k, "k", at_least=1)
+            expect.one_of(method, "method", _REPLACED)
+            expect.integer(seed, "seed")
+            self.columns = {name: _column(graph, name) for name in columns}
         self.graph, self.k, self.method, self.seed = graph, k, method, seed
         self.keys = graph.scope().relation.keys.long().cpu()
         types = (graph.srctypes[0], graph.dsttypes[0])
@@ -95,20 +96,6 @@ class NegativeSampler:
 def _mixed(seed: int, word: int) -> int:
     """A seed whose neighbors have nothing in common with it."""
     return int(keyed_uniform(torch.tensor([word]), 1, seed) * 2.0**53)
-
-
-def _check(graph: GraphView, k: int, method: str, seed: int) -> None:
-    if len(graph.canonical_etypes) != 1 or graph.is_block:
-        raise ValueError(
-            f"graph: got {graph!r}, expected a whole graph of one relation; "
-            f"choose with graph[etype] among {graph.canonical_etypes}"
-        )
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k: got {k!r}, expected an int of at least 1")
-    if method not in _REPLACED:
-        raise ValueError(f"method: got {method!r}, expected one of {', '.join(_REPLACED)}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed: got {type(seed).__name__}, expected an int")
 
 
 def _column(graph: GraphView, name: str) -> Tensor:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.comm.routing import send_rows
 from sar.graph import GraphView
 from sar.graph.edge_graph import global_ends, locate
@@ -48,23 +49,16 @@ def rank_links(
         :mod:`sar.nn.link_metrics` counts them.
     """
     inputs = link_inputs(graph, scorer, h, edge_type)
-    chosen, error = queries, None
-    try:
-        chosen = _positions(eager(queries), graph.num_edges())
-    except Exception as caught:  # any, too little memory as well: the others would wait
-        error = caught
-    graph.group.agree(error, "rank_links", {"filtered": filtered})
+    with graph.group.agreed("rank_links", {"filtered": filtered}):
+        positions = _positions(eager(queries), graph.num_edges())
     ranker = _Ranker(graph, scorer, (inputs.src[0], inputs.dst[0]), inputs.edge, filtered)
-    return ranker.run(chosen)
+    return ranker.run(positions)
 
 
 def _positions(queries: Tensor, num_edges: int) -> Tensor:
-    if not isinstance(queries, Tensor) or queries.dtype not in (torch.bool, torch.int64):
-        got = getattr(queries, "dtype", type(queries).__name__)
-        raise TypeError(f"queries: got {got}, expected a bool or int64 tensor")
-    if queries.dim() != 1 or (queries.dtype == torch.bool and len(queries) != num_edges):
-        raise ValueError(f"queries: got shape {tuple(queries.shape)}, expected [{num_edges}]")
+    expect.tensor(queries, "queries", dtypes=(torch.bool, torch.int64), shape=("q",))
     if queries.dtype == torch.bool:
+        expect.tensor(queries, "queries", shape=(num_edges,))
         return queries.cpu().nonzero().view(-1)
     if len(queries) and not 0 <= int(queries.min()) <= int(queries.max()) < num_edges:
         raise ValueError(

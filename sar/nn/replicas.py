@@ -10,6 +10,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sar import expect
 from sar.comm import Group
 
 
@@ -19,8 +20,7 @@ class ShardedParameter(nn.Parameter):
 
 def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that every rank holds whole, by name."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
+    expect.instance(model, "model", nn.Module, "a torch.nn.Module")
     return {n: p for n, p in model.named_parameters() if not isinstance(p, ShardedParameter)}
 
 
