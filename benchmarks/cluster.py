@@ -15,21 +15,21 @@ from types import TracebackType
 from typing import IO, Any
 
 from benchmarks.hosts import Hosts
-from sar.allocator import PRELOAD, SOFT_LIMIT, allocator_environment
+from sar.allocator import PRELOAD, allocator_environment
 from sar.comm.one_host import SWITCH
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-def launch_environment(allocator: str = "system", soft_limit: int | None = None) -> dict[str, str]:
+def launch_environment(allocator: str = "system") -> dict[str, str]:
     """What docs/launching tells users to set for the ranks; see there for why."""
-    return {**ONE_THREAD, **allocator_environment(allocator, soft_limit)}
+    return {**ONE_THREAD, **allocator_environment(allocator)}
 
 
 LAUNCH = launch_environment()
 APART = {**LAUNCH, SWITCH: "0"}  # ranks that talk as if each were on a host of its own
-_OURS = (*APART, PRELOAD, SOFT_LIMIT, "BENCH_FIRST")
+_OURS = (*APART, PRELOAD, "BENCH_FIRST")
 _DEADLINE = 900.0
 _TAIL = 4000  # characters of a failed process' error output
 

@@ -7,13 +7,12 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from sar.comm.allocation import SOFT_LIMIT, check_soft_limit, set_soft_limit
+from sar.comm.allocation import set_soft_limit
 from sar.errors import MissingDependencyError
 from sar.words import ALLOCATORS
 
 __all__ = [
     "PRELOAD",
-    "SOFT_LIMIT",
     "allocator_environment",
     "is_preloaded",
     "set_soft_limit",
@@ -24,9 +23,7 @@ __all__ = [
 # that fragment, unless it is told to map each, which returns all memory, but the kernel clears
 # every page again: a fifth of the processor time of GraphSAGE on many ranks. oneTBB's allocator
 # keeps freed buffers of up to 64 MiB, each for requests of its own size. Where all layers make
-# buffers of a few sizes that takes no more memory; where sizes differ, as in attention, a half,
-# unless it is told a soft limit: whatever it wants to get from the system while it holds more than
-# that, it first gives kept buffers back.
+# buffers of a few sizes that takes no more memory; where sizes differ, as in attention, a half.
 
 PRELOAD = "LD_PRELOAD"
 # glibc gives buffers of 1 MiB and more back when they are freed; torch asks for huge pages.
@@ -34,27 +31,21 @@ _SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "1048576", "THP_MEM_ALLOC_ENABLE": "1"}
 _LIBRARIES = ("libtbbmalloc.so.2", "libtbbmalloc_proxy.so.2")  # the second needs the first
 
 
-def allocator_environment(name: str = "system", soft_limit: int | None = None) -> dict[str, str]:
+def allocator_environment(name: str = "system") -> dict[str, str]:
     """Variables to set before a rank's Python starts.
 
     Args:
         name: one of :data:`ALLOCATORS`; see Note [Allocators].
-        soft_limit: as of :func:`set_soft_limit`, only with ``"tbb"``; none by default.
 
     Raises:
-        ValueError: for another name or limit.
+        ValueError: for another name.
         MissingDependencyError: where ``"tbb"`` is asked for and not installed.
     """
     if name not in ALLOCATORS:
         raise ValueError(f"allocator: got {name!r}, expected one of {', '.join(ALLOCATORS)}")
-    if soft_limit is not None:
-        check_soft_limit(soft_limit)
-        if name != "tbb":
-            raise ValueError(f"soft_limit: got {soft_limit} with allocator {name!r}, expected tbb")
     if name == "system":
         return dict(_SYSTEM)
-    limit = {} if soft_limit is None else {SOFT_LIMIT: str(soft_limit)}
-    return {**_SYSTEM, PRELOAD: ":".join(_tbb_libraries()), **limit}
+    return {**_SYSTEM, PRELOAD: ":".join(_tbb_libraries())}
 
 
 def is_preloaded(name: str) -> bool:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-from sar.words import CONSTANT_INPUTS, WIRE_DTYPES
+from sar.errors import NotSupportedError
+from sar.words import CONSTANT_INPUTS
 
 _UNITS = {"": 1, "B": 1}
 _UNITS.update({f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)})
@@ -37,60 +38,23 @@ def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
     return size
 
 
-@dataclass(frozen=True)
 class Lossy:
-    """What may be lost to send fewer bytes. Nothing by default: training is exact.
+    """Gone: rows and gradients always travel whole, and training is exact.
 
-    Args:
-        wire_dtype: what feature rows travel as: ``None`` (as they are), ``"bfloat16"``, or
-            ``"int8"`` with one scale a row and stochastic rounding. Rows that are no wider than
-            that, and integers, travel as they are.
-        gradient_wire_dtype: the same for gradients of rows on their way home.
-        boundary_rate: share of the remote rows that a sum or mean reads while gradients are
-            recorded, drawn anew for every reduction and scaled by its inverse (boundary-node
-            sampling, arXiv 2203.10983); in (0, 1]. Evaluation reads all. Below 1 functions of
-            edges, attention and other reductions raise ``NotSupportedError``.
-
-    Raises:
-        TypeError, ValueError: a value of another type, or out of range. Ranks that differ raise
-            ``ValueError`` at the first layer.
+    Raises ``NotSupportedError``. For fewer bytes, ``Policy(zeros="skip")`` sends no zeros of a relu
+    and autocast makes rows 16 bits wide.
     """
 
-    wire_dtype: str | None = None
-    gradient_wire_dtype: str | None = None
-    boundary_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("wire_dtype", "gradient_wire_dtype"):
-            value = getattr(self, name)
-            if value is not None and value not in WIRE_DTYPES:
-                expected = ", ".join(map(repr, WIRE_DTYPES))
-                raise ValueError(f"{name}: got {value!r}, expected None or one of {expected}")
-        rate = self.boundary_rate
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            raise TypeError(f"boundary_rate: got {type(rate).__name__}, expected a float")
-        if not 0 < rate <= 1:
-            raise ValueError(f"boundary_rate: got {rate}, expected 0 < rate <= 1")
-
-    @property
-    def draws(self) -> bool:
-        """Whether what is lost of features is drawn at random, anew each time."""
-        return self.wire_dtype == "int8" or self.boundary_rate < 1
-
-    @property
-    def code(self) -> int:
-        """A number that is equal where the options are: ranks compare it."""
-        known = (None, *WIRE_DTYPES)
-        kinds = known.index(self.wire_dtype) * len(known) + known.index(self.gradient_wire_dtype)
-        return kinds * 10**9 + round(self.boundary_rate * 10**8)
-
-
-EXACT = Lossy()
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        raise NotSupportedError(
+            "sar.Lossy: lossy wires and boundary sampling are gone: rows always travel whole; for "
+            "fewer bytes use Policy(zeros='skip') or torch.autocast"
+        )
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a layer's halo is streamed; without ``lossy``, results depend on it by rounding only.
+    """How a layer's halo is streamed; results depend on it by rounding only.
 
     Args:
         rounds: number of rounds a layer's halo is fetched in. 1 holds the whole halo at once
@@ -101,11 +65,10 @@ class Policy:
         rematerialize: fetch remote rows again in backward (True) or keep the forward's (False).
         block_bytes: bytes of edge values computed at once on the generic path; ``None`` is 8 MiB on
             the processor, whose caches hold them, and 1 GiB elsewhere.
-        lossy: what may be lost for fewer bytes on the wire.
         constant_inputs: where sums and means of rows that ask for no gradient are kept when the
             same rows come a second time, so that they are not sent again: in ``"memory"``, in a
             ``"mapped"`` temporary file, or not at all (``"off"``). Takes one row of the input's
-            width for each owned row. What ``lossy`` draws at random is drawn anew instead.
+            width for each owned row.
             ``"mapped"`` also keeps remote rows of an attention layer's input, in files.
         structure: which orientations of the edges stay in memory: ``"both"`` (12 bytes an edge), or
             ``"one"`` (8 bytes), where backward sorts each shard anew when its turn comes.
@@ -131,7 +94,6 @@ class Policy:
     memory_budget: int | str | None = None
     rematerialize: bool = True
     block_bytes: int | None = None
-    lossy: Lossy = EXACT
     constant_inputs: str = "memory"
     structure: str = "both"
     exchange: str = "auto"
@@ -159,8 +121,6 @@ class Policy:
             raise ValueError(f"zeros: got {self.zeros!r}, expected 'send' or 'skip'")
         if self.block_bytes is not None:
             object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
-        if not isinstance(self.lossy, Lossy):
-            raise TypeError(f"lossy: got {type(self.lossy).__name__}, expected a sar.Lossy")
         if self.constant_inputs not in CONSTANT_INPUTS:
             raise ValueError(
                 f"constant_inputs: got {self.constant_inputs!r}, "

@@ -11,7 +11,6 @@ ACTIVATIONS = ("keep", "recompute", "offload", "lossy_bfloat16")
 
 # Streaming
 CONSTANT_INPUTS = ("memory", "mapped", "off")
-WIRE_DTYPES = ("bfloat16", "int8")
 ALLOCATORS = ("system", "tbb")
 
 # Cutting

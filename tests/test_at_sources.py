@@ -402,14 +402,6 @@ def test_kept_rows_are_not_asked_for_again(partitioned: Cutter) -> None:
         assert ends == 0 and backward == [(received, HEADS * (WIDTH + 1))]
 
 
-def test_lossy_rows_are_coded_where_they_were(partitioned: Cutter, passes: list[bool]) -> None:
-    """Scores made of rounded numbers would be far off."""
-    path = partitioned(mixed(), 2, "random")
-    lossy = sar.Lossy(gradient_wire_dtype="bfloat16")
-    on_ranks(mixed(), path, 2, layer, lossy=lossy)
-    assert passes == [False] * 2
-
-
 @pytest.mark.parametrize("narrow", [1, 2, 3])
 def test_heads_too_narrow_to_gain(narrow: int, partitioned: Cutter, passes: list[bool]) -> None:
     """4 + 1 numbers a head beside those of a row, against another row and its score."""

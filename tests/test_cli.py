@@ -105,7 +105,7 @@ def test_all_typos_are_told_at_once(capsys: pytest.CaptureFixture) -> None:
         (["train", "a", "b"], "got more words than are read: b"),
         (["train", "a", "--epochs"], "--epochs: expected one argument"),
         (["train", "a", "--hepl"], "--hepl: unknown option; did you mean --help?"),
-        (["train", "a", "--soft-limit", "1GiB"], "got 1GiB with --allocator system, expected tbb"),
+        (["train", "a", "--soft-limit", "1GiB"], "got '1GiB', but the option is gone: system"),
         (["train", "a", "--memory-budget", "4Gb"], "got '4Gb', which reads as bits, expected"),
         (["train", "a", "--model", "gat", "--heads", "3"], "expected a divisor of --hidden, which"),
         (["plan", "p", "--bandwidth", "25GB"], "--bandwidth: got '25GB', expected a rate like"),

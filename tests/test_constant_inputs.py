@@ -95,20 +95,6 @@ def test_from_the_third_use_on_nothing_is_sent(
         assert sends == expected
 
 
-def case_drawn(group: Any, path: str) -> list[list[int]]:
-    sends = []
-    for lossy in (sar.Lossy("bfloat16"), sar.Lossy("int8"), sar.Lossy(boundary_rate=0.5)):
-        part = Part(group, path, sar.Policy(lossy=lossy))
-        x = part.node_rows(whole(mixed().total_nodes, (WIDTH,), 0), False)
-        sends.append([sent(group, lambda: part.graph.aggregate(x))[1] for _ in range(3)])  # noqa: B023
-    return sends
-
-
-def test_what_is_drawn_at_random_is_drawn_anew(partitioned: Cutter) -> None:
-    for sends in run_threads(SIZE, case_drawn, partitioned(mixed(), SIZE, "random")):
-        assert sends == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
-
-
 def case_counted(group: Any, path: str) -> tuple[int, int]:
     part = Part(group, path)
     x = part.node_rows(whole(mixed().total_nodes, (WIDTH,), 0), False)

@@ -174,14 +174,13 @@ def test_rows_are_counted_whatever_they_are_coded_as(zeros: str, partitioned: Cu
 
 
 def snapshot(model: nn.Module, part: Part, group: Group) -> dict[str, Any]:
-    noise = group.seeds.noise(group.rank)
     return {
         "grads": [(id(p.grad), p.grad.clone()) for p in model.parameters() if p.grad is not None],
         "state": {
             k: (id(v), v._version, v.clone()) for k, v in model.state_dict(keep_vars=True).items()
         },
         "random": torch.get_rng_state() if group.size == 1 else None,
-        "seeds": (group.seeds.state(), group.seeds.notes, noise.get_state()),
+        "seeds": (group.seeds.state(), group.seeds.notes),
         "flags": [m.training for m in model.modules()],
         "columns": {name: id(column) for name, column in part.graph.ndata.items()},
         "counters": copy.copy(group.counters),
@@ -221,9 +220,8 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::sar.errors.MistakeWarning")  # `local` is meant to be
-@pytest.mark.parametrize("lossy", [sar.Lossy(), sar.Lossy("int8")], ids=["exact", "int8"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_nothing_changes(size: int, lossy: sar.Lossy, partitioned: Cutter) -> None:
+def test_nothing_changes(size: int, partitioned: Cutter) -> None:
     """Nor do later epochs: constant rows are kept in the same call, random numbers come as ever."""
     model = Noisy()
 
@@ -249,13 +247,13 @@ def test_nothing_changes(size: int, lossy: sar.Lossy, partitioned: Cutter) -> No
         random = torch.get_rng_state() if group.size == 1 else None
         return [*found, grads, dict(mine.named_buffers()), random]
 
-    run = partial(on_ranks, size, partitioned, lossy=lossy)
+    run = partial(on_ranks, size, partitioned)
     like = run(lambda group, part: epochs(group, part, False))
     got = run(lambda group, part: epochs(group, part, True))
     for rank in (*got, *like):
         rank[0] = rank[0][:1]  # the first epoch also sends what is asked for once
     assert same(got, like)
-    if size > 1 and not lossy.draws:
+    if size > 1:
         assert like[0][3][1] < like[0][1][1]  # constant rows were kept
 
 

@@ -236,15 +236,12 @@ def test_rows_that_relations_share(alone: bool, partitioned: Cutter) -> None:
     run_threads(2, case)
 
 
-def test_what_is_lossy_or_narrow_is_plain(partitioned: Cutter) -> None:
+def test_what_is_narrow_is_plain(partitioned: Cutter) -> None:
     path, rows = partitioned(mixed(), 2), whole(mixed().total_nodes, (WIDTH,), seed=1)
 
     def case(group: Group) -> None:
         part, layer = Part(group, path), fused_ones(sage())
         x = rows[part.nodes].float().requires_grad_()
-        lossy = part.graph.with_policy(sar.Policy(lossy=sar.Lossy(wire_dtype="bfloat16")))
-        with pytest.raises(NotSupportedError, match="the policy is lossy"):
-            layer(lossy, x)
         with pytest.raises(NotSupportedError, match="rows are torch.bfloat16"):
             layer.bfloat16()(part.graph, x.bfloat16())
         layer.float()(part.graph, x)

@@ -349,7 +349,7 @@ def work(args, group, device):
 ProcessGroup.leave = lambda self, error: print("left after", error)
 ProcessGroup.close = lambda self: print("shut down")
 try:
-    options = dict(device="cpu", backend="gloo", timeout=20, threads=None, soft_limit=None)
+    options = dict(device="cpu", backend="gloo", timeout=20, threads=None)
     run_rank(argparse.Namespace(**options), work)
 except ValueError:
     sys.exit(2)
@@ -409,7 +409,7 @@ def variable(pid: int, name: str) -> str:
         (["--rounds", "1", "--memory-budget", "1GiB"], "--rounds and --memory-budget: got both"),
         (["--memory-budget", "lots"], "--memory-budget: got 'lots'"),
         (["--block-bytes", "0"], "--block-bytes: got '0', expected more than 0 bytes"),
-        (["--lossy-boundary-rate", "1.5"], "--lossy-boundary-rate: got '1.5', expected more than"),
+        (["--lossy-boundary-rate", "1.5"], "--lossy-boundary-rate: got '1.5', but the option is"),
         (["--structure", "forward"], "--structure: got 'forward'"),
         (["--activations-directory", "."], "expected --activations offload with it"),
         (["--epochs", "0"], "--epochs: got '0'"),

@@ -266,16 +266,6 @@ def test_a_rank_of_another_mind_is_named(partitioned: Cutter) -> None:
     run_threads(2, case)
 
 
-def test_a_lossy_wire_takes_partial_sums(partitioned: Cutter) -> None:
-    graph, dtype = mixed(), torch.float32
-    path, want = partitioned(graph, 3, "random"), reference(graph, "sum", dtype)
-    lossy = sar.Lossy("bfloat16", "bfloat16")
-    out, grad, sent = sums(path, 3, graph, "sum", sar.Policy(lossy=lossy), dtype)
-    assert_close(out, want[0], "sum", dtype, at_least=1e-2)
-    assert_close(grad, want[1], "gradient", dtype, at_least=1e-2)
-    assert sent == [fewest_rows(path, 3) * 5 * 2] * 2
-
-
 @pytest.mark.parametrize("value", ["push", "Auto", None])
 def test_unknown_exchange(value: Any) -> None:
     with pytest.raises(ValueError, match="exchange: got .*, expected 'auto' or 'pull'"):

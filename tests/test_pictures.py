@@ -247,13 +247,13 @@ class Page(HTMLParser):
 
 
 def test_a_page_holds_each_setting_and_asks_for_nothing() -> None:
-    run = result(lr=0.01, lossy={"wire_dtype": None, "boundary_rate": 1.0}, batch_norm=True)
+    run = result(lr=0.01, kept={"place": None, "share": 1.0}, batch_norm=True)
     text = page(read_run(run), cut(3))
     found = Page(text)
     for name, value in run["config"].items():
         assert name in found.words or name == "num_nodes", name
         assert isinstance(value, (dict, bool, int)) or str(value) in found.words, name
-    for word in ("12,345", "wire_dtype -, boundary_rate 1.0", "yes", "convs.0", "904 MiB",
+    for word in ("12,345", "place -, share 1.0", "yes", "convs.0", "904 MiB",
                  "200 ms", "100 ms", "100 B", "3 MB", "0.1.0", "Halo rows between parts"):
         assert word in found.words or word == "904 MiB", word
     assert not {"script", "link", "iframe", "img", "base", "object"} & set(found.tags)

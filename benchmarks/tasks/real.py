@@ -45,17 +45,6 @@ class Citation:
         self.train, self.test = train.bool(), test.bool()
         self.classes = int(self.group.all_reduce(self.labels.max() + 1, "max"))
 
-    def use(self, wire: str | None, gradients: str | None, rate: float) -> None:
-        """Lose what a switch of :class:`sar.Lossy` says from now on."""
-        lossy = self.sar.Lossy(wire, gradients, rate)
-        self.graph = self.graph.with_policy(self.sar.Policy(lossy=lossy))
-
-    def fit_counted(self, seed: int, dropout: float, epochs: int, hidden: int) -> dict[str, Any]:
-        """As :meth:`fit`, with the bytes that this rank sent."""
-        before = self.group.counters.sent_bytes
-        result = self.fit(seed, dropout, epochs, hidden)
-        return {**result, "sent": self.group.counters.sent_bytes - before}
-
     def fit(self, seed: int, dropout: float, epochs: int, hidden: int = 16) -> dict[str, Any]:
         """Loss of every epoch and test accuracy after the last, both of the whole graph."""
         self.sar.manual_seed(seed)

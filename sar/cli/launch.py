@@ -12,22 +12,17 @@ from typing import Any
 
 import torch
 
-from sar.allocator import allocator_environment, is_preloaded, set_soft_limit
+from sar.allocator import allocator_environment, is_preloaded
 from sar.cli.parser import USER_ERROR
 from sar.cli.ranks import LOOPBACK, report_failure, run_ranks
 from sar.comm import Group, join_others, shutdown
 from sar.comm.setup import leave_after
-from sar.config import Lossy, Policy, parse_bytes
+from sar.config import Policy
 from sar.files import remove_left_over
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
 MOST_RANKS_A_CORE = 4  # that start without being asked for
-
-
-def soft_limit_of(args: argparse.Namespace) -> int | None:
-    """In bytes."""
-    return None if args.soft_limit is None else parse_bytes(args.soft_limit, "--soft-limit")
 
 
 def check_rank_arguments(args: argparse.Namespace) -> None:
@@ -48,13 +43,11 @@ def _check_allocator(name: str) -> None:
 
 def policy_of(args: argparse.Namespace) -> Policy:
     """How halos are streamed."""
-    lossy = Lossy(args.lossy_wire, args.lossy_gradient_wire, args.lossy_boundary_rate)
     return Policy(
         args.rounds,
         args.memory_budget,
         not args.no_rematerialize,
         args.block_bytes,
-        lossy=lossy,
         constant_inputs=args.constant_inputs,
         structure=args.structure,
         exchange=args.exchange,
@@ -90,9 +83,6 @@ def run_rank(
         group = join_others(trainers=others, backend=backend_of(args), timeout=args.timeout)
         if args.threads is not None:
             torch.set_num_threads(args.threads)
-        limit = soft_limit_of(args)
-        if limit is not None:
-            set_soft_limit(limit)
         if check is not None:
             group.agree(_error_of(check, args))
         work(args, group, device)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sar.cli.launch import backend_of, policy_of
+from sar.cli.launch import backend_of
 from sar.cli.models import model_options
 from sar.cli.result_options import result_options
 from sar.comm import Group
@@ -74,7 +74,6 @@ def told_config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
     """What a report says beside that."""
     return {name: getattr(args, name) for name in _TOLD} | {
         "rematerialize": not args.no_rematerialize,
-        "lossy": asdict(policy_of(args).lossy),
         "num_ranks": group.size,
         "backend": backend_of(args),
         "threads": torch.get_num_threads(),

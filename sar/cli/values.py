@@ -90,10 +90,22 @@ positive = whole(1)
 above_zero = number("a number of more than 0", lambda value: value > 0)
 zero_or_more = number("a number of 0 or more", lambda value: value >= 0)
 probability = number("0 or more and less than 1", lambda value: 0 <= value < 1)
-share = number("more than 0 and at most 1", lambda value: 0 < value <= 1)
 size = Value("SIZE", _size)  # bytes; the text is kept: it says more than a number
 rate = Value("RATE", _rate)
 fanouts = Value("N,N,...", _fanouts)
+
+
+def add_gone(group: Any, name: str, instead: str, was: str | None = None) -> None:
+    """An option that was removed: whoever gives it is told what there is ``instead``.
+
+    ``was`` is its default, which a saved file of options may hold.
+    """
+
+    def refuse(text: str) -> None:
+        if text != was:
+            raise ValueError(f"got {text!r}, but the option is gone: {instead}")
+
+    group.add_argument(name, type=Value("VALUE", refuse), help=f"gone: {instead}")
 
 
 class KeyValue(argparse.Action):

@@ -32,20 +32,10 @@ class SeedStream:
         self.base: int | None = None
         self.count, self.notes = 0, 0
         self.replays = False
-        self._noise: torch.Generator | None = None
 
     def restart(self, base: int, count: int = 0) -> None:
         """Begin anew, or where ``state`` says another stream was."""
-        self.base, self.count, self.notes, self._noise = base, count, 0, None
-
-    def noise(self, rank: int) -> torch.Generator:
-        """Random numbers of a rank alone, for rounding what it sends; begin anew with the seed."""
-        if self._noise is None:
-            base = torch.initial_seed() if self.base is None else self.base
-            digest = hashlib.sha256(f"noise {base} {rank}".encode()).digest()
-            seed = int.from_bytes(digest[:8], "big") >> 1
-            self._noise = torch.Generator().manual_seed(seed)
-        return self._noise
+        self.base, self.count, self.notes = base, count, 0
 
     def state(self) -> tuple[int, int] | None:
         """The arguments of :meth:`restart` that lead here; ``None`` before there is a base."""
@@ -102,15 +92,11 @@ class SeedStream:
 @contextmanager
 def no_draws(seeds: SeedStream) -> Iterator[None]:
     """What is drawn inside has never been drawn when it ends."""
-    kept, noise = (seeds.base, seeds.count, seeds.notes), seeds._noise
-    state = None if noise is None else noise.get_state()
+    kept = seeds.base, seeds.count, seeds.notes
     try:
         yield
     finally:
         seeds.base, seeds.count, seeds.notes = kept
-        seeds._noise = noise
-        if noise is not None and state is not None:
-            noise.set_state(state)
 
 
 class _Again:

@@ -70,16 +70,14 @@ def initialize_comms(
             lie elsewhere are staged.
         timeout: seconds that all ranks have to meet, and that a collective waits for each of them.
 
-    In the environment, ``SAR_SOFT_LIMIT`` is the bytes above which oneTBB's allocator keeps nothing
-    that is free, and ``SAR_HOST_MEMORY=0`` has ranks of one host send rows over gloo, too.
+    In the environment, ``SAR_HOST_MEMORY=0`` has ranks of one host send rows over gloo, too.
 
     Returns:
         The group, also what :func:`sar.comm.current_group` returns from now on.
 
     Raises:
         ValueError: an argument is out of range or unknown, or missing in the environment as well.
-        MissingDependencyError: the backend's package is not installed, or ``SAR_SOFT_LIMIT`` is set
-            for a process that runs without oneTBB's allocator.
+        MissingDependencyError: the backend's package is not installed.
         CommError: the port is taken, the ranks did not meet within ``timeout`` (all phases of
             meeting together), or this process has joined already and not called :func:`shutdown`.
             A process whose network went away meanwhile may keep a thread that waits in torch; it

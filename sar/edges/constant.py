@@ -164,7 +164,7 @@ class Constants:
             told.undo.append(self._put_back())
         self._calls += 1
         entry = None
-        if not policy.lossy.draws and not any(t.is_inference() for t in tensors):
+        if not any(t.is_inference() for t in tensors):
             entry = self._find((op, policy), tensors, learns)
         if entry is not None and entry.kept is not None and not entry.kept.unchanged():
             entry.kept, entry.call = None, 0
@@ -190,9 +190,7 @@ class Constants:
         least, most = self.group.all_reduce(span, "min").tolist()
         return least > 0 and least == -most
 
-    def _find(
-        self, what: tuple[str, Policy], tensors: list[Tensor], learns: bool
-    ) -> _Entry | None:
+    def _find(self, what: tuple[str, Policy], tensors: list[Tensor], learns: bool) -> _Entry | None:
         """What is known of rows that came before."""
         kinds = tuple((tuple(t.shape), t.dtype, t.device) for t in tensors)
         for key, entry in list(self._entries.items()):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from sar._private import frees_graph, is_view
-from sar.config import EXACT, Policy
+from sar.config import Policy
 from sar.edges import Relation
 from sar.kernels import wide_dtype
 from sar.kernels.attention import deltas
@@ -143,7 +143,7 @@ def input_travels(
     group = relation.group
     agree_wanted(relation.plan, [("rows", x), ("their weight", weight)], 2)
     trained = weight.requires_grad and torch.is_grad_enabled()
-    if x.requires_grad or not trained or group.size == 1 or policy.lossy != EXACT:
+    if x.requires_grad or not trained or group.size == 1:
         return False
     fits = fused and x.dtype == wide_dtype(x.dtype) and x.shape[1] <= width
     mine = x.shape[1] if fits else 0

@@ -30,7 +30,6 @@ from sar._private import (
     in_forward_mode,
     is_view,
 )
-from sar.config import EXACT
 from sar.errors import NotSupportedError
 from sar.layers.entry import NO_OPTIONS, OPTIONS, FusedLayer, Inputs, Run, options_of
 from sar.ops.saving import is_innermost, once, takes_notes
@@ -175,12 +174,12 @@ _LINEAR, _PRODUCT = nn.Linear.forward, F.linear
 
 
 def graph_reason(graph: Any) -> str | None:
-    """Why a graph is not one relation between rows of one kind that travel exactly and alone."""
+    """Why a graph is not one relation between rows of one kind that travel alone."""
     if graph.sole_relation is None:
         return "the graph has several kinds of rows or edges, or they are reversed or unordered"
     if graph._store.sharing is not None:
         return "other modules of the layer read the same rows, which travel once for all"
-    return None if graph.policy.lossy == EXACT else "the policy is lossy"
+    return None
 
 
 def rows_reason(

@@ -46,7 +46,6 @@ def gcn(
         x: [num_src, width_in] contiguous owned source rows, float32 or float64.
         weight: [width_in, width] of the dtype of ``x``; ``None``: width is width_in.
         bias: [width] or none.
-        policy: not lossy.
         norm: ``"none"``; ``"left"``: M = 1 / out-degree; ``"right"``: N = 1 / in-degree;
             ``"both"``: both to the power of 1/2. Rows without edges count as of degree 1.
         weight_first: rows are multiplied before they are summed.

@@ -36,7 +36,6 @@ def gin_sum(
         x: [num_src, width] contiguous owned source rows, float32 or float64; O x, the first num_dst
             of them, are the destinations.
         eps: [1] of the dtype of ``x``.
-        policy: not lossy.
         op: ``"sum"`` or ``"mean"``.
         donate: backward writes dx over ``x`` where it reads ``x``, unless it keeps the graph.
 

@@ -42,7 +42,6 @@ def sage_mean(
             destinations.
         own, weight: [width, width_in] of the dtype of ``x``, float32 or float64.
         bias: [width] or none.
-        policy: not lossy.
         donate: backward writes dx over ``x``, unless it keeps the graph.
 
     Returns:
@@ -54,9 +53,7 @@ def sage_mean(
         return _of_constant_rows(relation, x, own, weight, bias, policy, is_narrow)
     function = _NarrowMeanLayer if is_narrow else _MeanLayer
     width = len(weight) if is_narrow else None
-    means = agreed_sums(
-        relation, x, policy, "mean", lambda: mean_scale(relation, x.dtype), width
-    )
+    means = agreed_sums(relation, x, policy, "mean", lambda: mean_scale(relation, x.dtype), width)
     return function.apply(x, own, weight, bias, means, donate)
 
 

@@ -26,17 +26,15 @@ from sar.ops.weights import weight_gradient
 from sar.stream import GradientReturn, Pass, Round
 from sar.stream.passes import WINDOW
 from sar.stream.plan import agree_wanted
-from sar.stream.sampled import Sample, refuse_sampling
 from sar.stream.zeros import NonZeros, Skipped, skipped
 
 Streamed = Relation | LinearRelation
-Wire = NonZeros | Sample  # how rows, and their gradients, travel where it is not as they are
 Place = Callable[[], Tensor | None]  # memory of owned rows that nobody reads any more, if any
 
 
 def aggregate_forward(
     relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
-    kept: list[Tensor] | None = None, wire: Wire | None = None,
+    kept: list[Tensor] | None = None, wire: NonZeros | None = None,
 ) -> Tensor:  # fmt: skip
     """[num_dst, width] scaled sums in the wide dtype of ``x`` ([num_src, width], contiguous).
 
@@ -50,7 +48,7 @@ def aggregate_forward(
 
 def begin_aggregate(
     relation: Streamed, x: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
-    kept: list[Tensor] | None = None, wire: Wire | None = None,
+    kept: list[Tensor] | None = None, wire: NonZeros | None = None,
 ) -> tuple[Tensor, Callable[[], None]]:  # fmt: skip
     """:func:`aggregate_forward` in two parts: sums over a rank's own edges, while the first rounds
     travel, and what waits for the rounds and adds them."""
@@ -74,7 +72,7 @@ def begin_aggregate(
 
 def aggregate_backward(
     relation: Streamed, dout: Tensor, weight: Tensor | None, scale: Tensor | None, policy: Policy,
-    wire: Wire | None = None, spares_memory: bool = False,
+    wire: NonZeros | None = None, spares_memory: bool = False,
     place: Place | None = None,
 ) -> GradientReturn:  # fmt: skip
     """Gradients of [num_src, width] rows, in the wide dtype, the last rounds of them still on
@@ -94,7 +92,7 @@ def aggregate_backward(
     messages = None if wire is None else wire.gradients(*shape)
     rounds = plan.rounds(num_rounds)
     home = GradientReturn(
-        plan, *shape, local, add_rows, lossy=policy.lossy, messages=messages,
+        plan, *shape, local, add_rows, messages=messages,
         local_last=_local_last(spares_memory, rounds),
     )  # fmt: skip
     _send_sums(home, rounds, shards, dout, factors)
@@ -158,8 +156,6 @@ class _Aggregate(Function):
                                       fetched again in backward, or kept as the policy says
     zeros     a bit per number of     this rank; kept where the policy skips zeros, see
               x and of the halo       Note [Zeros]
-    sample    the remote rows of a    this rank and peers; kept where the policy draws some, see
-              lossy policy            :mod:`sar.stream.sampled`
     out       [num_dst, width]        this rank; not saved
     ========  ======================  =====================================================
 
@@ -180,14 +176,13 @@ class _Aggregate(Function):
         arrival: Arrival,
         skips: Skipped,
         summed: ReferenceType[Tensor],
-        sample: Sample | None,
     ) -> Tensor:
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, scale, x if asks else None)
         ctx.relation, ctx.policy, ctx.arrival = relation, policy, arrival
         ctx.spares_memory = spares_memory()
         ctx.kept = [] if asks and not policy.rematerialize else None
-        wire: Wire | None = NonZeros(relation.plan, x, summed) if skips else sample
+        wire = NonZeros(relation.plan, x, summed) if skips else None
         ctx.wire = None if skips is Skipped.ROWS else wire
         out = aggregate_forward(relation, x, weight, scale, policy, ctx.kept, wire)
         if ctx.spares_memory:
@@ -214,7 +209,7 @@ class _Aggregate(Function):
             dweight = dweight.to(weight.dtype)
         if ctx.spares_memory:
             ctx.relation.plan.group.pool.clear()
-        return dx, dweight, *(None,) * 7
+        return dx, dweight, *(None,) * 6
 
 
 def aggregate(
@@ -246,7 +241,7 @@ def aggregate(
 def agree_sums(relation: Relation, x: Tensor, policy: Policy) -> Skipped:
     """What travels of rows ``x`` of a sum; ``ValueError`` on all ranks where they differ in how.
 
-    Who keeps constant rows, or draws a sample, waits for the others in collectives of its own.
+    Who keeps constant rows waits for the others in collectives of its own.
     """
     skips = skipped(x, policy) if relation.group.size > 1 else Skipped.NOTHING
     agree_skipped(relation, skips, policy)
@@ -255,9 +250,9 @@ def agree_sums(relation: Relation, x: Tensor, policy: Policy) -> Skipped:
 
 def agree_skipped(relation: Relation, skips: Skipped, policy: Policy) -> None:
     """:func:`agree_sums` of rows of which this rank knows what travels."""
-    what = "(number of the mode of constant_inputs, code of what is lossy, what goes without zeros)"
+    what = "(number of the mode of constant_inputs, what goes without zeros)"
     mode = CONSTANT_INPUTS.index(policy.constant_inputs)
-    relation.plan.agree_once(what, mode, policy.lossy.code, int(skips))
+    relation.plan.agree_once(what, mode, int(skips))
 
 
 def mean_scale(relation: Relation, dtype: torch.dtype) -> Tensor:
@@ -314,7 +309,7 @@ def agreed_sums(
     scale: Callable[[], Tensor | None],
     width: int | None = None,
 ) -> Sums:
-    """Sums of rows that ask for a gradient, over an exact policy; kept for the next such call.
+    """Sums of rows that ask for a gradient; kept for the next such call.
 
     Collective when such rows come for the first time, as :func:`aggregate` of them is.
 
@@ -364,20 +359,11 @@ def aggregate_agreed(
     """:func:`aggregate` of rows on which the ranks have agreed, by :func:`agree_sums`."""
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     scale = mean_scale(relation, x.dtype) if op == "mean" else None
-    if weight is not None and weight.requires_grad:
-        refuse_sampling(policy, "edge weights that ask for a gradient")
-    sample: Sample | None = None
-    streamed: Streamed = relation
-    if policy.lossy.boundary_rate < 1 and torch.is_grad_enabled():
-        sample = Sample(relation.plan, policy, relation.group.seeds.draw(relation.group))
-    else:
-        streamed = linear_relation(relation, flat, weight, policy)
+    streamed = linear_relation(relation, flat, weight, policy)
     arrival: Arrival = []
     if flat.requires_grad:
         flat = Home.apply(flat, arrival)
-    out = _Aggregate.apply(
-        flat, weight, scale, streamed, policy, arrival, skips, ref(x), sample
-    )
+    out = _Aggregate.apply(flat, weight, scale, streamed, policy, arrival, skips, ref(x))
     return out if x.dim() == 2 else out.view(relation.num_dst, *x.shape[1:])
 
 

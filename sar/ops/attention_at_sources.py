@@ -18,7 +18,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sar.config import EXACT
 from sar.edges.out_edges import OutEdges, out_edges_if_cheaper
 from sar.edges.relation import LOCAL
 from sar.kernels import Csc, add_rows, wide_dtype
@@ -35,10 +34,9 @@ def edges_to_compute_at(spec: Attention, sources: Sequence[Tensor]) -> OutEdges 
         sources: owned values and keys.
     """
     relation, policy = spec.relation, spec.policy
-    exact = policy.lossy == EXACT and policy.rematerialize
-    whole = policy.structure == "both" and policy.exchange == "auto"
+    whole = policy.rematerialize and policy.structure == "both" and policy.exchange == "auto"
     narrow = spec.scores.kind == ADDITIVE and len(sources) == 2  # values may be keys as well
-    if relation.group.size == 1 or not (narrow and exact and whole):
+    if relation.group.size == 1 or not (narrow and whole):
         return None
     wide = wide_dtype(sources[0].dtype).itemsize
     at_ends = sum(part.shape[1] * (part.element_size() + wide) for part in sources)

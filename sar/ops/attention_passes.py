@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sar.config import EXACT, Policy
+from sar.config import Policy
 from sar.edges.constant_halo import constant_halo
 from sar.edges.relation import LOCAL, Relation
 from sar.kernels import Csc, add_rows, wide_dtype
@@ -29,7 +29,6 @@ from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.saving import spares_memory
 from sar.stream import WINDOW, GradientReturn, Round, Stream, fetch
 from sar.stream.plan import agree_wanted
-from sar.stream.sampled import refuse_sampling
 
 # Buffers of rounds that stay for the next layer; without a wire backward has two at once.
 _IDLE, _IDLE_WITHOUT_WIRE = 3, 1
@@ -108,8 +107,6 @@ def agreed(spec: Attention, read: Mapping[str, Tensor | None]) -> Attention:
     Args:
         read: values, keys where they are others, then what else is read, or rows like them.
     """
-    if spec.policy.lossy != EXACT:
-        refuse_sampling(spec.policy, "attention")
     given = [(name, tensor) for name, tensor in read.items() if tensor is not None]
     agree_wanted(spec.relation.plan, given, 1 if read["keys"] is None else 2)
     return replace(spec, window=1) if spares_memory() else spec
@@ -181,7 +178,7 @@ def _stream(
     sent = sources if made is None else [made.rows]
 
     def begin() -> Stream:
-        return fetch(plan, sent, rounds, not policy.rematerialize, policy.lossy, window, ahead)
+        return fetch(plan, sent, rounds, not policy.rematerialize, window, ahead)
 
     landed: Iterator[tuple[Round, Tensor]]
     if kept:
@@ -271,7 +268,6 @@ class Backward:
             lambda: own,
             self._add_home,
             1,
-            spec.policy.lossy,
         )
 
     def _pass_on(self, home: GradientReturn, step: _Step, grads: Tensor) -> None:

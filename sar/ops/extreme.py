@@ -13,7 +13,6 @@ from sar.edges.relation import Relation
 from sar.kernels import ExtremeReducer, add_rows, add_to_winners
 from sar.ops.first_order import first_order
 from sar.stream import GradientReturn, Pass
-from sar.stream.sampled import refuse_sampling
 
 
 def extreme_of_rows(relation: Relation, x: Tensor, policy: Policy, *, largest: bool) -> Tensor:
@@ -28,7 +27,6 @@ def extreme_of_rows(relation: Relation, x: Tensor, policy: Policy, *, largest: b
     Returns:
         [num_dst, ...]; 0 where no edge ends.
     """
-    refuse_sampling(policy, "an extreme over edges")
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
     out = _Extreme.apply(flat, relation, policy, largest)
     return out.view(relation.num_dst, *x.shape[1:])
@@ -74,7 +72,7 @@ class _Extreme(Function):
             return dx
 
         shape = dout.shape[1], dout.dtype
-        home = GradientReturn(plan, *shape, local, add_rows, lossy=policy.lossy)
+        home = GradientReturn(plan, *shape, local, add_rows)
         shards = relation.shards(num_rounds, order=True)
         each = home.each(plan.rounds(num_rounds))
         for (_, grads), shard in zip(each, shards, strict=True):

@@ -23,7 +23,6 @@ from sar.ops.mailbox_blocks import MailboxPass, fetch_table
 from sar.ops.mailbox_grads import MailboxGrads
 from sar.ops.message_blocks import Inputs, MessagePass, Messages, block_size, pack_rows, unpack_rows
 from sar.stream.packing import RowLayout
-from sar.stream.sampled import refuse_sampling
 
 _warned: set[tuple[str, str, int]] = set()
 
@@ -58,7 +57,6 @@ def run_mailbox(
         The error of a function on any rank, on every rank; ``ValueError`` when ranks differ in
         the number of source columns.
     """
-    refuse_sampling(policy, "a function of mailboxes")
     edges = MessagePass.of(relation, messages, "mailbox", policy, inputs)
     boxes = Inputs(list(mail), list(columns), [])
     nodes = MessagePass.of(relation, reduce, "mailbox", policy, boxes)

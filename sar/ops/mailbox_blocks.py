@@ -108,9 +108,7 @@ def fetch_table(spec: MailboxPass, layout: RowLayout, packed: Tensor) -> Tensor:
     num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
     table = packed.new_empty((len(packed) + sum(plan.recv_counts), packed.shape[1]))
     table[: len(packed)] = packed
-    for step, halo in fetch(
-        plan, table[: len(packed)], plan.rounds(num_rounds), lossy=spec.messages.policy.lossy
-    ):
+    for step, halo in fetch(plan, table[: len(packed)], plan.rounds(num_rounds)):
         parts = halo.split(step.recv_rows)
         for peer, rows in zip(step.sources, parts, strict=True):
             table[starts[peer] : starts[peer] + len(rows)] = rows
@@ -122,8 +120,8 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
     relation = spec.messages.relation
     plan, starts = relation.plan, relation.halo_starts
     own = table[: relation.num_src]
-    shape, lossy = (table.shape[1], table.dtype), spec.messages.policy.lossy
-    home = GradientReturn(plan, *shape, lambda: own, add_rows, lossy=lossy)
+    shape = table.shape[1], table.dtype
+    home = GradientReturn(plan, *shape, lambda: own, add_rows)
     num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
     for step, buffer in home.each(plan.rounds(num_rounds)):
         parts = buffer.split(step.recv_rows)

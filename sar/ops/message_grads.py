@@ -86,8 +86,7 @@ class MessageGrads:
 
     def _open_return(self, own: Tensor) -> GradientReturn:
         plan, width = self.spec.relation.plan, own.shape[1]
-        lossy = self.spec.policy.lossy
-        return GradientReturn(plan, width, own.dtype, lambda: own, add_rows, lossy=lossy)
+        return GradientReturn(plan, width, own.dtype, lambda: own, add_rows)
 
     def _target(self, home: GradientReturn | None, step: Round | None) -> Tensor | None:
         """Zeroed rows that collect the gradients of a shard's sources."""

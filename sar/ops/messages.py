@@ -37,7 +37,6 @@ from sar.ops.push_extreme import push_extreme
 from sar.ops.reducers import Reducer, make_reducer
 from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
 from sar.stream.plan import agree_wanted
-from sar.stream.sampled import refuse_sampling
 
 
 def run_messages(
@@ -70,7 +69,6 @@ def run_messages(
     _agree_inputs(relation, messages, inputs)
     if reduce == "logsumexp":  # its gradient is a function of the messages
         messages = replace(messages, linear_in_src=False)
-    refuse_sampling(policy, "a function of edges")
     spec = MessagePass.of(relation, messages, reduce, policy, inputs)
     tensors = [*inputs.src, *inputs.dst, *inputs.edge]
     recorded = messages.capturing.record(messages.captures)

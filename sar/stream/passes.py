@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from sar.comm.group import Work
-from sar.config import EXACT, Lossy, Policy
+from sar.config import Policy
 from sar.kernels import Csc
-from sar.stream.codec import Codec, block_rows, codec_of
 from sar.stream.plan import HaloPlan, Round
 
 WINDOW = 2  # rounds in flight
@@ -97,9 +96,7 @@ class Pass:
         self._local_last = local_last and 0 < len(self.rounds) <= window
         self._stream: Stream | None = None
         if messages is None and rows is not None and not kept:
-            name = policy.lossy.wire_dtype
-            codec = None if name is None else codec_for(edges.plan, name, rows.dtype)
-            messages = RowMessages(edges.plan, [rows], keep is not None, codec)
+            messages = RowMessages(edges.plan, [rows], keep is not None)
         if messages is not None:
             self._stream = Stream(messages, self.rounds, window)
 
@@ -128,72 +125,36 @@ class RowMessages:
     Args:
         rows: [num_rows, *] of one dtype; their columns travel side by side.
         keep: rows that land stay valid, in memory of their own.
-        codec: of what is sent.
 
     Attributes:
         row_bytes: of a row on the wire.
     """
 
-    def __init__(
-        self, plan: HaloPlan, rows: Sequence[Tensor], keep: bool = False, codec: Codec | None = None
-    ) -> None:
-        self.plan, self.rows, self.keep, self.codec = plan, rows, keep, codec
+    def __init__(self, plan: HaloPlan, rows: Sequence[Tensor], keep: bool = False) -> None:
+        self.plan, self.rows, self.keep = plan, rows, keep
         self.width = rows[0].shape[1] if len(rows) == 1 else sum([part.shape[1] for part in rows])
         self.dtype, self.device = rows[0].dtype, rows[0].device
-        self.row_bytes = row_bytes_of(self.width, self.dtype, codec)
+        self.row_bytes = self.width * self.dtype.itemsize
 
     def sent(self, step: Round) -> Message:
         """What this rank sends in a round."""
-        if self.codec is None:
-            shape = step.num_send, self.width
-            send = self.plan.group.pool.take(shape, self.dtype, self.device, step.most)
-            self.plan.gather_round(step, self.rows, send)
-        else:
-            send = self._take(step.num_send, self.codec, keep=False, most=step.most)
-            parts = send.split(list(step.send_rows))
-            for peer, part in zip(step.targets, parts, strict=True):
-                self._encode(part, peer, self.codec)
+        shape = step.num_send, self.width
+        send = self.plan.group.pool.take(shape, self.dtype, self.device, step.most)
+        self.plan.gather_round(step, self.rows, send)
         return send, step.send_counts
 
     def received(self, step: Round) -> Message:
         """Room for what it gets."""
-        if not self.keep and self.codec is None:
-            shape = step.num_recv, self.width
+        shape = step.num_recv, self.width
+        if self.keep:
+            recv = torch.empty(shape, dtype=self.dtype, device=self.device)
+        else:
             recv = self.plan.group.pool.take(shape, self.dtype, self.device, step.most)
-            return recv, step.recv_counts
-        keep = self.keep and self.codec is None
-        recv = self._take(step.num_recv, self.codec, keep=keep, most=step.most)
         return recv, step.recv_counts
 
     def landed(self, step: Round, recv: Tensor) -> Tensor:
-        """[step.num_recv, width] rows out of what it got, which goes back to the pool."""
-        if self.codec is None:
-            return recv
-        rows = self._take(len(recv), None, keep=self.keep, most=step.most)
-        self.codec.decode_all(recv, rows)
-        self.plan.group.pool.give(recv)
-        return rows
-
-    def _encode(self, out: Tensor, peer: int, codec: Codec) -> None:
-        """What one peer gets, coded."""
-        for low in range(0, len(out), block_rows(self.width)):
-            part = out[low : low + block_rows(self.width)]
-            rows = self.rows[0].new_empty((len(part), self.width))
-            self.plan.gather(peer, self.rows, low, rows)
-            codec.encode(rows, part)
-
-    def _take(self, num_rows: int, codec: Codec | None, keep: bool, most: int) -> Tensor:
-        dtype = self.dtype if codec is None else codec.dtype
-        width = self.width if codec is None else codec.width(self.width)
-        if keep:
-            return torch.empty((num_rows, width), dtype=dtype, device=self.device)
-        return self.plan.group.pool.take((num_rows, width), dtype, self.device, most)
-
-
-def row_bytes_of(width: int, dtype: torch.dtype, codec: Codec | None) -> int:
-    if codec is None:
-        return width * dtype.itemsize
-    return codec.width(width) * codec.dtype.itemsize
+        """[step.num_recv, width] rows out of what it got."""
+        return recv
 
 
 @dataclass
@@ -211,7 +172,6 @@ def fetch(
     rows: Tensor | Sequence[Tensor],
     rounds: Sequence[Round],
     keep: bool = False,
-    lossy: Lossy = EXACT,
     window: int = WINDOW,
     ahead: bool = False,
 ) -> Stream:
@@ -222,7 +182,6 @@ def fetch(
             side by side as one row of the sum of their widths.
         rounds: the plan's rounds; every rank passes as many.
         keep: yield buffers that stay valid after the step.
-        lossy: says what rows travel as.
         window: rounds in flight.
         ahead: the next round goes out before the rows of one are used, not after: in place of a
             second in the window it takes a buffer less, and waits for whoever is slower.
@@ -232,14 +191,7 @@ def fetch(
         the order they were asked for. Overwritten when the next round is taken, unless ``keep``.
     """
     columns = [rows] if isinstance(rows, Tensor) else rows
-    codec = codec_for(plan, lossy.wire_dtype, columns[0].dtype)
-    return Stream(RowMessages(plan, columns, keep, codec), rounds, window, ahead)
-
-
-def codec_for(plan: HaloPlan, name: str | None, dtype: torch.dtype) -> Codec | None:
-    """What rows of a dtype are coded by; ``None``: they travel as they are."""
-    group = plan.group
-    return None if name is None else codec_of(name, dtype, group.seeds.noise(group.rank))
+    return Stream(RowMessages(plan, columns, keep), rounds, window, ahead)
 
 
 class Stream:

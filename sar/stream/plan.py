@@ -153,8 +153,8 @@ class HaloPlan:
         if known is not None:
             return known
         rounds = self.fitting_rounds(policy, row_bytes)
-        what = "(bytes per row, rounds, code of what is lossy, whether backward fetches again)"
-        self.agree_once(what, row_bytes, rounds, policy.lossy.code, int(policy.rematerialize))
+        what = "(bytes per row, rounds, whether backward fetches again)"
+        self.agree_once(what, row_bytes, rounds, int(policy.rematerialize))
         if not rounds:
             least = int(self.rows_in_flight.min()) * row_bytes
             raise ValueError(
@@ -201,19 +201,6 @@ class HaloPlan:
         moved._steps = {}
         moved.device = device
         return moved
-
-    def thinned(self, send_idx: list[Tensor], recv_counts: list[int]) -> HaloPlan:
-        """A plan of some of the rows, chosen on both ends alike; no communication.
-
-        Args:
-            send_idx, recv_counts: as in :class:`HaloPlan`.
-        """
-        thin = copy(self)
-        thin.send_idx, thin.recv_counts = list(send_idx), recv_counts
-        thin.send_counts = [len(idx) for idx in send_idx]
-        thin.recv_pulled = recv_counts
-        thin._steps = {}
-        return thin
 
     def rounds(self, num_rounds: int) -> tuple[Round, ...]:
         """Peers at distance 1 .. P-1, cut into ``num_rounds`` runs of distances; kept."""

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sar.config import EXACT, Lossy
-from sar.stream.codec import Codec
-from sar.stream.passes import WINDOW, Flight, Message, codec_for, row_bytes_of
+from sar.stream.passes import WINDOW, Flight, Message
 from sar.stream.plan import Combine, HaloPlan, Round
 
 
@@ -20,59 +18,35 @@ class GradientMessages:
     Args:
         width, dtype: of a row.
         combine: adds rows that come home to the owned ones.
-        codec: of what is sent.
 
     Attributes:
         row_bytes: of a row on the wire.
     """
 
-    def __init__(
-        self,
-        plan: HaloPlan,
-        width: int,
-        dtype: torch.dtype,
-        combine: Combine,
-        codec: Codec | None = None,
-    ) -> None:
-        self.plan, self.width, self.dtype = plan, width, dtype
-        self.combine, self.codec = combine, codec
-        self.row_bytes = row_bytes_of(width, dtype, codec)
+    def __init__(self, plan: HaloPlan, width: int, dtype: torch.dtype, combine: Combine) -> None:
+        self.plan, self.width, self.dtype, self.combine = plan, width, dtype, combine
+        self.row_bytes = width * dtype.itemsize
 
     def rows(self, step: Round) -> Tensor:
         """[step.num_recv, width] uninitialised, from the pool."""
-        return self._take(step.num_recv, None, step.most)
+        return self._take(step.num_recv, step.most)
 
     def sent(self, step: Round, grads: Tensor) -> Message:
         """What this rank sends of ``grads`` [step.num_recv, width], which are given up."""
-        if self.codec is not None:
-            rows, grads = grads, self._take(step.num_recv, self.codec, step.most)
-            self.codec.encode_all(rows, grads)
-            self.plan.group.pool.give(rows)
         return grads, step.recv_counts
 
     def received(self, step: Round) -> Message:
         """Room for what it gets."""
-        return self._take(step.num_send, self.codec, step.most), step.send_counts
+        return self._take(step.num_send, step.most), step.send_counts
 
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
         """Add what it got, which goes back to the pool, to ``home`` [num_rows, width]."""
-        landed = self._decoded(recv, step.most)
-        self.plan.scatter_round(step, home, landed, self.combine)
-        self.plan.group.pool.give(landed)
-
-    def _decoded(self, recv: Tensor, most: int) -> Tensor:
-        if self.codec is None:
-            return recv
-        rows = self._take(len(recv), None, most)
-        self.codec.decode_all(recv, rows)
+        self.plan.scatter_round(step, home, recv, self.combine)
         self.plan.group.pool.give(recv)
-        return rows
 
-    def _take(self, num_rows: int, codec: Codec | None, most: int) -> Tensor:
-        pool, device = self.plan.group.pool, self.plan.device
-        dtype = self.dtype if codec is None else codec.dtype
-        width = self.width if codec is None else codec.width(self.width)
-        return pool.take((num_rows, width), dtype, device, most)
+    def _take(self, num_rows: int, most: int) -> Tensor:
+        plan = self.plan
+        return plan.group.pool.take((num_rows, self.width), self.dtype, plan.device, most)
 
 
 class GradientReturn:
@@ -84,7 +58,6 @@ class GradientReturn:
             in; called once, when rounds are in flight already.
         combine: adds rows that come home to the owned ones.
         window: rounds in flight; fewer where a fetch is in flight beside them.
-        lossy: says what rows travel as.
         messages: what they travel in, if not as they are.
         local_last: ``local`` is called once the first round has come home and what was sent in it
             is free, in place of while it is on its way.
@@ -98,13 +71,11 @@ class GradientReturn:
         local: Callable[[], Tensor],
         combine: Combine,
         window: int = WINDOW,
-        lossy: Lossy = EXACT,
         messages: GradientMessages | None = None,
         local_last: bool = False,
     ) -> None:
         if messages is None:
-            codec = codec_for(plan, lossy.gradient_wire_dtype, dtype)
-            messages = GradientMessages(plan, width, dtype, combine, codec)
+            messages = GradientMessages(plan, width, dtype, combine)
         self._messages = messages
         self._local, self._window, self._local_last = local, window, local_last
         self._home: Tensor | None = None

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sar._private import has_backward_hooks
 from sar.comm import exchange_counts
-from sar.config import EXACT, Policy
+from sar.config import Policy
 from sar.errors import NotSupportedError
 from sar.kernels import add_rows
 from sar.kernels.nonzero import (
@@ -50,7 +50,7 @@ class Skipped(IntEnum):
 
 def skipped(x: Tensor, policy: Policy) -> Skipped:
     """How rows ``x`` of a sum, and their gradients, travel; no communication."""
-    if policy.zeros != "skip" or policy.lossy != EXACT or not can_pack(x.dtype):
+    if policy.zeros != "skip" or not can_pack(x.dtype):
         return Skipped.NOTHING
     if not (x.requires_grad and torch.is_grad_enabled()):
         return Skipped.ROWS

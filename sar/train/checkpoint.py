@@ -130,6 +130,8 @@ def check_fields(content: dict[str, Any]) -> None:
         if states.dtype != torch.uint8 or states.dim() != 2 or len(states) != ranks:
             got = f"{states.dtype} {tuple(states.shape)}"
             raise _wrong(name, got, f"torch.uint8 with a row for each of {ranks} ranks")
+        if name == "noise":  # of files that an earlier release wrote
+            _check_noise(states)
     if set(content.get("graph") or _GRAPH) != set(_GRAPH):
         raise _wrong("graph", repr(sorted(content["graph"])), repr(_GRAPH))
     begun = content.get("begun") or dict.fromkeys(_BEGUN, 0)
@@ -138,6 +140,8 @@ def check_fields(content: dict[str, Any]) -> None:
     best = content.get("best") or {"epoch": 1, "model": {}}
     if sorted(best) != _BEST or not isinstance(best["model"], dict):
         raise _wrong("best", repr(sorted(best)), repr(_BEST))
+    if type(best["epoch"]) is not int:
+        raise _wrong("best", f"an epoch that is a {type(best['epoch']).__name__}", "an int")
     seeds = content["dropout_seeds"]
     if len(seeds) != 2 or not all(isinstance(seed, int) for seed in seeds):
         raise _wrong("dropout_seeds", repr(seeds), "two integers")
@@ -214,17 +218,16 @@ def restore_random_state(states: torch.Tensor, group: Group) -> None:
         raise _wrong("random", str(problem), "a state of torch's generator") from problem
 
 
-def noise_states(group: Group) -> torch.Tensor:
-    """uint8 [P, bytes]: the state of what rounds rows on a lossy wire on every rank; collective."""
-    return torch.stack(group.all_gather(group.seeds.noise(group.rank).get_state()))
-
-
-def restore_noise(states: torch.Tensor, group: Group) -> None:
-    """Set what :func:`noise_states` saw on as many ranks."""
-    try:
-        group.seeds.noise(group.rank).set_state(states[group.rank].clone())
-    except RuntimeError as problem:
-        raise _wrong("noise", str(problem), "a state of torch's generator") from problem
+def _check_noise(states: torch.Tensor) -> None:
+    """Raise ``ValueError`` where a run rounded rows on the wire: it cannot go on as it began."""
+    for state in states:
+        rounding, unused = torch.Generator(), torch.Generator()
+        try:
+            rounding.set_state(state.clone())
+        except RuntimeError as problem:
+            raise _wrong("noise", str(problem), "a state of torch's generator") from problem
+        if not torch.equal(unused.manual_seed(rounding.initial_seed()).get_state(), state):
+            raise _wrong("noise", "a run with --lossy-wire, which is gone", "an exact one")
 
 
 def _own_random_state() -> torch.Tensor:

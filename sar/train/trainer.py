@@ -37,9 +37,7 @@ from sar.train.checkpoint import (
     load_checkpoint,
     load_model,
     load_optimizer,
-    noise_states,
     random_states,
-    restore_noise,
     restore_random_state,
     save_checkpoint,
 )
@@ -324,7 +322,6 @@ class Trainer:
             "num_ranks": self.group.size,
             "random": random_states(self.group),
             "dropout_seeds": self.group.seeds.state(),
-            "noise": noise_states(self.group),
             "model": tables.shared_state(self.model),
             "optimizer": tables.shared_optimizer_state(self.optimizer),
             "tables": tables.save_tables(self.checkpoint, self.model, self.optimizer, self.group),
@@ -376,8 +373,6 @@ class Trainer:
                     stacklevel=2,
                 )
         self.group.seeds.restart(*content["dropout_seeds"])
-        if same and "noise" in content:
-            restore_noise(content["noise"], self.group)
         return self.epoch
 
     def _labels(self) -> Tensor:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sar.cli.arguments.ranks import add_allocator_arguments, check_allocator_arguments
+from sar.cli.arguments.ranks import add_allocator_arguments
 from sar.cli.parser import Parser
-
-check = check_allocator_arguments
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -16,7 +14,7 @@ def add_parser(subparsers: Any) -> Parser:
         help="print the memory settings that ranks should start with",
         description="Print shell commands that set for the ranks of torchrun how memory is "
         'allocated, as `sar train` does for its own: eval "$(sar environment)". What is set '
-        "already stays, but for --soft-limit. Threads are OMP_NUM_THREADS.",
+        "already stays. Threads are OMP_NUM_THREADS.",
     )
     add_allocator_arguments(parser.add_argument_group("memory"))
     return parser

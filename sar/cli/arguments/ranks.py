@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sar.cli.parser import Parser
-from sar.cli.values import above_zero, positive, share, size
-from sar.words import ALLOCATORS, CONSTANT_INPUTS, WIRE_DTYPES
+from sar.cli.values import above_zero, add_gone, positive, size
+from sar.words import ALLOCATORS, CONSTANT_INPUTS
 
 
 def add_rank_arguments(parser: Parser) -> None:
@@ -25,13 +25,11 @@ def add_rank_arguments(parser: Parser) -> None:
         "--backend", metavar="WORD", type=_backend,
         help="gloo, nccl, ccl, mpi; default: gloo on the CPU, nccl on CUDA",
     )  # fmt: skip
-    more.add_argument(
-        "--threads", type=positive, help="of a rank; default: its share of the cores"
-    )
+    more.add_argument("--threads", type=positive, help="of a rank; default: its share of the cores")
     add_timeout(more)
     add_allocator_arguments(more)
     _add_policy_arguments(parser.add_argument_group("streaming"))
-    _add_lossy_arguments(parser.add_argument_group("lossy", "Fewer bytes for another result."))
+    _add_lossy_arguments(parser.add_argument_group("lossy"))
     parser.for_experts("ranks, more", "streaming", "lossy")
 
 
@@ -50,15 +48,12 @@ def _backend(text: str) -> str:
 
 
 def add_allocator_arguments(group: Any) -> None:
-    """Which allocator ranks start with, and what it may keep."""
+    """Which allocator ranks start with."""
     group.add_argument(
         "--allocator", choices=ALLOCATORS, default="system",
         help="of the ranks' memory; tbb is faster, and larger where buffers differ",
     )  # fmt: skip
-    group.add_argument(
-        "--soft-limit", type=size,
-        help="memory of a rank above which tbb keeps no freed buffers, like 20GiB; default: none",
-    )  # fmt: skip
+    add_gone(group, "--soft-limit", "system keeps nothing, tbb all that it likes")
 
 
 def _add_policy_arguments(group: Any) -> None:
@@ -103,12 +98,10 @@ def _add_policy_arguments(group: Any) -> None:
 
 
 def _add_lossy_arguments(group: Any) -> None:
-    group.add_argument("--lossy-wire", choices=WIRE_DTYPES, help="what feature rows travel as")
-    group.add_argument("--lossy-gradient-wire", choices=WIRE_DTYPES, help="the same for gradients")
-    group.add_argument(
-        "--lossy-boundary-rate", type=share, default=1.0, metavar="R",
-        help="share of remote rows that training reads",
-    )  # fmt: skip
+    whole = "rows travel whole; --zeros skip sends fewer bytes"
+    add_gone(group, "--lossy-wire", whole)
+    add_gone(group, "--lossy-gradient-wire", whole)
+    add_gone(group, "--lossy-boundary-rate", whole, was="1.0")
 
 
 def check_ranks(args: argparse.Namespace) -> Iterator[str]:
@@ -117,10 +110,3 @@ def check_ranks(args: argparse.Namespace) -> Iterator[str]:
         yield "--rounds and --memory-budget: got both, expected at most one of them"
     if args.backend == "nccl" and args.device == "cpu":
         yield "--backend: got nccl, which needs --device cuda"
-    yield from check_allocator_arguments(args)
-
-
-def check_allocator_arguments(args: argparse.Namespace) -> Iterator[str]:
-    """A limit is tbb's."""
-    if args.soft_limit is not None and args.allocator != "tbb":
-        yield f"--soft-limit: got {args.soft_limit} with --allocator {args.allocator}, expected tbb"

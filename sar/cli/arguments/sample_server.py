@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> Parser:
     )
     add_timeout(group)
     # What ranks start with where the command does not ask.
-    parser.set_defaults(device="cpu", backend="gloo", allocator="system", soft_limit=None)
+    parser.set_defaults(device="cpu", backend="gloo", allocator="system")
     return parser
 
 
