@@ -694,6 +694,8 @@ def test_module_behaviour(partitioned: Cutter) -> None:
         drop = sar.nn.Dropout(0.5, part.graph)
         assert isinstance(drop, nn.Dropout) and drop.eval()(x) is x
         assert sar.nn.Dropout(0.0)(x) is x
+        ones = sar.nn.Dropout(0.75, part.graph)(torch.ones_like(x))
+        assert ones.unique().tolist() == [0, 4], "what is kept is multiplied by 1 / (1 - p)"
         other = copy.deepcopy(drop.train())
         assert other._bound.rows is drop._bound.rows and (other(x) == 0).any()
         with pytest.raises(ValueError, match="graph: got none, expected one"):

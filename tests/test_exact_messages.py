@@ -919,6 +919,21 @@ def test_blocks_draw_random_numbers_of_their_own(
     assert max(processes.run(3, case_random, partitioned(mixed(), 3, "random"))) <= 1
 
 
+def test_what_a_tried_function_draws_is_not_missing_afterwards(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 1, "random")
+
+    def case(group: Any) -> None:
+        graph, following = Part(group, path).graph, []
+        graph.srcdata["x"] = torch.ones(graph.num_nodes(), 2)
+        for count in (1, 5):
+            torch.manual_seed(0)
+            graph.apply_edges(lambda edges, n=count: {"m": edges.src["x"] * torch.rand(n).sum()})
+            following.append(torch.rand(1))
+        assert torch.equal(*following)
+
+    run_threads(1, case)
+
+
 def test_random_state_is_borrowed_by_one_thread_at_a_time() -> None:
     """Ranks that are threads would otherwise wait in torch for each other, now and then."""
     from sar.ops.randomness import seeded, unchanged

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -432,6 +433,20 @@ def test_dropout_is_replayed(size: int, partitioned: Cutter, processes: WorkerPo
     path = partitioned(mixed(), size, "random")
     for total, back, scale in (t.tolist() for t in processes.run(size, case_dropout, path)):
         assert scale > 1 and abs(total - back) < 1e-10 * scale
+
+
+def test_blocks_of_mailboxes_draw_random_numbers_of_their_own(partitioned: Cutter) -> None:
+    path = partitioned(graph_of("several blocks"), 1, "random")
+
+    def case(group: Any) -> None:
+        graph = Part(group, path, sar.Policy(block_bytes=1)).graph
+        graph.ndata["h"] = torch.ones(graph.num_nodes(), 1)
+        draw = partial(torch.rand, dtype=torch.float64)
+        graph.update_all(fn.copy_u("h", "m"), lambda nodes: {"o": draw(len(nodes))})
+        drawn = graph.ndata["o"][graph.in_degrees() > 0]
+        assert len(drawn.unique()) == len(drawn)
+
+    run_threads(1, case)
 
 
 # Blocks.
