@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import graphs
-from benchmarks.cases.memory import MB
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
+from benchmarks.race import MB
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 RANKS, EPOCHS = 8, 3

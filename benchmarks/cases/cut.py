@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
+from benchmarks.race import MB, Epoch, race
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from benchmarks.tasks.cutting import save_edges
 from benchmarks.tasks.tables import write_pairs
@@ -19,7 +18,6 @@ from benchmarks.tasks.tables import write_pairs
 if TYPE_CHECKING:
     from sar.partition.arrays import GraphArrays
 
-MB = 1e6
 PARTS = 8
 SCALE = 17  # of the R-MAT graph
 EDGES_A_NODE = 15  # of the community graph
@@ -118,34 +116,21 @@ def balance_training(options: Options) -> Report:
     Both train an epoch in turn; a ratio is the median of the turns' ratios.
     """
     prepared = graphs.rmat(options, [(DGLS, PARTS), (BALANCED, PARTS)], SCALE)
-    with ExitStack() as stack:
-        clusters = {
-            method: stack.enter_context(_ranks(prepared, method)) for method in (DGLS, BALANCED)
-        }
-        turns = [
-            {name: _busiest(cluster) for name, cluster in clusters.items()}
-            for _ in range(options.repeats)
-        ]
+    start = partial(Cluster, "benchmarks.tasks.attention:Sar", PARTS, environment=LAUNCH)
+    known = {
+        name: partial(start, kind="gat", parts=str(prepared.parts[name, PARTS]), rounds=None)
+        for name in (DGLS, BALANCED)
+    }
+    found = race(known, options.repeats, turn=_busiest)
     columns = ["cut", "busiest rank's cpu s", "mean of ranks"]
-    table = Table(f"One epoch of {PARTS} ranks, medians of {len(turns)} turns", columns)
-    for name in clusters:
-        table.rows.append([name, *(median(turn[name][i] for turn in turns) for i in range(2))])
-    ratio = median(turn[DGLS][0] / turn[BALANCED][0] for turn in turns)
+    table = Table(f"One epoch of {PARTS} ranks, medians of {options.repeats} turns", columns)
+    table.rows = [[name, found.middle(name, "cpu"), found.middle(name, "mean")] for name in known]
+    ratio = found.ratio(DGLS, BALANCED)
     figure = Figure("busiest rank's cpu, metis / coarsen balanced", ratio, at_least=WORTH)
     return Report([figure], [table])
 
 
-def _ranks(prepared: graphs.Prepared, method: str) -> Cluster:
-    arguments: dict[str, Any] = {
-        "kind": "gat",
-        "parts": str(prepared.parts[method, PARTS]),
-        "rounds": None,
-    }
-    return Cluster("benchmarks.tasks.attention:Sar", PARTS, environment=LAUNCH, **arguments)
-
-
-def _busiest(cluster: Cluster) -> tuple[float, float]:
-    """Seconds of the busiest rank and of the mean; the second of two epochs after a pause."""
-    cluster.call("epoch")
+def _busiest(cluster: Cluster) -> Epoch:
+    """Seconds of the busiest rank and of the mean."""
     seconds = [rank["cpu"] for rank in cluster.call("epoch")]
-    return max(seconds), sum(seconds) / len(seconds)
+    return {"cpu": max(seconds), "mean": sum(seconds) / len(seconds)}

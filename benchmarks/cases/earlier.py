@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
-from statistics import median
 from typing import Any
 
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, Cluster
-from benchmarks.registry import Figure, Options, Report, Table, benchmark
+from benchmarks.race import race
+from benchmarks.registry import Figure, Options, Report, benchmark
 
-TASKS = "benchmarks.tasks"
-WARM_UP, MEMORY_EPOCHS = 2, 3
+MEMORY_EPOCHS = 3
 MOST = 1.03  # times the earlier one's
+BEFORE, NOW = "earlier", "this one"
 GAT = {"kind": "gat"}
 STEPS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "SAGE, P=4, one-shot": ("sage", 4, {"rounds": 1}),
@@ -38,43 +37,17 @@ def earlier(options: Options) -> Report:
     for name, (task, ranks, arguments) in STEPS.items():
         cut = ("random", 1) if ranks == 1 else ("metis", ranks)
         parts = str(graphs.rmat(options, [cut]).parts[cut])
-        start = partial(
-            Cluster, f"{TASKS}.{task}:Sar", ranks, environment=LAUNCH, parts=parts, **arguments
-        )
-        with ExitStack() as stack:
-            pair = [stack.enter_context(start(first=one)) for one in (options.before, None)]
-            _compare(name, pair, options.repeats, report)
+        task = f"benchmarks.tasks.{task}:Sar"
+        start = partial(Cluster, task, ranks, environment=LAUNCH, parts=parts, **arguments)
+        pair = {BEFORE: partial(start, first=options.before), NOW: start}
+        found = race(pair, options.repeats, memory=MEMORY_EPOCHS)
+        title = f"{name}: medians of {options.repeats} turns"
+        report.tables.append(found.table(title, ["cpu", "sent", "activation"]))
+        memory = found.middle(NOW, "activation") / found.middle(BEFORE, "activation")
+        sent = found.ratio(NOW, BEFORE, "sent")
+        ratios = {"cpu": found.ratio(NOW, BEFORE), "bytes": sent, "activations": memory}
+        report.figures += [
+            Figure(f"{name}: {what}, x earlier", value, at_most=MOST)
+            for what, value in ratios.items()
+        ]
     return report
-
-
-def _compare(name: str, pair: list[Cluster], repeats: int, report: Report) -> None:
-    """The earlier one and this one; each turn's second epoch counts, as in `speed`."""
-    memory = [
-        max(one["activation"] for one in cluster.call("memory", epochs=MEMORY_EPOCHS))
-        for cluster in pair
-    ]
-    for cluster in pair:
-        for _ in range(WARM_UP):
-            cluster.call("epoch")
-    turns = []
-    for turn in range(repeats):
-        found = {}
-        for place in (0, 1) if turn % 2 else (1, 0):
-            pair[place].call("epoch")
-            epochs = pair[place].call("epoch")
-            found[place] = {key: sum(one[key] for one in epochs) for key in ("cpu", "sent")}
-        turns.append((found[0], found[1]))
-    columns = ["", "cpu s", "sent MB", "activation MB"]
-    table = Table(f"{name}: medians of {repeats} turns", columns)
-    for place, who in enumerate(("earlier", "this one")):
-        cpu, sent = (median(turn[place][key] for turn in turns) for key in ("cpu", "sent"))
-        table.rows.append([who, cpu, sent / 1e6, memory[place] / 1e6])
-    report.tables.append(table)
-    ratios = {
-        "cpu": median(now["cpu"] / before["cpu"] for before, now in turns),
-        "bytes": median(now["sent"] / max(before["sent"], 1) for before, now in turns),
-        "activations": memory[1] / memory[0],
-    }
-    report.figures += [
-        Figure(f"{name}: {what}, x earlier", value, at_most=MOST) for what, value in ratios.items()
-    ]

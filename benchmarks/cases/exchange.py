@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.race import race
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 CUTS = [(method, ranks) for method in ("metis", "random") for ranks in (4, 8)]
-MB = 1e6
 SHARE = 0.6  # of the bytes of fetching every halo row in every layer and sending its gradient home
 SLOWER = 1.02
 
@@ -22,19 +21,14 @@ def exchange(options: Options) -> Report:
     """Rows by pull and by minimum vertex cover on each cut; SAGE's bytes and processor seconds
     with either, taking turns: R-MAT, METIS."""
     graph = graphs.rmat(options, CUTS)
-    rows = Table(
-        "Rows that travel for one sum over all edges",
-        ["cut", "pulled", "fewest", "share", "s to find, all ranks"],
-    )
+    columns = ["cut", "pulled", "fewest", "share", "s to find, all ranks"]
+    rows = Table("Rows that travel for one sum over all edges", columns)
     report = Report(tables=[rows])
-    pulled = {}
-    for cut, path in graph.parts.items():
-        pulled[cut], fewest, seconds = _count(path)
-        name = f"{cut[0]}, {cut[1]} ranks"
-        rows.rows.append([name, pulled[cut], fewest, fewest / pulled[cut], seconds])
-    for ranks in (4, 8):
-        cut = ("metis", ranks)
-        report.tables.append(_train(graph.parts[cut], pulled[cut], ranks, options, report))
+    for (method, ranks), path in graph.parts.items():
+        pulled, fewest, seconds = _count(path)
+        rows.rows.append([f"{method}, {ranks} ranks", pulled, fewest, fewest / pulled, seconds])
+        if method == "metis":
+            _train(path, pulled, ranks, options, report)
     return report
 
 
@@ -60,36 +54,17 @@ def _count(path: Path) -> tuple[int, int, float]:
     return pulled, fewest, seconds
 
 
-def _train(path: Path, pulled: int, ranks: int, options: Options, report: Report) -> Table:
+def _train(path: Path, pulled: int, ranks: int, options: Options, report: Report) -> None:
     from benchmarks.tasks.sage import HIDDEN
 
-    table = Table(
-        f"One epoch of SAGE, {ranks} ranks, strict rounds, medians of {options.repeats} turns",
-        ["exchange", "sent MB", "cpu s", "activation MB"],
-    )
-    with ExitStack() as stack:
-        clusters = {
-            name: stack.enter_context(
-                Cluster(
-                    "benchmarks.tasks.sage:Sar", ranks, environment=LAUNCH,
-                    parts=str(path), rounds=None, exchange=name,
-                )
-            )
-            for name in ("pull", "auto")
-        }  # fmt: skip
-        memory = {name: cluster.call("memory", epochs=2) for name, cluster in clusters.items()}
-        turns = {name: [] for name in clusters}
-        for turn in range(options.repeats):
-            for name in list(clusters)[:: 1 if turn % 2 else -1]:
-                turns[name].append(clusters[name].call("epoch"))
-    cpu = {n: [sum(r["cpu"] for r in epoch) for epoch in epochs] for n, epochs in turns.items()}
-    for name, epochs in turns.items():
-        sent = sum(rank["sent"] for rank in epochs[-1]) / MB
-        activation = max(rank["activation"] for rank in memory[name]) / MB
-        table.rows.append([name, sent, median(cpu[name]), activation])
-    ratio = median(a / b for a, b in zip(cpu["auto"], cpu["pull"]))
+    task, given = "benchmarks.tasks.sage:Sar", {"parts": str(path), "rounds": None}
+    start = partial(Cluster, task, ranks, environment=LAUNCH, **given)
+    both = {name: partial(start, exchange=name) for name in ("pull", "auto")}
+    found = race(both, options.repeats, memory=2)
+    title = f"One epoch of SAGE, {ranks} ranks, strict rounds, medians of {options.repeats} turns"
+    report.tables.append(found.table(title, ["sent", "cpu", "activation"]))
+    ratio = found.ratio("auto", "pull")
     report.figures.append(Figure(f"{ranks} ranks: cpu / that of pull", ratio, at_most=SLOWER))
     every = pulled * 4 * (128 + 2 * HIDDEN + 2 * 16)  # each layer's row there and, but one, back
-    share = sent * MB / every
+    share = found.middle("auto", "sent") / every
     report.figures.append(Figure(f"{ranks} ranks: sent / every row", share, at_most=SHARE))
-    return table

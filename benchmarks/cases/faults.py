@@ -47,7 +47,7 @@ from sar.files import PARTIAL, remove_left_over
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
-STOPS, CUTS, FLIPS, MUTATIONS = 50, 60, 1000, 2000
+STOPS, RAISES, CUTS, FLIPS, MUTATIONS = 60, 40, 60, 1000, 2000
 Way = tuple[str, bool, tuple[str, ...]]  # of starting ranks, host memory, phases of faults
 RANK, TWO, TRAINER, SERVER = "a rank", "two ranks", "a trainer", "a server"
 BOTH, ITS_LAUNCHER = "a trainer and a server", "the launcher"
@@ -72,6 +72,9 @@ _WAYS: tuple[Way, ...] = (
     (ALONE, False, (MEETING, TRAINING)),
     (TORCHRUN, True, (TRAINING,)),
 )
+_SAMPLING: list[Way] = [
+    (way, memory, (TRAINING,)) for way in (LOADER, SERVED) for memory in (True, False)
+]
 _COLUMNS = [
     "way", "phase or transport", "runs", "all ended", "named", "p50 s", "p99 s", "longest s",
     "left",
@@ -142,7 +145,13 @@ def kills(options: Options) -> Report:
 def stops(options: Options) -> Report:
     """Ranks that are stopped in any phase: the others and the launcher end within timeout + 8 s."""
     ways = [way for way in _WAYS if way[0] != TORCHRUN]  # which waits 30 s for a rank of its own
-    return _campaign(STOPS, 2, _stop, {}, 0.95, ways)
+    return _campaign(STOPS, 2, _stop, {}, 0.95, ways + _SAMPLING)
+
+
+@benchmark("faults-raises", "faults")
+def raises(options: Options) -> Report:
+    """Transforms of loaders that raise on one rank: all others end, and say what was raised."""
+    return _campaign(RAISES, 4, _raise, {}, 0.95, _SAMPLING)
 
 
 @benchmark("faults-network", "faults")
@@ -250,13 +259,25 @@ def _victims(job: Job, draw: random.Random) -> list[int]:
 
 
 def _stop(job: Job, draw: random.Random) -> Ending | None:
-    victim = draw.choice([rank for rank in range(RANKS) if rank != job.late])
+    victim = draw.choice([rank for rank in range(job.size) if rank != job.late])
     if not reach(job, [victim], draw) or not send(job.ranks[victim], signal.SIGSTOP):
         return None
     job.start_late()  # the others meet, all but this one
     way = f"{job.way}, {'memory' if job.memory else 'sockets'}"
     stays = [] if job.way == LAUNCHER else [job.ranks[victim]]
     return _ending(job, way, [victim], LIMIT + SLACK, stays, waits=True)
+
+
+def _raise(job: Job, draw: random.Random) -> Ending | None:
+    """In the transform of a rank's loader."""
+    first = SERVERS if job.way == SERVED else 0
+    victim = draw.randrange(first, job.size)
+    if not reach(job, [victim], draw):
+        return None
+    (job.folder / f"raise-{victim - first}").touch()
+    ending = _ending(job, f"{job.way}, a transform raises", [victim], LIMIT + SLACK)
+    ending.named = all("a transform that raises" in words for words in ending.words)
+    return ending
 
 
 def _cut(job: Job, draw: random.Random, hosts: Hosts) -> Ending | None:

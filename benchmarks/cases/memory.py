@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benchmarks import graphs
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
+from benchmarks.race import MB
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
-MB = 1e6
 SLACK = 1.15
 EPOCHS = 3
 

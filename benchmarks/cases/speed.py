@@ -1,27 +1,27 @@
-"""Processor seconds per epoch, taking turns with DGL and, if asked, with IntelLabs SAR."""
+"""Processor seconds of training steps, taking turns with DGL and, if asked, IntelLabs SAR."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
-from statistics import median
+from typing import Any
 
 from benchmarks import graphs
 from benchmarks.cases.memory import SLACK
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster, launch_environment
-from benchmarks.registry import Figure, Options, Report, Table, benchmark
+from benchmarks.race import MB, SAME_LOSS, Race, race
+from benchmarks.registry import Figure, Options, Report, benchmark
 
-MB = 1e6
 LIMIT = 0.85  # share of DGL's processor seconds
-OURS = "sar, one-shot", "sar, strict", "sar, one-shot, tbb", "sar, strict, tbb"
-WARM_UP = 2  # epochs after the one that gives the memory
-SAME_LOSS = 1e-4
-Epochs = list[dict[str, float]]
-
+SAGE, ATTENTION = "benchmarks.tasks.sage", "benchmarks.tasks.attention"
+OURS = ONE_SHOT, STRICT, ONE_SHOT_TBB, STRICT_TBB = (
+    "sar, one-shot", "sar, strict", "sar, one-shot, tbb", "sar, strict, tbb",
+)  # fmt: skip
 DGL, DGL_TUNED, DGL_TBB = "DGL", "DGL, ranks' environment", "DGL, tbb"
-ONE_SHOT, STRICT, ONE_SHOT_TBB, STRICT_TBB = OURS
 ORIGINAL = "IntelLabs SAR"
+TWO_THREADS = {**LAUNCH, "OMP_NUM_THREADS": "2"}
+SMALL = 15  # DGL holds 2 GB a tensor of GATv2 on the large graph
+Start = Callable[[], Cluster]
 
 
 @benchmark("speed", "core")
@@ -36,52 +36,67 @@ def speed_8(options: Options) -> Report:
     return speed(options, 8)
 
 
-def speed(options: Options, ranks: int) -> Report:
-    """All contenders stay alive and train one epoch each in turn, so that a busy machine slows all
-    of them; a ratio is the median of the turns' ratios. The first epochs of each warm up and give
-    its activation memory. A turn is two epochs, of which the second counts: a virtual machine that
-    reports free pages gives the memory of those who wait to its host, and the first epoch pays for
-    getting it back, which training without pauses never does.
-    """
-    graph = graphs.rmat(options, [("metis", ranks)])
-    with ExitStack() as stack:
-        clusters = {
-            name: stack.enter_context(start())
-            for name, start in contenders(graph, ranks, options).items()
-        }
-        memory = {name: cluster.call("memory", epochs=1) for name, cluster in clusters.items()}
-        rounds = {
-            name: max(cluster.call("round_bytes"))
-            for name, cluster in clusters.items()
-            if name in OURS
-        }
-        for cluster in clusters.values():
-            for _ in range(WARM_UP):
-                cluster.call("epoch")
-        turns: dict[str, Epochs] = {name: [] for name in clusters}
-        for turn in range(options.repeats):
-            order = list(clusters) if turn % 2 else list(reversed(clusters))
-            for name in order:
-                clusters[name].call("epoch")
-                turns[name].append(_merge(clusters[name].call("epoch")))
-    activation = {name: max(one["activation"] for one in all_) for name, all_ in memory.items()}
-    report = _report(turns, activation, ranks)
-    for name, one_round in rounds.items():
-        bound = SLACK * activation[DGL] / ranks + 2 * one_round
-        held = Figure(f"{name}: activations", activation[name] / MB, "MB", at_most=bound / MB)
-        report.figures.append(held)
+@benchmark("gat-speed", "edges")
+def gat_speed(options: Options) -> Report:
+    """A training step of a 3-layer GAT on 1 rank (DGL / 3) and 4 ranks (DGL / 2.8); two threads."""
+    report, found = _steps(options, "gat", {1: 3.0, 4: 2.8}, two_threads=True)
+    ratio = found.ratio("1 ranks", "two threads", "wall")
+    report.figures.append(Figure("gat: wall, 1 / 2 threads", ratio, at_least=1.6))
     return report
 
 
-def contenders(
-    graph: graphs.Prepared, size: int, options: Options
-) -> dict[str, Callable[[], Cluster]]:
+@benchmark("gatv2-speed", "edges")
+def gatv2_speed(options: Options) -> Report:
+    """A training step of a 3-layer GATv2 on 1 rank: at most DGL / 2.5; a quarter of the graph."""
+    return _steps(options, "gatv2", {1: 2.5}, SMALL)[0]
+
+
+@benchmark("weighted-speed", "edges")
+def weighted_speed(options: Options) -> Report:
+    """A training step of a 3-layer GraphConv with edge weights on 1 rank: at most DGL / 2.5."""
+    return _steps(options, "weighted", {1: 2.5})[0]
+
+
+def speed(options: Options, ranks: int) -> Report:
+    """SAGE in all environments; the first epoch gives the activation memory."""
+    graph = graphs.rmat(options, [("metis", ranks)])
+    known = contenders(graph, ranks, options)
+    found = race(known, options.repeats, memory=1, ask=dict.fromkeys(OURS, ("round_bytes",)))
+    title = (
+        f"One epoch, medians of {options.repeats} turns; {ranks} ranks, one thread each. "
+        "cpu = user + system seconds of all ranks; x DGL = median of the turns' ratios."
+    )
+    keys = ["cpu", "user", "system", "faults", "wall", "sent", "activation"]
+    report = Report(tables=[found.table(title, keys, DGL)])
+    for name in OURS:
+        ratio = found.ratio(name, DGL)
+        report.figures.append(Figure(f"{name}: cpu / DGL's", ratio, at_most=LIMIT))
+        tuned = found.ratio(name, DGL_TBB if "tbb" in name else DGL_TUNED)
+        report.figures.append(Figure(f"{name}: cpu / DGL's in the ranks' environment", tuned))
+        one_round = max(found.asked[name]["round_bytes"])
+        bound = SLACK * found.middle(DGL, "activation") / ranks + 2 * one_round
+        used = found.middle(name, "activation") / MB
+        held = Figure(f"{name}: activations", used, "MB", at_most=bound / MB)
+        report.figures.append(held)
+    report.figures += losses(found, DGL)
+    return report
+
+
+def losses(found: Race, base: str) -> list[Figure]:
+    """The distance of each contender's losses from one's."""
+    return [
+        Figure(f"{name}: loss / {base}'s - 1", found.loss_apart(name, base), at_most=SAME_LOSS)
+        for name in found.turns
+        if name != base
+    ]
+
+
+def contenders(graph: graphs.Prepared, size: int, options: Options) -> dict[str, Start]:
     """What starts each of them, by name; every one starts its training with the same model."""
-    tasks, parts = "benchmarks.tasks.sage", str(graph.parts["metis", size])
-    ranks = partial(Cluster, f"{tasks}:Sar", size, parts=parts)
-    tbb = launch_environment("tbb")
-    whole = partial(Cluster, f"{tasks}:Dgl", file=str(graph.file))
-    known: dict[str, Callable[[], Cluster]] = {
+    parts, tbb = str(graph.parts["metis", size]), launch_environment("tbb")
+    ranks = partial(Cluster, f"{SAGE}:Sar", size, parts=parts)
+    whole = partial(Cluster, f"{SAGE}:Dgl", file=str(graph.file))
+    known: dict[str, Start] = {
         DGL: partial(whole, environment=ONE_THREAD),
         DGL_TUNED: partial(whole, environment=LAUNCH),
         DGL_TBB: partial(whole, environment=tbb),
@@ -90,57 +105,41 @@ def contenders(
         ONE_SHOT_TBB: partial(ranks, environment=tbb, rounds=1),
         STRICT_TBB: partial(ranks, environment=tbb, rounds=None),
     }
-    if options.sar_path is not None:
-        known[ORIGINAL] = partial(
-            Cluster,
-            f"{tasks}:Original",
-            size,
-            environment=LAUNCH,
-            first=options.sar_path,
-            parts=parts,
-            checkout=str(options.sar_path),
-        )
+    if (path := options.sar_path) is not None:
+        theirs = partial(Cluster, f"{SAGE}:Original", size, environment=LAUNCH, parts=parts)
+        known[ORIGINAL] = partial(theirs, first=path, checkout=str(path))
     return known
 
 
-def _merge(ranks: Epochs) -> dict[str, float]:
-    """One epoch of all ranks: sums, except for the wall clock, of which the longest counts."""
-    total = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
-    return {**total, "wall": max(rank["wall"] for rank in ranks)}
+def _steps(
+    options: Options,
+    kind: str,
+    faster: dict[int, float],
+    scale: int = 17,
+    two_threads: bool = False,
+) -> tuple[Report, Race]:
+    """A stack of layers on DGL and here; ``faster``: least times DGL's speed, by ranks."""
+    cuts = {ranks: ("random", 1) if ranks == 1 else ("metis", ranks) for ranks in faster}
+    graph = graphs.rmat(options, cuts.values(), scale)
 
-
-def _report(turns: dict[str, Epochs], activation: dict[str, int], ranks: int) -> Report:
-    table = Table(
-        f"One epoch, medians of {len(turns[DGL])} turns; {ranks} ranks, one thread each. "
-        "cpu = user + system seconds of all ranks; x DGL = median of the turns' ratios.",
-        ["contender", "cpu s", "x DGL", "user s", "system s", "faults", "wall s", "sent MB"]
-        + ["activation MB"],
-    )
-    for name, epochs in turns.items():
-        middle = {key: median(epoch[key] for epoch in epochs) for key in epochs[0]}
-        table.rows.append(
-            [name, middle["cpu"], _ratio(turns, name), middle["user"], middle["system"]]
-            + [int(middle["faults"]), middle["wall"], middle["sent"] / MB, activation[name] / MB]
+    def ours(ranks: int, environment: dict[str, str] = LAUNCH) -> Start:
+        given: dict[str, Any] = {"kind": kind, "parts": str(graph.parts[cuts[ranks]])}
+        return partial(
+            Cluster, f"{ATTENTION}:Sar", ranks, environment=environment, rounds=None, **given
         )
-    report = Report(tables=[table])
-    for name in OURS:
-        ratio = _ratio(turns, name)
-        report.figures.append(Figure(f"{name}: cpu / DGL's", ratio, at_most=LIMIT))
-    for name in OURS:
-        tuned = _ratio(turns, name, DGL_TBB if "tbb" in name else DGL_TUNED)
-        report.figures.append(Figure(f"{name}: cpu / DGL's in the ranks' environment", tuned))
-    for name in turns:
-        if name != DGL:  # who computes something else is not worth comparing
-            apart = _loss_error(turns, name)
-            report.figures.append(Figure(f"{name}: loss / DGL's - 1", apart, at_most=SAME_LOSS))
-    return report
 
-
-def _ratio(turns: dict[str, Epochs], name: str, base: str = DGL) -> float:
-    pairs = zip(turns[name], turns[base])
-    return median(mine["cpu"] / theirs["cpu"] for mine, theirs in pairs)
-
-
-def _loss_error(turns: dict[str, Epochs], name: str) -> float:
-    pairs = zip(turns[name], turns[DGL])
-    return max(abs(mine["loss"] / theirs["loss"] - 1) for mine, theirs in pairs)
+    whole = partial(Cluster, f"{ATTENTION}:Dgl", kind=kind, file=str(graph.file))
+    known: dict[str, Start] = {DGL: partial(whole, environment=ONE_THREAD)}
+    for ranks in faster:
+        known[f"{ranks} ranks"] = ours(ranks)
+        if two_threads and ranks == 1:  # right after it: the machine's speed changes
+            known["two threads"] = ours(1, TWO_THREADS)
+    found = race(known, options.repeats)
+    title = f"{kind}: one step, medians of {options.repeats} turns"
+    report = Report(losses(found, DGL), [found.table(title, ["cpu", "wall", "sent"], DGL)])
+    for ranks, least in faster.items():
+        times = 1 / found.ratio(f"{ranks} ranks", DGL)
+        report.figures.append(
+            Figure(f"{kind}, {ranks} ranks: DGL's cpu / cpu", times, at_least=least)
+        )
+    return report, found

@@ -23,18 +23,6 @@ RANKS, PAPERS, WIDTH = 4, 20_000, 64
 TASKS = "benchmarks.tasks.typed:Whole", "benchmarks.tasks.typed:Part"
 
 
-@benchmark("aifb", "edges")
-def aifb(options: Options) -> Report:
-    """Test accuracy of an R-GCN on AIFB, 4 ranks beside one DGL process, seeds 0 to 9.
-
-    45 relations and their inverses, homogenized; learned rows of width 32; 30 epochs of Adam.
-    """
-    report = _compare(options, "aifb", "entity", "accuracy", range(10), 1 / 36)
-    if report.figures:
-        report.figures.append(Figure("aifb: the recipe", report.figures[0].value, at_least=0.9))
-    return report
-
-
 @benchmark("hgb", "edges")
 def hgb(options: Options) -> Report:
     """F1 of an R-GCN on HGB-ACM and HGB-IMDB, 4 ranks beside one DGL process, seeds 0 to 4.

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks import graphs, hosts
-from benchmarks.cases.speed import SAME_LOSS
+from benchmarks.cases.speed import losses
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster, launch_environment
 from benchmarks.hosts import Hosts
+from benchmarks.race import MB, Epoch, epoch, race
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from sar.allocator import ALLOCATORS
 from sar.comm.one_host import SWITCH
 
 SCALE = 17
-MB = 1e6
-WARM_UP = 2  # epochs before those that count
 TASKS = "benchmarks.tasks"
 ORIGINAL, STRICT, ONE_SHOT = "IntelLabs SAR", "sar, strict", "sar, one-shot"
 SOCKETS = "sar, one-shot, sockets"  # as theirs travel, on one machine too
@@ -64,56 +62,35 @@ def speed(
     reason = hosts.missing() if rate is not None else None
     if reason is not None:
         return Report(skipped=reason)
-    with ExitStack() as stack:
-        links = stack.enter_context(Hosts(ranks)) if rate is not None else None
-        environment = launch_environment(allocator)
-        apart = {**environment, SWITCH: "0"}
-        clusters = {}
-        for name in (ORIGINAL, *contenders):
-            shared = {"environment": apart if name == SOCKETS else environment, "hosts": links}
-            cluster = start(name, model, ranks, options, **shared)
-            clusters[name] = stack.enter_context(cluster)
-        for cluster in clusters.values():
-            for _ in range(WARM_UP):
-                cluster.call("epoch")
-        if links is not None and rate is not None:
-            links.set_rate(rate)
-        turns: dict[str, list[dict[str, float]]] = {name: [] for name in clusters}
-        for _ in range(options.repeats):
-            for name, cluster in clusters.items():
-                before = sum(links.sent_bytes()) if links is not None else 0
-                epoch = _merged(cluster.call("epoch"))
-                sent = sum(links.sent_bytes()) - before if links is not None else epoch["sent"]
-                turns[name].append({**epoch, "sent": sent})
-    what = f"{model}, P={ranks}, {rate or 'unthrottled'}, allocator {allocator}"
-    return _report(turns, what, at_least)
-
-
-def _merged(ranks: list[dict[str, float]]) -> dict[str, float]:
-    """One epoch of all ranks: sums, except for the wall clock, of which the longest counts."""
-    total = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
-    return {**total, "wall": max(rank["wall"] for rank in ranks)}
-
-
-def _report(turns: dict[str, list[dict[str, float]]], what: str, at_least: float) -> Report:
-    table = Table(f"{what}: medians of the turns", ["contender", "wall s", "cpu s", "sent MB"])
-    report = Report(tables=[table])
-    for name, epochs in turns.items():
-        wall, cpu, sent = (
-            median(epoch[key] for epoch in epochs) for key in ("wall", "cpu", "sent")
-        )
-        table.rows.append([name, wall, cpu, sent / MB])
-    *_, last = turns
-    for name in list(turns)[1:]:
-        pairs = list(zip(turns[ORIGINAL], turns[name]))
-        times = median(theirs["wall"] / mine["wall"] for theirs, mine in pairs)
-        bound = at_least if name == last else None
+    environment = launch_environment(allocator)
+    apart = {**environment, SWITCH: "0"}
+    with Hosts(ranks) if rate is not None else nullcontext() as links:
+        known = {
+            name: partial(
+                start, name, model, ranks, options,
+                environment=apart if name == SOCKETS else environment, hosts=links,
+            )
+            for name in (ORIGINAL, *contenders)
+        }  # fmt: skip
+        slow, turn = partial(links.set_rate, rate) if links else None, partial(_turn, links)
+        found = race(known, options.repeats, ready=slow or (lambda: None), turn=turn)
+    what = f"{model}, P={ranks}, {rate or 'unthrottled'}, allocator {allocator}: medians of turns"
+    report = Report(tables=[found.table(what, ["wall", "cpu", "sent"])])
+    for name in contenders:
+        times, share = 1 / found.ratio(name, ORIGINAL, "wall"), found.ratio(name, ORIGINAL, "sent")
+        bound = at_least if name == contenders[-1] else None
         report.figures.append(Figure(f"{name}: times faster", times, at_least=bound))
-        share = median(mine["sent"] / theirs["sent"] for theirs, mine in pairs)
         report.figures.append(Figure(f"{name}: bytes / theirs", share))
-        apart = max(abs(mine["loss"] / theirs["loss"] - 1) for theirs, mine in pairs)
-        report.figures.append(Figure(f"{name}: loss / theirs - 1", apart, at_most=SAME_LOSS))
+    report.figures += losses(found, ORIGINAL)
     return report
+
+
+def _turn(links: Hosts | None, cluster: Cluster) -> Epoch:
+    """An epoch; between hosts, with the bytes that their interfaces sent."""
+    if links is None:
+        return epoch(cluster)
+    before = sum(links.sent_bytes())
+    return {**epoch(cluster), "sent": sum(links.sent_bytes()) - before}
 
 
 @benchmark("versus-sage-slow", "versus")

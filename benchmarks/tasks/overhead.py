@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
-import pstats
 import time
 
 from benchmarks.tasks.sage import Dgl, Sar, Task
@@ -30,18 +28,6 @@ class Timed(Task):
             for name, a, b in zip(found, begin, end):
                 found[name].append(b - a)
         return found
-
-    def profiled(self, number: int, lines: int) -> str:
-        """Where the main thread's time goes, as the profiler of Python prints it."""
-        import io
-
-        profile, text = cProfile.Profile(time.thread_time), io.StringIO()
-        profile.enable()
-        for _ in range(number):
-            self.step()
-        profile.disable()
-        pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(lines)
-        return text.getvalue()
 
 
 class Overhead(Timed, Sar):

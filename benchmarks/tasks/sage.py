@@ -127,15 +127,6 @@ class Task:
             "baseline": self.baseline,
         }
 
-    def profile(self, epochs: int) -> dict[str, float]:
-        """Processor seconds of an epoch by what they were spent on."""
-        from benchmarks.breakdown import Breakdown
-
-        with Breakdown() as breakdown:
-            for _ in range(epochs):
-                self.step()
-        return {name: seconds / epochs for name, seconds in breakdown.seconds().items()}
-
 
 def warm_up() -> None:
     """Load what a first step loads, which is no memory of activations."""

@@ -14,41 +14,12 @@ EType = tuple[str, str, str]
 
 
 def read(file: str | Path) -> Any:
-    """The graph of an npz file; a graph of one node type with each relation's inverse added."""
+    """The graph of an npz file, relations numbered as DGL numbers them."""
     from sar.partition.sources.npz import read_npz
 
     graph = read_npz(file)
-    if len(graph.num_nodes) == 1:
-        back = {(d, f"{r}_inv", s): ends[::-1] for (s, r, d), ends in graph.edges.items()}
-        graph.edges.update(back)
-        graph.edge_data.clear()
-    graph.edges = dict(sorted(graph.edges.items()))  # numbered as DGL numbers them
+    graph.edges = dict(sorted(graph.edges.items()))
     return graph
-
-
-class Typed(nn.Module):
-    """R-GCN of Schlichtkrull et al. (arXiv 1703.06103) on nodes without features.
-
-    Two layers, a matrix for each relation and one for the node itself, means over each relation.
-    """
-
-    WIDTH, EPOCHS = 32, 30
-
-    def __init__(self, table: nn.Module, num_relations: int, num_classes: int) -> None:
-        super().__init__()
-        self.table = table
-        self.layers = nn.ModuleList(
-            dgl.nn.RelGraphConv(self.WIDTH, out, num_relations) for out in (self.WIDTH, num_classes)
-        )
-
-    def forward(self, graph: Any, rows: Tensor, etypes: Tensor, norm: Tensor) -> Tensor:
-        h = F.relu(self.layers[0](graph, self.table(rows), etypes, norm, presorted=True))
-        return self.layers[1](graph, h, etypes, norm, presorted=True)
-
-
-def norm_of(dst: Tensor) -> Tensor:
-    """float32 [E, 1]: one over the number of edges of the relation that end in the same node."""
-    return torch.bincount(dst)[dst].float().reciprocal().unsqueeze(1)
 
 
 class Relational(nn.Module):
@@ -106,22 +77,15 @@ class Whole:
         self.target, self.data = target, arrays.node_data[target]
         graph = dgl.heterograph(arrays.edges, num_nodes_dict=arrays.num_nodes)
         self.etypes, self.counts = graph.canonical_etypes, dict(arrays.num_nodes)
-        self.typed = len(graph.ntypes) == 1
-        self.graph = dgl.to_homogeneous(graph) if self.typed else graph
-        if self.typed:
-            self.types = self.graph.edata[dgl.ETYPE]
-            self.norm = torch.cat([norm_of(arrays.edges[etype][1]) for etype in self.etypes])
+        self.graph = graph
         self.rows = {t: torch.arange(count) for t, count in self.counts.items()}
 
     def table(self, ntype: str, width: int, seed: int) -> nn.Module:
         """Learned rows that start alike in every process."""
         from sar.nn.embedding import initial_rows
 
-        rows = initial_rows(torch.arange(self.counts[ntype]), self._name(ntype), width, seed)
+        rows = initial_rows(torch.arange(self.counts[ntype]), ntype, width, seed)
         return nn.Embedding.from_pretrained(rows.float(), freeze=False)
-
-    def _name(self, ntype: str) -> str:
-        return "_N" if self.typed else ntype
 
     def gather(self, model: nn.Module) -> None:
         """Sum the gradients over all ranks."""
@@ -130,11 +94,6 @@ class Whole:
         """The model and its inputs beside the graph."""
         torch.manual_seed(seed)  # the same parameters in every process
         labels = self.data["label"]
-        if self.typed:
-            classes = int(self.group.all_reduce(labels.max() + 1, "max"))
-            table = self.table(self.target, Typed.WIDTH, seed)
-            inputs = self.rows[self.target], self.types, self.norm
-            return Typed(table, len(self.etypes), classes), inputs
         if labels.dim() == 2:
             classes = labels.shape[1]
         else:
@@ -185,21 +144,15 @@ class Part(Whole):
     def load(self, source: str, target: str) -> None:
         data = self.sar.load_dgl_partition_data(source, self.rank, "cpu")
         self.etypes, self.target = data.book.canonical_etypes, target
-        self.typed = len(data.book.ntypes) == 1
         names = ("label", "train_mask", "test_mask", "feat")
         stored = {name: f"{target}/{name}" for name in names}
         self.data = {n: data.node_features[k] for n, k in stored.items() if k in data.node_features}
         self.counts = {t: data.num_nodes(t) for t in data.book.ntypes}
-        if self.typed:
-            shards = [data.edges[etype] for etype in self.etypes]
-            norms = [norm_of(shard.dst.long())[shard.eid.argsort()] for shard in shards]
-            self.norm, data = torch.cat(norms), self.sar.to_homogeneous(data)
-            self.types = data.edge_features["_N:_E:_N/_TYPE"]
         self.graph = self.sar.construct_full_graph(data, self.sar.Policy(rounds=1))
         self.rows = dict.fromkeys(self.counts, self.graph)
 
     def table(self, ntype: str, width: int, seed: int) -> nn.Module:
-        return self.sar.nn.ShardedEmbedding(self.graph, self._name(ntype), width, seed=seed)
+        return self.sar.nn.ShardedEmbedding(self.graph, ntype, width, seed=seed)
 
     def gather(self, model: nn.Module) -> None:
         self.sar.gather_grads(model)

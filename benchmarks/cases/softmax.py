@@ -1,18 +1,41 @@
-"""One layer with a softmax that no kernel takes, forward and backward: what it sends."""
+"""Layers with a softmax that no kernel takes: what they send."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from benchmarks import graphs
+from benchmarks.race import MB
+from benchmarks.registry import Figure, Options, Report, Table, benchmark
+
 if TYPE_CHECKING:
     from sar.comm import Group
 
+RANKS, TINY = 4, 12
 WIDTH, HEADS = 64, 4
+
+
+@benchmark("softmax-bytes", "edges")
+def softmax_bytes(options: Options) -> Report:
+    """Bytes of layers that no kernel takes, 4 ranks: three streams of their rows, METIS."""
+    from sar.comm import ThreadGroup
+
+    prepared = graphs.rmat(options, [("metis", RANKS)], TINY)
+    table = Table("Forward and backward, all ranks", ["layer", "sent MB", "three streams", "cpu s"])
+    report = Report(tables=[table])
+    for kind in ("agnn", "edgegat", "hgt"):
+        parts = str(prepared.parts["metis", RANKS])
+        ranks = ThreadGroup.run(RANKS, partial(streamed_bytes, kind, parts))
+        sent, bound, cpu = (sum(column) for column in zip(*ranks))
+        table.rows.append([kind, sent / MB, bound / MB, cpu])
+        report.figures.append(Figure(f"{kind}: sent / three streams", sent / bound, at_most=1.02))
+    return report
 
 
 def streamed_bytes(kind: str, parts: str, group: Group) -> tuple[int, int, float]:
