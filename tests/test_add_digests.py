@@ -21,9 +21,8 @@ from benchmarks.tasks import mutations
 from sar.__main__ import main
 from sar.comm import Group
 from sar.errors import PartitionError
-from sar.partition.book_file import read_book
-from sar.partition.load import load_partition
-from sar.partition.sealing import add_digests, differing
+from sar.partition.load import load_partition, read_book
+from sar.partition.verify import add_digests, differing
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_folders_of_others_say_what_makes_partitions_with_digests(tmp_path: Path
     assert main(command[1:]) == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert load_partition(tmp_path / "with" / "pyg.json", 0).book.seals is not None
+        assert load_partition(tmp_path / "with" / "pyg.json", 0).book.digests is not None
 
 
 def test_digests_are_added(bare: Path, capsys: pytest.CaptureFixture) -> None:

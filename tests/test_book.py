@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sar.errors import PartitionError
 from sar.partition import book_json
-from sar.partition.book_file import read_book
+from sar.partition.load import read_book
 
 try:  # here and not in the test, because importing it changes the environment
     from dgl.distributed import partition as dgl_partition

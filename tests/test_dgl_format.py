@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sar.errors import PartitionError
-from sar.partition import mapped
+from sar.partition import progress
 from sar.partition.dgl_format import read_graph, read_tensor_dict
 
 dgl = pytest.importorskip("dgl")
@@ -83,18 +83,18 @@ def test_the_writer_of_these_tests_writes_what_dgl_reads(tmp_path):
 
 
 def test_rows_and_conversion_work_block_by_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped, "BLOCK_BYTES", 24)
+    monkeypatch.setattr(progress, "BLOCK_BYTES", 24)
     half = torch.arange(33, dtype=torch.float16).reshape(11, 3) / 7
     raw = files.tensor_dict({"abc": half, "d": half.bfloat16(), "one": torch.tensor(4.5)})
     found = read_tensor_dict(write(tmp_path / "a.dgl", raw))
-    assert torch.equal(found["abc"].rows(2, 9), half[2:9])
-    assert torch.equal(found["abc"].rows(2, 9, torch.float32), half[2:9].float())
-    assert torch.equal(found["d"].read(torch.float64), half.bfloat16().double())
-    assert found["abc"].rows(4, 4).shape == (0, 3)
+    assert torch.equal(found["abc"].read(2, 9), half[2:9])
+    assert torch.equal(found["abc"].read(2, 9, torch.float32), half[2:9].float())
+    assert torch.equal(found["d"].read(dtype=torch.float64), half.bfloat16().double())
+    assert found["abc"].read(4, 4).shape == (0, 3)
     assert found["one"].read() == 4.5
     for start, stop in ((-1, 3), (3, 12), (5, 4)):
         with pytest.raises(ValueError, match="rows"):
-            found["abc"].rows(start, stop)
+            found["abc"].read(start, stop)
 
 
 def resident_bytes(path):
@@ -116,7 +116,7 @@ def test_pages_of_what_was_read_are_given_back(tmp_path):
     path = write(tmp_path / "a.dgl", raw)
     found = read_tensor_dict(path)
     assert torch.equal(found["x" * 11].read(), rows)
-    assert torch.equal(found["x" * 11].rows(100, 60000, torch.float64), rows[100:60000].double())
+    assert torch.equal(found["x" * 11].read(100, 60000, torch.float64), rows[100:60000].double())
     assert np.array_equal(found["n"].ints(0, 1 << 19), numbers.numpy())
     assert resident_bytes(path) < 1 << 18 < len(raw) // 16
 

@@ -21,9 +21,9 @@ from harness.parts import Cutter
 from benchmarks.tasks import mutations
 from sar.__main__ import main
 from sar.errors import PartitionError
-from sar.partition import digest, mapped, shards
-from sar.partition.book_file import read_book
-from sar.partition.load import load_partition
+from sar.partition import column, digest
+from sar.partition.dgl_format import GraphFile
+from sar.partition.load import load_partition, read_book
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
@@ -124,7 +124,7 @@ def test_a_json_that_was_edited_says_how_to_go_on(parts: Path) -> None:
     del content["sar"]
     parts.write_text(json.dumps(content))
     book = load_partition(parts, 0).book
-    assert book.graph_name == "other" and book.seals is None and book.graph_digest is None
+    assert book.graph_name == "other" and book.digests is None and book.graph_digest is None
 
 
 def test_a_feature_is_verified_while_threads_read_it(
@@ -153,7 +153,7 @@ def test_a_feature_is_verified_while_threads_read_it(
         def hexdigest(self) -> str:
             return self.real.hexdigest()
 
-    monkeypatch.setattr(mapped.xxhash, "xxh3_128", Slow)
+    monkeypatch.setattr(column.xxhash, "xxh3_128", Slow)
     for low in range(0, 40, 7):
         store.rows("_N/feat", low, min(low + 7, 40))
     other.join()
@@ -241,22 +241,22 @@ def test_the_graphs_digest_does_not_depend_on_the_cut(partitioned: Cutter) -> No
 def test_a_file_that_changes_while_it_is_read(
     parts: Path, sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two passes over its edges, in place."""
+    """While its edges are read, in place."""
     if not sealed:
         content = json.loads(parts.read_text())
         del content["sar"]
         parts.write_text(json.dumps(content))
     file = parts.parent / "part0" / "graph.dgl"
-    count = shards._ShardBuilder.count
+    check = GraphFile.check_pointers
 
-    def then_change(self) -> None:
-        count(self)
+    def then_change(self: GraphFile, size: int) -> None:
+        check(self, size)
         data = file.read_bytes()
         os.utime(file, ns=(1, 1))
         with open(file, "r+b") as same:  # not another file of that name
             same.write(data)
 
-    monkeypatch.setattr(shards._ShardBuilder, "count", then_change)
+    monkeypatch.setattr(GraphFile, "check_pointers", then_change)
     with pytest.raises(PartitionError, match="graph.dgl: was changed while it was read"):
         load_partition(parts, 0)
 

@@ -34,12 +34,12 @@ from sar.__main__ import main
 from sar.cli.plan import _graph
 from sar.comm import Group
 from sar.errors import PartitionError
-from sar.partition import stored
+from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, STORED_DTYPES, GraphArrays
+from sar.partition.column import MappedColumn
 from sar.partition.load import PartitionData, load_partition
-from sar.partition.mapped import MappedTensor
-from sar.partition.saved import read_pickles, read_saved
 from sar.partition.summary import summarize
+from sar.partition.unpickle import read_pickles, read_saved
 from sar.partition.write import write_partitions
 from sar.sampling import NeighborLoader
 
@@ -55,7 +55,7 @@ CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that tables and edges are read in several."""
-    monkeypatch.setattr(stored, "_BLOCK", 16)
+    monkeypatch.setattr(progress, "BLOCK", 16)
 
 
 def both(
@@ -629,7 +629,7 @@ def test_mutated_bytes(draws: st.DataObject) -> None:
             assert path in str(error)
             return
         row = found.get("row") if is_saved and isinstance(found, dict) else None
-        if isinstance(row, MappedTensor):
+        if isinstance(row, MappedColumn):
             row.read()
 
 
@@ -656,7 +656,7 @@ def test_saved_values_are_those_of_torch(tmp_path: Path) -> None:
             assert torch.equal(found[name].read().view(value.shape), value)
             if value.dim():
                 order = np.arange(len(value))[::-2]
-                assert torch.equal(found[name].pick(order), value[order.copy()])
+                assert torch.equal(found[name].take(order), value[order.copy()])
     assert torch.equal(found["nested"]["x"][0].read(), base)
     with (tmp_path / "a.pkl").open("wb") as file:
         for value in (base, base[2:5], {"x": base.T}):

@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from written_graphs import EDGES, GRAPHS, NODES, assert_same, cut, plain
 
 from sar.errors import PartitionError
+from sar.partition import progress
 from sar.partition.arrays import NTYPE_HOMO
-from sar.partition.book_file import read_book
 from sar.partition.dgl_format import read_graph, read_tensor_dict
 from sar.partition.digest import graph_digest
-from sar.partition.formats import layout, out_files
-from sar.partition.load import load_partition
-from sar.partition.sources import parts as parts_module
+from sar.partition.formats import out_files
+from sar.partition.load import load_partition, read_book
 from sar.partition.sources.parts import read_partitions
 from sar.partition.write import write_partitions
 
@@ -35,8 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there are several, and most have no edge of some part."""
-    monkeypatch.setattr(layout, "BLOCK", 7)
-    monkeypatch.setattr(parts_module, "_BLOCK", 16)
+    monkeypatch.setattr(progress, "BLOCK", 7)
 
 
 @by_pairs(name=GRAPHS, num_parts=[1, 2, 3, 8], format=["dgl", "pyg"])
@@ -224,19 +222,19 @@ MAPPED = """
     import sys
     from pathlib import Path
     import numpy as np
-    from sar.partition import npy
+    from sar.partition.column import create_array, map_tensor
     from sar.partition.arrays import GraphArrays
-    from sar.partition.formats import layout
+    from sar.partition import progress
     from sar.partition.write import write_partitions
-    layout.BLOCK, folder, nodes, edges = 1 << 16, Path(sys.argv[1]), 1 << 17, 1 << 22
+    progress.BLOCK, folder, nodes, edges = 1 << 16, Path(sys.argv[1]), 1 << 17, 1 << 22
     shapes = {"src": (edges,), "dst": (edges,), "feat": (nodes, 128)}
     for name, shape in shapes.items():
-        rows = npy.create(folder / name, np.float32 if name == "feat" else np.int64, shape)
+        rows = create_array(folder / name, np.float32 if name == "feat" else np.int64, shape)
         if name != "feat":
             for low in range(0, edges, 1 << 16):
                 rows[low : low + (1 << 16)] = np.arange(low, low + (1 << 16)) * 7919 % nodes
         del rows
-    src, dst, feat = (npy.tensor(folder / name) for name in shapes)
+    src, dst, feat = (map_tensor(folder / name) for name in shapes)
     etype = ("_N", "_E", "_N")
     graph = GraphArrays("g", {"_N": nodes}, {etype: (src, dst)}, {"_N": {"feat": feat}})
     parts = (np.arange(nodes) % 3).astype(np.int8)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.partition.arrays import GraphArrays
-from sar.partition.mapped import MappedTensor
+from sar.partition.column import MappedColumn
 
 WIDTH = 4
 EDGES = "_N:_E:_N"
@@ -187,14 +187,14 @@ def test_features_and_ids(size: int, method: str, partitioned: Cutter) -> None:
 def test_rows_are_read_from_the_types_that_hold_them(
     size: int, method: str, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, rows = [], MappedTensor.rows
+    read, rows = [], MappedColumn.read
 
-    def logged(tensor: MappedTensor, start: int, stop: int, *dtype: Any) -> Tensor:
+    def logged(tensor: MappedColumn, start: int, stop: int, *dtype: Any) -> Tensor:
         read.append(stop - start)
         return rows(tensor, start, stop, *dtype)
 
     path = partitioned(shop(), size, method)
-    monkeypatch.setattr(MappedTensor, "rows", logged)
+    monkeypatch.setattr(MappedColumn, "read", logged)
     for part in load_all(path, size):
         one = sar.to_homogeneous(part).node_features
         for name in ("_N/feat", "_N/train_mask"):

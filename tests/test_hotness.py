@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.partition import npy
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.column import map_tensor
 from sar.partition.cut import assign, find_method
 from sar.partition.methods import draws as module
 from sar.partition.methods.base import CutOptions
@@ -130,7 +130,7 @@ def test_draws_of_mapped_edges_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
         paths = [tmp_path / f"{number}-{side}.npy" for side in "sd"]
         for path, ids in zip(paths, ends):
             np.save(path, ids.numpy())
-        graph.edges[etype] = tuple(map(npy.tensor, paths))
+        graph.edges[etype] = tuple(map(map_tensor, paths))
     assert np.array_equal(Draws(graph, (2, 3), 3, tmp_path).reached(parts, seeds), expected)
 
 

@@ -13,7 +13,7 @@ import torch
 from graphs_to_cut import HARD, apart, assert_capacities, cut_share, drawn, homogeneous, loads
 
 from sar.errors import MissingDependencyError, PartitionError
-from sar.partition import buckets, npy
+from sar.partition import buckets, column
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.cut import METHODS, assign
 from sar.partition.methods import coarsen, solver
@@ -269,7 +269,7 @@ def test_a_damaged_file_for_kaminpar(tmp_path, damage):
 @pytest.mark.parametrize("name", ["spread", "values", "indptr", "clusters"])
 def test_a_full_disk(tmp_path, monkeypatch, name):
     """The kernel refuses room to one file after another."""
-    real = npy.create
+    real = column.create_array
 
     def create(path: Path, *rest):
         if path.stem == name:
@@ -279,8 +279,8 @@ def test_a_full_disk(tmp_path, monkeypatch, name):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    for module in (buckets.npy, solver.npy):
-        monkeypatch.setattr(module, "create", create)
+    for module in (buckets, solver):
+        monkeypatch.setattr(module, "create_array", create)
     with pytest.raises(OSError, match=f"{name}.npy: could not be written: No space left"):
         assign(drawn(60, 300), 3, "coarsen", scratch=tmp_path)
     assert not list(tmp_path.iterdir())

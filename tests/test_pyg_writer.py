@@ -15,18 +15,16 @@ from torch_geometric.distributed import LocalFeatureStore, LocalGraphStore
 from written_graphs import EDGES, NODES, plain
 
 import sar
+from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.formats import layout
 from sar.partition.load import load_partition
-from sar.partition.sources import parts as parts_module
 from sar.partition.write import write_partitions
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there are several, and most have no edge of some part."""
-    monkeypatch.setattr(layout, "BLOCK", 7)
-    monkeypatch.setattr(parts_module, "_BLOCK", 16)
+    monkeypatch.setattr(progress, "BLOCK", 7)
 
 
 @pytest.fixture

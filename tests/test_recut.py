@@ -15,15 +15,14 @@ from round_trips import files_of, read_back, same
 from written_graphs import EDGES, GRAPHS, NODES, cut, plain
 
 from sar.__main__ import main
+from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.book_file import read_book
 from sar.partition.cut import METHODS
 from sar.partition.dgl_format import read_tensor_dict
 from sar.partition.digest import graph_digest
-from sar.partition.formats import layout
+from sar.partition.load import read_book
 from sar.partition.options import PartitionOptions
 from sar.partition.run import partition
-from sar.partition.sources import parts as parts_module
 from sar.partition.sources.parts import read_partitions
 from sar.partition.write import write_partitions
 
@@ -31,8 +30,7 @@ from sar.partition.write import write_partitions
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there are several, and most have no edge of some part."""
-    monkeypatch.setattr(layout, "BLOCK", 7)
-    monkeypatch.setattr(parts_module, "_BLOCK", 16)
+    monkeypatch.setattr(progress, "BLOCK", 7)
 
 
 @pytest.mark.parametrize("name", ["plain", "typed"])

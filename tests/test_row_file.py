@@ -14,8 +14,8 @@ from harness.parts import Cutter
 from torch import Tensor
 
 import sar
+from sar.partition.column import Column, RowFile
 from sar.partition.features import FeatureStore
-from sar.partition.row_file import RowFile
 from sar.train import DataOptions, ModelOptions, Trainer, TrainOptions, build_model, memory
 from sar.train.data import load_node_data
 
@@ -103,14 +103,13 @@ def test_features_in_a_file_take_no_memory(tmp_path: Path) -> None:
     """64 MB, written and read by blocks."""
     size, width = 1 << 17, 128
 
-    class Twos:
+    class Twos(Column):
         dtype, shape = torch.float32, (size, width)
 
-        def __len__(self) -> int:
-            return size
-
-        def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
-            return torch.full((stop - start, width), 2.0, dtype=dtype)
+        def read(
+            self, start: int = 0, stop: int | None = None, dtype: torch.dtype | None = None
+        ) -> Tensor:
+            return torch.full(((size if stop is None else stop) - start, width), 2.0, dtype=dtype)
 
     before, store = memory.anonymous_mb(), FeatureStore({})
     store.map("x", Twos())

@@ -33,9 +33,8 @@ def exchange(options: Options) -> Report:
 
 
 def _count(path: Path) -> tuple[int, int, float]:
-    from sar.partition.book_file import read_book
     from sar.partition.cover import count_fewest
-    from sar.partition.load import load_partition
+    from sar.partition.load import load_partition, read_book
 
     book = read_book(path)
     pulled = fewest = 0

@@ -21,10 +21,10 @@ class Cutting:
     """A process that has a graph's edges mapped from files, and its loops compiled."""
 
     def __init__(self, rank: int, size: int, port: int, folder: str) -> None:
-        from sar.partition import npy
         from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+        from sar.partition.column import map_tensor
 
-        found = {path.stem: npy.tensor(path) for path in Path(folder).glob("*.npy")}
+        found = {path.stem: map_tensor(path) for path in Path(folder).glob("*.npy")}
         columns = {name: found[name] for name in found if name == "train_mask"}
         self.graph = GraphArrays(
             "g",

@@ -72,11 +72,11 @@ def write_tables(folder: Path, nodes: int, edges: int, features: int) -> Path:
 
 def write_pairs(folder: Path, nodes: int, edges: int) -> None:
     """The same edges as arrays that :class:`benchmarks.tasks.cutting.Cutting` maps."""
-    from sar.partition import npy
+    from sar.partition.column import create_array
 
     rng = np.random.default_rng(0)
     np.save(folder / "num_nodes.npy", nodes)
-    ends = [npy.create(folder / f"{name}.npy", np.int64, (edges,)) for name in ("src", "dst")]
+    ends = [create_array(folder / f"{name}.npy", np.int64, (edges,)) for name in ("src", "dst")]
     for at in range(0, edges, _BLOCK):
         for column, block in zip(ends, _pairs(rng, nodes, min(_BLOCK, edges - at))):
             column[at : at + _BLOCK] = block

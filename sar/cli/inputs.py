@@ -15,7 +15,7 @@ from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
 from sar.partition import child
-from sar.partition.book_file import read_book
+from sar.partition.load import read_book
 from sar.partition.sources.inputs import reads_other_files
 
 DEFAULT_PARTS = 2

@@ -24,8 +24,8 @@ from sar.partition.methods.base import Method
 from sar.partition.methods.given import Given
 from sar.partition.options import PartitionOptions
 from sar.partition.run import Partitioned, partition
-from sar.partition.sealing import add_digests
 from sar.partition.transform import Transforms
+from sar.partition.verify import add_digests
 from sar.words import DEFAULT_METHOD
 
 WARNING = "sar partition: warning: "

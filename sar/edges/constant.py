@@ -30,7 +30,7 @@ from sar._private import version_of
 from sar.comm import Group
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.partition.row_file import RowFile
+from sar.partition.column import RowFile
 
 MOST_KEPT = 8  # results a relation; the one that was not used for longest goes
 _MOST_SEEN = 64

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.digest import FileSeal, Seals, relative
+from sar.partition.digest import Digests, FileDigest, relative
 
 EType = tuple[str, str, str]
 HOMOGENEOUS_NTYPE = "_N"
@@ -32,9 +32,9 @@ class PartitionBook:
     ``node_ranges[ntype]`` and ``edge_ranges[canonical_etype]`` are int64 ``[num_parts, 2]`` arrays
     of half-open ranges of shuffled global ids. ``ntypes`` and ``canonical_etypes`` are ordered by
     type id. ``files[part]`` maps ``part_graph``, ``node_feats`` and ``edge_feats`` to absolute
-    paths. ``halo_hops`` is None when the JSON does not say. ``seals`` are the digests of the files,
-    None where the JSON holds none. A folder of another library is its own ``json_path`` and has no
-    ``files``.
+    paths. ``halo_hops`` is None when the JSON does not say. ``digests`` are those of the files,
+    None where the JSON holds none. A folder of another library is its own ``json_path`` and has
+    no ``files``.
     """
 
     graph_name: str
@@ -47,7 +47,7 @@ class PartitionBook:
     halo_hops: int | None = None
     part_method: str = ""
     files: list[dict[str, str]] = field(default_factory=list)
-    seals: Seals | None = None
+    digests: Digests | None = None
 
     @property
     def is_foreign(self) -> bool:
@@ -58,19 +58,19 @@ class PartitionBook:
     def graph_digest(self) -> str | None:
         """Of the graph before it was cut, equal for all of its cuts; ``None`` where the partitions
         hold no digests, as those that DGL wrote."""
-        return None if self.seals is None else self.seals.graph
+        return None if self.digests is None else self.digests.graph
 
-    def seal_of(self, path: str) -> FileSeal | None:
+    def digest_of(self, path: str) -> FileDigest | None:
         """What a file of ``files`` has to be; ``None`` where the partitions hold no digests.
 
         Raises ``PartitionError`` where they hold some, but not of this file.
         """
-        if self.seals is None:
+        if self.digests is None:
             return None
         name = relative(path, os.path.realpath(os.path.dirname(self.json_path)))
-        if name not in self.seals.files:
+        if name not in self.digests.files:
             raise PartitionError(f"{self.json_path}: holds digests, but none of {name!r}")
-        return self.seals.files[name]
+        return self.digests.files[name]
 
     @property
     def is_homogeneous(self) -> bool:
@@ -174,7 +174,7 @@ class PartitionBook:
             "edges": [self.edge_ranges[etype].tolist() for etype in self.canonical_etypes],
         }
         if self.graph_digest is not None:  # added digests change nothing: a run goes on with them
-            content["files"] = asdict(self.seals)  # type: ignore[arg-type]
+            content["files"] = asdict(self.digests)  # type: ignore[arg-type]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     # The names below are those of DGL's book, for scripts that use it.
@@ -245,6 +245,4 @@ def without_digests(book: PartitionBook) -> str:
     helps = f"sar partition {path} --add-digests"
     if book.is_foreign:
         helps = f"sar partition {path} --parts {book.num_parts} --method keep --out DIR"
-    return (
-        f"{path}: holds no digests, so changed bytes may go unseen; this writes some: {helps}"
-    )
+    return f"{path}: holds no digests, so changed bytes may go unseen; this writes some: {helps}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
 from sar.errors import PartitionError
 from sar.partition.book import HOMOGENEOUS_NTYPE, EType, PartitionBook
-from sar.partition.digest import read_seals
+from sar.partition.digest import read_digests
 
 MAX_ID = 2**62
 MAX_PARTS = 2**16
@@ -21,7 +22,7 @@ FILE_KEYS = ("part_graph", "node_feats", "edge_feats")
 
 
 def parse_book(path: str) -> PartitionBook:
-    """The book in a JSON file; see `sar.partition.book_file.read_book`."""
+    """The book in a JSON file; see `sar.partition.load.read_book`."""
     config = _load_json(path)
     num_parts = _count(config, "num_parts", path)
     if not 1 <= num_parts <= MAX_PARTS:
@@ -46,7 +47,7 @@ def parse_book(path: str) -> PartitionBook:
         halo_hops=_halo_hops(config, num_parts, path),
         part_method=str(config.get("part_method", "")),
         files=_part_files(config, num_parts, path),
-        seals=read_seals(config, path),
+        digests=read_digests(config, path),
     )
     _check_total(book.num_nodes(), config, "num_nodes", "node_map", path)
     _check_total(book.num_edges(), config, "num_edges", "edge_map", path)
@@ -239,7 +240,19 @@ def _check_total(total: int, config: dict, key: str, source: str, path: str) -> 
 
 def _part_files(config: dict, num_parts: int, path: str) -> list[dict[str, str]]:
     """Absolute paths of every part's files, checked to stay below the JSON's folder."""
-    folder = _Folder(os.path.dirname(os.path.abspath(path)))
+    root = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+
+    @cache
+    def real(name: str) -> str:
+        """`realpath` below the root, which alone takes seconds for ten thousands of parts."""
+        if name == root:
+            return root
+        above, _, last = name.rpartition(os.sep)
+        found = f"{real(above)}{os.sep}{last}"
+        if last in ("", ".", "..") or os.path.islink(found):
+            return os.path.realpath(found)
+        return found
+
     files = []
     for part in range(num_parts):
         entry = _require(config, f"part-{part}", path)
@@ -247,10 +260,9 @@ def _part_files(config: dict, num_parts: int, path: str) -> list[dict[str, str]]
             raise PartitionError(f"{path}: part-{part} is {_short(entry)}, expected file names")
         if "part_graph" not in entry:
             raise PartitionError(f"{path}: part-{part} names no 'part_graph' file")
-        where = f"{path}: part-{part}"
         files.append(
             {
-                key: folder.below(entry[key], f"{where}[{key!r}]")
+                key: _below(root, entry[key], f"{path}: part-{part}[{key!r}]", real)
                 for key in FILE_KEYS
                 if key in entry
             }
@@ -258,43 +270,17 @@ def _part_files(config: dict, num_parts: int, path: str) -> list[dict[str, str]]
     return files
 
 
-class _Folder:
-    """Real paths of names below a folder. Plain names are looked up once in each folder on their
-    way, because for ten thousands of parts `os.path.realpath` takes seconds."""
-
-    def __init__(self, path: str) -> None:
-        self.path = os.path.realpath(path)
-        self._plain: dict[str, bool] = {}
-
-    def below(self, name: object, what: str) -> str:
-        """Absolute real path of ``name``; links are followed. Raises PartitionError naming ``what``
-        where that is not below the folder."""
-        if not isinstance(name, str) or not name or "\0" in name:
-            raise PartitionError(f"{what} is {_short(name)}, expected a relative path")
-        path = f"{self.path}{os.sep}{name}"
-        try:
-            if self._is_plain(name):
-                return path
-            real = os.path.realpath(path)
-        except (OSError, ValueError) as err:
-            raise PartitionError(f"{what} is {_short(name)}, not a usable path ({err})") from err
-        if os.path.isabs(name) or os.path.commonpath([self.path, real]) != self.path:
-            raise PartitionError(f"{what} is {_short(name)}, expected a path below {self.path}")
-        return real
-
-    def _is_plain(self, name: str) -> bool:
-        """Whether the real path is the name behind the folder's: no links, no detours."""
-        above, _, last = name.rpartition("/")
-        if last in ("", ".", "..") or name.startswith("/") or name.count("/") > _DEEPEST:
-            return False
-        if above and above not in self._plain:
-            self._plain[above] = self._is_plain(above)
-        return self._plain.get(above, True) and not _is_link(f"{self.path}{os.sep}{name}")
-
-
-def _is_link(path: str) -> bool:
-    """Whether it leads elsewhere; a file that is not there does not."""
+def _below(root: str, name: object, what: str, real: Callable[[str], str]) -> str:
+    """Absolute real path of ``name``; links are followed. Raises PartitionError naming ``what``
+    where that is not below the folder ``root``."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise PartitionError(f"{what} is {_short(name)}, expected a relative path")
+    full = f"{root}{os.sep}{name}"
     try:
-        return stat.S_ISLNK(os.lstat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        found = os.path.realpath(full) if name.count("/") > _DEEPEST else real(full)
+        is_below = os.path.commonpath([root, found]) == root
+    except (OSError, ValueError) as err:
+        raise PartitionError(f"{what} is {_short(name)}, not a usable path ({err})") from err
+    if os.path.isabs(name) or not is_below:
+        raise PartitionError(f"{what} is {_short(name)}, expected a path below {root}")
+    return found

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sar.partition import npy
+from sar.partition.column import create_array
 from sar.partition.compiled import compiled
 from sar.partition.progress import NOBODY, Counter, Progress, silent
 
@@ -68,15 +68,15 @@ def sort_rows(
     bounds = zip(first_rows[:-1].tolist(), first_rows[1:].tolist())
     sizes = np.array([counts[low:high].sum(dtype=np.int64) for low, high in bounds], np.int64)
     spread_path = folder / "spread.npy"
-    pairs = npy.create(spread_path, np.int32, (int(sizes.sum()), 2))
+    pairs = create_array(spread_path, np.int32, (int(sizes.sum()), 2))
     _spread(blocks, first_rows, sizes, pairs)
     values_path = folder / "values.npy"
-    values = npy.create(values_path, np.int32, (len(pairs),))
+    values = create_array(values_path, np.int32, (len(pairs),))
     counter = Counter(progress, "sorting edges", len(pairs))
     kept = _order(pairs, counts, first_rows, values, unique, counter)
     del pairs
     spread_path.unlink()
-    indptr = npy.create(folder / "indptr.npy", np.int64, (num_rows + 1,))
+    indptr = create_array(folder / "indptr.npy", np.int64, (num_rows + 1,))
     np.cumsum(counts, dtype=np.int64, out=indptr[1:])
     return Rows(indptr, values[:kept])
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sar.errors import PartitionError
-from sar.partition.mapped import MappedFile, MappedTensor
+from sar.partition.column import MappedColumn, MappedFile
 
 TENSORS_MAGIC = 0xDD5A9FBE3FA2443F
 ARRAY_MAGIC = 0xDD5E40F096B4A13F
@@ -106,7 +106,7 @@ class _Cursor:
         except UnicodeDecodeError as err:
             raise self.fail(f"{what} is not UTF-8 text") from err
 
-    def array(self, what: str) -> MappedTensor:
+    def array(self, what: str) -> MappedColumn:
         """An NDArray: its header is parsed and checked, its payload stays in the file."""
         self.magic(ARRAY_MAGIC, f"the array {what}")
         *place, ndim, code, bits, lanes = self.unpack("QiiiBBH", f"the header of {what}")
@@ -130,11 +130,11 @@ class _Cursor:
             bound *= max(size, 1)
         if bound >= 2**62 or nbytes != expected:
             raise self.fail(f"{what} has shape {shape} and {nbytes} bytes, expected {expected}")
-        return MappedTensor(self.file, self._claim(nbytes, what), dtype, tuple(shape))
+        return MappedColumn(self.file, self._claim(nbytes, what), dtype, tuple(shape))
 
-    def named_arrays(self, what: str) -> dict[str, MappedTensor]:
+    def named_arrays(self, what: str) -> dict[str, MappedColumn]:
         """A vector of (name, array) pairs."""
-        found: dict[str, MappedTensor] = {}
+        found: dict[str, MappedColumn] = {}
         for _ in range(self.length(what, 48)):
             name = self.text(f"a name in {what}")
             if name in found:
@@ -142,7 +142,7 @@ class _Cursor:
             found[name] = self.array(repr(name))
         return found
 
-    def index_array(self, what: str) -> MappedTensor:
+    def index_array(self, what: str) -> MappedColumn:
         """A 1-D int32 or int64 array."""
         found = self.array(what)
         if len(found.shape) != 1 or found.dtype not in (torch.int32, torch.int64):
@@ -153,7 +153,7 @@ class _Cursor:
         return found
 
 
-def read_tensor_dict(path: str | os.PathLike) -> dict[str, MappedTensor]:
+def read_tensor_dict(path: str | os.PathLike) -> dict[str, MappedColumn]:
     """Tensors of a DGL tensor dictionary by name, mapped. Raises PartitionError."""
     cursor = _Cursor(MappedFile(path))
     cursor.magic(TENSORS_MAGIC, "a DGL tensor dictionary")
@@ -171,9 +171,9 @@ class Adjacency:
     the other end of each edge and ``edge_ids`` (may be empty: position) the local edge id."""
 
     layout: str
-    major: MappedTensor
-    minor: MappedTensor
-    edge_ids: MappedTensor
+    major: MappedColumn
+    minor: MappedColumn
+    edge_ids: MappedColumn
 
 
 @dataclass
@@ -187,8 +187,8 @@ class GraphFile:
     num_nodes: int
     num_edges: int
     adjacency: Adjacency
-    node_data: dict[str, MappedTensor] = field(default_factory=dict)
-    edge_data: dict[str, MappedTensor] = field(default_factory=dict)
+    node_data: dict[str, MappedColumn] = field(default_factory=dict)
+    edge_data: dict[str, MappedColumn] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -315,7 +315,7 @@ def _read_metagraph(cursor: _Cursor) -> None:
     _read_csr(cursor, "the metagraph")
 
 
-def _read_csr(cursor: _Cursor, what: str) -> tuple[int, int, list[MappedTensor]]:
+def _read_csr(cursor: _Cursor, what: str) -> tuple[int, int, list[MappedColumn]]:
     """``(rows, columns, [pointers, indices, edge ids])``."""
     cursor.magic(CSR_MAGIC, f"a CSR matrix ({what})")
     columns, rows = cursor.unpack("2q", f"the size of {what}")
@@ -331,7 +331,7 @@ def _read_csr(cursor: _Cursor, what: str) -> tuple[int, int, list[MappedTensor]]
     return rows, columns, arrays
 
 
-def _read_coo(cursor: _Cursor) -> tuple[int, int, list[MappedTensor]]:
+def _read_coo(cursor: _Cursor) -> tuple[int, int, list[MappedColumn]]:
     """``(rows, columns, [row, column, edge ids])``."""
     cursor.magic(COO_MAGIC, "a COO matrix")
     columns, rows = cursor.unpack("2q", "the size of the matrix")

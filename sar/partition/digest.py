@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
-from torch import Tensor
 
 from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
-from sar.partition.mapped import BLOCK_BYTES, MappedFile
-from sar.partition.progress import Counter, Progress, silent
+from sar.partition.column import bytes_of
+from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 
 KEY = "sar"
 _HEX = 32
@@ -29,7 +26,7 @@ _CHARACTERS = set("0123456789abcdef")
 
 
 @dataclass(frozen=True)
-class ArraySeal:
+class ArrayDigest:
     """What an array of a feature file has to be."""
 
     dtype: str
@@ -38,16 +35,16 @@ class ArraySeal:
 
 
 @dataclass(frozen=True)
-class FileSeal:
+class FileDigest:
     """What a file has to be: its size, and its digest or those of its arrays by name."""
 
     size: int
     digest: str = ""
-    arrays: dict[str, ArraySeal] = field(default_factory=dict)
+    arrays: dict[str, ArrayDigest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Seals:
+class Digests:
     """All that the key ``sar`` holds.
 
     Attributes:
@@ -57,54 +54,45 @@ class Seals:
     """
 
     graph: str | None
-    files: dict[str, FileSeal]
-
-
-def file_digest(file: MappedFile) -> str:
-    """Of all bytes, read once, none of which stays resident."""
-    found = xxhash.xxh3_128()
-    with memoryview(file.map) as view:
-        for low in range(0, file.size, BLOCK_BYTES):
-            high = min(low + BLOCK_BYTES, file.size)
-            with view[low:high] as block:
-                found.update(block)
-            file.release(low, high)
-    return found.hexdigest()
+    files: dict[str, FileDigest]
 
 
 def graph_digest(graph: GraphArrays, progress: Progress = silent) -> str:
     """Of nodes, edges and data in the order of the input, block after block: maps stay in files."""
     found, counter = xxhash.xxh3_128(), Counter(progress, "digesting the graph", graph.nbytes)
+
+    def add(value: Any) -> None:
+        step = rows_in(value[:1].nbytes)
+        for low, high in blocks(len(value), size=step):
+            found.update(bytes_of(value[low:high]))
+            counter.add(value[low:high].nbytes)
+
     for ntype, count in graph.num_nodes.items():
         found.update(f"{ntype} {count}\n")
     for etype, ends in graph.edges.items():
         found.update(":".join(etype))
         for ids in ends:
-            _add(found, ids, counter)
+            add(ids)
     for frames in (graph.node_data, graph.edge_data):
         for kind, columns in frames.items():
             for name in sorted(columns):
                 value = columns[name]
                 found.update(f"{kind} {name} {value.dtype} {tuple(value.shape)}\n")
-                _add(found, value, counter)
+                add(value)
     return found.hexdigest()
 
 
-def _add(found: xxhash.xxh3_128, value: Tensor, counter: Counter) -> None:
-    step = max(1, BLOCK_BYTES // max(1, value[:1].numel() * value.element_size()))
-    for low in range(0, len(value), step):
-        block = value[low : low + step]
-        found.update(_bytes(block))
-        counter.add(block.nbytes)
-
-
-def seal(content: dict[str, Any], seals: Seals) -> dict[str, Any]:
+def with_digests(content: dict[str, Any], digests: Digests) -> dict[str, Any]:
     """The JSON's content with its key ``sar``."""
-    told: dict[str, Any] = {"graph": seals.graph, "files": _plain(seals.files)}
+    files = {
+        name: {key: value for key, value in asdict(one).items() if value or key == "size"}
+        for name, one in digests.files.items()
+    }
+    told: dict[str, Any] = {"graph": digests.graph, "files": files}
     return {**content, KEY: {**told, "json": _json_digest({**content, KEY: told})}}
 
 
-def read_seals(config: dict[str, Any], path: str) -> Seals | None:
+def read_digests(config: dict[str, Any], path: str) -> Digests | None:
     """What the JSON at ``path`` tells; ``None`` for partitions that hold no digests.
 
     Raises ``PartitionError`` for a JSON that is not as it was written.
@@ -124,27 +112,25 @@ def read_seals(config: dict[str, Any], path: str) -> Seals | None:
             f"{path}: is not as it was written: damaged, or edited by hand. After an edit, remove "
             f"its key {KEY!r}; the partitions are then loaded without verification"
         )
-    files = {name: _file_seal(entry, name, path) for name, entry in told["files"].items()}
+    files = {name: _file_digest(entry, name, path) for name, entry in told["files"].items()}
     graph = told.get("graph")
-    return Seals(None if graph is None else _hex(graph, "the graph", path), files)
+    return Digests(None if graph is None else _hex(graph, "the graph", path), files)
 
 
-def _file_seal(entry: Any, name: str, path: str) -> FileSeal:
+def _file_digest(entry: Any, name: str, path: str) -> FileDigest:
     if not isinstance(entry, dict) or not isinstance(entry.get("size"), int):
         raise PartitionError(f"{path}: the digests of {name!r} are {entry!r}, expected an object")
     if "digest" in entry:
-        return FileSeal(entry["size"], _hex(entry["digest"], name, path))
-    told = entry.get("arrays", {})
+        return FileDigest(entry["size"], _hex(entry["digest"], name, path))
+    told, arrays = entry.get("arrays", {}), {}
     if not isinstance(told, dict):
         raise PartitionError(f"{path}: the digests of {name!r} are {told!r}, expected an object")
-    arrays = {array: _array_seal(one, array, name, path) for array, one in told.items()}
-    return FileSeal(entry["size"], arrays=arrays)
-
-
-def _array_seal(entry: Any, array: str, name: str, path: str) -> ArraySeal:
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "digest"}:
-        raise PartitionError(f"{path}: the digest of {array!r} in {name!r} is {entry!r}")
-    return ArraySeal(entry["dtype"], entry["shape"], _hex(entry["digest"], array, path))
+    for array, one in told.items():
+        if not isinstance(one, dict) or set(one) != {"dtype", "shape", "digest"}:
+            raise PartitionError(f"{path}: the digest of {array!r} in {name!r} is {one!r}")
+        digest = _hex(one["digest"], array, path)
+        arrays[array] = ArrayDigest(one["dtype"], one["shape"], digest)
+    return FileDigest(entry["size"], arrays=arrays)
 
 
 def _hex(value: Any, what: str, path: str) -> str:
@@ -153,22 +139,10 @@ def _hex(value: Any, what: str, path: str) -> str:
     return value
 
 
-def _plain(files: Mapping[str, FileSeal]) -> dict[str, Any]:
-    return {
-        name: {key: value for key, value in asdict(one).items() if value or key == "size"}
-        for name, one in files.items()
-    }
-
-
 def _json_digest(content: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True))
 
 
-def _bytes(value: Tensor) -> memoryview:
-    flat = value.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
 def relative(path: str, folder: str | os.PathLike) -> str:
-    """The name of a file in :class:`Seals`."""
+    """The name of a file in :class:`Digests`."""
     return Path(os.path.relpath(path, folder)).as_posix()

@@ -5,31 +5,15 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterator, MutableMapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
 import torch
 from torch import Tensor
 
-from sar.partition.mapped import BLOCK_BYTES, MappedTensor
-from sar.partition.row_file import RowFile
+from sar.partition.column import Column, RowFile
+from sar.partition.progress import blocks, rows_in
 
 _MOST_SHOWN = 20
-
-
-class Rows(Protocol):
-    """A feature that lies elsewhere: a mapped file, or several one behind the other."""
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __len__(self) -> int: ...
-
-    def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows ``[start, stop)``, as ``dtype`` if given."""
 
 
 class FeatureStore(MutableMapping):
@@ -39,10 +23,10 @@ class FeatureStore(MutableMapping):
     uint8 features whose name ends in ``_mask`` are read as bool, because the files have no bool.
     """
 
-    def __init__(self, mapped: dict[str, MappedTensor]):
-        self._items: dict[str, Rows | Tensor | Callable[[], Tensor]] = dict(mapped)
+    def __init__(self, columns: Mapping[str, Column] | None = None) -> None:
+        self._items: dict[str, Column | Tensor | Callable[[], Tensor]] = dict(columns or {})
 
-    def map(self, name: str, rows: Rows) -> None:
+    def map(self, name: str, rows: Column) -> None:
         """Adds a feature that is read from ``rows`` at each access."""
         self._items[name] = rows
 
@@ -74,17 +58,17 @@ class FeatureStore(MutableMapping):
     def __repr__(self) -> str:
         return f"FeatureStore({', '.join(self._items)})"
 
-    def _resolve(self, name: str) -> Rows | Tensor:
+    def _resolve(self, name: str) -> Column | Tensor:
         if name not in self._items:
             raise UnknownFeature(_unknown(name, list(self._items)))
         item = self._items[name]
         return item() if callable(item) else item
 
     @staticmethod
-    def _read(name: str, item: Rows, start: int, stop: int, dtype: torch.dtype | None) -> Tensor:
+    def _read(name: str, item: Column, start: int, stop: int, dtype: torch.dtype | None) -> Tensor:
         if dtype is not None:
-            return item.rows(start, stop, dtype)
-        found = item.rows(start, stop)
+            return item.read(start, stop, dtype)
+        found = item.read(start, stop)
         return found.ne(0) if _is_mask(name, item.dtype) else found
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -126,14 +110,14 @@ class FeatureStore(MutableMapping):
         """
         stored, shape = self.info(name)
         dtype, read = dtype or stored, self.reader(name)
-        step = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * dtype.itemsize))
+        step = rows_in(math.prod(shape[1:]) * dtype.itemsize)
 
-        def blocks() -> Iterator[Tensor]:
-            for low in range(0, shape[0], step):
-                block = read(low, min(low + step, shape[0])).to(dtype)
+        def changed() -> Iterator[Tensor]:
+            for low, high in blocks(shape[0], size=step):
+                block = read(low, high).to(dtype)
                 yield block if change is None else change(block)
 
-        return RowFile(shape, dtype, blocks(), folder)
+        return RowFile(shape, dtype, changed(), folder)
 
 
 class UnknownFeature(KeyError):

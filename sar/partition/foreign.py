@@ -8,29 +8,23 @@ the original ids. Loading needs 4 bytes per node of the graph and about 80 per i
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
 from sar.partition.arrays import ORIG_EID, ORIG_ID, STORED_DTYPES
 from sar.partition.book import EType, PartitionBook
+from sar.partition.column import MappedColumn
 from sar.partition.features import FeatureStore
-from sar.partition.glt_format import GltFolder
-from sar.partition.pyg_format import PygFolder
-from sar.partition.renumber import (
-    edge_counts,
-    node_counts,
-    node_table,
-    own_edges,
-    own_ids,
-    ranges,
-)
-from sar.partition.shards import ShardEdges, check_int32
+from sar.partition.foreign_folders import Columns, GltFolder, PartitionFolder, PygFolder
+from sar.partition.progress import blocks
+from sar.partition.shards import ShardEdges, check_int32, group_by_source
 from sar.partition.sources.npz import read_node_data
-from sar.partition.stored import Columns, Folder
 
 NODE_DATA = "node_data.npz"
 
@@ -43,13 +37,17 @@ class ForeignPart(NamedTuple):
     edge_features: FeatureStore
 
 
-def open_folder(path: str | os.PathLike) -> Folder:
+def is_foreign(folder: str | os.PathLike) -> bool:
+    """Whether a folder holds partitions of PyG or GraphLearn."""
+    return any(os.path.isfile(os.path.join(folder, one.META)) for one in (PygFolder, GltFolder))
+
+
+def open_folder(path: str | os.PathLike) -> PartitionFolder:
     """The partitions in a folder. Raises ``PartitionError`` for a folder of neither format."""
     folder = os.fspath(path)
-    if os.path.isfile(os.path.join(folder, PygFolder.META)):
-        return PygFolder(folder)
-    if os.path.isfile(os.path.join(folder, GltFolder.META)):
-        return GltFolder(folder)
+    for kind in (PygFolder, GltFolder):
+        if os.path.isfile(os.path.join(folder, kind.META)):
+            return kind(folder)
     near = sorted(Path(folder).glob("*.json"))
     hint = f"; partitions of DGL are named by their JSON: {near[0]}" if near else ""
     raise PartitionError(
@@ -69,12 +67,61 @@ def read_foreign_book(path: str | os.PathLike) -> PartitionBook:
         folder.num_parts,
         folder.ntypes,
         folder.etypes,
-        dict(zip(folder.ntypes, ranges(node_counts(folder)))),
-        dict(zip(folder.etypes, ranges(edge_counts(folder)))),
+        dict(zip(folder.ntypes, _ranges(_node_counts(folder)))),
+        dict(zip(folder.etypes, _ranges(_edge_counts(folder)))),
         folder.path,
         halo_hops=1,
         part_method=folder.kind,
     )
+
+
+def _node_counts(folder: PartitionFolder) -> np.ndarray:
+    """int64 [P, node types]."""
+    counts = np.zeros((folder.num_parts, len(folder.ntypes)), np.int64)
+    for column, ntype in enumerate(folder.ntypes):
+        for _, parts in _owner_blocks(folder, ntype):
+            counts[:, column] += np.bincount(parts, minlength=folder.num_parts)
+    return counts
+
+
+def _edge_counts(folder: PartitionFolder) -> np.ndarray:
+    """int64 [P, edge types] of edges that end in each part's nodes."""
+    counts = np.zeros((folder.num_parts, len(folder.etypes)), np.int64)
+    owners = {ntype: folder.owners(ntype) for ntype in folder.ntypes}
+    for part in range(folder.num_parts):
+        for column, etype in enumerate(folder.etypes):
+            dst, owner = folder.edges(etype, part).dst, owners[etype[2]]
+            if folder.by_destination:
+                counts[part, column] = len(dst)
+                continue
+            for low, high in blocks(len(dst)):
+                ids = _checked(dst.ints(low, high), len(owner), dst.file.path)
+                counts[:, column] += np.bincount(owner.ints_at(ids), minlength=folder.num_parts)
+    return counts
+
+
+def _ranges(counts: np.ndarray) -> Iterator[np.ndarray]:
+    """Per type, int64 [P, 2], of counts [P, types]."""
+    stops = counts.ravel().cumsum().reshape(counts.shape)
+    for column in range(counts.shape[1]):
+        yield np.stack([stops[:, column] - counts[:, column], stops[:, column]], axis=1)
+
+
+def _owner_blocks(folder: PartitionFolder, ntype: str) -> Iterator[tuple[int, np.ndarray]]:
+    """``(first id, parts)`` of the nodes of a type, block after block."""
+    table = folder.owners(ntype)
+    for low, high in blocks(len(table)):
+        parts = table.ints(low, high)
+        yield low, _checked(parts, folder.num_parts, f"{table.file.path}: parts")
+
+
+def _checked(ids: np.ndarray, total: int, where: str) -> np.ndarray:
+    """Raises ``PartitionError`` for ids outside ``[0, total)``."""
+    if ids.size and not 0 <= ids.min() <= ids.max() < total:
+        raise PartitionError(
+            f"{where}: ids run from {ids.min()} to {ids.max()}, expected 0 to {total - 1}"
+        )
+    return ids
 
 
 def load_foreign_part(book: PartitionBook, part: int) -> ForeignPart:
@@ -84,30 +131,27 @@ def load_foreign_part(book: PartitionBook, part: int) -> ForeignPart:
     """
     check_int32(book, part)
     folder = open_folder(book.json_path)
-    tables = {ntype: node_table(folder, ntype) for ntype in folder.ntypes}
+    tables = {ntype: _node_table(folder, ntype) for ntype in folder.ntypes}
     shards: dict[EType, ShardEdges] = {}
-    features = FeatureStore({})
+    features = FeatureStore()
     for etype in folder.etypes:
-        own = own_edges(folder, book, part, etype, tables)
-        shards[etype] = own.shard
-        columns = folder.edge_features(etype, part, own.eid, own.place)
-        _add(features, ":".join(etype), {**columns, ORIG_EID: torch.from_numpy(own.eid)}, book)
-    return ForeignPart(shards, _node_features(folder, book, part), features)
+        shards[etype], eid, places = _own_edges(folder, book, part, etype, tables)
+        columns = folder.edge_features(etype, part, eid, places)
+        _add(features, ":".join(etype), {**columns, ORIG_EID: torch.from_numpy(eid)}, book)
+    return ForeignPart(shards, read_foreign_node_features(book, part, folder), features)
 
 
-def read_foreign_node_features(book: PartitionBook, part: int) -> FeatureStore:
-    """The features of a part's nodes alone. Raises as :func:`load_foreign_part`."""
-    return _node_features(open_folder(book.json_path), book, part)
-
-
-def _node_features(folder: Folder, book: PartitionBook, part: int) -> FeatureStore:
-    """Those of the files, and of the user's beside them, which has rows by original id."""
-    features, beside = FeatureStore({}), Path(folder.path, NODE_DATA)
-    extra = {}
+def read_foreign_node_features(
+    book: PartitionBook, part: int, folder: PartitionFolder | None = None
+) -> FeatureStore:
+    """The features of a part's nodes alone: those of the files, and of the user's beside them,
+    which has rows by original id. Raises as :func:`load_foreign_part`."""
+    folder = folder or open_folder(book.json_path)
+    features, beside = FeatureStore(), Path(folder.path, NODE_DATA)
+    extra: dict[str, dict[str, Tensor]] = {}
     if beside.exists():
-        totals = {ntype: book.num_nodes(ntype) for ntype in book.ntypes}
         try:
-            extra = read_node_data(beside, totals)
+            extra = read_node_data(beside, {ntype: book.num_nodes(ntype) for ntype in book.ntypes})
         except ValueError as error:
             raise PartitionError(str(error)) from error
     for ntype in folder.ntypes:
@@ -117,6 +161,12 @@ def _node_features(folder: Folder, book: PartitionBook, part: int) -> FeatureSto
         columns |= {name: one[rows] for name, one in extra.get(ntype, {}).items()}
         _add(features, ntype, {**columns, ORIG_ID: rows}, book)
     return features
+
+
+def own_ids(folder: PartitionFolder, ntype: str, part: int) -> np.ndarray:
+    """int64 [n], ascending: original ids of a part's nodes."""
+    found = [low + np.flatnonzero(parts == part) for low, parts in _owner_blocks(folder, ntype)]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _add(features: FeatureStore, kind: str, columns: Columns, book: PartitionBook) -> None:
@@ -129,3 +179,71 @@ def _add(features: FeatureStore, kind: str, columns: Columns, book: PartitionBoo
             features[f"{kind}/{name}"] = rows
         else:
             features.map(f"{kind}/{name}", rows)
+
+
+class _NodeTable(NamedTuple):
+    """The part of each node of a type and, int32 [N], its row there."""
+
+    owner: MappedColumn
+    row: np.ndarray
+
+
+def _node_table(folder: PartitionFolder, ntype: str) -> _NodeTable:
+    """Rows are counted in order of original ids."""
+    owner = folder.owners(ntype)
+    row, before = np.empty(len(owner), np.int32), np.zeros(folder.num_parts, np.int64)
+    for low, parts in _owner_blocks(folder, ntype):
+        sizes = np.bincount(parts, minlength=folder.num_parts)
+        order = np.argsort(parts, kind="stable")
+        first = before - (sizes.cumsum() - sizes)
+        row[low + order] = np.arange(len(parts)) + first.repeat(sizes)
+        before += sizes
+    return _NodeTable(owner, row)
+
+
+def _own_edges(
+    folder: PartitionFolder,
+    book: PartitionBook,
+    part: int,
+    etype: EType,
+    tables: dict[str, _NodeTable],
+) -> tuple[ShardEdges, np.ndarray, np.ndarray]:
+    """The edges of a type that end in a part, by ascending original id; int64 [E] these ids, and
+    places as :meth:`PartitionFolder.edge_features` takes them.
+
+    From the part's files, or from all parts' where edges are not kept by destination.
+    """
+    count, total = book.part_edges(etype, part), book.num_edges(etype)
+    (src_owner, src_row), (dst_owner, dst_row) = tables[etype[0]], tables[etype[2]]
+    ends, ids = np.empty((3, count), np.int32), np.empty((2, count), np.int64)
+    at = before = 0
+
+    def check_count(is_right: bool) -> None:
+        if not is_right:
+            raise PartitionError(
+                f"{book.json_path}: {at} edges of type {etype} end in nodes of part {part}, "
+                f"expected the {count} that were counted"
+            )
+
+    for holder in [part] if folder.by_destination else range(folder.num_parts):
+        stored = folder.edges(etype, holder)
+        for low, high in blocks(len(stored.dst)):
+            dst = _checked(stored.dst.ints(low, high), len(dst_row), stored.dst.file.path)
+            mine = np.flatnonzero(dst_owner.ints_at(dst) == part)
+            src, eid = (one.ints(low, high)[mine] for one in (stored.src, stored.eid))
+            _checked(src, len(src_row), stored.src.file.path)
+            eid = _checked(eid - stored.first, total, f"{stored.eid.file.path}: edges")
+            where = slice(at, at := at + len(mine))
+            check_count(at <= count)
+            ends[:, where] = src_owner.ints_at(src), src_row[src], dst_row[dst[mine]]
+            ids[:, where] = eid, before + low + mine
+        before += len(stored.dst)
+    check_count(at == count)
+    order = np.argsort(ids[0])
+    ends, (eid, places) = ends[:, order], ids[:, order]
+    twice = eid[1:][eid[1:] == eid[:-1]]
+    if len(twice):
+        raise PartitionError(
+            f"{book.json_path}: edge {int(twice[0])} of type {etype} is there twice"
+        )
+    return group_by_source(ends[1:], ends[0], book.num_parts), eid, places

@@ -13,6 +13,7 @@ from torch import Tensor
 from sar.errors import PartitionError
 from sar.partition.arrays import ORIG_EID, ORIG_ID
 from sar.partition.book import HOMOGENEOUS_ETYPE, HOMOGENEOUS_NTYPE, EType, PartitionBook
+from sar.partition.column import Column
 from sar.partition.features import FeatureStore
 from sar.partition.load import TYPE_KEY, PartitionData
 from sar.partition.shards import MAX_INT32, ShardEdges
@@ -112,7 +113,7 @@ def _joint_features(
     store: FeatureStore, counts: dict[str, int] | dict[EType, int], names: list[str], joint: str
 ) -> FeatureStore:
     """Features that every type with rows has alike, and the type of each row."""
-    found = FeatureStore({})
+    found = FeatureStore()
     empty = {name for name, count in zip(names, counts.values(), strict=True) if not count}
     features = [key.rpartition("/")[2] for key in store if "/" in key]
     for feature in dict.fromkeys(features):
@@ -126,8 +127,8 @@ def _joint_features(
     return found
 
 
-class _Joined:
-    """A feature of several types, of one kind: :class:`sar.partition.features.Rows`, in order."""
+class _Joined(Column):
+    """A feature of several types, of one kind, in their order."""
 
     def __init__(self, store: FeatureStore, keys: list[str]) -> None:
         self._store, self._keys = store, keys
@@ -135,16 +136,16 @@ class _Joined:
         self.dtype, width = _kind(store, keys[0])
         self.shape = (sum(self._sizes), *width)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def rows(self, start: int, stop: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows ``[start, stop)``; types without any of them are not read."""
-        parts, first = [self._store.rows(self._keys[0], 0, 0).to(dtype or self.dtype)], 0
+    def read(
+        self, start: int = 0, stop: int | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Types without any of the rows are not read."""
+        stop, dtype = len(self) if stop is None else stop, dtype or self.dtype
+        parts, first = [self._store.rows(self._keys[0], 0, 0).to(dtype)], 0
         for key, size in zip(self._keys, self._sizes, strict=True):
             low, high = max(start - first, 0), min(stop - first, size)
             if low < high:
-                parts.append(self._store.rows(key, low, high).to(dtype or self.dtype))
+                parts.append(self._store.rows(key, low, high).to(dtype))
             first += size
         return torch.cat(parts)
 

@@ -20,16 +20,17 @@ from sar.partition.book import (
     PartitionBook,
     without_digests,
 )
-from sar.partition.book_file import read_book
+from sar.partition.book_json import parse_book
+from sar.partition.column import MappedColumn
 from sar.partition.dgl_format import GraphFile, read_graph, read_tensor_dict
-from sar.partition.digest import file_digest
 from sar.partition.features import FeatureStore
-from sar.partition.foreign import load_foreign_part, read_foreign_node_features
+from sar.partition.foreign import load_foreign_part, read_foreign_book, read_foreign_node_features
 from sar.partition.keys import Keys
-from sar.partition.mapped import MappedTensor
 from sar.partition.shards import ShardEdges, build_shards
 
-__all__ = ["PartEdges", "PartitionData", "ShardEdges", "load_partition", "read_node_features"]
+__all__ = [
+    "PartEdges", "PartitionData", "ShardEdges", "load_partition", "read_book", "read_node_features",
+]  # fmt: skip
 
 TYPE_KEY = "_TYPE"
 
@@ -115,6 +116,18 @@ class PartitionData:
         return PartEdges(ends, {TYPE_KEY: torch.cat(types)})
 
 
+def read_book(json_path: str | os.PathLike) -> PartitionBook:
+    """Reads and validates a partition's JSON, or a folder that PyG or GraphLearn wrote.
+
+    Ranges must tile the id space in (part, type) order without gap or overlap and agree with the
+    JSON's counts; file paths must stay below the JSON's folder. Raises PartitionError, which
+    names the file, what came and what was expected. Of a JSON's partition files none is opened.
+    """
+    if os.path.isdir(json_path):
+        return read_foreign_book(json_path)
+    return parse_book(os.fspath(json_path))
+
+
 def load_partition(
     json_path: str | os.PathLike,
     part_id: int,
@@ -140,7 +153,7 @@ def load_partition(
         raise TypeError(f"part_id: got {type(part_id).__name__}, expected an int")
     if not 0 <= part_id < book.num_parts:
         raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
-    if book.seals is None and (verify or part_id == 0):
+    if book.digests is None and (verify or part_id == 0):
         if verify:
             raise PartitionError(without_digests(book))
         warnings.warn(without_digests(book), stacklevel=2)  # once: rank 0 has part 0
@@ -158,14 +171,14 @@ def _load_own(
     book: PartitionBook, part_id: int, verify: bool
 ) -> tuple[dict[EType, ShardEdges], FeatureStore, FeatureStore]:
     # Features first: their headers are cheap to check, the graph is not.
-    node_arrays = _read_features(book, part_id, "node_feats")
-    edge_arrays = _read_features(book, part_id, "edge_feats")
+    node_arrays = read_features(book, part_id, "node_feats")
+    edge_arrays = read_features(book, part_id, "edge_feats")
     if verify:
         for mapped in (node_arrays, edge_arrays):
             for tensor in mapped.values():
                 tensor.verify()
     graph = read_graph(book.files[part_id]["part_graph"])
-    _verify_graph(book, graph)
+    verify_graph(book, graph)
     return build_shards(book, part_id, graph), FeatureStore(node_arrays), FeatureStore(edge_arrays)
 
 
@@ -176,22 +189,7 @@ def read_node_features(book: PartitionBook, part_id: int) -> FeatureStore:
     """
     if book.is_foreign:
         return read_foreign_node_features(book, part_id)
-    return FeatureStore(_read_features(book, part_id, "node_feats"))
-
-
-def read_edge_features(book: PartitionBook, part_id: int) -> FeatureStore:
-    """The features of a part's edges alone, in DGL's layout; of their file only the headers are
-    read. Raises PartitionError as :func:`load_partition`."""
-    return FeatureStore(_read_features(book, part_id, "edge_feats"))
-
-
-def verify_file(book: PartitionBook, part_id: int, key: str) -> None:
-    """Compare a part's file of ``book.files`` with its digests; PartitionError if it differs."""
-    if key == "part_graph":
-        _verify_graph(book, read_graph(book.files[part_id][key]))
-        return
-    for tensor in _read_features(book, part_id, key).values():
-        tensor.verify()
+    return FeatureStore(read_features(book, part_id, "node_feats"))
 
 
 def _node_types(book: PartitionBook, part_id: int) -> Tensor:
@@ -199,72 +197,64 @@ def _node_types(book: PartitionBook, part_id: int) -> Tensor:
     return torch.arange(len(book.ntypes), dtype=torch.int32).repeat_interleave(counts)
 
 
-def _read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, MappedTensor]:
+def read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, MappedColumn]:
     """Mapped features with full names, rows checked against the book; none without a file."""
     if key not in book.files[part_id]:
         return {}
     path = book.files[part_id][key]
     if key == "node_feats":
         rows = {ntype: book.part_nodes(ntype, part_id) for ntype in book.ntypes}
-        default = HOMOGENEOUS_NTYPE if HOMOGENEOUS_NTYPE in rows else book.ntypes[0]
+        usual = HOMOGENEOUS_NTYPE
     else:
-        names = {":".join(etype): etype for etype in book.canonical_etypes}
-        rows = {name: book.part_edges(etype, part_id) for name, etype in names.items()}
-        default = next(iter(names))
-        if HOMOGENEOUS_ETYPE in book.canonical_etypes:
-            default = ":".join(HOMOGENEOUS_ETYPE)
-    found: dict[str, MappedTensor] = {}
-    arrays = read_tensor_dict(path)
-    _expect(book, path, arrays)
-    for name, tensor in arrays.items():
+        rows = {":".join(one): book.part_edges(one, part_id) for one in book.canonical_etypes}
+        usual = ":".join(HOMOGENEOUS_ETYPE)
+    default = usual if usual in rows else next(iter(rows))
+    columns = read_tensor_dict(path)
+    _expect(book, path, columns)
+    found: dict[str, MappedColumn] = {}
+    for name, column in columns.items():
         full = name if "/" in name else f"{default}/{name}"
         if full in found:
             raise PartitionError(f"{path}: holds feature {full!r} twice")
-        found[full] = tensor
-        _check_feature(path, full, tensor, rows)
+        found[full] = column
+        owner = next((one for one in rows if full.startswith(one + "/")), None)
+        if owner is None:
+            raise PartitionError(f"{path}: feature {full!r} is of no type in {sorted(rows)}")
+        if column.shape[:1] != (rows[owner],):
+            raise PartitionError(
+                f"{path}: feature {full!r} has shape {column.shape}, expected {rows[owner]} rows"
+            )
     return found
 
 
-def _verify_graph(book: PartitionBook, graph: GraphFile) -> None:
+def verify_graph(book: PartitionBook, graph: GraphFile) -> None:
     """The graph's file against its digest, where there is one."""
-    seal, file = book.seal_of(graph.path), graph.file
-    if seal is None:
-        return
-    if file.size != seal.size or file_digest(file) != seal.digest:
+    known, file = book.digest_of(graph.path), graph.file
+    if known is not None and (file.size != known.size or file.digest() != known.digest):
         raise PartitionError(
             f"{graph.path}: is damaged, or of another graph: its digest is not that in "
             f"{book.json_path}"
         )
 
 
-def _expect(book: PartitionBook, path: str, arrays: dict[str, MappedTensor]) -> None:
+def _expect(book: PartitionBook, path: str, columns: dict[str, MappedColumn]) -> None:
     """Names, dtypes and shapes against the digests', where there are some; contents when read."""
-    seal = book.seal_of(path)
-    if seal is None:
+    told = book.digest_of(path)
+    if told is None:
         return
-    if set(arrays) != set(seal.arrays):
+    if set(columns) != set(told.arrays):
         raise PartitionError(
-            f"{path}: holds {sorted(arrays)}, expected {sorted(seal.arrays)}, as in "
+            f"{path}: holds {sorted(columns)}, expected {sorted(told.arrays)}, as in "
             f"{book.json_path}"
         )
-    for name, tensor in arrays.items():
-        known = seal.arrays[name]
-        got = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    for name, column in columns.items():
+        known = told.arrays[name]
+        got = str(column.dtype).removeprefix("torch."), list(column.shape)
         if got != (known.dtype, known.shape):
             raise PartitionError(
                 f"{path}: feature {name!r} is {got[0]} of shape {got[1]}, expected {known.dtype} "
                 f"of shape {known.shape}, as in {book.json_path}"
             )
-        tensor.expect(known.digest, name)
-    if (size := os.path.getsize(path)) != seal.size:
-        raise PartitionError(f"{path}: has {size} bytes, expected {seal.size}")
-
-
-def _check_feature(path: str, name: str, tensor: MappedTensor, rows: dict[str, int]) -> None:
-    owner = next((one for one in rows if name.startswith(one + "/")), None)
-    if owner is None:
-        raise PartitionError(f"{path}: feature {name!r} is of no type in {sorted(rows)}")
-    if not tensor.shape or tensor.shape[0] != rows[owner]:
-        raise PartitionError(
-            f"{path}: feature {name!r} has shape {tensor.shape}, expected {rows[owner]} rows"
-        )
+        column.expect(known.digest, name)
+    if (size := os.path.getsize(path)) != told.size:
+        raise PartitionError(f"{path}: has {size} bytes, expected {told.size}")

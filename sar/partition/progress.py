@@ -37,6 +37,8 @@ from typing import TypeVar
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much; 0: unknown
 T = TypeVar("T")
+BLOCK = 1 << 20  # nodes or edges that are looked at together
+BLOCK_BYTES = 8 << 20  # of data that are
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -62,6 +64,22 @@ class Counter:
 
 
 NOBODY = Counter(silent, "")
+
+
+def blocks(
+    total: int, counter: Counter = NOBODY, size: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """``(low, high)`` of runs of rows, which count when they have been dealt with."""
+    step = size or BLOCK
+    for low in range(0, total, step):
+        high = min(low + step, total)
+        yield low, high
+        counter.add(high - low)
+
+
+def rows_in(row_bytes: int, room: int | None = None) -> int:
+    """How many rows of so many bytes are read together: a few MB, or ``room``."""
+    return max(1, (room or BLOCK_BYTES) // max(1, row_bytes))
 
 
 def watched(blocks: Iterable[T], counter: Counter, size_of: Callable[[T], int]) -> Iterator[T]:

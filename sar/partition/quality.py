@@ -20,7 +20,6 @@ BLOCK = 1 << 20  # edges or nodes that are looked at together
 _WORD = 64  # parts whose bits one word holds, where there are many
 
 
-
 @dataclass(frozen=True, eq=False)
 class CutQuality:
     """Sizes of P parts; all arrays are int64.

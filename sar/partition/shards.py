@@ -1,13 +1,14 @@
-"""Building shards: the inner edges of a part's graph file, grouped by the part of their source.
+"""Shards: the inner edges of a part, grouped by the part of their source.
 
-The stored graph is streamed twice in chunks, once to count and once to fill, so beyond the int32
-arrays that stay it needs one chunk, one byte per inner edge and a few bytes per local node.
+A part's graph file is streamed in chunks, and each edge is put where its id says. Beyond the int32
+arrays that stay this needs one chunk, 14 bytes for each inner edge and 10 for each local node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from sar.errors import PartitionError
 from sar.partition.book import EType, PartitionBook
+from sar.partition.column import MappedColumn
 from sar.partition.dgl_format import GraphFile
-from sar.partition.mapped import MappedTensor
+from sar.partition.progress import blocks
 
 CHUNK_EDGES = 1 << 16
 MAX_INT32 = 2**31
@@ -44,38 +46,18 @@ class ShardEdges:
         return ShardEdges(src, dst, eid, self.offsets)
 
 
-@dataclass
-class _NodeTable:
-    """Type, part and row of every local node: int16, int32 and int32, ``[num_local_nodes]``."""
-
-    type_id: np.ndarray
-    part: np.ndarray
-    idx: np.ndarray
-
-
-@dataclass
-class _Chunk:
-    """Inner edges of one chunk: local source and destination nodes, type ids, and positions
-    among the part's inner edges of the type; int64."""
-
-    src: np.ndarray
-    dst: np.ndarray
-    type_id: np.ndarray
-    eid: np.ndarray
+def group_by_source(ends: np.ndarray, owner: np.ndarray, num_parts: int) -> ShardEdges:
+    """Edges in ascending id, of which ``ends``, int32 [2, E], are rows and ``owner``, int [E], the
+    parts of the sources."""
+    order = np.argsort(owner, kind="stable").astype(np.int32)
+    offsets = [0, *np.cumsum(np.bincount(owner, minlength=num_parts)).tolist()]
+    src, dst = (torch.from_numpy(one[order]) for one in ends)
+    return ShardEdges(src, dst, torch.from_numpy(order), offsets)
 
 
-def build_shards(book: PartitionBook, part: int, graph: GraphFile) -> dict[EType, ShardEdges]:
-    """Shards per canonical edge type from a part's graph file, everything checked against the book.
-
-    Raises PartitionError for ids, flags, types or part ids that contradict the JSON, for edges
-    that are missing or doubled, and for a type with 2^31 or more nodes or edges in a part.
-    """
-    check_int32(book, part)
-    _check_columns(graph, book)
-    graph.check_pointers(CHUNK_EDGES)
-    builder = _ShardBuilder(book, part, graph, _read_nodes(book, part, graph))
-    builder.count()
-    return builder.fill()
+def owner_dtype(num_parts: int) -> np.dtype:
+    """The smallest signed dtype of parts: the fewer its bits, the faster they are sorted."""
+    return np.min_scalar_type(-max(2, num_parts))
 
 
 def check_int32(book: PartitionBook, part: int) -> None:
@@ -100,6 +82,22 @@ def check_int32(book: PartitionBook, part: int) -> None:
             )
 
 
+def build_shards(book: PartitionBook, part: int, graph: GraphFile) -> dict[EType, ShardEdges]:
+    """Shards per canonical edge type from a part's graph file, everything checked against the book.
+
+    Raises PartitionError for ids, flags, types or part ids that contradict the JSON, for edges
+    that are missing or doubled, and for a type with 2^31 or more nodes or edges in a part.
+    """
+    check_int32(book, part)
+    _check_columns(graph, book)
+    graph.check_pointers(CHUNK_EDGES)
+    try:
+        return _PartReader(book, part, graph).shards()
+    except PartitionError:
+        graph.file.check_unchanged()  # what was right before may be wrong now
+        raise
+
+
 def _check_columns(graph: GraphFile, book: PartitionBook) -> None:
     """The columns that DGL's partitioner writes are there, one integer per row."""
     typed = [] if book.is_homogeneous else ["_TYPE"]
@@ -121,229 +119,164 @@ def _check_columns(graph: GraphFile, book: PartitionBook) -> None:
                 )
 
 
-def _read_nodes(book: PartitionBook, part: int, graph: GraphFile) -> _NodeTable:
-    """Where every local node lives; inner nodes must come first with exactly the JSON's ids."""
-    start, end = book.part_ranges[part]
-    count = graph.num_nodes
-    if count < end - start:
-        raise PartitionError(
-            f"{graph.path}: has {count} nodes, expected at least the "
-            f"{end - start} that {book.json_path} gives part {part}"
-        )
-    table = _NodeTable(
-        np.empty(count, np.int16), np.empty(count, np.int32), np.empty(count, np.int32)
-    )
-    for low in range(0, count, CHUNK_EDGES):
-        high = min(low + CHUNK_EDGES, count)
-        nids = _node_ids(book, part, graph, low, high)
-        type_id, owner, idx = (one.numpy() for one in book.locate(torch.from_numpy(nids)))
-        _compare(graph, graph.node_data, "_TYPE", low, type_id, "node")
-        _compare(graph, graph.node_data, "part_id", low, owner, "node")
-        table.type_id[low:high], table.part[low:high], table.idx[low:high] = type_id, owner, idx
-    return table
+class _Nodes(NamedTuple):
+    """Type, part and row of every local node: int16, int32 and int32, ``[num_local_nodes]``."""
+
+    type_id: np.ndarray
+    part: np.ndarray
+    row: np.ndarray
 
 
-def _node_ids(book: PartitionBook, part: int, graph: GraphFile, low: int, high: int) -> np.ndarray:
-    """Checked global ids of local nodes ``[low, high)``."""
-    start, end = book.part_ranges[part]
-    nids = graph.node_data["_ID"].ints(low, high)
-    inner = np.arange(low, high) < end - start
-    if (graph.node_data["inner_node"].ints(low, high).astype(bool) != inner).any():
-        raise PartitionError(
-            f"{graph.path}: inner_node does not mark the first {end - start} "
-            f"nodes, which {book.json_path} gives part {part}"
-        )
-    if (nids[inner] != np.arange(low, high)[inner] + start).any():
-        raise PartitionError(
-            f"{graph.path}: ids of the inner nodes are not {start} to {end - 1}, "
-            f"the range of part {part} in {book.json_path}"
-        )
-    total = book.num_nodes()
-    if nids.min() < 0 or nids.max() >= total:
-        raise PartitionError(
-            f"{graph.path}: node ids run from {nids.min()} to {nids.max()}, "
-            f"expected 0 to {total - 1}"
-        )
-    halo = nids[~inner]
-    if ((halo >= start) & (halo < end)).any():
-        raise PartitionError(f"{graph.path}: a halo node has an id of part {part} itself")
-    return nids
+class _PartReader:
+    """One part's graph file, compared with the book as it is read."""
 
-
-def _compare(
-    graph: GraphFile,
-    data: dict[str, MappedTensor],
-    name: str,
-    low: int,
-    expected: np.ndarray,
-    what: str,
-) -> None:
-    """A stored column, where there is one, equals what the book's ranges say."""
-    if name not in data:
-        return
-    found = data[name].ints(low, low + len(expected))
-    if (found != expected).any():
-        row = int(np.flatnonzero(found != expected)[0])
-        raise PartitionError(
-            f"{graph.path}: {name} of {what} {low + row} is {found[row]}, "
-            f"expected {expected[row]} from its id and the JSON's ranges"
-        )
-
-
-class _ShardBuilder:
-    """Two passes over the inner edges: `count` sizes the groups, `fill` places the edges."""
-
-    def __init__(self, book: PartitionBook, part: int, graph: GraphFile, nodes: _NodeTable):
-        self.book, self.part, self.graph, self.nodes = book, part, graph, nodes
-        self.etypes = book.canonical_etypes
+    def __init__(self, book: PartitionBook, part: int, graph: GraphFile) -> None:
+        self.book, self.part, self.graph, self.etypes = book, part, graph, book.canonical_etypes
         ranges = np.stack([book.edge_ranges[etype][part] for etype in self.etypes])
         # Types follow each other inside a part: these bounds map an edge id to its type.
         self.bounds = np.append(ranges[:, 0], ranges[-1, 1])
         ids = {ntype: i for i, ntype in enumerate(book.ntypes)}
         self.src_types = np.array([ids[etype[0]] for etype in self.etypes])
         self.dst_types = np.array([ids[etype[2]] for etype in self.etypes])
-        first, last = book.part_ranges[part]
-        self.num_inner = last - first
-        self.counts = np.zeros((len(self.etypes), book.num_parts), np.int64)
+        self.start, end = book.part_ranges[part]
+        self.num_inner = end - self.start
+        self.nodes = self._read_nodes()
 
-    def _chunks(self) -> Iterator[_Chunk]:
-        """Inner edges, chunk by chunk, with types; drops the edges of other parts."""
+    def _error(self, text: str) -> PartitionError:
+        return PartitionError(f"{self.graph.path}: {text}")
+
+    def _read_nodes(self) -> _Nodes:
+        """Where every local node lives; inner nodes come first with exactly the JSON's ids."""
+        count = self.graph.num_nodes
+        if count < self.num_inner:
+            raise self._error(
+                f"has {count} nodes, expected at least the {self.num_inner} that "
+                f"{self.book.json_path} gives part {self.part}"
+            )
+        nodes = _Nodes(*(np.empty(count, dtype) for dtype in (np.int16, np.int32, np.int32)))
+        for low, high in blocks(count, size=CHUNK_EDGES):
+            ids = torch.from_numpy(self._node_ids(low, high))
+            found = [one.numpy() for one in self.book.locate(ids)]
+            self._compare("_TYPE", low, found[0])
+            self._compare("part_id", low, found[1])
+            for column, values in zip(nodes, found):
+                column[low:high] = values
+        return nodes
+
+    def _node_ids(self, low: int, high: int) -> np.ndarray:
+        """Checked global ids of local nodes ``[low, high)``."""
+        data, start, end = self.graph.node_data, self.start, self.start + self.num_inner
+        nids, inner = data["_ID"].ints(low, high), np.arange(low, high) < self.num_inner
+        if (data["inner_node"].ints(low, high).astype(bool) != inner).any():
+            raise self._error(
+                f"inner_node does not mark the first {self.num_inner} nodes, which "
+                f"{self.book.json_path} gives part {self.part}"
+            )
+        if (nids[inner] != np.arange(low, high)[inner] + start).any():
+            raise self._error(
+                f"ids of the inner nodes are not {start} to {end - 1}, the range of part "
+                f"{self.part} in {self.book.json_path}"
+            )
+        total = self.book.num_nodes()
+        if nids.min() < 0 or nids.max() >= total:
+            raise self._error(
+                f"node ids run from {nids.min()} to {nids.max()}, expected 0 to {total - 1}"
+            )
+        halo = nids[~inner]
+        if ((halo >= start) & (halo < end)).any():
+            raise self._error(f"a halo node has an id of part {self.part} itself")
+        return nids
+
+    def _compare(self, name: str, low: int, expected: np.ndarray) -> None:
+        """A stored column of nodes, where there is one, equals what the book's ranges say."""
+        column: MappedColumn | None = self.graph.node_data.get(name)
+        if column is None:
+            return
+        found = column.ints(low, low + len(expected))
+        if (found != expected).any():
+            row = int(np.flatnonzero(found != expected)[0])
+            raise self._error(
+                f"{name} of node {low + row} is {found[row]}, "
+                f"expected {expected[row]} from its id and the JSON's ranges"
+            )
+
+    def shards(self) -> dict[EType, ShardEdges]:
+        """Edges are placed by ascending id, then each type's are grouped."""
+        low, count = int(self.bounds[0]), int(self.bounds[-1] - self.bounds[0])
+        ends = np.empty((2, count), np.int32)
+        owner = np.full(count, -1, owner_dtype(self.book.num_parts))
+        total = 0
+        for src, dst, eids in self._inner_edges():
+            at = eids - low
+            ends[0, at], ends[1, at] = self.nodes.row[src], self.nodes.row[dst]
+            owner[at] = self.nodes.part[src]
+            total += len(at)
+        seen = int((owner >= 0).sum())
+        if total != count or seen != count:
+            raise self._error(
+                f"has {total} inner edges with {seen} different ids, expected the {count} that "
+                f"{self.book.json_path} gives part {self.part}; a graph cut without its halo "
+                "(num_hops=0) must be cut again"
+            )
+        self._check_stored_types()
+        self.graph.file.check_unchanged()
+        found = {}
+        for etype, first, last in zip(self.etypes, self.bounds[:-1] - low, self.bounds[1:] - low):
+            own = slice(first, last)
+            found[etype] = group_by_source(ends[:, own], owner[own], self.book.num_parts)
+        return found
+
+    def _inner_edges(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Local sources and destinations and global ids, checked; edges of other parts left out."""
         data = self.graph.edge_data
         for src, dst, ids in self.graph.edge_chunks(CHUNK_EDGES):
-            keep = data["inner_edge"].take(ids) != 0
+            keep = data["inner_edge"].ints_at(ids) != 0
             if not keep.all():
                 src, dst, ids = src[keep], dst[keep], ids[keep]
             if not len(ids):
                 continue
-            eids = data["_ID"].take(ids)
+            eids = data["_ID"].ints_at(ids)
             type_id = self._types(eids)
-            yield _Chunk(src, dst, type_id, eids - self.bounds[type_id])
+            if dst.max() >= self.num_inner:
+                raise self._error(
+                    f"an inner edge ends in local node {dst.max()}, expected one of the "
+                    f"{self.num_inner} inner nodes"
+                )
+            if len(self.book.ntypes) > 1:
+                self._check_ends(src, type_id, self.src_types, "source")
+                self._check_ends(dst, type_id, self.dst_types, "destination")
+            yield src, dst, eids
 
     def _types(self, eids: np.ndarray) -> np.ndarray:
         low, high = int(self.bounds[0]), int(self.bounds[-1])
         if eids.min() < low or eids.max() >= high:
-            raise PartitionError(
-                f"{self.graph.path}: ids of inner edges run from {eids.min()} to {eids.max()}, "
-                f"expected {low} to {high - 1}, the range of part {self.part} in "
-                f"{self.book.json_path}"
+            raise self._error(
+                f"ids of inner edges run from {eids.min()} to {eids.max()}, expected {low} to "
+                f"{high - 1}, the range of part {self.part} in {self.book.json_path}"
             )
-        if len(self.etypes) == 1:
-            return np.zeros(len(eids), np.int64)
         return np.searchsorted(self.bounds[:-1], eids, side="right") - 1
 
-    def count(self) -> None:
-        """Edges per (type, source part), and every check that an edge needs."""
-        low = int(self.bounds[0])
-        seen = np.zeros(int(self.bounds[-1]) - low, bool)
-        total = 0
-        for chunk in self._chunks():
-            self._check_chunk(chunk)
-            seen[chunk.eid + self.bounds[chunk.type_id] - low] = True
-            total += len(chunk.eid)
-            key = chunk.type_id * self.book.num_parts + self.nodes.part[chunk.src]
-            self.counts += np.bincount(key, minlength=self.counts.size).reshape(self.counts.shape)
-        if total != len(seen) or not seen.all():
-            raise PartitionError(
-                f"{self.graph.path}: has {total} inner edges with {int(seen.sum())} different ids, "
-                f"expected the {len(seen)} that {self.book.json_path} gives part {self.part}; a "
-                "graph cut without its halo (num_hops=0) must be cut again"
+    def _check_ends(
+        self, ends: np.ndarray, type_id: np.ndarray, types: np.ndarray, what: str
+    ) -> None:
+        """Ends are of the node types that the edges' types name."""
+        found, expected = self.nodes.type_id[ends], types[type_id]
+        if (found != expected).any():
+            row = int(np.flatnonzero(found != expected)[0])
+            raise self._error(
+                f"the {what} of an edge of type {self.etypes[type_id[row]]} has type "
+                f"{self.book.ntypes[found[row]]!r}"
             )
-        if "_TYPE" in self.graph.edge_data:
-            self._check_stored_types()
-
-    def _check_chunk(self, chunk: _Chunk) -> None:
-        if chunk.dst.max() >= self.num_inner:
-            raise PartitionError(
-                f"{self.graph.path}: an inner edge ends in local node "
-                f"{chunk.dst.max()}, expected one of the {self.num_inner} inner "
-                "nodes"
-            )
-        if len(self.book.ntypes) > 1:
-            self._check_ends(chunk)
-
-    def _check_ends(self, chunk: _Chunk) -> None:
-        """Both ends are of the node types that the edge's type names."""
-        for ends, types, what in (
-            (chunk.src, self.src_types, "source"),
-            (chunk.dst, self.dst_types, "destination"),
-        ):
-            found, expected = self.nodes.type_id[ends], types[chunk.type_id]
-            if (found != expected).any():
-                row = int(np.flatnonzero(found != expected)[0])
-                raise PartitionError(
-                    f"{self.graph.path}: the {what} of an edge of type "
-                    f"{self.etypes[chunk.type_id[row]]} has type {self.book.ntypes[found[row]]!r}"
-                )
 
     def _check_stored_types(self) -> None:
-        """Stored types of inner edges agree with their ids."""
+        """Stored types of inner edges, where there are some, agree with their ids."""
         data = self.graph.edge_data
-        for low in range(0, self.graph.num_edges, CHUNK_EDGES):
-            high = min(low + CHUNK_EDGES, self.graph.num_edges)
+        if "_TYPE" not in data:
+            return
+        for low, high in blocks(self.graph.num_edges, size=CHUNK_EDGES):
             inner = data["inner_edge"].ints(low, high) != 0
-            stored = data["_TYPE"].ints(low, high)[inner]
-            eids = data["_ID"].ints(low, high)[inner]
+            stored, eids = (data[name].ints(low, high)[inner] for name in ("_TYPE", "_ID"))
             if len(eids) and (stored != self._types(eids)).any():
-                raise PartitionError(
-                    f"{self.graph.path}: _TYPE of an inner edge contradicts the "
-                    f"edge ranges of {self.book.json_path}"
+                raise self._error(
+                    f"_TYPE of an inner edge contradicts the edge ranges of {self.book.json_path}"
                 )
-
-    def fill(self) -> dict[EType, ShardEdges]:
-        """The shards; chunks are placed in stored order, then groups are sorted where needed."""
-        sizes = self.counts.sum(axis=1)
-        out = [[np.empty(size, np.int32) for _ in range(3)] for size in sizes]
-        offsets = np.zeros((len(self.etypes), self.book.num_parts + 1), np.int64)
-        np.cumsum(self.counts, axis=1, out=offsets[:, 1:])
-        cursor = offsets[:, :-1].copy()
-        try:
-            for chunk in self._chunks():
-                self._check_chunk(chunk)
-                self._place(chunk, out, cursor, offsets[:, 1:])
-        except PartitionError as error:  # of what was right before
-            raise self._changed() from error
-        if not np.array_equal(cursor, offsets[:, 1:]):
-            raise self._changed()
-        self.graph.file.check_unchanged()
-        shards = {}
-        for i, etype in enumerate(self.etypes):
-            bounds = offsets[i].tolist()
-            _sort_groups(out[i], bounds)
-            src, dst, eid = (torch.from_numpy(one) for one in out[i])
-            shards[etype] = ShardEdges(src, dst, eid, bounds)
-        return shards
-
-    def _changed(self) -> PartitionError:
-        return PartitionError(f"{self.graph.path}: was changed while it was read")
-
-    def _place(
-        self, chunk: _Chunk, out: list[list[np.ndarray]], cursor: np.ndarray, ends: np.ndarray
-    ) -> None:
-        """Copies a chunk behind what its groups hold already, keeping the stored order."""
-        parts = self.book.num_parts
-        key = chunk.type_id * parts + self.nodes.part[chunk.src]
-        order = np.argsort(key, kind="stable")
-        starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-        for low, high in zip(starts, np.append(starts[1:], len(key))):
-            type_id, owner = divmod(int(key[order[low]]), parts)
-            rows = order[low:high]
-            at = cursor[type_id, owner]
-            if at + len(rows) > ends[type_id, owner]:
-                raise self._changed()
-            where = slice(at, at + len(rows))
-            src, dst, eid = out[type_id]
-            src[where] = self.nodes.idx[chunk.src[rows]]
-            dst[where] = self.nodes.idx[chunk.dst[rows]]
-            eid[where] = chunk.eid[rows]
-            cursor[type_id, owner] += len(rows)
-
-
-def _sort_groups(arrays: list[np.ndarray], bounds: list[int]) -> None:
-    """Sorts each group of [src, dst, eid] by eid in place; files in id order need no work."""
-    eid = arrays[2]
-    for low, high in zip(bounds[:-1], bounds[1:]):
-        group = eid[low:high]
-        if (group[1:] < group[:-1]).any():
-            order = np.argsort(group)  # ids differ, so no stable sort and its workspace is needed
-            for one in arrays:
-                one[low:high] = one[low:high][order]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from sar.partition.book import PartitionBook
-from sar.partition.book_file import read_book
 from sar.partition.cover import count_fewest
-from sar.partition.load import PartitionData, ShardEdges, load_partition
+from sar.partition.load import PartitionData, ShardEdges, load_partition, read_book
 from sar.partition.quality import Counts, balance, count_true
 
 _TRAIN = "train_mask"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition import npy
 from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.buckets import BLOCK, Rows, sort_rows
+from sar.partition.column import create_array, map_tensor
 from sar.partition.compiled import compiled
 from sar.partition.progress import Counter, Progress, silent
 from sar.words import SELF_LOOPS
@@ -137,7 +137,7 @@ class _Change:
     def _appended(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
         total = sum(len(src) for src, _, _ in self._blocks("counting edges"))
         paths = [self._folder / f"{name}.npy" for name in ("src", "dst", "number")]
-        arrays = [npy.create(path, np.int64, (total,)) for path in paths]
+        arrays = [create_array(path, np.int64, (total,)) for path in paths]
         at = 0
         for block in self._blocks("copying edges"):
             for array, values in zip(arrays, block):
@@ -145,13 +145,13 @@ class _Change:
             at += len(block[0])
         data = self._pick(arrays[2])
         paths[2].unlink()
-        return (npy.tensor(paths[0]), npy.tensor(paths[1])), data
+        return (map_tensor(paths[0]), map_tensor(paths[1])), data
 
     def _sorted(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
         rows = sort_rows(self._pairs, self._num_nodes[1], self._folder, self._progress)
         count = len(rows.values)
         paths = [self._folder / f"{name}.npy" for name in ("src", "dst")]
-        src, dst = (npy.create(path, np.int64, (count,)) for path in paths)
+        src, dst = (create_array(path, np.int64, (count,)) for path in paths)
         counter = Counter(self._progress, "copying edges", self._num_nodes[1])
         for first, last in rows.runs(counter):
             where = slice(*rows.indptr[[first, last]].tolist())
@@ -160,11 +160,11 @@ class _Change:
         data = self._pick(self._first_numbers(rows)) if self._data else {}
         for name in ("values", "indptr", "number"):  # the disk's room, as soon as it may be
             (self._folder / f"{name}.npy").unlink(missing_ok=True)
-        return (npy.tensor(paths[0]), npy.tensor(paths[1])), data
+        return (map_tensor(paths[0]), map_tensor(paths[1])), data
 
     def _first_numbers(self, rows: Rows) -> np.ndarray:
         """int64 [E]: the smallest number of the edges that each edge stands for."""
-        found = npy.create(self._folder / "number.npy", np.int64, (len(rows.values),))
+        found = create_array(self._folder / "number.npy", np.int64, (len(rows.values),))
         for src, dst, number in self._blocks("finding edges"):
             _note(*rows, src, dst, number + 1, found)
         return found
@@ -178,7 +178,7 @@ class _Change:
             path = self._folder / f"data-{position}.npy"
             is_bool = column.dtype == torch.bool
             dtype = column[:0].numpy().dtype
-            out = npy.create(path, dtype, (len(numbers), *column.shape[1:]))
+            out = create_array(path, dtype, (len(numbers), *column.shape[1:]))
             for low in range(0, len(numbers), BLOCK):
                 wanted = numbers[low : low + BLOCK] - self._unique
                 loops = wanted >= 2 * count
@@ -186,7 +186,7 @@ class _Change:
                 out[low : low + BLOCK] = rows
                 out[low : low + BLOCK][loops] = True if is_bool else 1
                 counter.add(len(wanted))
-            data[name] = npy.tensor(path)
+            data[name] = map_tensor(path)
         return data
 
 

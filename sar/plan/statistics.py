@@ -9,7 +9,7 @@ import numpy as np
 
 from sar.edges.push_pull import LEAST_SAVED
 from sar.errors import NotSupportedError
-from sar.partition.book_file import read_book
+from sar.partition.load import read_book
 from sar.partition.quality import CutQuality
 from sar.partition.summary import summarize
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sar.comm import Group, current_group
 from sar.partition.arrays import NTYPE_HOMO
+from sar.partition.column import RowFile
 from sar.partition.load import PartitionData
-from sar.partition.row_file import RowFile
 from sar.train.fields import Fields, target_type
 from sar.train.options import DataOptions
 
@@ -81,7 +81,7 @@ def load_node_data(
 
     Args:
         map_features: leave the features in a temporary file, in the folder that this names or
-            (``True``) in the system's; see :class:`sar.partition.row_file.RowFile`.
+            (``True``) in the system's; see :class:`sar.partition.column.RowFile`.
 
     Labels may be integers, or floats with NaN for none; splits are the fields ``train_mask``,
     ``val_mask`` and ``test_mask``, of which only the first is needed to train.

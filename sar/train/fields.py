@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from sar.partition.book import PartitionBook
-from sar.partition.book_file import read_book
+from sar.partition.column import RowFile
 from sar.partition.features import FeatureStore
-from sar.partition.load import read_node_features
-from sar.partition.row_file import RowFile
+from sar.partition.load import read_book, read_node_features
 from sar.train.options import DataOptions
 
 

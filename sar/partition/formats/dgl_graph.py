@@ -24,8 +24,8 @@ from sar.partition.dgl_format import (
     META_MAGIC,
     UNIT_MAGIC,
 )
-from sar.partition.digest import FileSeal
-from sar.partition.formats.layout import COPIED_BYTES, Layout, blocks
+from sar.partition.digest import FileDigest
+from sar.partition.formats.layout import COPIED_BYTES, Layout
 from sar.partition.formats.loops import (
     WORD,
     count_before,
@@ -35,7 +35,7 @@ from sar.partition.formats.loops import (
 )
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.tensor_dict import Array, array_header, named_header, text
-from sar.partition.progress import NOBODY, Counter
+from sar.partition.progress import NOBODY, Counter, blocks
 
 _COO, _ALL_FORMATS, _NEW_CODE = 1, 7, 1 << 32
 _ID_BYTES = 8
@@ -100,7 +100,7 @@ class PartGraph:
         self._files.write(self.name, self._src_at + _ID_BYTES * row, src)
         self._files.write(self.name, self._dst_at + _ID_BYTES * row, dst)
 
-    def finish(self, counter: Counter = NOBODY) -> FileSeal:
+    def finish(self, counter: Counter = NOBODY) -> FileDigest:
         """Number halo nodes, and write the rest of the file, digesting all of it in its order.
 
         The part's edges count thrice: their sources are read twice.
@@ -246,5 +246,5 @@ class _Running:
             self._found.update(view)
         self._at += view.nbytes
 
-    def seal(self) -> FileSeal:
-        return FileSeal(self._at, self._found.hexdigest())
+    def seal(self) -> FileDigest:
+        return FileDigest(self._at, self._found.hexdigest())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sar.partition.arrays import ORIG_EID, CanonicalEtype, GraphArrays
-from sar.partition.digest import FileSeal, Seals, graph_digest, seal
+from sar.partition.digest import Digests, FileDigest, graph_digest, with_digests
 from sar.partition.formats.dgl_graph import PartGraph
 from sar.partition.formats.layout import (
     COPIED_BYTES,
@@ -58,7 +58,7 @@ def write_dgl(
     seals |= _write_edges(graph, layout, files, progress)
     content = _description(graph, layout, name, method)
     ordered = {path: seals[path] for path in _paths(num_parts)}
-    sealed = seal(content, Seals(graph_digest(graph, progress), ordered))
+    sealed = with_digests(content, Digests(graph_digest(graph, progress), ordered))
     files.write(f"{name}.json", 0, (json.dumps(sealed, indent=4) + "\n").encode())
 
 
@@ -69,7 +69,7 @@ def _paths(num_parts: int) -> Iterator[str]:
 
 def _write_nodes(
     graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress
-) -> dict[str, FileSeal]:
+) -> dict[str, FileDigest]:
     """The features of nodes; returns what each file has to be when it is read."""
     tables = _feature_files(graph.node_data, layout, layout.node_ranges, files, NODE_FEATS)
     rows = sum(graph.num_nodes[t] for t, columns in graph.node_data.items() if columns)
@@ -82,7 +82,7 @@ def _write_nodes(
 
 def _write_edges(
     graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress
-) -> dict[str, FileSeal]:
+) -> dict[str, FileDigest]:
     """The features of edges, and the graphs."""
     data = {":".join(etype): _edge_columns(graph, etype) for etype in graph.edges}
     ranges = {":".join(etype): own for etype, own in layout.edge_ranges.items()}

@@ -20,9 +20,8 @@ from sar.partition.formats.loops import (
     group_nodes,
     number_nodes,
 )
-from sar.partition.progress import NOBODY, Counter, Progress, silent
+from sar.partition.progress import BLOCK, Counter, Progress, blocks, silent
 
-BLOCK = 1 << 20  # nodes or edges that are looked at together
 COPIED_BYTES = 2 << 20  # in memory at once: fits a cache, and the allocator keeps little of it
 
 
@@ -116,17 +115,6 @@ def _ranges(counts: list[np.ndarray], num_parts: int) -> Iterator[np.ndarray]:
     ends = table.ravel().cumsum().reshape(table.shape)
     for column in range(len(counts)):
         yield np.stack([ends[:, column] - table[:, column], ends[:, column]], axis=1)
-
-
-def blocks(
-    total: int, counter: Counter = NOBODY, size: int | None = None
-) -> Iterator[tuple[int, int]]:
-    """``(low, high)`` of runs of rows, which count when they have been dealt with."""
-    step = size or BLOCK
-    for low in range(0, total, step):
-        high = min(low + step, total)
-        yield low, high
-        counter.add(high - low)
 
 
 @dataclass

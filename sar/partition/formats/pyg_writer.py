@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition import npy
 from sar.partition.arrays import (
     ETYPE_HOMO,
     NTYPE_HOMO,
@@ -36,10 +35,11 @@ from sar.partition.arrays import (
     CanonicalEtype,
     GraphArrays,
 )
-from sar.partition.formats.layout import blocks, smallest
+from sar.partition.column import create_array
+from sar.partition.formats.layout import smallest
 from sar.partition.formats.loops import group_nodes
 from sar.partition.formats.out_files import OutFiles
-from sar.partition.progress import Counter, Progress, silent
+from sar.partition.progress import Counter, Progress, blocks, silent
 
 BESIDE = "node_data.npz"
 _NODES, _EDGES = {"feat": "x"}, {"feat": "edge_attr"}
@@ -155,7 +155,7 @@ class _Writer:
     ) -> Tensor:
         src, dst = (ids.detach().numpy() for ids in self._graph.edges[etype])
         part_of = self._part_of[etype[2]]
-        found = npy.create(table, np.int64, src.shape)
+        found = create_array(table, np.int64, src.shape)
         rows = np.zeros(self._num_parts, np.int64)
         for low, high in blocks(len(src), counter):
             parts = part_of[dst[low:high]]

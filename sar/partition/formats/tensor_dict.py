@@ -15,7 +15,7 @@ import torch
 import xxhash
 
 from sar.partition.dgl_format import ARRAY_MAGIC, DTYPES, TENSORS_MAGIC
-from sar.partition.digest import ArraySeal, FileSeal
+from sar.partition.digest import ArrayDigest, FileDigest
 from sar.partition.formats.out_files import OutFiles
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -94,17 +94,17 @@ class FeatureFile:
             running.digest.update(view)
         running.at += view.nbytes
 
-    def seal(self) -> FileSeal:
+    def seal(self) -> FileDigest:
         """Of the whole file. Raises ``ValueError`` where rows are missing or too many."""
         for name, one in self._running.items():
             if one.at != one.end:
                 raise ValueError(f"{self.name}: {name!r} ends at {one.at}, expected {one.end}")
         arrays = {
-            name: ArraySeal(
+            name: ArrayDigest(
                 str(one.array.dtype).removeprefix("torch."),
                 list(one.array.shape),
                 one.digest.hexdigest(),
             )
             for name, one in reversed(self._running.items())
         }
-        return FileSeal(self._size, arrays=arrays)
+        return FileDigest(self._size, arrays=arrays)

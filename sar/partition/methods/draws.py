@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sar.partition import npy
 from sar.partition.arrays import GraphArrays
 from sar.partition.buckets import BLOCK
+from sar.partition.column import create_array
 from sar.partition.compiled import compiled
 from sar.partition.progress import Counter, Progress, silent
 
@@ -43,7 +43,7 @@ class Draws:
         self._graph, self._fanouts, self._progress = graph, tuple(fanouts), progress
         shape = (graph.total_nodes, num_parts)
         self._sums, self._now, self._new = (
-            npy.create(folder / f"draws-{name}.npy", np.float32, shape)
+            create_array(folder / f"draws-{name}.npy", np.float32, shape)
             for name in ("sums", "now", "new")
         )
         self._in_edges = _in_edges(graph, folder / "draws-in-edges.npy")
@@ -93,7 +93,7 @@ class Draws:
 def _in_edges(graph: GraphArrays, path: Path) -> dict[tuple[str, str, str], np.ndarray]:
     """Per relation, int32 [nodes of its destination type] in-edges; all in one mapped file."""
     sizes = [graph.num_nodes[dst_type] for _, _, dst_type in graph.edges]
-    counts = np.split(npy.create(path, np.int32, (sum(sizes),)), np.cumsum(sizes)[:-1])
+    counts = np.split(create_array(path, np.int32, (sum(sizes),)), np.cumsum(sizes)[:-1])
     for (_, dst), own in zip(graph.edges.values(), counts):
         for low in range(0, len(dst), BLOCK):
             _count(dst[low : low + BLOCK].numpy(), own)

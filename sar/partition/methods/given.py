@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sar.errors import PartitionError, SarError
-from sar.partition import npy
 from sar.partition.arrays import GraphArrays
+from sar.partition.column import map_array
 from sar.partition.methods.base import CutOptions, Method
 
 # A line of a text file; more digits are no part that 32 bits can number.
@@ -64,7 +64,7 @@ def _read(path: Path, count: int, num_parts: int) -> np.ndarray:
         raise FileNotFoundError(f"{path}: no such file")
     if path.suffix == ".npy":
         try:
-            return _checked(npy.read(path), count, num_parts, str(path))
+            return _checked(map_array(path), count, num_parts, str(path))
         except SarError as error:
             raise PartitionError(str(error)) from error
     parts = np.empty(count, np.int32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sar.partition import npy
 from sar.partition.arrays import GraphArrays
+from sar.partition.column import create_array
 from sar.partition.methods import metis_main
 from sar.partition.methods.base import CutOptions, Method
 from sar.partition.methods.graph import cut_graph
@@ -36,7 +36,7 @@ class Metis(Method):
         # METIS has nothing to work with here, or complains of pieces without a node.
         if len(whole.rows.values) == 0 or 2 * options.num_parts > nodes:
             return equal_shares(graph, options.num_parts, None)
-        npy.create(folder / "types.npy", np.int16, (nodes,))[:] = whole.types
+        create_array(folder / "types.npy", np.int16, (nodes,))[:] = whole.types
         counter = Counter(options.progress, "cutting the graph", nodes)
         settings = folder, options.seed, "edges" in balance
         parts = _METIS.solve(folder / "parts.npy", nodes, options.num_parts, *settings)

@@ -144,9 +144,7 @@ def _press(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> 
     return factor
 
 
-def _run(
-    graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float, *, strict: bool
-) -> int:
+def _run(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float, *, strict: bool) -> int:
     """One sweep over all nodes; how many moved."""
     num_parts = loads.values.shape[1]
     slopes = factor * loads.units / loads.means

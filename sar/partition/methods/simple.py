@@ -26,9 +26,7 @@ class Random(Method):
         return equal_shares(graph, options.num_parts, np.random.default_rng(options.seed))
 
 
-def equal_shares(
-    graph: GraphArrays, num_parts: int, rng: np.random.Generator | None
-) -> np.ndarray:
+def equal_shares(graph: GraphArrays, num_parts: int, rng: np.random.Generator | None) -> np.ndarray:
     """Equal sizes per type, in order of id, or shuffled when there is a generator."""
     parts = []
     for number, count in enumerate(graph.num_nodes.values()):

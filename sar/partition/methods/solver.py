@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from sar.errors import MissingDependencyError, PartitionError
-from sar.partition import child, npy
+from sar.partition import child
+from sar.partition.column import create_array
 
 _CLEARED = {"GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
 
@@ -44,7 +45,7 @@ class Solver:
         Raises MissingDependencyError without the package, PartitionError when the program fails,
         ``OSError`` for a full disk.
         """
-        parts = npy.create(out, np.int32, (count,))
+        parts = create_array(out, np.int32, (count,))
         done = subprocess.run(
             child.command(self.file, out, num_parts, *arguments),
             env=environment(), capture_output=True, text=True, errors="replace", check=False,

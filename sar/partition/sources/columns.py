@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sar.files import naming
-from sar.partition import npy
+from sar.partition.column import map_tensor
 from sar.partition.progress import Counter
 from sar.partition.sources.blocks import Block, Column, Key, rows_at_once
 from sar.partition.sources.tables import Table, array
@@ -176,7 +176,7 @@ class ColumnFile:
             self._file.close()
         if not np.prod(shape):
             return torch.from_numpy(np.zeros(shape, self._dtype))
-        return npy.tensor(self.path)
+        return map_tensor(self.path)
 
     def __enter__(self) -> ColumnFile:
         return self

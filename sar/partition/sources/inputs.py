@@ -14,11 +14,9 @@ import torch
 
 from sar.errors import PartitionError
 from sar.partition.arrays import GraphArrays
-from sar.partition.book_file import read_book
-from sar.partition.glt_format import GltFolder
-from sar.partition.mapped import BLOCK_BYTES
-from sar.partition.progress import Counter, Progress, silent
-from sar.partition.pyg_format import PygFolder
+from sar.partition.foreign import is_foreign
+from sar.partition.load import read_book
+from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 from sar.partition.sources.apart import open_apart
 from sar.partition.sources.open import closest
 from sar.words import INPUTS
@@ -92,7 +90,7 @@ def _open_folder(folder: Path, scratch: Path, allow_nan: bool, progress: Progres
     if (folder / _CHUNKED).is_file():
         return _open_json(str(folder / _CHUNKED), scratch, allow_nan, progress)
     jsons = sorted(folder.glob("*.json"))
-    if (folder / PygFolder.META).is_file() or (folder / GltFolder.META).is_file():
+    if is_foreign(folder):
         return _open_partitions(folder, folder, scratch, progress)
     if len(jsons) == 1:
         return _open_json(str(jsons[0]), scratch, allow_nan, progress)
@@ -153,13 +151,11 @@ def check_finite(graph: GraphArrays, where: str, progress: Progress = silent) ->
 
 
 def _check_column(where: str, column: torch.Tensor, counter: Counter) -> None:
-    step = max(1, BLOCK_BYTES // max(1, column[:1].nbytes))
-    for low in range(0, len(column), step):
-        block = column[low : low + step].reshape(min(step, len(column) - low), -1)
+    for low, high in blocks(len(column), counter, rows_in(column[:1].nbytes)):
+        block = column[low:high].reshape(high - low, -1)
         if not bool(block.isfinite().all()):
             row, at = (~block.isfinite()).nonzero()[0].tolist()
             raise ValueError(
                 f"{where}: row {low + row} holds {block[row, at].item()}, expected finite numbers; "
                 "allow_nan (--allow-nan) takes it as it is"
             )
-        counter.add(len(block))

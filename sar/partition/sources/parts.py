@@ -9,31 +9,27 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition import npy
 from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
 from sar.partition.book import PartitionBook
-from sar.partition.book_file import read_book
+from sar.partition.column import create_array, map_tensor
 from sar.partition.features import FeatureStore
-from sar.partition.foreign import open_folder
+from sar.partition.foreign import open_folder, own_ids
 from sar.partition.load import (
     PartitionData,
     load_partition,
-    read_edge_features,
+    read_book,
+    read_features,
     read_node_features,
 )
-from sar.partition.mapped import BLOCK_BYTES
-from sar.partition.progress import Counter, Progress, silent
-from sar.partition.renumber import own_ids
-
-_BLOCK = 1 << 20
+from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 
 
 def read_partitions(
@@ -70,8 +66,7 @@ def read_partitions(
     return graph, parts
 
 
-@dataclass
-class _Numbers:
+class _NodeIds(NamedTuple):
     """The ids that nodes of a type get.
 
     Attributes:
@@ -91,44 +86,43 @@ def _bounds(ranges: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(ranges[:, 1] - ranges[:, 0])))
 
 
-def _node_ids(book: PartitionBook, ntype: str, scratch: Path, counter: Counter) -> _Numbers:
+def _node_ids(book: PartitionBook, ntype: str, scratch: Path, counter: Counter) -> _NodeIds:
     bounds, name = _bounds(book.node_ranges[ntype]), f"{ntype}/{ORIG_ID}"
     total = int(bounds[-1])
     ids = np.arange(total, dtype=np.int32 if total < 2**31 else np.int64)
-    if book.is_foreign:
+    stores = (lambda part: read_node_features(book, part)) if not book.is_foreign else None
+    if stores is None:
         folder = open_folder(book.json_path)
         runs = ((part, 0, own_ids(folder, ntype, part)) for part in range(book.num_parts))
-    elif _is_numbering(book, read_node_features, name, total, scratch):
+    elif _is_numbering(stores, book.num_parts, name, total, scratch):
         runs = (
-            (part, low, rows.numpy())
+            (part, low, rows)
             for part in range(book.num_parts)
-            for low, rows in _runs(read_node_features(book, part), name)
+            for low, rows in _runs(stores(part), name)
         )
     else:
         counter.add(total)
-        return _Numbers(ids, bounds)
+        return _NodeIds(ids, bounds)
     for part, low, own in runs:
         start = int(bounds[part]) + low
         ids[start : start + len(own)] = own
         counter.add(len(own))
-    return _Numbers(ids, bounds)
+    return _NodeIds(ids, bounds)
 
 
 def _is_numbering(
-    book: PartitionBook,
-    read: Callable[[PartitionBook, int], FeatureStore],
-    name: str,
-    total: int,
-    scratch: Path,
+    store_of: Callable[[int], FeatureStore], num_parts: int, name: str, total: int, scratch: Path
 ) -> bool:
     """Whether a column of all parts holds each id below ``total`` once."""
-    seen, count = npy.create(scratch / "seen.npy", np.bool_, (total,)), 0
-    for part in range(book.num_parts):
-        store = read(book, part)
-        if name not in store or not _is_column_of_ids(store, name):
+    seen, count = create_array(scratch / "seen.npy", np.bool_, (total,)), 0
+    for part in range(num_parts):
+        store = store_of(part)
+        if name not in store:
             return False
-        for _, rows in _runs(store, name):
-            ids = rows.numpy()
+        dtype, shape = store.info(name)
+        if len(shape) != 1 or dtype not in (torch.int32, torch.int64):
+            return False
+        for _, ids in _runs(store, name):
             if len(ids) and not 0 <= ids.min() <= ids.max() < total:
                 return False
             seen[ids] = True
@@ -137,48 +131,20 @@ def _is_numbering(
 
 
 def _all(seen: np.ndarray) -> bool:
-    return all(seen[low : low + _BLOCK].all() for low in range(0, len(seen), _BLOCK))
+    return all(seen[low:high].all() for low, high in blocks(len(seen)))
 
 
-def _is_column_of_ids(store: FeatureStore, name: str) -> bool:
-    dtype, shape = store.info(name)
-    return len(shape) == 1 and dtype in (torch.int32, torch.int64)
-
-
-def _runs(store: FeatureStore, name: str) -> Iterator[tuple[int, Tensor]]:
-    """First row and rows of a column, a few MB at a time."""
+def _runs(store: FeatureStore, name: str) -> Iterator[tuple[int, np.ndarray]]:
+    """First row and rows of a column of integers, a few MB at a time."""
     (dtype, shape), read = store.info(name), store.reader(name)
-    step = max(1, BLOCK_BYTES // max(1, math.prod(shape[1:]) * dtype.itemsize))
-    for low in range(0, shape[0], step):
-        yield low, read(low, min(low + step, shape[0]))
-
-
-class _Column:
-    """A column in a file, filled in any order.
-
-    torch's bfloat16, which numpy does not know, lies there as integers.
-    """
-
-    def __init__(self, path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        self._path, self._dtype = path, dtype
-        self.kind = dtype, shape[1:]
-        stored = torch.int16 if dtype == torch.bfloat16 else dtype
-        self._rows = npy.create(path, torch.empty(0, dtype=stored).numpy().dtype, shape)
-
-    def put(self, ids: np.ndarray, rows: Tensor) -> None:
-        if self._dtype == torch.bfloat16:
-            rows = rows.view(torch.int16)
-        self._rows[ids] = rows.numpy()
-
-    def tensor(self) -> Tensor:
-        """What was put, from the file."""
-        self._rows = np.empty(0)
-        found = npy.tensor(self._path)
-        return found.view(torch.bfloat16) if self._dtype == torch.bfloat16 else found
+    for low, high in blocks(shape[0], size=rows_in(dtype.itemsize)):
+        yield low, read(low, high).numpy()
 
 
 class _Columns:
-    """The columns of a type, the same in each part.
+    """The columns of a type, the same in each part, in files that are filled in any order.
+
+    torch's bfloat16, which numpy does not know, lies there as integers.
 
     Args:
         prefix: of their names in the parts: the type and a slash.
@@ -187,46 +153,55 @@ class _Columns:
 
     def __init__(self, book: PartitionBook, prefix: str, total: int, stem: Path, without: str = ""):
         self._book, self._prefix, self._total, self._stem = book, prefix, total, stem
-        self._without = without
-        self._found: dict[str, _Column] | None = None
-
-    def add(self, store: FeatureStore, part: int, ids: np.ndarray, counter: Counter) -> None:
-        """A part's rows, and the id of each. Raises ``PartitionError``."""
-        kinds = {
-            name.removeprefix(self._prefix): store.info(name)
-            for name in store
-            if name.startswith(self._prefix) and name != self._prefix + self._without
-        }
-        if self._found is None:
-            self._found = {
-                name: _Column(self._path(number), dtype, (self._total, *shape[1:]))
-                for number, (name, (dtype, shape)) in enumerate(kinds.items())
-            }
-        expected = {name: one.kind for name, one in self._found.items()}
-        got = {name: (dtype, shape[1:]) for name, (dtype, shape) in kinds.items()}
-        if got != expected:
-            raise PartitionError(
-                f"{self._book.json_path}: part {part} has of {self._prefix[:-1]!r} the columns "
-                f"{got}, expected {expected}, as in part 0"
-            )
-        readers = {name: store.reader(self._prefix + name) for name in self._found}
-        widths = [math.prod(shape) * dtype.itemsize for dtype, shape in expected.values()]
-        step = max(1, BLOCK_BYTES // max([1, *widths]))
-        for low in range(0, len(ids), step):
-            own = ids[low : low + step]
-            for name, column in self._found.items():
-                column.put(own, readers[name](low, low + len(own)))
-            counter.add(len(own))
+        self._without = prefix + without
+        self._kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
+        self._files: dict[str, np.ndarray] = {}
 
     def _path(self, number: int) -> Path:
         return self._stem.with_name(f"{self._stem.name}-{number}.npy")
 
+    def add(self, store: FeatureStore, part: int, ids: np.ndarray, counter: Counter) -> None:
+        """A part's rows, and the id of each. Raises ``PartitionError``."""
+        prefix, kinds = self._prefix, {}
+        for name in store:
+            if name.startswith(prefix) and name != self._without:
+                dtype, shape = store.info(name)
+                kinds[name.removeprefix(prefix)] = dtype, shape[1:]
+        if self._kinds is None:
+            self._kinds = kinds
+            for number, (name, (dtype, shape)) in enumerate(kinds.items()):
+                self._files[name] = create_array(
+                    self._path(number), _as_numpy(dtype), (self._total, *shape)
+                )
+        if kinds != self._kinds:
+            raise PartitionError(
+                f"{self._book.json_path}: part {part} has of {prefix[:-1]!r} the columns "
+                f"{kinds}, expected {self._kinds}, as in part 0"
+            )
+        readers = {name: store.reader(prefix + name) for name in kinds}
+        widths = [math.prod(shape) * dtype.itemsize for dtype, shape in kinds.values()]
+        for low, high in blocks(len(ids), counter, rows_in(max([1, *widths]))):
+            for name, read in readers.items():
+                rows = read(low, high)
+                rows = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows
+                self._files[name][ids[low:high]] = rows.numpy()
+
     def tensors(self) -> dict[str, Tensor]:
-        return {name: one.tensor() for name, one in (self._found or {}).items()}
+        """What was put, from the files."""
+        self._files, found = {}, {}
+        for number, (name, (dtype, _)) in enumerate((self._kinds or {}).items()):
+            column = map_tensor(self._path(number))
+            found[name] = column.view(dtype) if dtype == torch.bfloat16 else column
+        return found
+
+
+def _as_numpy(dtype: torch.dtype) -> np.dtype:
+    stored = torch.int16 if dtype == torch.bfloat16 else dtype
+    return torch.empty(0, dtype=stored).numpy().dtype
 
 
 def _node_columns(
-    book: PartitionBook, nodes: dict[str, _Numbers], scratch: Path, counter: Counter
+    book: PartitionBook, nodes: dict[str, _NodeIds], scratch: Path, counter: Counter
 ) -> dict[str, dict[str, Tensor]]:
     found = {
         ntype: _Columns(book, f"{ntype}/", book.num_nodes(ntype), scratch / f"node-{number}")
@@ -243,14 +218,13 @@ _Ends = dict[CanonicalEtype, tuple[Tensor, Tensor]]
 
 
 def _edges(
-    book: PartitionBook, nodes: dict[str, _Numbers], scratch: Path, progress: Progress
+    book: PartitionBook, nodes: dict[str, _NodeIds], scratch: Path, progress: Progress
 ) -> tuple[_Ends, dict[CanonicalEtype, dict[str, Tensor]]]:
     found = [
         _EdgesOfType(book, etype, scratch / f"edge-{number}")
         for number, etype in enumerate(book.canonical_etypes)
     ]
-    total = sum(book.num_edges(etype) for etype in book.canonical_etypes)
-    counter = Counter(progress, "reading edges", 2 * total)
+    counter = Counter(progress, "reading edges", 2 * book.num_edges())
     for part in range(book.num_parts):
         data = load_partition(book.json_path, part)
         for one in found:
@@ -264,40 +238,39 @@ class _EdgesOfType:
 
     def __init__(self, book: PartitionBook, etype: CanonicalEtype, stem: Path) -> None:
         self.etype, self._book, self._total = etype, book, book.num_edges(etype)
-        self._bounds, self._prefix = _bounds(book.edge_ranges[etype]), ":".join(etype) + "/"
-        self._by_original = book.is_foreign or self._has_numbers(stem)
+        self._bounds, prefix = _bounds(book.edge_ranges[etype]), ":".join(etype) + "/"
+        self._numbers = prefix + ORIG_EID
+        self._by_original = book.is_foreign or _is_numbering(
+            lambda part: FeatureStore(read_features(book, part, "edge_feats")),
+            book.num_parts, self._numbers, self._total, stem.parent,
+        )  # fmt: skip
         without = ORIG_EID if self._by_original else ""
-        self.columns = _Columns(book, self._prefix, self._total, stem, without)
-        paths = [stem.with_name(f"{stem.name}-{name}.npy") for name in ("src", "dst", "seen")]
-        self._paths = paths[:2]
-        self._src, self._dst = (npy.create(one, np.int64, (self._total,)) for one in self._paths)
-        self._seen = npy.create(paths[2], np.bool_, (self._total,))
+        self.columns = _Columns(book, prefix, self._total, stem, without)
+        self._paths = [stem.with_name(f"{stem.name}-{name}.npy") for name in ("src", "dst")]
+        self._src, self._dst = (create_array(one, np.int64, (self._total,)) for one in self._paths)
+        seen = stem.with_name(f"{stem.name}-seen.npy")
+        self._seen = create_array(seen, np.bool_, (self._total,))
 
-    def _has_numbers(self, stem: Path) -> bool:
-        name = self._prefix + ORIG_EID
-        return _is_numbering(self._book, read_edge_features, name, self._total, stem.parent)
-
-    def add(self, data: PartitionData, nodes: dict[str, _Numbers], counter: Counter) -> None:
+    def add(self, data: PartitionData, nodes: dict[str, _NodeIds], counter: Counter) -> None:
         """The edges that end in a part; they count with their ends, and with their columns."""
         part, shard = data.part_id, data.edges[self.etype]
         ids = self._ids(data.edge_features, part)
         sources, dst_ids = nodes[self.etype[0]], nodes[self.etype[2]].of_part(part)
         for source in range(self._book.num_parts):
-            src_ids = sources.of_part(source)
-            for low in range(shard.offsets[source], shard.offsets[source + 1], _BLOCK):
-                some = slice(low, min(low + _BLOCK, shard.offsets[source + 1]))
+            src_ids, first = sources.of_part(source), shard.offsets[source]
+            for low, high in blocks(shard.offsets[source + 1] - first, counter):
+                some = slice(first + low, first + high)
                 rows = ids[shard.eid[some].numpy()]
                 self._src[rows] = src_ids[shard.src[some].numpy()]
                 self._dst[rows] = dst_ids[shard.dst[some].numpy()]
                 self._seen[rows] = True
-                counter.add(len(rows))
         self.columns.add(data.edge_features, part, ids, counter)
 
     def _ids(self, store: FeatureStore, part: int) -> np.ndarray:
         """int64 [e] of a part's edges."""
         if not self._by_original:
             return np.arange(self._bounds[part], self._bounds[part + 1])
-        ids = store[self._prefix + ORIG_EID].numpy().astype(np.int64, copy=False)
+        ids = store[self._numbers].numpy().astype(np.int64, copy=False)
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._total:
             raise PartitionError(
                 f"{self._book.json_path}: {ORIG_EID} of {self.etype} spans [{ids.min()}, "
@@ -312,5 +285,5 @@ class _EdgesOfType:
                 f"{self._book.json_path}: an edge of {self.etype} is in two parts, another in none"
             )
         self._src = self._dst = np.empty(0, np.int64)
-        src, dst = map(npy.tensor, self._paths)
+        src, dst = map(map_tensor, self._paths)
         return src, dst

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from sar.errors import SarError
-from sar.partition import npy
+from sar.partition.column import map_array
 from sar.partition.sources.blocks import (
     BLOCK_ROWS,
     DAMAGE,
@@ -248,7 +248,7 @@ def array(path: Path) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     try:
-        found = npy.read(path)
+        found = map_array(path)
     except (*DAMAGE, *_HEADER_DAMAGE) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
     if not isinstance(found, np.ndarray) or found.ndim == 0 or found.dtype.kind not in "biuf":

@@ -1,21 +1,20 @@
-"""Digests of partitions on disk: compared with their files, or added to those that have none."""
+"""Files of partitions compared with their digests, or given some where they have none."""
 
 from __future__ import annotations
 
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sar.errors import PartitionError
 from sar.files import write_whole
 from sar.partition.book import PartitionBook, without_digests
-from sar.partition.book_file import read_book
-from sar.partition.dgl_format import read_tensor_dict
-from sar.partition.digest import ArraySeal, FileSeal, Seals, file_digest, relative, seal
-from sar.partition.load import load_partition, verify_file
-from sar.partition.mapped import MappedFile
+from sar.partition.column import MappedFile
+from sar.partition.dgl_format import read_graph, read_tensor_dict
+from sar.partition.digest import ArrayDigest, Digests, FileDigest, relative, with_digests
+from sar.partition.load import load_partition, read_book, read_features, verify_graph
 from sar.partition.progress import Progress, silent
 
 
@@ -36,16 +35,24 @@ def differing(
         if not os.path.isfile(path):
             raise
         return [str(error)], 1
-    if book.seals is None:
+    if book.digests is None:
         raise PartitionError(without_digests(book))
     found = []
     for part in watch(range(book.num_parts)):
         for key in book.files[part]:
             try:
-                verify_file(book, part, key)
+                _verify_file(book, part, key)
             except PartitionError as error:
                 found.append(str(error))
     return found, sum(map(len, book.files))
+
+
+def _verify_file(book: PartitionBook, part: int, key: str) -> None:
+    if key == "part_graph":
+        verify_graph(book, read_graph(book.files[part][key]))
+        return
+    for column in read_features(book, part, key).values():
+        column.verify()
 
 
 def add_digests(path: str | os.PathLike, progress: Progress = silent) -> int:
@@ -59,30 +66,29 @@ def add_digests(path: str | os.PathLike, progress: Progress = silent) -> int:
     book = read_book(path)
     if book.is_foreign:
         raise PartitionError(without_digests(book))
-    if book.seals is not None:
+    if book.digests is not None:
         raise PartitionError(f"{path}: holds digests; sar inspect {path} --check compares them")
-    files: dict[str, FileSeal] = {}
+    files: dict[str, FileDigest] = {}
+    folder = os.path.realpath(os.path.dirname(book.json_path))
     for part in range(book.num_parts):
         progress("reading parts", part, book.num_parts)
-        files |= _seals(book, part)
+        with warnings.catch_warnings():  # that there are none is known
+            warnings.simplefilter("ignore")
+            load_partition(book.json_path, part)
+        for key, name in book.files[part].items():
+            files[relative(name, folder)] = _digest_of(name, key == "part_graph")
     content = json.loads(Path(path).read_bytes())
-    text = json.dumps(seal(content, Seals(None, files)), indent=4) + "\n"
+    text = json.dumps(with_digests(content, Digests(None, files)), indent=4) + "\n"
     write_whole(Path(path).resolve(), lambda file: file.write(text.encode()), durable=True)
     return len(files)
 
 
-def _seals(book: PartitionBook, part: int) -> Iterator[tuple[str, FileSeal]]:
-    with warnings.catch_warnings():  # that there are none is known
-        warnings.simplefilter("ignore")
-        load_partition(book.json_path, part)
-    folder = os.path.realpath(os.path.dirname(book.json_path))
-    for key, path in book.files[part].items():
-        file = MappedFile(path)
-        if key == "part_graph":
-            yield relative(path, folder), FileSeal(file.size, file_digest(file))
-            continue
-        arrays = {
-            name: ArraySeal(str(one.dtype).removeprefix("torch."), list(one.shape), one.digest())
-            for name, one in read_tensor_dict(path).items()
-        }
-        yield relative(path, folder), FileSeal(file.size, arrays=arrays)
+def _digest_of(path: str, is_graph: bool) -> FileDigest:
+    file = MappedFile(path)
+    if is_graph:
+        return FileDigest(file.size, file.digest())
+    arrays = {
+        name: ArrayDigest(str(one.dtype).removeprefix("torch."), list(one.shape), one.digest())
+        for name, one in read_tensor_dict(path).items()
+    }
+    return FileDigest(file.size, arrays=arrays)
