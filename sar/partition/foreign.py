@@ -23,7 +23,7 @@ from sar.partition.column import MappedColumn
 from sar.partition.features import FeatureStore
 from sar.partition.foreign_folders import Columns, GltFolder, PartitionFolder, PygFolder
 from sar.partition.progress import blocks
-from sar.partition.shards import ShardEdges, check_int32, group_by_source
+from sar.partition.shards import ShardEdges, check_int32, group_by_source, next_places
 from sar.partition.sources.npz import read_node_data
 
 NODE_DATA = "node_data.npz"
@@ -191,13 +191,9 @@ class _NodeTable(NamedTuple):
 def _node_table(folder: PartitionFolder, ntype: str) -> _NodeTable:
     """Rows are counted in order of original ids."""
     owner = folder.owners(ntype)
-    row, before = np.empty(len(owner), np.int32), np.zeros(folder.num_parts, np.int64)
-    for low, parts in _owner_blocks(folder, ntype):
-        sizes = np.bincount(parts, minlength=folder.num_parts)
-        order = np.argsort(parts, kind="stable")
-        first = before - (sizes.cumsum() - sizes)
-        row[low + order] = np.arange(len(parts)) + first.repeat(sizes)
-        before += sizes
+    row, at = np.empty(len(owner), np.int32), np.zeros(folder.num_parts, np.int64)
+    for positions, places in next_places(_owner_blocks(folder, ntype), at):
+        row[positions] = places
     return _NodeTable(owner, row)
 
 

@@ -6,7 +6,7 @@ arrays that stay this needs one chunk, 14 bytes for each inner edge and 10 for e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,11 +46,27 @@ class ShardEdges:
         return ShardEdges(src, dst, eid, self.offsets)
 
 
+def next_places(
+    runs: Iterable[tuple[int, np.ndarray]], at: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of each run, ``(first position, parts)``: positions of the items, part after part, and their
+    places, each the next one of its part. ``at``, int64 [P], has the first ones and moves on."""
+    for low, parts in runs:
+        sizes = np.bincount(parts, minlength=len(at))
+        first = at - (sizes.cumsum() - sizes)
+        yield low + np.argsort(parts, kind="stable"), np.arange(len(parts)) + first.repeat(sizes)
+        at += sizes
+
+
 def group_by_source(ends: np.ndarray, owner: np.ndarray, num_parts: int) -> ShardEdges:
     """Edges in ascending id, of which ``ends``, int32 [2, E], are rows and ``owner``, int [E], the
     parts of the sources."""
-    order = np.argsort(owner, kind="stable").astype(np.int32)
-    offsets = [0, *np.cumsum(np.bincount(owner, minlength=num_parts)).tolist()]
+    runs = [(low, owner[low:high]) for low, high in blocks(len(owner), size=CHUNK_EDGES)]
+    counts = sum((np.bincount(run, minlength=num_parts) for _, run in runs), np.zeros(num_parts))
+    offsets = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+    order = np.empty(len(owner), np.int32)
+    for positions, places in next_places(runs, np.array(offsets[:-1])):
+        order[places] = positions
     src, dst = (torch.from_numpy(one[order]) for one in ends)
     return ShardEdges(src, dst, torch.from_numpy(order), offsets)
 
