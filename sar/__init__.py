@@ -5,6 +5,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from sar import registry
 from sar.compat import install_modules, lazy_name
 
 if TYPE_CHECKING:
@@ -95,3 +96,6 @@ def __dir__() -> list[str]:
 
 
 install_modules(sys.modules[__name__])
+registry.register("dgl", "sar.frontends.dgl.front_end", "dgl")
+registry.register("pyg", "sar.frontends.pyg.front_end", "torch_geometric")
+registry.register("sar", "sar.models.front_end")

@@ -31,6 +31,7 @@ LADDER = (
     {"_public"},
     {"train", "compat"},
     {"frontends"},
+    {"models"},
     {"sampling"},
     {"layers"},
     {"nn"},
@@ -42,15 +43,16 @@ LADDER = (
     {"stream"},
     {"allocator"},
     {"kernels", "partition", "comm"},
-    {"config", "files", "_private"},
+    {"config", "files", "_private", "registry"},
     {"errors", "expect", "words"},
 )
-LEAVES = {"config", "errors", "expect", "files", "words", "_private"}
+LEAVES = {"config", "errors", "expect", "files", "registry", "words", "_private"}
 NARROWER = {  # what may import less
     "config": {"errors", "expect", "words"},
     "errors": set(),
     "expect": set(),
     "files": set(),
+    "registry": set(),
     "sampling": LEAVES | {"comm", "kernels", "partition"},
 }
 BELOW = {
@@ -506,19 +508,16 @@ def test_core_runs_without_dgl_and_names_calls_that_need_it(
         return x.grad.shape[0] + len(blocks)
     print(ThreadGroup.run(2, case))
     from sar.train import ModelOptions, build_model
-    from sar.partition.sources.generate import community_graph
-    from sar.partition.write import write_partitions
-    write_partitions(community_graph(60, 240), [0] * 60, {str(tmp_path / "b")!r})
-    for call in (lambda: sar.RelGraphConv, lambda: build_model(ModelOptions(), 4, 4)):
-        try:
-            call()
-        except ImportError as error:
-            print(isinstance(error, sar.SarError), "dgl==1.1.3" in str(error), error)
+    build_model(ModelOptions(), 4, 4)
+    try:
+        sar.RelGraphConv
+    except ImportError as error:
+        print(isinstance(error, sar.SarError), "dgl==1.1.3" in str(error), error)
     """
     )
     lines = out.splitlines()
     assert lines[0] == "[32, 32]"
-    assert [line.split()[:2] for line in lines[1:]] == [["True", "True"]] * 2, out
+    assert [line.split()[:2] for line in lines[1:]] == [["True", "True"]], out
 
 
 def test_importing_does_nothing() -> None:

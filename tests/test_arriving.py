@@ -19,7 +19,7 @@ from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
 import sar
-from sar.frontends.dgl.layer_blocks import plan_blocks
+from sar.graph.layer_blocks import plan_blocks
 
 WIDTH, HEADS, FEATURES = 5, 3, 6
 Make = Callable[[], nn.Module]

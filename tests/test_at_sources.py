@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.edges.out_edges import OutEdges
-from sar.frontends.dgl.layer_blocks import plan_blocks
+from sar.graph.layer_blocks import plan_blocks
 from sar.ops import attention as attention_module
 from sar.partition.arrays import GraphArrays
 

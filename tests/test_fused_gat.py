@@ -27,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import sar
-from sar.frontends.dgl.layer_blocks import plan_blocks
+from sar.graph.layer_blocks import plan_blocks
 from sar.kernels.attention import add_projected_grads, head_sums
 from sar.kernels.attention_loops import FEW
 from sar.layers import choice

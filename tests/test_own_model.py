@@ -19,9 +19,9 @@ import sar
 from sar.__main__ import build_parser, main
 from sar.cli.train import make_trainer
 from sar.comm import Group, ThreadGroup
+from sar.models.own import build_own, find_maker
 from sar.plan.probe import Work, probe_bytes
 from sar.train import ModelOptions, build_model
-from sar.train.own_model import build_own, find_maker
 
 dglnn = pytest.importorskip("dgl.nn")
 fn = pytest.importorskip("dgl.function")

@@ -21,12 +21,12 @@ from sar.cli.values import parse_rate
 from sar.comm import sockets
 from sar.edges.out_edges import OutEdges
 from sar.edges.push_pull import linear_relation
+from sar.models import build_model, prepare_graph
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, measure_costs, predict
 from sar.plan import probe as probing
 from sar.plan.probe import probe
 from sar.plan.statistics import GraphStatistics
-from sar.train.models import build_model, prepare_graph
 from sar.train.options import ModelOptions
 
 COSTS = Costs(1e6, 1000.0, 10.0, 0.0, 1e-6, 1e-8, [1024], [512], [], 1e-9, 0.0, 0.0, 3, 4e8, 1000)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 dgl = pytest.importorskip("dgl")
 
-from sar.sampling.blocks import make_block  # noqa: E402
+from sar.frontends.dgl.batches import make_block  # noqa: E402
 
 EType = tuple[str, str, str]
 SOURCES, TARGETS = {"a": 30, "b": 20, "c": 7}, {"a": 10, "b": 20, "c": 0}

@@ -450,7 +450,7 @@ def test_a_norm_of_one_ranks_rows_is_warned_of() -> None:
     [
         (ModelOptions, {"model": "gta"}, "model: got 'gta', expected one of sage, gcn, gin, gat"),
         (ModelOptions, {"model": "gat", "heads": 3}, "heads: got 3, expected a divisor of hidden"),
-        (ModelOptions, {"layers": 0}, "layers: got 0, expected at least 1"),
+        (ModelOptions, {"layers": 0}, "layers: got 0, expected an int of at least 1"),
         (ModelOptions, {"dropout": 1.0}, "dropout: got 1.0"),
         (TrainOptions, {"epochs": 0}, "epochs: got 0"),
         (TrainOptions, {"lr": 0.0}, "lr: got 0.0"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sar.__main__ import main
 from sar.comm import Group
+from sar.models import prepare_graph
 from sar.partition.load import PartitionData
 from sar.train import (
     DataOptions,
@@ -23,7 +24,6 @@ from sar.train import (
     build_model,
     load_node_data,
 )
-from sar.train.models import prepare_graph
 from sar.train.options import SampledOptions
 from sar.train.sampled import Batches
 

@@ -45,7 +45,7 @@ class Inputs(Sar):
 
     def use_blocks(self) -> None:
         """Rows and graphs of training alone take the place of the whole."""
-        from sar.frontends.dgl.layer_blocks import plan_blocks
+        from sar.graph.layer_blocks import plan_blocks
 
         plan = plan_blocks(self.graph, self.train, LAYERS)
         self.saved, self.blocks = plan.saved, plan.build()

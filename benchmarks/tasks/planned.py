@@ -24,8 +24,8 @@ class Planned:
         activations: str,
     ) -> None:
         import sar
+        from sar.models import build_model, prepare_graph
         from sar.train.data import load_node_data
-        from sar.train.models import build_model, prepare_graph
         from sar.train.options import DataOptions, ModelOptions, TrainOptions
         from sar.train.trainer import Trainer
 

@@ -17,16 +17,16 @@ from torch import Tensor
 from sar.cli.inputs import resolve_parts
 from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
 from sar.cli.outputs import check_writable
-from sar.cli.rank_data import load_rank
+from sar.cli.rank_data import load_rank, put_columns
 from sar.comm import Group
 from sar.files import naming, remove_left_over, staged
+from sar.models import ModelOptions, build_model, prepare_graph
 from sar.partition.load import PartitionData
 from sar.train.checkpoint import FILE_NAME, check_fields, load_checkpoint, load_model
 from sar.train.data import NodeData
 from sar.train.fields import check_names
 from sar.train.metrics import predict
-from sar.train.models import build_model, prepare_graph
-from sar.train.options import DataOptions, ModelOptions, TrainOptions
+from sar.train.options import DataOptions, TrainOptions
 from sar.train.tables import load_tables
 from sar.train.trainer import Trainer
 
@@ -72,9 +72,10 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     model = build_model(model_options, *sizes, graph=graph, target_type=data.ntype).to(device)
     epoch = load_model(model, content, args.which)
     load_tables(args.checkpoint, content.get("tables", {}), model, None, group)
-    trainer = Trainer(
-        model, graph, data, TrainOptions(metric=config["metric"], mfgs="off"), group=group
-    )
+    call = model_options.call_of(model)
+    put_columns(graph, partition, call.columns)
+    options = TrainOptions(metric=config["metric"], mfgs="off")
+    trainer = Trainer(model, graph, data, options, group=group, call=call)
     logits = trainer.predict()
     results = _results(partition, logits, args, data, group)
     if args.gather:
@@ -87,7 +88,8 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
 
 def _chosen(config: dict[str, Any], kind: type) -> dict[str, Any]:
     """The options of ``kind`` that the checkpoint's run had."""
-    newer: dict[str, Any] = {"args": {}, "target_type": None}  # files of before do without
+    # files of before do without
+    newer: dict[str, Any] = {"args": {}, "call": None, "front_end": None, "target_type": None}
     config = newer | config
     missing = [field.name for field in fields(kind) if field.name not in config]
     if missing:

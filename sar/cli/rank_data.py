@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import torch
 
@@ -34,3 +35,19 @@ def load_rank(
     )
     graph = sar.construct_full_graph(partition, policy_of(args))
     return partition, graph, data.to(device)
+
+
+def put_columns(graph: sar.ShardedGraph, partition: PartitionData, names: Sequence[str]) -> None:
+    """Let the graph have columns of edges that its model is called with.
+
+    Raises ``ValueError``, alike on every rank, where the partitions hold none of the name.
+    """
+    for name in names:
+        if len(graph.canonical_etypes) > 1:
+            raise ValueError(f"call: got {name!r}, a column of edges of one relation, for several")
+        prefix = ":".join(graph.canonical_etypes[0]) + "/"
+        if prefix + name not in partition.edge_features:
+            known = [key.removeprefix(prefix) for key in partition.edge_features]
+            found = ", ".join(known) or "none"
+            raise ValueError(f"call: got {name!r}, expected a column of the edges: {found}")
+        graph.edata[name] = partition.edge_features[prefix + name]

@@ -17,19 +17,18 @@ from sar.cli.inputs import resolve_parts
 from sar.cli.launch import check_rank_arguments, joined, launch, run_rank, threads_of
 from sar.cli.outputs import check_file, check_writable
 from sar.cli.pictures import check_run_pictures, draw_result
-from sar.cli.rank_data import load_rank
+from sar.cli.rank_data import load_rank, put_columns
 from sar.cli.report import gather_layers, gather_ranks, report
 from sar.cli.result_options import callbacks_of, check_results, with_metric_of
 from sar.cli.settings import kept_config, options_of, sampled_options, told_config
 from sar.comm import Group
 from sar.kernels.device import reset_peak
+from sar.models import ModelOptions, build_model, for_several_types, prepare_graph, try_own
 from sar.partition.book import PartitionBook
 from sar.train import memory
 from sar.train.checkpoint import FILE_NAME, saved_until
 from sar.train.fields import check_fields
-from sar.train.models import build_model, for_several_types, prepare_graph
-from sar.train.options import DataOptions, ModelOptions
-from sar.train.own_model import try_own
+from sar.train.options import DataOptions
 from sar.train.sampled import Batches, check_takes_blocks
 from sar.train.trainer import Trainer
 
@@ -75,7 +74,7 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
     if model.is_own and (sampled is not None or not book.is_homogeneous):
         made = try_own(model.model, model.args, [] if book.is_homogeneous else having)
         if made is not None and sampled is not None:
-            check_takes_blocks(made, sampled)
+            check_takes_blocks(made, sampled, model.call_of(made))
     if model.is_own or book.is_homogeneous:
         return book
     if model.model != "rgcn":
@@ -110,7 +109,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     """What one rank does."""
-    importlib.import_module("dgl")
+    importlib.import_module("numba")  # the first epoch would, and count its time and memory
     prepare_optimizers()
     baseline = memory.resident_mb()
     memory.reset_peak()
@@ -139,17 +138,18 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
     options = with_metric_of(partition.book.graph_name, options)
     tell_ranks_joined(args, partition.book, group)
     sampled, batches = sampled_options(args), None
-    if sampled is not None:
-        batches = Batches(partition, data, model_options, sampled, options.seed, group)
-    del partition  # lets its arrays go
     num_edges = graph.num_edges_global()
     graph = prepare_graph(graph, model_options)
     torch.manual_seed(options.seed)  # the same first parameters whatever the number of ranks
     model = build_model(
         model_options, data.widths, data.num_classes, graph=graph, target_type=data.ntype
     ).to(device)
+    call = model_options.call_of(model)
+    put_columns(graph, partition, call.columns)
     if sampled is not None:
-        check_takes_blocks(model, sampled)
+        check_takes_blocks(model, sampled, call)
+        batches = Batches(partition, data, model_options, sampled, options.seed, group, call)
+    del partition  # lets its arrays go
     if args.activations_directory is not None:
         Path(args.activations_directory).mkdir(parents=True, exist_ok=True)
     sar.set_activations(model, args.activations, directory=args.activations_directory)
@@ -161,7 +161,7 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
     }
     return Trainer(
         model, graph, data, options, checkpoint=args.checkpoint, config=config, group=group,
-        batches=batches, callbacks=callbacks_of(args, told_config(args, group) | config),
+        batches=batches, callbacks=callbacks_of(args, told_config(args, group) | config), call=call,
     )  # fmt: skip
 
 

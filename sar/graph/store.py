@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.edges import AnyRelation, Relation
+from sar.edges import AnyRelation, Relation, join_relations
 from sar.graph.frame import Frame
 from sar.partition.book import PartitionBook
 from sar.partition.keys import Keys
@@ -62,6 +62,13 @@ class GraphStore:
     def first_nid(self, ntype: str) -> int:
         """Global id of this part's first node of a type."""
         return int(self.book.node_ranges[ntype][self.part_id, 0])
+
+    def join(self, etypes: tuple[EType, ...]) -> Relation:
+        """Relations out of the same source rows as one; collective on first use."""
+        if etypes not in self.joined:
+            relations = [self.relations[etype] for etype in etypes]
+            self.joined[etypes] = join_relations([r for r in relations if isinstance(r, Relation)])
+        return self.joined[etypes]
 
     def to(self, device: torch.device) -> GraphStore:
         """A copy on ``device``; no communication."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.config import BY_CONFIG, Config, Policy
-from sar.edges import AnyRelation
+from sar.edges import AnyRelation, Relation
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 
@@ -65,9 +65,7 @@ class GraphView:
 
     def with_policy(self: G, policy: Policy | None) -> G:
         """The same graph, sharing all data, under another policy."""
-        return type(self)(
-            self._store, self.canonical_etypes if self._is_slice else None, policy
-        )
+        return type(self)(self._store, self.canonical_etypes if self._is_slice else None, policy)
 
     @property
     def device(self) -> torch.device:
@@ -130,6 +128,15 @@ class GraphView:
 
     def _relation(self, etype: str | EType | None) -> AnyRelation:
         return self._store.relations[self._canonical(etype)]
+
+    def joint_relation(self, etypes: Sequence[EType]) -> Relation:
+        """Relations out of the same node type as one; collective on first use."""
+        return self._store.join(tuple(etypes))
+
+    @property
+    def sharing(self) -> Any:
+        """The layer's call in progress whose modules share rows, if any."""
+        return self._store.sharing
 
     def scope(self, etype: str | EType | None = None) -> Scope:
         """What lazy edge tensors of a relation carry with them."""

@@ -88,7 +88,7 @@ def choose(
     if entry.run_recomputed is not None and takes_notes() and is_innermost():
         if _all_recompute(entry, reason, layer, graph, inputs):
             run, implementation = entry.run_recomputed, "fused, recomputed"
-    meter = graph._store.group.meter
+    meter = graph.group.meter
     if meter.told is not None:
         meter.tell("plain" if reason else implementation, reason)
     if reason is not None and options_of(layer).strict:
@@ -177,7 +177,7 @@ def graph_reason(graph: Any) -> str | None:
     """Why a graph is not one relation between rows of one kind that travel alone."""
     if graph.sole_relation is None:
         return "the graph has several kinds of rows or edges, or they are reversed or unordered"
-    if graph._store.sharing is not None:
+    if graph.sharing is not None:
         return "other modules of the layer read the same rows, which travel once for all"
     return None
 

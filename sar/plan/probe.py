@@ -36,9 +36,8 @@ from sar.config import Policy
 from sar.errors import SarError
 from sar.files import scratch_folder
 from sar.kernels.device import is_host
+from sar.models import ModelOptions, build_model, prepare_graph
 from sar.tracing.edge_rows import EdgeRows
-from sar.train.models import build_model, prepare_graph
-from sar.train.options import ModelOptions
 
 _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
 _FEW_NODES = 4096  # enough for bytes
@@ -135,12 +134,13 @@ class _Run:
     def __init__(self, work: Work, path: str, group: Group, **policy: Any) -> None:
         import sar
 
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        data = sar.load_partition_data(path, group.rank, "cpu")
         whole = Policy(constant_inputs=work.constant_inputs, **policy)
         self.graph = prepare_graph(sar.construct_full_graph(data, whole), work.model)
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
         self.model = build_model(work.model, work.features, work.classes, graph=self.graph)
+        self.call = work.model.call_of(self.model)
         sar.sync_params(self.model, group=group)
         sar.set_activations(self.model, work.activations)
         self.graph = self.graph.with_policy(whole)  # a new one knows the layers imported since
@@ -150,7 +150,7 @@ class _Run:
     def step(self) -> None:
         """One epoch as the trainer's."""
         self.model.train()
-        loss = F.cross_entropy(self.model(self.graph, self.x), self.y)
+        loss = F.cross_entropy(self.call(self.model, self.graph, self.x), self.y)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.sar.gather_grads(self.model)

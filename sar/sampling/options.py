@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sar import registry
 from sar.config import parse_bytes
 from sar.partition.book import EType, PartitionBook
 
 NumNeighbors = Sequence[int] | Mapping[str | EType, Sequence[int]]
 STRATEGIES = ("uniform", "last")
-FORMS = ("dgl", "pyg", "tensors")
+TENSORS = "tensors"
 SUBGRAPHS = ("directional", "bidirectional", "induced")
 DIRECTIONS = ("in", "out")
 TOPOLOGIES = ("partitioned", "replicated")
@@ -34,9 +34,9 @@ class LoaderOptions:
         original_ids: seeds are given by original ids, instead of the partitioning's.
         replace: draw with replacement.
         disjoint: a tree for each seed, whose nodes no other tree shares; ``batch`` says of which
-            seed a node is. Not for DGL's blocks.
+            seed a node is. Not for blocks.
         direction: ``"in"``: of a node its in-edges are drawn; ``"out"``: its out-edges, not for
-            DGL's blocks. Edges keep their direction.
+            blocks. Edges keep their direction.
         subgraph_type: ``"directional"``: the edges that were drawn; ``"induced"``: all edges
             between the nodes that were drawn; ``"bidirectional"``: those that were drawn and
             their reverses, each pair of nodes once.
@@ -47,8 +47,9 @@ class LoaderOptions:
             fanout, as by ``dgl.sampling``; a node all of whose edges have it draws none. Not for
             the last edges in time.
         as_: ``"dgl"`` gives what DGL's loaders do, the default where DGL is installed; ``"pyg"``
-            ``Data`` or ``HeteroData`` as PyG's do; ``"tensors"`` a
-            :class:`sar.sampling.SampledBatch`.
+            ``Data`` or ``HeteroData`` as PyG's do; ``"sar"`` blocks that need neither, see
+            :class:`sar.models.SampledBlock`; ``"tensors"`` a :class:`sar.sampling.SampledBatch`,
+            the default where DGL is not installed.
         fields: names of features per node type and relation, ``{"_N": ["feat"]}``; all by default.
             Relations are named as in ``num_neighbors``. Ids are original ones where ``orig_id``, of
             edges ``orig_eid``, is among them.
@@ -89,7 +90,7 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         if not self.as_:
-            form = "dgl" if importlib.util.find_spec("dgl") else "tensors"
+            form = "dgl" if registry.is_installed("dgl") else TENSORS
             object.__setattr__(self, "as_", form)
         self._check_kinds()
         object.__setattr__(self, "disjoint", self.disjoint or self.time_attr is not None)
@@ -99,7 +100,7 @@ class LoaderOptions:
                 raise ValueError(f"{name}: got {value!r}, expected an int of at least {least}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed: got {type(self.seed).__name__}, expected an int")
-        for name, known in _CHOICES.items():
+        for name, known in {"as_": (*registry.front_ends(), TENSORS), **_CHOICES}.items():
             if getattr(self, name) not in known:
                 got, among = getattr(self, name), ", ".join(known)
                 raise ValueError(f"{name}: got {got!r}, expected one of {among}")
@@ -120,10 +121,12 @@ class LoaderOptions:
                 raise TypeError(f"{name}: got {call!r}, expected a function")
 
     def _check_together(self) -> None:
-        if self.as_ == "dgl" and self.disjoint:
-            raise ValueError("disjoint, time_attr: got some for DGL's blocks; expected as_='pyg'")
-        if self.as_ == "dgl" and self.direction == "out":
-            raise ValueError("direction: got 'out' for DGL's blocks; expected as_='pyg'")
+        if self._is_of_blocks and self.disjoint:
+            what = f"as_={self.as_!r}, whose batches are blocks; expected as_='pyg'"
+            raise ValueError(f"disjoint, time_attr: got some for {what}")
+        if self._is_of_blocks and self.direction == "out":
+            what = f"as_={self.as_!r}, whose batches are blocks; expected as_='pyg'"
+            raise ValueError(f"direction: got 'out' for {what}")
         if self.weight_attr is not None and self.temporal_strategy == "last":
             got = f"got {self.weight_attr!r}, expected none for temporal_strategy='last'"
             raise ValueError(f"weight_attr: {got}")
@@ -132,8 +135,12 @@ class LoaderOptions:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether batches are DGL's blocks, for which all nodes draw again at each hop."""
-        return self.as_ == "dgl" and self.subgraph_type == "directional"
+        """Whether batches are blocks, for which all nodes draw again at each hop."""
+        return self._is_of_blocks and self.subgraph_type == "directional"
+
+    @property
+    def _is_of_blocks(self) -> bool:
+        return self.as_ != TENSORS and registry.front_end(self.as_).HAS_BLOCKS
 
     def alike(self) -> dict[str, Any]:
         """What has to be the same on all ranks."""
@@ -143,8 +150,8 @@ class LoaderOptions:
 
 _SWITCHES = ("shuffle", "drop_last", "rebalance", "original_ids", "replace", "disjoint")
 _CHOICES = {
-    "as_": FORMS, "temporal_strategy": STRATEGIES, "direction": DIRECTIONS,
-    "subgraph_type": SUBGRAPHS, "topology": TOPOLOGIES,
+    "temporal_strategy": STRATEGIES, "direction": DIRECTIONS, "subgraph_type": SUBGRAPHS,
+    "topology": TOPOLOGIES,
 }  # fmt: skip
 
 

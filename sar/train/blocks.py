@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sar._private import NormBase
 from sar.comm import Group
-from sar.frontends.dgl import ShardedGraph
-from sar.frontends.dgl.layer_blocks import plan_blocks
+from sar.graph import GraphView
+from sar.graph.layer_blocks import plan_blocks
 from sar.nn import DistributedBN1D
 from sar.train.data import NodeData
 
@@ -26,7 +26,7 @@ class TrainingBlocks:
         saved: share of the whole graph's work that they leave out.
     """
 
-    graphs: list[ShardedGraph]
+    graphs: list[GraphView]
     features: Tensor
     saved: float
 
@@ -69,7 +69,7 @@ def _obstacle(model: nn.Module, graph: Any, data: NodeData) -> str | None:
     """Why training cannot run on blocks at all."""
     if not isinstance(getattr(model, "num_blocks", None), int):
         return "the model does not say by num_blocks that it takes a list of blocks"
-    if not isinstance(graph, ShardedGraph) or graph.is_block or not graph.is_homogeneous:
+    if not isinstance(graph, GraphView) or graph.is_block or not graph.is_homogeneous:
         return "the graph is not a whole one of one node type and one edge type"
     return None if "train" in data.rows else "there are no training nodes"
 
@@ -89,7 +89,7 @@ def _dependence(model: nn.Module) -> str | None:
     return None
 
 
-def _too_many(data: NodeData, graph: ShardedGraph, group: Group) -> str | None:
+def _too_many(data: NodeData, graph: GraphView, group: Group) -> str | None:
     """The last layer computes the training rows, each layer before at least those."""
     count = int(group.all_reduce(torch.tensor(len(data.rows["train"]))))
     share = count / max(1, graph.num_nodes_global())

@@ -13,7 +13,8 @@ from sar.comm import Group
 from sar.errors import SarError
 from sar.train.archive import load_archive
 from sar.train.sealed import check_seal, write_sealed
-from sar.train.tables import with_own_rows
+from sar.train.tables import shared_state, with_own_rows
+from sar.words import MODELS
 
 FILE_NAME = "checkpoint.pt"
 FORMAT = 1
@@ -173,10 +174,23 @@ def load_model(model: nn.Module, content: dict[str, Any], which: str = "last") -
             "learns rows of nodes, or is of an older version; expected 'last'"
         )
     try:
-        model.load_state_dict(with_own_rows(model, kept["model"]))
+        state = _by_new_names(model, content["config"], kept["model"])
+        model.load_state_dict(with_own_rows(model, state))
     except (RuntimeError, KeyError, TypeError) as problem:
         raise ValueError(f"the checkpoint is of another model: {problem}") from problem
     return int(kept["epoch"])
+
+
+def _by_new_names(
+    model: nn.Module, config: dict[str, Any], state: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """A built-in model's tensors as the model names them: in files of before they have other names
+    and the same order."""
+    own = shared_state(model)
+    is_like = [value.shape for value in own.values()] == [one.shape for one in state.values()]
+    if config.get("model") not in MODELS or not is_like:
+        return state
+    return dict(zip(own, state.values(), strict=True))
 
 
 def load_optimizer(

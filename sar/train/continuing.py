@@ -6,14 +6,14 @@ import warnings
 from typing import Any
 
 from sar.comm import Group
-from sar.frontends.dgl import ShardedGraph
+from sar.graph import GraphView
 
 
 def graph_identity(graph: Any) -> dict[str, Any]:
     """What tells the graph and its cut from others; empty for no graph of the library's."""
-    if not isinstance(graph, ShardedGraph):
+    if not isinstance(graph, GraphView):
         return {}
-    book = graph.partition_book
+    book = graph._store.book
     return {"graph": book.graph_digest, "cut": book.digest(), "num_parts": book.num_parts}
 
 

@@ -2,54 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from sar.words import METRICS, MFGS, MODELS, SCHEDULES
+from sar.models import ModelOptions
+from sar.words import METRICS, MFGS, SCHEDULES
 
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """A built-in stack of DGL layers, or a model of the user's own.
-
-    Args:
-        model: ``sage`` (mean), ``gcn`` (symmetric norm), ``gin`` (sum) or ``gat`` (attention);
-            ``gcn`` and ``gat`` give each node one self loop. ``rgcn`` is for several node types.
-            One's own is ``module:Class`` or ``file.py:Class``; only ``args`` counts for it.
-        layers: number of graph layers; hidden: width between them.
-        dropout: probability on every layer's input.
-        batch_norm: normalize every hidden layer over the nodes of all ranks.
-        heads: of ``gat``; a hidden layer's lie side by side, the last one's are averaged.
-        args: what the constructor of one's own model gets, plain values by name.
-    """
-
-    model: str = "sage"
-    layers: int = 3
-    hidden: int = 256
-    dropout: float = 0.0
-    batch_norm: bool = False
-    heads: int = 4
-    args: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is a model of the user's own."""
-        return ":" in self.model
-
-    def __post_init__(self) -> None:
-        if not self.is_own:
-            _one_of("model", self.model, MODELS)
-            if self.args:
-                raise ValueError(f"args: got {self.args}, expected none for {self.model!r}")
-        _at_least("layers", self.layers, 1)
-        _at_least("hidden", self.hidden, 1)
-        _at_least("heads", self.heads, 1)
-        if self.model == "gat" and self.hidden % self.heads:
-            raise ValueError(
-                f"heads: got {self.heads}, expected a divisor of hidden, which is {self.hidden}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: got {self.dropout}, expected 0 <= dropout < 1")
+__all__ = ["DataOptions", "ModelOptions", "SampledOptions", "TrainOptions"]
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar import registry
 from sar.comm import Group
 from sar.errors import NotSupportedError
+from sar.models import Call
 from sar.partition.load import PartitionData
 from sar.sampling import Edges, NeighborLoader, Sample
 from sar.train.data import NodeData
 from sar.train.options import ModelOptions, SampledOptions
 
 _INPUT = "sampled_input"  # the name under which a loader finds what the trainer has read
+_OWN = Call()
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,13 @@ class Batch:
     """A step of this rank.
 
     Attributes:
-        blocks: DGL's, the input layer's first.
-        features: [n, F] of the first block's sources; by node type where there are several types.
+        given: what the model is called with in place of a graph: blocks, the input layer's first,
+            or what else its front end makes.
+        features: [n, F] of the input nodes; by node type where there are several types.
         labels: of the seeds.
     """
 
-    blocks: list[Any]
+    given: Any
     features: Tensor | dict[str, Tensor]
     labels: Tensor
 
@@ -41,6 +45,7 @@ class Batches:
         partition: this rank's part.
         data: as the trainer has it.
         model: the model, which may want self loops.
+        call: how it is called.
 
     Raises ``ValueError`` and ``NotSupportedError`` on every rank for a model that cannot be
     trained so.
@@ -54,18 +59,23 @@ class Batches:
         options: SampledOptions,
         seed: int,
         group: Group,
+        call: Call = _OWN,
     ) -> None:
         check_model(model, options)
         ntype = data.ntype
         start = int(partition.book.node_ranges[ntype][partition.part_id][0])
         self.options, self._data, rows = options, data, data.rows["train"]
+        self._front_end = registry.front_end(call.front_end)
         given = data.features if isinstance(data.features, dict) else {ntype: data.features}
         for one, features in given.items():
             partition.node_features[f"{one}/{_INPUT}"] = features.cpu()
+        fields: dict[Any, list[str]] = {one: [_INPUT] for one in given}
+        if call.columns:
+            fields[partition.book.canonical_etypes[0]] = call.columns
         self.loader = NeighborLoader(
             partition, list(options.fanouts), (ntype, rows.cpu() + start),
-            batch_size=options.batch_size, shuffle=True, as_="dgl", seed=seed, group=group,
-            fields={one: [_INPUT] for one in given},
+            batch_size=options.batch_size, shuffle=True, as_=call.front_end, seed=seed,
+            group=group, fields=fields,
             filter=with_loops if model.model == "gat" else None,
         )  # fmt: skip
 
@@ -77,19 +87,12 @@ class Batches:
         """The batches of an epoch from a step on, the same in every run."""
         rows, labels, ntype = self._data.rows["train"], self._data.labels, self._data.ntype
         device = rows.device
-        for _, _, blocks in self.loader.iterate(number, first):
-            chosen = blocks[-1].dstnodes[ntype].data["input_id"].to(device)
-            blocks = [block.to(device) for block in blocks]
-            if labels is None:
-                raise ValueError("data: got no labels, expected some for training")
-            yield Batch(blocks, self._features(blocks[0]), labels[rows[chosen]])
-
-    def _features(self, block: Any) -> Tensor | dict[str, Tensor]:
-        """Of the block's sources."""
-        features = self._data.features
-        if isinstance(features, dict):
-            return {ntype: block.srcnodes[ntype].data[_INPUT] for ntype in features}
-        return block.srcdata[_INPUT]
+        if labels is None:
+            raise ValueError("data: got no labels, expected some for training")
+        for batch in self.loader.iterate(number, first):
+            given, found, chosen = self._front_end.read_batch(batch, ntype, _INPUT, device)
+            features = found if isinstance(self._data.features, dict) else found[ntype]
+            yield Batch(given, features, labels[rows[chosen.to(device)]])
 
     def close(self) -> None:
         """End the loader."""
@@ -109,10 +112,10 @@ def check_model(model: ModelOptions, options: SampledOptions) -> None:
         )
 
 
-def check_takes_blocks(model: nn.Module, options: SampledOptions) -> None:
+def check_takes_blocks(model: nn.Module, options: SampledOptions, call: Call = _OWN) -> None:
     """Raise ``ValueError`` for a model that does not say that it takes so many blocks."""
     count = getattr(model, "num_blocks", None)
-    if count != len(options.fanouts):
+    if registry.front_end(call.front_end).HAS_BLOCKS and count != len(options.fanouts):
         raise ValueError(
             f"fanouts: got {len(options.fanouts)}, expected one for each graph layer of "
             f"{type(model).__name__}, whose num_blocks is {count}; a model that also takes a list "

@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sar import registry
 from sar.comm import Group, current_group
 from sar.errors import SarError
-from sar.frontends.dgl import ShardedGraph, install
+from sar.graph import GraphView
 from sar.layers import layers_logged, parts_of_fused, prepare
+from sar.models import Call
 from sar.nn import (
     check,
     clip_grad_norm_,
@@ -72,6 +74,7 @@ class Trainer:
         group: the ranks; the current group by default.
         batches: what sampled epochs go through.
         callbacks: who is told of the run, on rank 0; as many on every rank.
+        call: how the model is called; with (graph, features) by default.
 
     Attributes:
         epoch: epochs done. history: one record for each of them, see :meth:`fit`.
@@ -94,21 +97,22 @@ class Trainer:
         group: Group | None = None,
         batches: Batches | None = None,
         callbacks: Sequence[Callback] = (),
+        call: Call | None = None,
     ) -> None:
         self.model, self.graph, self.data, self.options = model, graph, data, options
         self.group = group or current_group()
         self.config = dict(config or {})
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.epoch, self.step, self._begun = 0, 0, MeanLoss()
-        self.batches = batches
+        self.batches, self.call = batches, call or Call()
         self.history: list[Record] = []
         self._best, self._callbacks = Best(), Callbacks(callbacks, self.group)
         if self.checkpoint is not None:
             tables.tables_of(model)  # raises for rows that it would not find again
-        install()  # where the model has imported DGL after the graph was made
+        registry.install()  # where the model has imported a library after the graph was made
         self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
         sync_params(model, group=self.group)
-        if isinstance(graph, ShardedGraph) and batches is None:
+        if isinstance(graph, GraphView) and batches is None:
             prepare(model, graph)
         self._overlapped = overlap_gradients(model, group=self.group)
         self.optimizer = optimizer or torch.optim.Adam(
@@ -250,7 +254,8 @@ class Trainer:
         if self.batches is None:
             return
         for batch in self.batches.epoch(self.epoch, self.step):
-            loss = self._loss_at(self.model(batch.blocks, batch.features), batch.labels)
+            logits = self.call(self.model, batch.given, batch.features)
+            loss = self._loss_at(logits[: len(batch.labels)], batch.labels)
             seeds = self.group.all_reduce(torch.tensor(len(batch.labels)))
             self._begun.add(self._train_step(loss), int(seeds))
             self.step += 1
@@ -278,8 +283,8 @@ class Trainer:
 
     def _training_loss(self) -> Tensor:
         if self.blocks is None:
-            return self.loss(self.model(self.graph, self.data.features))
-        return self._loss_of(self.model(self.blocks.graphs, self.blocks.features))
+            return self.loss(self.call(self.model, self.graph, self.data.features))
+        return self._loss_of(self.call(self.model, self.blocks.graphs, self.blocks.features))
 
     def _loss_of(self, logits: Tensor) -> Tensor:
         """Of the logits of the training rows alone."""
@@ -298,7 +303,7 @@ class Trainer:
     def predict(self) -> Tensor:
         """Logits [n, C] of this rank's nodes in evaluation mode; collective."""
         self.model.eval()
-        logits = self.model(self.graph, self.data.features)
+        logits = self.call(self.model, self.graph, self.data.features)
         self.data.release()
         return logits
 

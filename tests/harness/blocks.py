@@ -13,7 +13,7 @@ from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
 from harness.rows import Part, results, whole
 from sar.comm import Group
-from sar.frontends.dgl.layer_blocks import plan_blocks
+from sar.graph.layer_blocks import plan_blocks
 
 
 class Layers(nn.Module):

@@ -37,6 +37,16 @@ def add_model_arguments(group: Any) -> None:
         "--model-args", action=KeyValue, default={}, metavar="KEY=VALUE",
         help="argument of your own model; give it once for each",
     )  # fmt: skip
+    group.add_argument(
+        "--call", metavar="NAMES",
+        help="what your own model's forward gets, such as graph,x or x,edge_index; default: its "
+        "signature says it",
+    )  # fmt: skip
+    group.add_argument(
+        "--front-end", metavar="NAME",
+        help="whose graphs and mini-batches it gets: dgl, pyg, sar; default: by --call, and dgl "
+        "where it is installed",
+    )  # fmt: skip
     group.add_argument("--layers", type=positive, default=_SIZES["layers"], help="graph layers")
     group.add_argument("--hidden", type=positive, default=_SIZES["hidden"], help="width of layers")
     group.add_argument("--heads", type=positive, default=_SIZES["heads"], help="of gat")
@@ -54,6 +64,10 @@ def check_model(args: argparse.Namespace) -> Iterator[str]:
             yield f"--heads: got {args.heads}, expected {expected}"
         for key in args.model_args:
             yield f"--model-args: got {key}, which is for a model of your own, not {args.model}"
+        for name in ("call", "front_end"):
+            if getattr(args, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                yield f"{option}: got one, which is for a model of your own, not {args.model}"
         return
     for name, default in _SIZES.items():
         if getattr(args, name) != default:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sar.config import Policy
-from sar.edges import Relation, join_relations
 from sar.frontends.dgl.passing import mean_of_sum, reduce_messages
 from sar.graph.store import EType, GraphStore
 from sar.tracing.binary import BuiltinMessage, Operand
@@ -33,7 +32,7 @@ def reduce_jointly(
             ranks, none reversed.
         x: [num_src, ...] floating point rows of the one source type.
     """
-    joint = _joined(store, tuple(ops))
+    joint = store.join(tuple(ops))
     op = stream_of(next(iter(ops.values()))) if len(set(ops.values())) > 1 else [*ops.values()][0]
     rows = reduce_messages(Scope(joint, policy, store.device), _COPY, {_COPY.lhs: x}, op)
     sizes = [store.relations[etype].num_dst for etype in ops]
@@ -51,11 +50,3 @@ def _split(rows: Tensor, sizes: list[int]) -> Sequence[Tensor]:
     # Writes count as writes into the rows, which somebody may keep, but not into other pieces.
     ends = accumulate(sizes)
     return [rows.detach()[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-
-
-def _joined(store: GraphStore, etypes: tuple[EType, ...]) -> Relation:
-    """The relations as one; collective on first use."""
-    if etypes not in store.joined:
-        relations = [store.relations[etype] for etype in etypes]
-        store.joined[etypes] = join_relations([r for r in relations if isinstance(r, Relation)])
-    return store.joined[etypes]

@@ -106,11 +106,11 @@ def expect_logits(model: nn.Module, text: str, num_classes: int, ntype: str) -> 
     """
 
     def check(_: nn.Module, given: tuple[Any, ...], result: Any) -> Tensor:
-        last = given[0][-1] if isinstance(given[0], list | tuple) else given[0]
-        rows = last.num_dst_nodes(ntype)
         logits = result.get(ntype) if isinstance(result, dict) else result
-        if not isinstance(logits, Tensor) or tuple(logits.shape) != (rows, num_classes):
-            got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        shape = list(logits.shape) if isinstance(logits, Tensor) else []
+        rows = _rows(given, ntype, *shape[:1])
+        if not isinstance(logits, Tensor) or shape != [rows, num_classes]:
+            got = shape if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
                 f"model: forward of {text} gave {got}, expected [{rows}, {num_classes}]: a row for "
                 f"each of the {rows} nodes and a column for each of the {num_classes} classes"
@@ -118,6 +118,15 @@ def expect_logits(model: nn.Module, text: str, num_classes: int, ntype: str) -> 
         return logits
 
     model.register_forward_hook(check)
+
+
+def _rows(given: tuple[Any, ...], ntype: str, otherwise: int = 0) -> int:
+    """Destination rows of the graph, or of the last block, that a model was called with."""
+    for one in given:
+        last = one[-1] if isinstance(one, list | tuple) and one else one
+        if hasattr(last, "num_dst_nodes"):
+            return last.num_dst_nodes(ntype)
+    return otherwise
 
 
 def _imported(text: str, place: str) -> ModuleType:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from sar.edges import as_stored
-from sar.frontends.dgl.sharded import ShardedGraph
 from sar.graph.block import Whole, build_block, layer_of, whole_of_graph
 from sar.graph.store import GraphStore
+from sar.graph.view import GraphView
 
 
 @dataclass
@@ -23,12 +23,12 @@ class LayerBlocks:
     """
 
     saved: float
-    graph: ShardedGraph
+    graph: GraphView
     rows: Tensor
     num_layers: int
     whole: Whole
 
-    def build(self) -> list[ShardedGraph]:
+    def build(self) -> list[GraphView]:
         """One block a layer, first layer first; collective.
 
         Unlike the blocks of :func:`sar.construct_mfgs`, the out-degrees of source rows are those of
@@ -42,7 +42,7 @@ class LayerBlocks:
             dst_rows = block.src_rows
             _keep_out_degrees(block, store)
             moved = block if block.device == store.device else block.to(store.device)
-            blocks.append(ShardedGraph(moved, None, self.graph._policy))
+            blocks.append(type(self.graph)(moved, None, self.graph._policy))
         return blocks[::-1]
 
 
@@ -52,7 +52,7 @@ def _keep_out_degrees(block: GraphStore, store: GraphStore) -> None:
         as_stored(relation, "blocks").out_degrees = degrees[block.src_rows[etype[0]]]
 
 
-def plan_blocks(graph: ShardedGraph, rows: Tensor, num_layers: int) -> LayerBlocks:
+def plan_blocks(graph: GraphView, rows: Tensor, num_layers: int) -> LayerBlocks:
     """What ``num_layers`` layers need to compute some rows; collective.
 
     Args:

@@ -1,0 +1,34 @@
+"""DGL's front end as :mod:`sar.registry` offers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sar.frontends.dgl.batches import dgl_blocks, dgl_subgraph
+from sar.frontends.dgl.patches import install
+from sar.models.calling import arguments_by
+
+__all__ = ["HAS_BLOCKS", "arguments", "batch_maker", "install", "read_batch"]
+HAS_BLOCKS = True
+
+
+def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:
+    """See :class:`sar.registry.FrontEnd`."""
+    return dgl_blocks if subgraph_type == "directional" else dgl_subgraph
+
+
+def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any, Any, Tensor]:
+    """See :class:`sar.registry.FrontEnd`."""
+    blocks = [block.to(device) for block in batch[-1]]
+    first, last = blocks[0], blocks[-1]
+    found = {t: first.srcnodes[t].data for t in first.srctypes}
+    features = {ntype: columns[name] for ntype, columns in found.items() if name in columns}
+    return blocks, features, last.dstnodes[input_type].data["input_id"]
+
+
+def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
+    """See :class:`sar.registry.FrontEnd`."""
+    return arguments_by(lambda block, name: block.edata[name], names, given, features)

@@ -1,0 +1,1 @@
+"""What PyG's models see of the library: mini-batches, so far."""

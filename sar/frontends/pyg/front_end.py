@@ -1,0 +1,41 @@
+"""PyG's front end as :mod:`sar.registry` offers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sar.errors import NotSupportedError
+from sar.frontends.pyg.batches import pyg_data
+from sar.graph import GraphView
+
+HAS_BLOCKS = False
+
+
+def install() -> None:
+    """Nothing: no layer of PyG's takes a sharded graph yet."""
+
+
+def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:
+    """See :class:`sar.registry.FrontEnd`."""
+    return pyg_data
+
+
+def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any, Any, Tensor]:
+    """See :class:`sar.registry.FrontEnd`."""
+    data = batch.to(device)
+    stores = {ntype: data[ntype] for ntype in getattr(data, "node_types", ())} or {input_type: data}
+    features = {ntype: store[name] for ntype, store in stores.items() if name in store}
+    return data, features, stores[input_type].input_id
+
+
+def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
+    """See :class:`sar.registry.FrontEnd`."""
+    if isinstance(given, GraphView):
+        raise NotSupportedError(
+            f"model: called as ({', '.join(names)}), which only training on mini-batches gives; "
+            "expected one that is called as (graph, x), or --sampled"
+        )
+    return [features if name in ("x", "x_dict") else given[name] for name in names]

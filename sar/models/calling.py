@@ -1,0 +1,148 @@
+"""How a model is called: with a graph and rows, or with rows and an edge index, and edge columns.
+
+It is read from the signature of ``forward`` once, or said; a front end then fills in the arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sar import registry
+from sar.graph import GraphView
+
+_EDGES = ("edge_index", "edge_index_dict")
+_GRAPH = ("graph", "x")
+_KNOWN = (*_EDGES, *_GRAPH, "x_dict")
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a model.
+
+    Attributes:
+        places: by place: ``graph``, ``x`` (the features; by node type where there are several),
+            ``edge_index``, with ``_dict`` behind it where there are several types, or the name of a
+            column of edges.
+        named: columns of edges by the keyword that they go to.
+        front_end: whose kind of graph and of mini-batches it is, see :mod:`sar.registry`.
+    """
+
+    places: tuple[str, ...] = _GRAPH
+    named: tuple[tuple[str, str], ...] = ()
+    front_end: str = "sar"
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of edges that the model gets."""
+        found = [name for name in self.places if name not in _KNOWN]
+        return list(dict.fromkeys([*found, *(column for _, column in self.named)]))
+
+    def arguments(self, given: Any, features: Any) -> tuple[list[Any], dict[str, Any]]:
+        """What the model is called with.
+
+        Args:
+            given: a graph, or what a front end makes of a mini-batch.
+            features: rows [n, F], or a dictionary of them by node type.
+        """
+        names = [*self.places, *(column for _, column in self.named)]
+        found = registry.front_end(self.front_end).arguments(names, given, features)
+        count = len(self.places)
+        keywords = [keyword for keyword, _ in self.named]
+        return found[:count], dict(zip(keywords, found[count:], strict=True))
+
+    def __call__(self, model: nn.Module, given: Any, features: Any) -> Any:
+        """What ``model`` gives."""
+        if self.places == _GRAPH and not self.named:
+            return model(given, features)
+        args, named = self.arguments(given, features)
+        return model(*args, **named)
+
+    def __str__(self) -> str:
+        words = [*self.places, *(f"{keyword}={column}" for keyword, column in self.named)]
+        return f"({', '.join(words)})"
+
+
+def read_call(model: Any, text: str | None = None, front_end: str | None = None) -> Call:
+    """How ``model``, a module or its class, is called.
+
+    Args:
+        text: says it, such as ``"x,edge_index"`` or ``"graph,x,edge_weight=weight"``, the keyword
+            before the column of edges; by default the parameters of ``forward`` do: the first two
+            are the graph and the features whatever they are called, unless one is ``edge_index``,
+            and others that have no default are columns of edges by these names.
+        front_end: by default the one of PyG where there is an ``edge_index``; else that of DGL
+            where it is installed, and the library's own where not.
+
+    Raises ``ValueError`` where it cannot be told.
+    """
+    places, named = _said(text) if text else (_read(model), ())
+    if front_end is None:
+        if any(name in _EDGES for name in places):
+            front_end = "pyg"
+        else:
+            front_end = "dgl" if registry.is_installed("dgl") else "sar"
+    return Call(places, named, front_end)
+
+
+def _said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    words = [word.strip() for word in text.strip("() ").split(",")]
+    places = tuple(word for word in words if "=" not in word)
+    named = [word.partition("=")[::2] for word in words[len(places) :]]
+    is_whole = all(places) and all(keyword and column for keyword, column in named)
+    if not is_whole or not any(name in (*_EDGES, "graph") for name in places):
+        raise ValueError(
+            f"call: got {text!r}, expected graph or edge_index, x and columns of edges, such as "
+            "graph,x or x,edge_index,edge_weight=weight"
+        )
+    return places, tuple(named)
+
+
+def _read(model: Any) -> tuple[str, ...]:
+    """By the signature of ``forward``."""
+    forward = model.forward if isinstance(model, nn.Module) else getattr(model, "forward", model)
+    given = [*inspect.signature(forward).parameters.values()]
+    given = given[0 if isinstance(model, nn.Module) else 1 :]
+    places = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind is p.VAR_POSITIONAL for p in given) and len(places) < 2:
+        return _GRAPH
+    names = [p.name for p in places]
+    needed = [p.name for p in places if p.default is p.empty]
+    if any(name in _EDGES for name in names):
+        return tuple(needed)
+    if len(names) < 2:
+        shown = f"{getattr(model, '__name__', type(model).__name__)}.forward"
+        raise ValueError(
+            f"model: {shown} takes ({', '.join(names)}), expected (graph, x) or (x, edge_index); "
+            "--call says what it gets"
+        )
+    return (*_GRAPH, *needed[2:])
+
+
+def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
+    """What parameters of some names get of a graph, or of a list of blocks."""
+    return arguments_by(_column, names, given, features)
+
+
+def arguments_by(
+    column: Callable[[Any, str], Any], names: Sequence[str], given: Any, features: Any
+) -> list[Any]:
+    """The same, where ``column`` gives a column of a block's edges."""
+    found = {"graph": given, "x": features, "x_dict": features}
+    return [found[name] if name in found else _of_all(column, given, name) for name in names]
+
+
+def _of_all(column: Callable[[Any, str], Any], given: Any, name: str) -> Any:
+    """A column of edges; a list of them for a list of blocks."""
+    if isinstance(given, list | tuple):
+        return [_of_all(column, one, name) for one in given]
+    return given.edge_column(name) if isinstance(given, GraphView) else column(given, name)
+
+
+def _column(block: Any, name: str) -> Any:
+    (columns,) = block.edge_data.values()
+    return columns[name]

@@ -1,0 +1,251 @@
+"""The graph layers of the built-in models: modules over the functions of :mod:`sar.layers`.
+
+Each is called with a graph of one node type and one edge type, or a block of such, and the rows of
+its sources. Parameters start, and follow each other, as those of DGL's layers of the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sar.kernels.registry import has
+from sar.layers import FusedLayer, choose, options_of
+from sar.layers.attending import input_travels
+from sar.layers.choice import DTYPES, graph_reason, may_donate, rows_reason
+from sar.layers.gat import gat
+from sar.layers.gcn import gcn
+from sar.layers.gin import gin_sum
+from sar.layers.sage import sage_mean
+from sar.layers.sage_columns import sage_mean_by_columns
+from sar.ops import Inputs, Messages, run_messages
+from sar.ops.rectify import is_relu, rectified
+
+_GAIN = nn.init.calculate_gain("relu")
+
+
+class SAGEConv(nn.Module):
+    """z_i = W_own x_i + b + W_neigh mean(x_j), the mean over edges (j -> i) (arXiv 1706.02216).
+
+    Args:
+        in_feats, out_feats: widths.
+        activation: of the result, if any.
+    """
+
+    def __init__(
+        self, in_feats: int, out_feats: int, activation: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        neigh, own = nn.Linear(in_feats, out_feats, bias=False), nn.Linear(in_feats, out_feats)
+        nn.init.xavier_uniform_(own.weight, gain=_GAIN)
+        nn.init.xavier_uniform_(neigh.weight, gain=_GAIN)
+        self.neigh, self.own, self.bias = neigh.weight, own.weight, own.bias
+        self.activation = activation
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        """``x`` [num_src, in_feats] to [num_dst, out_feats]; collective."""
+        z = _fused(_SAGE, self, graph, x)
+        if z is None:
+            narrows = self.neigh.shape[0] < self.neigh.shape[1]
+            mean = graph.aggregate(F.linear(x, self.neigh) if narrows else x, "mean")
+            neigh = mean if narrows else F.linear(mean, self.neigh)
+            z = F.linear(x[: len(mean)], self.own, self.bias) + neigh
+        if self.activation is None:
+            return z
+        return rectified(z) if is_relu(self.activation) else self.activation(z)
+
+
+class GraphConv(nn.Module):
+    """z_i = b + sum of x_j W / sqrt(out-degree of j, in-degree of i) over edges (j -> i)
+    (arXiv 1609.02907); degrees count at least 1.
+
+    Args:
+        in_feats, out_feats: widths.
+    """
+
+    def __init__(self, in_feats: int, out_feats: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(in_feats, out_feats))
+        self.bias = nn.Parameter(torch.zeros(out_feats))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        """``x`` [num_src, in_feats] to [num_dst, out_feats]; collective."""
+        z = _fused(_GCN, self, graph, x)
+        if z is not None:
+            return z
+        x = x * _root(graph.out_degrees(), x)
+        if self.narrows:
+            sums = graph.aggregate(x @ self.weight)
+        else:
+            sums = graph.aggregate(x) @ self.weight
+        return sums * _root(graph.in_degrees(), sums) + self.bias
+
+    @property
+    def narrows(self) -> bool:
+        """Whether rows are multiplied before they are summed."""
+        return self.weight.shape[0] > self.weight.shape[1]
+
+
+class GINConv(nn.Module):
+    """z_i = f((1 + eps) x_i + sum of x_j over edges (j -> i)) (arXiv 1810.00826); eps is 0.
+
+    Args:
+        apply_func: f.
+    """
+
+    eps: Tensor
+
+    def __init__(self, apply_func: nn.Module) -> None:
+        super().__init__()
+        self.apply_func = apply_func
+        self.register_buffer("eps", torch.zeros(1))
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        """``x`` [num_src, in_feats] to [num_dst, out_feats]; collective."""
+        z = _fused(_GIN, self, graph, x)
+        if z is None:
+            sums = graph.aggregate(x)
+            z = (1 + self.eps) * x[: len(sums)] + sums
+        return self.apply_func(z)
+
+
+class GATConv(nn.Module):
+    """z_i = b + sum of a_ij W x_j over edges (j -> i), a_ij per head the softmax over j of
+    lrelu(<a_src, W x_j> + <a_dst, W x_i>) (arXiv 1710.10903).
+
+    Args:
+        in_feats: width of rows. out_feats: of a head's result.
+        num_heads: heads. slope: of lrelu.
+    """
+
+    def __init__(self, in_feats: int, out_feats: int, num_heads: int, slope: float = 0.2) -> None:
+        super().__init__()
+        self.num_heads, self.slope = num_heads, slope
+        weight = nn.Linear(in_feats, out_feats * num_heads, bias=False).weight
+        self.attn_src = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.attn_dst = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.bias = nn.Parameter(torch.zeros(num_heads * out_feats))
+        self.weight = weight
+        for one in (self.weight, self.attn_src, self.attn_dst):
+            nn.init.xavier_normal_(one, gain=_GAIN)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        """``x`` [num_src, in_feats] to [num_dst, num_heads, out_feats]; collective."""
+        z = _fused(_GAT, self, graph, x)
+        return self._plain(graph, x) if z is None else z
+
+    def _plain(self, graph: Any, x: Tensor) -> Tensor:
+        """The same by functions of edges."""
+        scope, slope = graph.scope(), self.slope
+        value = F.linear(x, self.weight).view(len(x), self.num_heads, -1)
+        key = (value * self.attn_src).sum(-1)
+        query = (value[: graph.num_dst_nodes()] * self.attn_dst).sum(-1)
+
+        def scores(src: Rows, dst: Rows, *_: Any) -> Rows:
+            return [F.leaky_relu(src[0] + dst[0], slope)]
+
+        def weighted(src: Rows, dst: Rows, *_: Any) -> Rows:
+            largest, log_sum = dst[1].unbind(-1)
+            parts = (scores(src, dst)[0] - largest - log_sum).exp()
+            return [src[1] * parts.unsqueeze(-1).to(src[1].dtype)]
+
+        over = scope.relation, scope.policy
+        norm = _reduced(over, scores, "logsumexp", Inputs([key], [query], []), key)
+        z = _reduced(over, weighted, "sum", Inputs([key, value], [query, norm], []), value)
+        return z + self.bias.view(1, self.num_heads, -1)
+
+
+Rows = list[Tensor]
+
+
+def _reduced(over: Any, function: Any, op: str, inputs: Inputs, like: Tensor) -> Tensor:
+    relation, policy = over
+    return run_messages(relation, Messages(function), op, policy, inputs, [like[:0].detach()])[0]
+
+
+def _root(degrees: Tensor, like: Tensor) -> Tensor:
+    """[n, 1] factors of rows."""
+    return degrees.to(like.dtype).clamp(min=1).pow(-0.5).unsqueeze(1)
+
+
+# -- the fused functions -------------------------------------------------------------------------
+
+
+def _fused(entry: FusedLayer, layer: nn.Module, graph: Any, x: Tensor) -> Tensor | None:
+    """The layer's result before its activation; ``None`` where its own code has to compute it."""
+    inputs = {"x": x}
+    run = choose(entry, None, layer, graph, inputs).run
+    return None if run is None else run(layer, graph, inputs)
+
+
+def _why_not(layer: Any, graph: Any, inputs: Any) -> str | None:
+    parameters = layer.parameters(recurse=False)
+    reason = graph_reason(graph)
+    return reason or rows_reason(inputs["x"], graph.sole_relation.num_src, *parameters)
+
+
+def _why_not_by_columns(layer: Any, graph: Any, inputs: Any) -> str | None:
+    if graph.policy.zeros != "send":
+        return "rows travel without their zeros"
+    return None if inputs["x"].requires_grad else "rows ask for no gradient"
+
+
+def _sage(function: Callable[..., Tensor], layer: Any, graph: Any, inputs: Any) -> Tensor:
+    x = inputs["x"].contiguous()
+    return function(
+        graph.sole_relation, x, layer.own, layer.neigh, layer.bias, graph.policy,
+        donate=may_donate(layer, x),
+    )  # fmt: skip
+
+
+def _run_gcn(layer: Any, graph: Any, inputs: Any) -> Tensor:
+    x = inputs["x"].contiguous()
+    return gcn(
+        graph.sole_relation, x, layer.weight, layer.bias, graph.policy,
+        weight_first=layer.narrows, donate=may_donate(layer, x),
+    )  # fmt: skip
+
+
+def _run_gin(layer: Any, graph: Any, inputs: Any) -> Tensor:
+    x = inputs["x"].contiguous()
+    return gin_sum(graph.sole_relation, x, layer.eps, graph.policy, donate=may_donate(layer, x))
+
+
+def _why_not_gat(layer: Any, graph: Any, inputs: Any) -> str | None:
+    x, parameters = inputs["x"], layer.parameters(recurse=False)
+    reason = graph_reason(graph)
+    kinds = (*DTYPES, torch.bfloat16)
+    reason = reason or rows_reason(x, graph.sole_relation.num_src, *parameters, dtypes=kinds)
+    if reason is None and not has("attend", x.device, x.dtype):
+        reason = f"there are no kernels of attention on {x.device}"
+    return reason
+
+
+def _agree(layer: Any, graph: Any, inputs: Any, fused: bool) -> bool:
+    relation, numbers = graph.sole_relation, layer.num_heads + len(layer.weight)
+    if relation is None:
+        return False
+    return input_travels(relation, inputs["x"], layer.weight, numbers, graph.policy, fused)
+
+
+def _run_gat(layer: Any, graph: Any, inputs: Any, agreed: bool) -> Tensor:
+    weights = layer.weight, layer.attn_src, layer.attn_dst, layer.bias
+    return gat(
+        graph.sole_relation, inputs["x"], *weights, graph.policy, heads=layer.num_heads,
+        slope=layer.slope, input_travels=agreed, donate=options_of(layer).donate,
+    )  # fmt: skip
+
+
+_SAGE = FusedLayer(
+    __name__, "SAGEConv", (), _why_not, partial(_sage, sage_mean),
+    _why_not_by_columns, partial(_sage, sage_mean_by_columns),
+)  # fmt: skip
+_GCN = FusedLayer(__name__, "GraphConv", (), _why_not, _run_gcn)
+_GIN = FusedLayer(__name__, "GINConv", (), _why_not, _run_gin)
+_GAT = FusedLayer(__name__, "GATConv", (), _why_not_gat, _run_gat, agree=_agree)

@@ -1,0 +1,89 @@
+"""Front ends by name: what makes batches and graphs look like those of another library.
+
+Whoever needs one asks for it here, and it is imported then. So nothing else names a library.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class FrontEnd(Protocol):
+    """What a front end offers; a module with these names is one.
+
+    Attributes:
+        HAS_BLOCKS: whether its batches are lists of blocks, one a hop, for which all nodes draw
+            again at each hop.
+    """
+
+    HAS_BLOCKS: bool
+
+    def install(self) -> None:
+        """Let the library's layers take sharded graphs; called before a model runs on one."""
+
+    def batch_maker(self, subgraph_type: str) -> Callable[[Any], Any]:
+        """What makes a batch of a :class:`sar.sampling.Drawn`."""
+
+    def read_batch(
+        self, batch: Any, input_type: str, name: str, device: Any
+    ) -> tuple[Any, dict[str, Any], Any]:
+        """What a model is called with of a batch, column ``name`` of its input nodes by type, and
+        which of the loader's inputs the seeds are; all on ``device``."""
+
+    def arguments(self, names: Sequence[str], graph: Any, features: Any) -> list[Any]:
+        """What parameters of a model get by their names, see :class:`sar.models.Call`.
+
+        Args:
+            graph: a sharded graph, or what ``read_batch`` gave.
+        """
+
+
+_MODULES: dict[str, str] = {}  # not imported yet
+_KNOWN: dict[str, Any] = {}
+_LIBRARIES: dict[str, str | None] = {}
+
+
+def register(name: str, front_end: FrontEnd | str, library: str | None = None) -> None:
+    """Add a front end, or the name of the module that is one.
+
+    Args:
+        library: the package that has to be installed for it.
+    """
+    _LIBRARIES[name] = library
+    _KNOWN.pop(name, None)
+    if isinstance(front_end, str):
+        _MODULES[name] = front_end
+    else:
+        _KNOWN[name] = front_end
+
+
+def front_end(name: str) -> Any:
+    """The front end of that name, imported now; ``ValueError`` where there is none."""
+    if name not in _LIBRARIES:
+        near = difflib.get_close_matches(name, _LIBRARIES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"front end: got {name!r}, expected one of {', '.join(_LIBRARIES)}{hint}")
+    if name not in _KNOWN:
+        _KNOWN[name] = importlib.import_module(_MODULES[name])
+    return _KNOWN[name]
+
+
+def front_ends() -> list[str]:
+    """The names of all."""
+    return list(_LIBRARIES)
+
+
+def is_installed(name: str) -> bool:
+    """Whether the front end's library is there; nothing is imported."""
+    library = _LIBRARIES.get(name)
+    return library is None or importlib.util.find_spec(library) is not None
+
+
+def install() -> None:
+    """Let layers of all libraries whose front ends are in use take sharded graphs."""
+    for one in list(_KNOWN.values()):
+        one.install()

@@ -1,0 +1,265 @@
+"""The library's own layers and models: against sums written out, and against DGL's where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sar
+from sar import registry
+from sar.comm import Group, LocalGroup, ThreadGroup
+from sar.models import (
+    Call,
+    GATConv,
+    GINConv,
+    GraphConv,
+    ModelOptions,
+    RelationalStack,
+    SAGEConv,
+    SampledBlock,
+    build_model,
+    prepare_graph,
+    read_call,
+)
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+from sar.partition.sources.generate import bibliography_graph, community_graph
+from sar.partition.write import write_partitions
+
+NODES, WIDTH = 60, 6
+LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
+    "sage": SAGEConv,
+    "gcn": GraphConv,
+    "gin": lambda a, b: GINConv(nn.Linear(a, b)),
+    "gat": lambda a, b: GATConv(a, b, 3),
+}
+
+
+def summed(rows: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    return rows.new_zeros(num_dst, *rows.shape[1:]).index_add(0, dst, rows)
+
+
+def reference(layer: Any, x: Tensor, src: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    """What a layer says of itself, edge by edge."""
+    own, ones = x[:num_dst], torch.ones(len(src), dtype=x.dtype)
+    degrees = summed(ones, dst, num_dst).clamp(min=1)
+    if isinstance(layer, SAGEConv):
+        mean = summed(x[src], dst, num_dst) / degrees[:, None]
+        return own @ layer.own.t() + layer.bias + mean @ layer.neigh.t()
+    if isinstance(layer, GraphConv):
+        out = summed(ones, src, len(x)).clamp(min=1)
+        rows = x[src] / (out[src] * degrees[dst]).sqrt()[:, None]
+        return summed(rows, dst, num_dst) @ layer.weight + layer.bias
+    if isinstance(layer, GINConv):
+        return layer.apply_func((1 + layer.eps) * own + summed(x[src], dst, num_dst))
+    value = (x @ layer.weight.t()).view(len(x), layer.num_heads, -1)
+    scores = (value * layer.attn_src).sum(-1)[src]
+    scores = F.leaky_relu(scores + (value[:num_dst] * layer.attn_dst).sum(-1)[dst], layer.slope)
+    parts = scores.exp()
+    parts = parts / summed(parts, dst, num_dst)[dst]
+    sums = summed(value[src] * parts[..., None], dst, num_dst)
+    return sums + layer.bias.view(1, layer.num_heads, -1)
+
+
+def with_gradients(
+    layer: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Result, and gradients of the rows and of the parameters."""
+    x = x.clone().requires_grad_()
+    z = run(x)
+    (z * torch.sin(z.detach() * 3)).sum().backward()
+    return z.detach(), x.grad, [one.grad for one in layer.parameters()]  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    arrays = community_graph(NODES, 300, 3, features=WIDTH)
+    where = tmp_path_factory.mktemp("parts") / "p"
+    path = write_partitions(arrays, torch.arange(NODES) % request.param, where)
+    return SimpleNamespace(size=request.param, path=path, ends=arrays.edges[ETYPE_HOMO])
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fused", "plain"])
+@pytest.mark.parametrize("out", [4, 9])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_compute_what_they_say(name: str, out: int, autocast: bool, parts: Any) -> None:
+    """Result and all gradients in float64; under autocast, which changes none, by plain code."""
+    x = torch.rand(NODES, WIDTH, dtype=torch.float64)
+
+    def rank(group: Group) -> Any:
+        data = sar.load_partition_data(parts.path)
+        graph = sar.construct_full_graph(data)
+        ids = data.node_features[f"{NTYPE_HOMO}/orig_id"].long()
+        layer = made(name, out)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
+            z, dx, grads = with_gradients(layer, x[ids], lambda rows: layer(graph, rows))
+        return ids, z, dx, grads
+
+    found = ThreadGroup.run(parts.size, rank)
+    layer = made(name, out)
+    want = with_gradients(layer, x, lambda rows: reference(layer, rows, *parts.ends, NODES))
+    for ids, z, dx, _ in found:
+        torch.testing.assert_close(z, want[0][ids])
+        torch.testing.assert_close(dx, want[1][ids])
+    for i, grad in enumerate(want[2]):
+        torch.testing.assert_close(sum(one[3][i] for one in found), grad)
+
+
+def made(name: str, out: int) -> nn.Module:
+    layer = LAYERS[name](WIDTH, out).double()
+    generator = torch.Generator().manual_seed(1)  # ranks are threads, which share torch's own
+    with torch.no_grad():
+        for one in layer.parameters():
+            one.copy_(torch.randn(one.shape, generator=generator, dtype=one.dtype))
+    return layer
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_on_sampled_blocks(name: str) -> None:
+    src = torch.tensor([0, 3, 3, 4, 1])
+    dst = torch.tensor([0, 0, 1, 1, 2])
+    block = SampledBlock({ETYPE_HOMO: (src, dst)}, {NTYPE_HOMO: 5}, {NTYPE_HOMO: 3}, LocalGroup())
+    layer, x = made(name, 4), torch.rand(5, WIDTH, dtype=torch.float64)
+    found = with_gradients(layer, x, lambda rows: layer(block, rows))
+    layer.zero_grad()
+    want = with_gradients(layer, x, lambda rows: reference(layer, rows, src, dst, 3))
+    torch.testing.assert_close(found[:2], want[:2])
+    torch.testing.assert_close(block.aggregate(x, "max")[1], x[3:].amax(0))
+    weight = torch.rand(5, dtype=torch.float64)
+    sums = block.aggregate(x, edge_weight=weight)
+    torch.testing.assert_close(sums, summed(x[src] * weight[:, None], dst, 3))
+    with pytest.raises(ValueError, match="op: got 'median', expected one of sum, mean, max, min"):
+        block.aggregate(x, "median")
+
+
+@pytest.mark.parametrize("out", [4, 9])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_those_of_dgl(name: str, out: int) -> None:
+    """The same numbers from the same seed, in the same order, and the same results."""
+    dgl = pytest.importorskip("dgl")
+    dglnn = pytest.importorskip("dgl.nn")
+    theirs = {
+        "sage": lambda a, b: dglnn.SAGEConv(a, b, "mean"),
+        "gcn": dglnn.GraphConv,
+        "gin": lambda a, b: dglnn.GINConv(nn.Linear(a, b)),
+        "gat": lambda a, b: dglnn.GATConv(a, b, 3),
+    }[name]
+    torch.manual_seed(0)
+    own = LAYERS[name](WIDTH, out)
+    torch.manual_seed(0)
+    other = theirs(WIDTH, out)
+    for one, two in zip(own.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    src, dst = community_graph(NODES, 300, 3, features=WIDTH).edges[ETYPE_HOMO]
+    graph = dgl.add_self_loop(dgl.graph((src, dst), num_nodes=NODES))
+    own, other, x = own.double(), other.double(), torch.rand(NODES, WIDTH, dtype=torch.float64)
+    found = with_gradients(own, x, lambda rows: reference(own, rows, *graph.edges(), NODES))
+    torch.testing.assert_close(found, with_gradients(other, x, lambda rows: other(graph, rows)))
+
+
+def test_relations_are_summed_as_they_say(tmp_path: Path) -> None:
+    """R-GCN on three ranks and on one, whose relations do not travel together."""
+    arrays = bibliography_graph(90, 3, features=WIDTH)
+    found = {}
+    for size in (1, 3):
+        count = sum(arrays.num_nodes.values())
+        path = write_partitions(arrays, torch.arange(count) % size, tmp_path / f"p{size}")
+
+        def rank(group: Group, path: str = path) -> Any:
+            data = sar.load_partition_data(path)
+            graph = sar.construct_full_graph(data)
+            widths = {"paper": WIDTH}
+            sizes = {"layers": 2, "hidden": 5}
+            model = RelationalStack(graph, widths, 7, "paper", **sizes).double()
+            generator = torch.Generator().manual_seed(1)
+            for name, one in model.named_parameters():
+                if not name.startswith("tables"):
+                    with torch.no_grad():
+                        one.copy_(torch.randn(one.shape, generator=generator).to(one))
+            ids = data.node_features["paper/orig_id"].long()
+            rows = torch.rand(90, WIDTH, generator=generator).double()[ids]
+            logits = model(graph, rows)
+            logits.square().sum().backward()
+            shared = {n: p.grad for n, p in model.named_parameters() if "tables" not in n}
+            return ids, logits.detach(), shared
+
+        ranks = ThreadGroup.run(size, rank)
+        order = torch.cat([one[0] for one in ranks]).argsort()
+        grads = {n: sum(one[2][n] for one in ranks if one[2][n] is not None) for n in ranks[0][2]}
+        found[size] = torch.cat([one[1] for one in ranks])[order], grads
+    torch.testing.assert_close(found[1], found[3])
+
+
+# -- how a model is called ------------------------------------------------------------------------
+
+
+class ByGraph(nn.Module):
+    def forward(self, g: Any, h: Tensor, edge_weight: Tensor, scale: float = 1.0) -> Any: ...
+
+
+class ByIndex(nn.Module):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Any = None) -> Any: ...
+
+
+class ByDicts(nn.Module):
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Any: ...
+
+
+class ByRows(nn.Module):
+    def forward(self, x: Tensor) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    "kind, text, shown, front_end",
+    [
+        (ByGraph, None, "(graph, x, edge_weight)", None),
+        (ByIndex, None, "(x, edge_index)", "pyg"),
+        (ByDicts, None, "(x_dict, edge_index_dict)", "pyg"),
+        (ByIndex, "x, edge_index, edge_weight=w", "(x, edge_index, edge_weight=w)", "pyg"),
+        (ByRows, "(graph,x)", "(graph, x)", None),
+    ],
+)
+def test_how_a_model_is_called(
+    kind: type[nn.Module], text: str | None, shown: str, front_end: str | None
+) -> None:
+    call = read_call(kind(), text)
+    assert str(call) == shown and read_call(kind, text) == call
+    assert call.front_end == (front_end or ("dgl" if registry.is_installed("dgl") else "sar"))
+    assert read_call(kind, text, "sar").front_end == "sar"
+
+
+def test_calls_that_cannot_be_told() -> None:
+    with pytest.raises(ValueError, match=r"ByRows.forward takes \(x\), expected \(graph, x\) or"):
+        read_call(ByRows)
+    for text in ("x", "graph,,x", "x,edge_index,=w"):
+        with pytest.raises(ValueError, match=f"call: got {text!r}, expected graph or edge_index"):
+            read_call(ByRows, text)
+    with pytest.raises(ValueError, match="front end: got 'dlg', expected one of .*did you mean"):
+        Call(("graph", "x", "w"), (), "dlg").arguments(None, None)
+
+
+def test_a_front_end_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in ("_KNOWN", "_LIBRARIES"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    own = SimpleNamespace(arguments=lambda names, *given: [(name, *given) for name in names])
+    registry.register("toy", own)  # type: ignore[arg-type]
+    assert "toy" in registry.front_ends() and registry.is_installed("toy")
+    call = Call(("x", "edge_index"), (("w", "weight"),), "toy")
+    assert call.columns == ["weight"]
+    want = [("x", "graph", "rows"), ("edge_index", "graph", "rows")]
+    assert call.arguments("graph", "rows") == (want, {"w": ("weight", "graph", "rows")})
+
+
+def test_options_of_the_built_in_ones() -> None:
+    with pytest.raises(ValueError, match="call: got graph,x, expected none for 'sage'"):
+        ModelOptions(call="graph,x")
+    options = ModelOptions("gat", layers=2, hidden=6, heads=2)
+    model = build_model(options, 4, 3)
+    assert str(options.call_of(model)) == "(graph, x)"
+    assert prepare_graph("as it is", ModelOptions("sage")) == "as it is"
