@@ -16,11 +16,11 @@ class FrontEnd(Protocol):
     """What a front end offers; a module with these names is one.
 
     Attributes:
-        HAS_BLOCKS: whether its batches are lists of blocks, one a hop, for which all nodes draw
-            again at each hop.
+        BLOCKS: what its blocks are called, where its batches are lists of them, one a hop, for
+            which all nodes draw again at each hop; else ``None``.
     """
 
-    HAS_BLOCKS: bool
+    BLOCKS: str | None
 
     def install(self) -> None:
         """Let the library's layers take sharded graphs; called before a model runs on one."""

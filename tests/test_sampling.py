@@ -326,7 +326,7 @@ BAD: list[tuple[dict, type, str]] = [
     ({"num_neighbors": []}, ValueError, "num_neighbors: got .*, expected as many hops"),
     ({"num_neighbors": [3, -2]}, ValueError, "num_neighbors: got -2, expected an int of -1"),
     ({"num_neighbors": {"nope": [3]}}, ValueError, "'nope' is unknown"),
-    ({"as_": "torch"}, ValueError, "as_: got 'torch', expected one of dgl, pyg, tensors"),
+    ({"as_": "torch"}, ValueError, "as_: got 'torch', expected one of dgl, pyg, sar, tensors"),
     ({"input_nodes": torch.tensor([99])}, ValueError, "node 99 is not in the graph"),
     ({"input_nodes": torch.ones(3, dtype=torch.bool)}, ValueError, r"expected bool \[57\]"),
     ({"input_nodes": torch.tensor([1, 1])}, ValueError, "a node comes several times"),

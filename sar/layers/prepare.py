@@ -95,7 +95,7 @@ def _told(model: nn.Module, before: Counter[type], group: Group) -> str:
 
 def _layers(model: nn.Module) -> list[str]:
     """``SAGEConv x 3: fused`` and the like, for layers of the libraries in the table."""
-    libraries = {entry.module.partition(".")[0] for entry in entries()}
+    libraries = {entry.module.partition(".")[0] for entry in entries()} - {"sar"}
     counted: Counter[tuple[str, str]] = Counter()
     for module in model.modules():
         kind, entry = type(module), entry_of(type(module))

@@ -12,6 +12,7 @@ from sar.comm import Group, LocalGroup
 from sar.config import Policy
 from sar.edges import Relation, build_relation
 from sar.graph import Scope
+from sar.kernels.device import is_host
 from sar.ops import aggregate
 from sar.ops.extreme import extreme_of_rows
 from sar.partition.arrays import ORIG_EID
@@ -103,7 +104,7 @@ class SampledBlock:
         sizes = self._num_src[etype[0]], self._num_dst[etype[2]]
         offsets, device = [0, len(src)], self._edges[etype][0].device
         made = build_relation(self.group, src, dst, numbers, offsets, *sizes, numbers.clone)
-        return made if device.type == "cpu" else made.to(device)
+        return made if is_host(device) else made.to(device)
 
     def scope(self, etype: str | EType | None = None) -> Scope:
         """A relation and how it is streamed."""

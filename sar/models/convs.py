@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.kernels.registry import has
-from sar.layers import FusedLayer, choose, options_of
+from sar.layers import FusedLayer, choose, options_of, register
 from sar.layers.attending import input_travels
 from sar.layers.choice import DTYPES, graph_reason, may_donate, rows_reason
 from sar.layers.gat import gat
@@ -249,3 +249,6 @@ _SAGE = FusedLayer(
 _GCN = FusedLayer(__name__, "GraphConv", (), _why_not, _run_gcn)
 _GIN = FusedLayer(__name__, "GINConv", (), _why_not, _run_gin)
 _GAT = FusedLayer(__name__, "GATConv", (), _why_not_gat, _run_gat, agree=_agree)
+
+for _entry in (_SAGE, _GCN, _GIN, _GAT):
+    register(_entry)

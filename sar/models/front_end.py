@@ -11,8 +11,8 @@ from sar.errors import NotSupportedError
 from sar.models.blocks import block_maker
 from sar.models.calling import arguments
 
-__all__ = ["HAS_BLOCKS", "arguments", "batch_maker", "install", "read_batch"]
-HAS_BLOCKS = True
+__all__ = ["BLOCKS", "arguments", "batch_maker", "install", "read_batch"]
+BLOCKS = "sar's blocks"
 
 
 def install() -> None:

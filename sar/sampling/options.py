@@ -121,12 +121,11 @@ class LoaderOptions:
                 raise TypeError(f"{name}: got {call!r}, expected a function")
 
     def _check_together(self) -> None:
-        if self._is_of_blocks and self.disjoint:
-            what = f"as_={self.as_!r}, whose batches are blocks; expected as_='pyg'"
-            raise ValueError(f"disjoint, time_attr: got some for {what}")
-        if self._is_of_blocks and self.direction == "out":
-            what = f"as_={self.as_!r}, whose batches are blocks; expected as_='pyg'"
-            raise ValueError(f"direction: got 'out' for {what}")
+        blocks = self._blocks
+        if blocks and self.disjoint:
+            raise ValueError(f"disjoint, time_attr: got some for {blocks}; expected as_='pyg'")
+        if blocks and self.direction == "out":
+            raise ValueError(f"direction: got 'out' for {blocks}; expected as_='pyg'")
         if self.weight_attr is not None and self.temporal_strategy == "last":
             got = f"got {self.weight_attr!r}, expected none for temporal_strategy='last'"
             raise ValueError(f"weight_attr: {got}")
@@ -136,11 +135,12 @@ class LoaderOptions:
     @property
     def has_blocks(self) -> bool:
         """Whether batches are blocks, for which all nodes draw again at each hop."""
-        return self._is_of_blocks and self.subgraph_type == "directional"
+        return self._blocks is not None and self.subgraph_type == "directional"
 
     @property
-    def _is_of_blocks(self) -> bool:
-        return self.as_ != TENSORS and registry.front_end(self.as_).HAS_BLOCKS
+    def _blocks(self) -> str | None:
+        """What blocks are called, where batches are made of them."""
+        return None if self.as_ == TENSORS else registry.front_end(self.as_).BLOCKS
 
     def alike(self) -> dict[str, Any]:
         """What has to be the same on all ranks."""

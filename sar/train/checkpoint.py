@@ -187,7 +187,8 @@ def _by_new_names(
     """A built-in model's tensors as the model names them: in files of before they have other names
     and the same order."""
     own = shared_state(model)
-    is_like = [value.shape for value in own.values()] == [one.shape for one in state.values()]
+    shapes = [getattr(one, "shape", None) for one in state.values()]
+    is_like = [value.shape for value in own.values()] == shapes
     if config.get("model") not in MODELS or not is_like:
         return state
     return dict(zip(own, state.values(), strict=True))

@@ -115,7 +115,7 @@ def check_model(model: ModelOptions, options: SampledOptions) -> None:
 def check_takes_blocks(model: nn.Module, options: SampledOptions, call: Call = _OWN) -> None:
     """Raise ``ValueError`` for a model that does not say that it takes so many blocks."""
     count = getattr(model, "num_blocks", None)
-    if registry.front_end(call.front_end).HAS_BLOCKS and count != len(options.fanouts):
+    if registry.front_end(call.front_end).BLOCKS and count != len(options.fanouts):
         raise ValueError(
             f"fanouts: got {len(options.fanouts)}, expected one for each graph layer of "
             f"{type(model).__name__}, whose num_blocks is {count}; a model that also takes a list "

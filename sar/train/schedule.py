@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
+from typing import Any
+
 import torch
 from torch.optim.lr_scheduler import (
     ConstantLR,
@@ -12,6 +15,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
+from sar.comm import Group
 from sar.train.options import TrainOptions
 
 PLATEAU_FACTOR, PLATEAU_PATIENCE = 0.5, 10
@@ -46,3 +50,13 @@ def _each_epoch(optimizer: torch.optim.Optimizer, options: TrainOptions) -> LRSc
         cosine = CosineAnnealingLR(optimizer, max(1, options.epochs - steps))
         return cosine if rise is None else SequentialLR(optimizer, [rise, cosine], [steps])
     return rise or ConstantLR(optimizer, factor=1.0)
+
+
+def check_validation(
+    options: TrainOptions, plateau: Any, rows: Mapping[str, Sized], group: Group
+) -> None:
+    """Raise ``ValueError`` on every rank for options that need validation nodes; collective."""
+    for name, value in {"early_stop": options.early_stop, "schedule": plateau}.items():
+        if value and not group.all_reduce(torch.tensor(len(rows.get("val", ())))):
+            got = repr(getattr(options, name))
+            raise ValueError(f"{name}: got {got} and no validation nodes, expected some")

@@ -50,7 +50,7 @@ from sar.train.metrics import score
 from sar.train.options import TrainOptions
 from sar.train.progress import Progress
 from sar.train.sampled import Batches, MeanLoss
-from sar.train.schedule import make_schedule
+from sar.train.schedule import check_validation, make_schedule
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
 
@@ -119,7 +119,7 @@ class Trainer:
             model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True
         )
         self.scheduler, self.plateau = make_schedule(self.optimizer, options, scheduler)
-        self._check_validation()
+        check_validation(options, self.plateau, data.rows, self.group)
         self._seed_random()
 
     def fit(self) -> list[Record]:
@@ -217,15 +217,6 @@ class Trainer:
             "mfgs": self.mfgs,
             "config": self.config,
         }
-
-    def _check_validation(self) -> None:
-        """Raise ``ValueError`` on every rank for options that need validation nodes; collective."""
-        wanted = {"early_stop": self.options.early_stop, "schedule": self.plateau}
-        for name in [name for name, value in wanted.items() if value]:
-            count = torch.tensor(len(self.data.rows.get("val", ())))
-            if not self.group.all_reduce(count):
-                got = repr(getattr(self.options, name))
-                raise ValueError(f"{name}: got {got} and no validation nodes, expected some")
 
     def train_epoch(self) -> float:
         """One full-batch step, or the steps of a sampled epoch. Collective.

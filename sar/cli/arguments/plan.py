@@ -61,7 +61,9 @@ def add_parser(subparsers: Any) -> Parser:
     report = parser.add_argument_group("report")
     report.add_argument("--json", action="store_true", help="print one JSON object")
     add_plot_arguments(report, "memory and time against the number of ranks")
-    parser.for_experts("--heads", "--constant-inputs", "--halo-share", "--as-stored")
+    parser.for_experts(
+        "--heads", "--call", "--front-end", "--constant-inputs", "--halo-share", "--as-stored"
+    )  # fmt: skip
     return parser
 
 

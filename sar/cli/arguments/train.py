@@ -33,7 +33,8 @@ def add_parser(subparsers: Any) -> Parser:
         "--heads", "--multilabel", "--normalize-features", "--schedule", "--weight-decay",
         "--clip-norm", "--eval-every", "--mfgs", "--activations-directory", "--sampled-epochs",
         "--checkpoint-steps", "--activations", "--checkpoint-every", "--trace", "--no-progress",
-        "--explain", "--dark", "--warmup", "--log-every", "--metric", "--batch-size",
+        "--explain", "--dark", "--warmup", "--call", "--front-end", "--log-every", "--metric",
+        "--batch-size",
     )  # fmt: skip
     return parser
 

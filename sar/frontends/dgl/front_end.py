@@ -11,8 +11,8 @@ from sar.frontends.dgl.batches import dgl_blocks, dgl_subgraph
 from sar.frontends.dgl.patches import install
 from sar.models.calling import arguments_by
 
-__all__ = ["HAS_BLOCKS", "arguments", "batch_maker", "install", "read_batch"]
-HAS_BLOCKS = True
+__all__ = ["BLOCKS", "arguments", "batch_maker", "install", "read_batch"]
+BLOCKS = "DGL's blocks"
 
 
 def batch_maker(subgraph_type: str) -> Callable[[Any], Any]:

@@ -98,7 +98,7 @@ def _patches_of(name: str, module: ModuleType) -> Iterator[tuple[Any, str, Repla
     if name == _TORCH:
         yield from watched()
     if name == _LAYERS:
-        for entry in entries():
+        for entry in (one for one in entries() if one.module.startswith("dgl.")):
             yield getattr(sys.modules.get(entry.module), entry.name, None), "forward", fused(entry)
         kinds = [one for one in vars(module).values() if isinstance(one, type)]
         for kind in dict.fromkeys(kinds):

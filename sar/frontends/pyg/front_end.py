@@ -11,7 +11,7 @@ from sar.errors import NotSupportedError
 from sar.frontends.pyg.batches import pyg_data
 from sar.graph import GraphView
 
-HAS_BLOCKS = False
+BLOCKS = None
 
 
 def install() -> None:
