@@ -130,6 +130,19 @@ def test_options_of_layers(kind: str, options: dict, cut: str, partitioned: Cutt
     assert {size for each in sent for size in each} == {FEATURES * 8}
 
 
+def test_a_projection_with_a_bias(partitioned: Cutter) -> None:
+    def biased(_: int = 0) -> nn.Module:
+        layer, generator = make("gat"), torch.Generator().manual_seed(8)
+        layer.fc = nn.Linear(FEATURES, HEADS * WIDTH).double()
+        for parameter in layer.fc.parameters():
+            parameter.data.normal_(generator=generator)
+        return layer
+
+    got, sent = on_ranks(partitioned(mixed(), 3, "random"), 3, biased)
+    check(got, whole(biased()))
+    assert {size for each in sent for size in each} == {FEATURES * 8}
+
+
 def test_rows_that_come_late(partitioned: Cutter) -> None:
     path = partitioned(mixed(), 4, "random")
     got, _ = on_ranks(path, 4, lambda rank: make("gat"), run_late)

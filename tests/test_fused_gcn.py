@@ -123,6 +123,22 @@ def test_recomputed_layers(name: str, partitioned: Cutter) -> None:
     compare(fused_ones(LAYERS[name](), donate=True), partitioned, on_rank=recomputed)
 
 
+@pytest.mark.parametrize("name", ["gcn both wide", "gcn both narrow", "gin eps"])
+def test_a_graph_that_is_kept_gives_its_gradients_again(name: str, partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 2, "random")
+
+    def case(group: Group) -> None:
+        part, layer = Part(group, path), fused_ones(LAYERS[name]()).double()
+        x = whole(57, (WIDTH,), seed=1)[part.nodes].requires_grad_()
+        given = [x, *(one for one in layer.parameters() if one.requires_grad)]
+        loss = layer(part.graph, x).square().sum()
+        first = torch.autograd.grad(loss, given, retain_graph=True, allow_unused=True)
+        again = torch.autograd.grad(loss, given, allow_unused=True)
+        torch.testing.assert_close(again, first, rtol=0, atol=0)
+
+    run_threads(2, case)
+
+
 @by_pairs(
     size=[1, SIZE],
     make=[gcn, gin],
@@ -190,9 +206,7 @@ MEETING: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("policy", [{}, {"rounds": 1}, {"zeros": "skip"}])
 @pytest.mark.parametrize("name", MEETING)
-def test_fused_and_plain_ranks_meet(
-    name: str, policy: dict[str, Any], partitioned: Cutter
-) -> None:
+def test_fused_and_plain_ranks_meet(name: str, policy: dict[str, Any], partitioned: Cutter) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         layer = MEETING[name]()
@@ -231,6 +245,18 @@ def test_rows_that_nobody_trains(name: str, plain: tuple[int, ...], partitioned:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run_late(SIZE, case)
+
+
+def test_a_result_that_is_written_into_changes_no_later_one(partitioned: Cutter) -> None:
+    path, layer = partitioned(mixed(), 2), gcn(weight=False, bias=False)
+
+    def case(group: Group) -> None:
+        part = Part(group, path)
+        x = whole(57, (WIDTH,), seed=1)[part.nodes]
+        outs = [layer(part.graph, x).mul_(2).clone() for _ in range(5)]
+        assert all(torch.equal(out, outs[0]) for out in outs)
+
+    run_threads(2, case)
 
 
 def test_changed_rows_are_seen(partitioned: Cutter) -> None:
@@ -318,9 +344,7 @@ def test_nodes_without_edges_are_refused_as_dgl_does(partitioned: Cutter) -> Non
 
 
 @pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize(
-    "layer", [lambda: gcn(2), lambda: gin(learn_eps=True)], ids=["gcn", "gin"]
-)
+@pytest.mark.parametrize("layer", [lambda: gcn(2), lambda: gin(learn_eps=True)], ids=["gcn", "gin"])
 def test_donation_is_asked_for(
     layer: Callable[[], nn.Module], donate: bool, partitioned: Cutter
 ) -> None:

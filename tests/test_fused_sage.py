@@ -82,12 +82,20 @@ def test_frozen_parts(frozen: str, width: int, partitioned: Cutter) -> None:
 
 
 # With 50, some ranks have nothing to compute.
-@by_pairs(size=[1, SIZE], widths=[(WIDTH, 3), (7, 2), (2, 5)], every=[4, 50])
+@by_pairs(
+    size=[1, SIZE],
+    widths=[(WIDTH, 3), (7, 2), (2, 5)],
+    every=[4, 50],
+    activations=["keep", "recompute"],
+)
 def test_blocks_give_some_rows_of_the_whole_graphs(
-    size: int, widths: tuple[int, int], every: int, partitioned: Cutter
+    size: int, widths: tuple[int, int], every: int, activations: str, partitioned: Cutter
 ) -> None:
     first = fused_ones(sage(widths[0], activation=F.relu), donate=True)
-    compare_blocks([first, fused_ones(sage(widths[1], widths[0]))], WIDTH, every, size, partitioned)
+    second = fused_ones(sage(widths[1], widths[0]))
+    for layer in (first, second):
+        sar.set_activations(layer, activations)
+    compare_blocks([first, second], WIDTH, every, size, partitioned)
 
 
 @pytest.mark.parametrize("width", [2, WIDTH])

@@ -161,6 +161,7 @@ ALLOWED = {
 STALE = {
     "a view": after(lambda view: view.mul_(3), lambda e, _: e),
     "a view of a view": after(lambda view: view[:, 0].add_(1), lambda e, _: e),
+    "a view of a view of what is written": lambda _, e: (e.view(-1, 2, 2).flatten(1), e.add_(1))[0],
     "through a view": after(lambda view: view[:, 0].add_(1), lambda _, view: view.flatten(1)),
     "itself": lambda _, e: (e.view(-1, 2, 2), e.add_(1))[0].flatten(1),
     "no copy": lambda _, e: (e, e.contiguous().add_(1))[0],
