@@ -29,17 +29,17 @@ class Race:
         asked: answers to the other methods that were called at the end, by name and method.
     """
 
-    turns: dict[str, list[Epoch]]
-    memory: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    turns: dict[Any, list[Epoch]]
+    memory: dict[Any, list[dict[str, int]]] = field(default_factory=dict)
     asked: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
-    def middle(self, name: str, key: str) -> float:
+    def middle(self, name: Any, key: str) -> float:
         """Median of the turns; of ``activation``, the largest rank's bytes."""
         if key == "activation":
             return float(max(rank["activation"] for rank in self.memory[name]))
         return median(epoch[key] for epoch in self.turns[name])
 
-    def ratio(self, name: str, base: str, key: str = "cpu") -> float:
+    def ratio(self, name: Any, base: Any, key: str = "cpu") -> float:
         """Median of the turns' ratios, the one over the other."""
         pairs = zip(self.turns[name], self.turns[base])
         return median(mine[key] / max(theirs[key], 1e-9) for mine, theirs in pairs)
@@ -63,7 +63,7 @@ class Race:
 
 
 def race(
-    contenders: Mapping[str, Callable[[], Cluster]],
+    contenders: Mapping[Any, Callable[[], Cluster]],
     repeats: int,
     *,
     memory: int = 0,

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import measure, registry
-from benchmarks.cases import cut, exact, learns, tables, typed
+from benchmarks.cases import cut, exact, learns, relations, tables
 from benchmarks.cluster import Cluster, WorkerError
 from benchmarks.registry import Benchmark, Figure, Options, Report
 
@@ -161,9 +161,9 @@ def test_exact_runs_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_relations_share_rows_at_a_tiny_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(typed, "PAPERS", 100)
-    monkeypatch.setattr(typed, "RANKS", 2)
-    report = typed.relations(Options(cache=tmp_path))
+    monkeypatch.setattr(relations, "PAPERS", 100)
+    monkeypatch.setattr(relations, "RANKS", 2)
+    report = relations.relations(Options(cache=tmp_path))
     assert report.ok and all(0 < figure.value < 1 for figure in report.figures), report.figures
 
 
@@ -198,10 +198,6 @@ def test_balance_is_trained_with_at_a_tiny_size(
     report = cut.balance_training(Options(cache=tmp_path, repeats=1))
     assert report.figures[0].value > 0
     assert [row[0] for row in report.tables[0].rows] == [cut.DGLS, cut.BALANCED]
-
-
-def test_graphs_of_several_types_are_skipped_without_their_folder() -> None:
-    assert "hgb" in str(typed.hgb(Options()).skipped)
 
 
 def test_learning_is_skipped_without_its_folder(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.hosts import Hosts, missing
+from benchmarks.processes import is_alive, send
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from benchmarks.tasks import mutations
 from benchmarks.tasks.jobs import (
@@ -38,10 +39,8 @@ from benchmarks.tasks.jobs import (
     TRAINERS,
     TRAINING,
     Job,
-    is_alive,
     listens,
     reach,
-    send,
 )
 from sar.files import PARTIAL, remove_left_over
 from sar.partition.sources.generate import community_graph

@@ -13,7 +13,6 @@ RANKS = 4
 SCALE = 17
 RATES = ("50mbit", "100mbit", "200mbit", "300mbit", "1gbit")
 BOUND = 1.15
-DELAYS = (0.0, 1.0, 5.0, 20.0)  # milliseconds
 BOUND_RATES = ("100mbit", "300mbit", "1gbit")
 WIRE_BOUND = 1.02
 WARM_UP = 3  # epochs: what is sent once, for constant rows, is sent in these
@@ -56,27 +55,6 @@ def overlap(options: Options) -> Report:
                 links.set_rate(rate)
                 _measure(report, links, ranks, rate, rounds, options.repeats)
     return report
-
-
-@benchmark("latency", "wire")
-def latency(options: Options) -> Report:
-    """Epochs whose exchanges take a while to arrive; 4 ranks on this machine, SAGE.
-
-    The delay is injected in the transport: no exchange ends earlier than that after its beginning.
-    """
-    graph = graphs.rmat(options, [("metis", RANKS)], scale=15)
-    table = Table("One epoch in wall seconds", ["rounds", *(f"{ms:g} ms" for ms in DELAYS)])
-    parts = str(graph.parts["metis", RANKS])
-    for name, rounds in (("one-shot", 1), ("strict", None)):
-        with Cluster(TASK, RANKS, environment=LAUNCH, parts=parts, rounds=rounds) as ranks:
-            for _ in range(WARM_UP):
-                ranks.call("overlapped_epoch")
-            found: dict[float, list[float]] = {ms: [] for ms in DELAYS}
-            for _ in range(options.repeats):
-                for ms, seconds in found.items():
-                    seconds.append(max(ranks.call("late_epoch", milliseconds=ms)))
-        table.rows.append([name, *(median(seconds) for seconds in found.values())])
-    return Report(tables=[table])
 
 
 def _measure(

@@ -38,9 +38,8 @@ def resident(options: Options) -> Report:
     sizes = [ranks for ranks in (1, 2) if ranks <= max(options.ranks)]
     graph = graphs.regular(options, [("random", n) for n in sizes], NODES, EDGES, FEATURES)
     report = Report()
-    modes = [mode for mode in LIMITS if mode == "keep" or _can_recompute()]
     for ranks in sizes:
-        for mode in modes:
+        for mode in LIMITS:
             found = _measure(graph.parts["random", ranks], ranks, options=SAGE, activations=mode)
             nodes = sum(one["nodes"] for one in found)
             name = f"{mode}, {ranks} rank(s)"
@@ -71,31 +70,6 @@ def structure(options: Options) -> Report:
     return report
 
 
-@benchmark("features", "limits")
-def features(options: Options) -> Report:
-    """Anonymous memory of training with features in memory and in a file: R-MAT 2^17, one rank."""
-    graph = graphs.rmat(options, [("metis", 1)])
-    columns = ["features", "after loading MB", "largest while loading MB", "largest in training MB"]
-    table = Table("Anonymous memory above the imported process", columns)
-    found = {}
-    for mapped in (False, True):
-        (one,) = _measure(graph.parts["metis", 1], 1, options=SAGE, mapped=mapped)
-        base, name = one["imported"], "in a file" if mapped else "in memory"
-        sizes = [one["prepared"], one["loading"] - base, one["peak"] - base]
-        table.rows.append([name, *(size / MB for size in sizes)])
-        found[mapped] = one
-    saved = found[False]["peak"] - found[True]["peak"]
-    share = saved / (found[False]["features"] or 1)
-    same = float(found[False]["losses"] == found[True]["losses"])
-    return Report(
-        [
-            Figure("memory saved / bytes of the features", share, at_least=0.9),
-            Figure("losses are equal bit for bit", same, at_least=1),
-        ],
-        [table],
-    )
-
-
 def _measure(parts: Path, ranks: int, **arguments: Any) -> list[dict[str, Any]]:
     task = "benchmarks.tasks.resident:Resident"
     with Cluster(task, ranks, environment=LAUNCH, parts=str(parts), **arguments) as cluster:
@@ -105,12 +79,6 @@ def _measure(parts: Path, ranks: int, **arguments: Any) -> list[dict[str, Any]]:
 def _segments(ranks: int) -> float:
     """Bytes an edge of the bounds of segments, at 28 edges a node, if each row has some."""
     return 8 * max(1, ranks - 1) / 28 + 8 / 28 + 4 * max(0, ranks - 1) / 28
-
-
-def _can_recompute() -> bool:
-    import sar
-
-    return hasattr(sar, "set_activations")
 
 
 def _breakdown(name: str, found: list[dict[str, Any]], nodes: int) -> Table:

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.cluster import ROOT
+from benchmarks.processes import children, send, variable
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
-from benchmarks.tasks.jobs import children, send, variable
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 

@@ -51,12 +51,6 @@ def gatv2_speed(options: Options) -> Report:
     return _steps(options, "gatv2", {1: 2.5}, SMALL)[0]
 
 
-@benchmark("weighted-speed", "edges")
-def weighted_speed(options: Options) -> Report:
-    """A training step of a 3-layer GraphConv with edge weights on 1 rank: at most DGL / 2.5."""
-    return _steps(options, "weighted", {1: 2.5})[0]
-
-
 def speed(options: Options, ranks: int) -> Report:
     """SAGE in all environments; the first epoch gives the activation memory."""
     graph = graphs.rmat(options, [("metis", ranks)])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
 from benchmarks import hosts
 from benchmarks.cluster import Cluster
+from benchmarks.race import MB, WARM_UP, race
 from benchmarks.tables.contenders import Request
 
-MB = 1e6
-WARM_UP = 2  # epochs of a turn that do not count: pages of a process that slept are cold
 Row = dict[str, Any]
 
 
@@ -45,19 +43,11 @@ def speed(request: Request) -> list[Row]:
             start[name, size] = lambda size=size, rounds=rounds: request.sar(graph, size, rounds)
         if request.compares_original:
             start["IntelLabs SAR", size] = lambda size=size: request.original(graph, size)
-    with ExitStack() as stack:
-        clusters = {key: stack.enter_context(make()) for key, make in start.items()}
-        turns: dict[tuple[str, int], list[Row]] = {key: [] for key in clusters}
-        for turn in range(request.epochs):
-            for key in sorted(clusters, reverse=bool(turn % 2)):
-                for _ in range(WARM_UP):
-                    clusters[key].call("epoch")
-                turns[key].append(_epoch(clusters[key]))
-    dgl = turns["DGL", 1]
+    found = race(start, request.epochs, turn=_epoch)
     rows = []
-    for (name, size), epochs in turns.items():
-        ratio = median(mine["cpu"] / theirs["cpu"] for mine, theirs in zip(epochs, dgl))
-        middle = {field: median(epoch[field] for epoch in epochs) for field in epochs[0]}
+    for name, size in start:
+        middle = {key: found.middle((name, size), key) for key in found.turns[name, size][0]}
+        ratio = found.ratio((name, size), ("DGL", 1))
         rows.append({"contender": name, "ranks": size, **middle, "cpu_over_dgl": ratio})
     return rows
 

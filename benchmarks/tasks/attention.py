@@ -40,8 +40,6 @@ class Sar(_Chosen, sage.Sar):
         super().__init__(rank, size, port, **arguments)
 
     def make_structure(self) -> None:
-        if self.kind == "weighted":
-            super().make_structure()
         self.graph.create_formats_()  # as for DGL
 
     def plan(self) -> Any:

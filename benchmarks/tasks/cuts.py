@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from benchmarks.cluster import ROOT
-from benchmarks.tasks.jobs import children, is_alive, send
+from benchmarks.processes import children, is_alive, send
 from sar.__main__ import main
 
 OUT = "parts"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.processes import anonymous_bytes, children, command_line
 
 _INTERVAL = 0.005  # seconds between two readings
 
@@ -103,37 +104,11 @@ class PeakOfAll:
 
     def _watch(self) -> None:
         while True:
-            self.peak = max(self.peak, sum(map(anonymous_bytes, [os.getpid(), *children()])))
+            own = command_line(os.getpid())  # a child that still is a copy of it holds no more
+            below = [pid for pid in children(os.getpid()) if command_line(pid) != own]
+            self.peak = max(self.peak, sum(map(anonymous_bytes, [os.getpid(), *below])))
             if self._stop.wait(_INTERVAL):
                 return
-
-
-def children() -> list[int]:
-    """Of all threads of this process; without those that still are a copy of it."""
-    own, found = command_line("self"), []
-    for path in Path("/proc/self/task").glob("*/children"):
-        try:
-            found += [int(word) for word in path.read_text().split()]
-        except OSError:  # the thread has ended
-            pass
-    return [pid for pid in found if command_line(str(pid)) != own]
-
-
-def command_line(pid: str) -> bytes:
-    """Of any process; empty when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Of any process; 0 when it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def save_edges(graph: Any, folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import ROOT
+from benchmarks.cluster import ROOT, free_port
 from benchmarks.forks import Fork
 from benchmarks.hosts import Hosts
+from benchmarks.processes import children, is_alive, send, variable
 
 LIMIT = 6.0  # seconds of the ranks' timeout
 SLACK = 8.0  # after it
@@ -227,51 +227,8 @@ def reach(job: Job, victims: Sequence[int], draw: random.Random) -> bool:
     return found
 
 
-def send(pid: int, number: signal.Signals) -> bool:
-    """Signal a process; whether it was there."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 def listens(pid: int, job: Job) -> bool:
     """Whether a process has a port that takes connections."""
     before = [] if job.hosts is None else ["nsenter", "-t", str(pid), "-n"]
     done = subprocess.run([*before, "ss", "-Hltnp"], capture_output=True, text=True, check=False)
     return f"pid={pid}," in done.stdout
-
-
-def is_alive(pid: int) -> bool:
-    """A process that has ended, but was not waited for, is not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def children(pid: int) -> list[int]:
-    """All processes below one."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    direct = [int(word) for word in text.split()]
-    return direct + [one for child in direct for one in children(child)]
-
-
-def variable(pid: int, name: str) -> str:
-    """Of a process' environment; empty where there is none."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    start = name.encode() + b"="
-    return next((one[len(start) :].decode() for one in entries if one.startswith(start)), "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,40 +109,11 @@ class Overlap(sage.Sar):
         """Wall seconds of an epoch."""
         return self.timed(self.step)
 
-    def late_epoch(self, milliseconds: float) -> float:
-        """Wall seconds of an epoch whose exchanges end that much later than they would."""
-        with late_transport(self.group, milliseconds / 1000):
-            return self.timed(self.step)
-
     def trace(self, file: str) -> list[dict[str, Any]]:
         """One epoch into a file, and its summary."""
         with sar.trace(file, self.model) as recorded:
             self.step()
         return recorded.summary()
-
-
-class _Late:
-    """An exchange that has not landed before a moment."""
-
-    def __init__(self, work: Work, seconds: float) -> None:
-        self.work, self.earliest = work, time.perf_counter() + seconds
-
-    def wait(self) -> None:
-        self.work.wait()
-        time.sleep(max(0.0, self.earliest - time.perf_counter()))
-
-
-def late_transport(group: Any, seconds: float) -> mock._patch_multiple:
-    """Inside, no exchange ends before ``seconds`` after its beginning, as over a long way.
-
-    Exchanges that are in flight together are late together.
-    """
-    exchange, begin_sum = group._exchange, group._begin_sum
-    return mock.patch.multiple(
-        group,
-        _exchange=lambda *arguments: _Late(exchange(*arguments), seconds),
-        _begin_sum=lambda tensor: _Late(begin_sum(tensor), seconds),
-    )
 
 
 def free_transport(group: Any) -> mock._patch_multiple:

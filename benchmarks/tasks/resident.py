@@ -16,7 +16,6 @@ class Resident:
 
     Args:
         parts: the partitions' JSON.
-        mapped: leave the features in a file.
         options: of :class:`sar.train.ModelOptions`.
         activations: what ``sar.set_activations`` takes.
         rounds, structure: of the policy.
@@ -29,7 +28,6 @@ class Resident:
         port: int,
         parts: str,
         options: dict[str, Any],
-        mapped: bool = False,
         activations: str = "keep",
         rounds: int | None = None,
         structure: str = "both",
@@ -41,15 +39,14 @@ class Resident:
 
         self.sar, self.parts, self.options = sar, parts, options
         self.group = sar.initialize_comms(rank, size, "127.0.0.1", "gloo", master_port_number=port)
-        self.mapped, self.activations = mapped, activations
+        self.activations = activations
         self.policy = sar.Policy(rounds=rounds, structure=structure)
 
     def run(self, epochs: int) -> dict[str, Any]:
         """Bytes by kind, the largest resident and anonymous memory of training, and losses."""
         measure.settle()
         imported = measure.anonymous_bytes()
-        with measure.PeakMemory() as loading:
-            trainer = self._prepare()
+        trainer = self._prepare()
         measure.settle()
         prepared = measure.anonymous_bytes()
         trainer.loss = _Watched(trainer.loss)
@@ -58,8 +55,7 @@ class Resident:
         found = {"kept for backward": trainer.loss.after - prepared}
         found |= {"resident": sum(measure.status_bytes("VmHWM"))}
         found |= {"imported": imported, "prepared": prepared - imported}
-        # Sampled: pages of the features' file go meanwhile, which the kernel's peak would count.
-        found |= {"loading": loading.peak.sampled, "peak": training.peak.sampled}
+        found |= {"peak": training.peak.sampled}
         return {**found, **self._kinds(trainer), "losses": losses}
 
     def _prepare(self) -> Any:
@@ -73,7 +69,7 @@ class Resident:
         )
 
         partition = self.sar.load_dgl_partition_data(self.parts, self.group.rank, "cpu")
-        data = load_node_data(partition, DataOptions(), map_features=self.mapped)
+        data = load_node_data(partition, DataOptions())
         graph = self.sar.construct_full_graph(partition, self.policy)
         del partition
         graph.create_formats_()
@@ -93,7 +89,7 @@ class Resident:
         return {
             "nodes": trainer.data.features.shape[0],
             "edges": relation.num_edges,
-            "features": 0 if self.mapped else _bytes([trainer.data.features], seen),
+            "features": _bytes([trainer.data.features], seen),
             "labels and splits": _bytes([trainer.data.labels, trainer.data.rows], seen),
             "edge arrays": _bytes([relation.store], seen, but=(relation.plan,)),
             "halo plan": _bytes([relation.plan], seen),

@@ -20,24 +20,14 @@ class Stack(nn.Module):
 
     def __init__(self, kind: str, num_features: int) -> None:
         super().__init__()
-        self.kind = kind
         widths = [num_features, *[HIDDEN] * (LAYERS - 1)]
-        if kind == "weighted":
-            pairs = zip(widths, [*widths[1:], CLASSES])
-            convs = [dgl.nn.GraphConv(a, b, norm="none") for a, b in pairs]
-        else:
-            layer = {"gat": dgl.nn.GATConv, "gatv2": dgl.nn.GATv2Conv}[kind]
-            convs = [layer(width, HIDDEN // HEADS, HEADS) for width in widths[:-1]]
-            convs = [Block(conv, partial(torch.flatten, start_dim=1), F.elu) for conv in convs]
-            convs.append(layer(widths[-1], CLASSES, HEADS))
+        layer = {"gat": dgl.nn.GATConv, "gatv2": dgl.nn.GATv2Conv}[kind]
+        convs = [layer(width, HIDDEN // HEADS, HEADS) for width in widths[:-1]]
+        convs = [Block(conv, partial(torch.flatten, start_dim=1), F.elu) for conv in convs]
+        convs.append(layer(widths[-1], CLASSES, HEADS))
         self.convs = nn.ModuleList(convs)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
-        if self.kind == "weighted":
-            weights = x.new_full((graph.num_edges(),), 0.03)
-            for conv in self.convs[:-1]:
-                x = F.relu(conv(graph, x, edge_weight=weights))
-            return self.convs[-1](graph, x, edge_weight=weights)
         for conv in self.convs[:-1]:
             x = conv(graph, x)
         return self.convs[-1](graph, x).mean(1)

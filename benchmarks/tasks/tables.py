@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.tasks.cutting import anonymous_bytes
+from benchmarks.processes import anonymous_bytes, children
 
 FILES, COMMUNITIES = 8, 256
 _INSIDE = 0.75  # of the edges join nodes of the same community
@@ -113,7 +113,7 @@ def run(command: list[str], beside: Path) -> Taken:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     memory = scratch = looks = 0
     while process.poll() is None:
-        memory = max(memory, sum(map(anonymous_bytes, _tree(process.pid))))
+        memory = max(memory, sum(map(anonymous_bytes, [process.pid, *children(process.pid)])))
         if looks % 20 == 0:
             scratch = max(scratch, sum(map(folder_size, beside.glob("sar-*"))))
         looks += 1
@@ -126,19 +126,6 @@ def run(command: list[str], beside: Path) -> Taken:
 def _cpu() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _tree(pid: int) -> list[int]:
-    """A process and all below it."""
-    found = [pid]
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:  # it ended
-            continue
-        for child in children:
-            found += _tree(int(child))
-    return found
 
 
 def folder_size(folder: Path) -> int:

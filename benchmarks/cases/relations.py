@@ -1,4 +1,4 @@
-"""Real graphs of several types: the same model on 4 ranks and on one DGL process."""
+"""Bytes of layers over several relations, one after the other and together."""
 
 from __future__ import annotations
 
@@ -6,37 +6,18 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import graphs
-from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 if TYPE_CHECKING:
     from sar.comm import Group
 
 RANKS, PAPERS, WIDTH = 4, 20_000, 64
-TASKS = "benchmarks.tasks.typed:Whole", "benchmarks.tasks.typed:Part"
-
-
-@benchmark("hgb", "edges")
-def hgb(options: Options) -> Report:
-    """F1 of an R-GCN on HGB-ACM and HGB-IMDB, 4 ranks beside one DGL process, seeds 0 to 4.
-
-    A HeteroGraphConv for each of two layers; learned rows for all types but the labeled one.
-    """
-    report = Report()
-    for name, target in (("hgb_acm", "paper"), ("hgb_imdb", "movie")):
-        one = _compare(options, name, target, "f1-micro", range(5), 0.015)
-        if one.skipped:
-            return one
-        report.figures += one.figures
-        report.tables += one.tables
-    return report
 
 
 @benchmark("relations", "edges")
@@ -113,43 +94,3 @@ def _sent(path: Path, make: Callable, exchange: str, group: Group) -> int:
         before = group.counters.sent_bytes
         torch.stack([rows.sum() for rows in run(x)]).sum().backward()
     return group.counters.sent_bytes - before
-
-
-def _compare(
-    options: Options, name: str, target: str, metric: str, seeds: range, bound: float
-) -> Report:
-    """Scores of both from the same initial parameters, without dropout; their means' distance."""
-    file = None if options.data is None else options.data / f"{name}.npz"
-    if file is None or not file.is_file():
-        return Report(skipped=f"pass --data or set SAR_DATA: a folder with {name}.npz")
-    cut = ("metis", RANKS)
-    parts = graphs.partitions(options, f"typed-{name}", partial(_read, file), [cut])
-    found: list[list[dict]] = []
-    with Cluster(TASKS[0], environment=ONE_THREAD) as one:
-        one.call("load", source=str(file.resolve()), target=target)
-        found.append([one.call("fit", seed=seed, metric=metric)[0] for seed in seeds])
-    with Cluster(TASKS[1], RANKS, environment=LAUNCH) as many:
-        many.call("load", source=str(parts[cut]), target=target)
-        found.append([many.call("fit", seed=seed, metric=metric)[0] for seed in seeds])
-    scores = [[run["score"] for run in runs] for runs in found]
-    table = Table(f"{name}: {metric} by seed", ["", *(f"seed {s}" for s in seeds), "mean"])
-    for who, row in zip(("DGL", f"{RANKS} ranks"), scores):
-        table.rows.append([who, *row, mean(row)])
-    pairs = [zip(a["losses"], b["losses"]) for a, b in zip(*found)]
-    apart = max(abs(a - b) / a for pair in pairs for a, b in list(pair)[:5])
-    means = [mean(row) for row in scores]
-    return Report(
-        [
-            Figure(f"{name}: mean {metric}, DGL", means[0]),
-            Figure(f"{name}: mean {metric}, {RANKS} ranks", means[1]),
-            Figure(f"{name}: distance of the means", abs(means[0] - means[1]), at_most=bound),
-            Figure(f"{name}: losses of the first 5 epochs, relative", apart, at_most=1e-4),
-        ],
-        [table],
-    )
-
-
-def _read(file: Path) -> object:
-    from benchmarks.tasks.typed import read
-
-    return read(file)
