@@ -44,9 +44,11 @@ LADDER = (
     {"allocator"},
     {"kernels", "partition", "comm"},
     {"config", "files", "_private", "registry"},
-    {"errors", "expect", "words"},
+    {"errors", "expect", "splitmix", "words"},
 )
-LEAVES = {"config", "errors", "expect", "files", "registry", "words", "_private"}
+LEAVES = {
+    "config", "errors", "expect", "files", "registry", "splitmix", "words", "_private",
+}  # fmt: skip
 NARROWER = {  # what may import less
     "config": {"errors", "expect", "words"},
     "errors": set(),
@@ -61,8 +63,8 @@ BELOW = {
     for part in step
 }
 WITHOUT_DGL = {
-    "config", "errors", "expect", "files", "words", "comm", "kernels", "stream", "edges", "ops",
-    "graph", "memory", "nn", "tracing", "layers",
+    "config", "errors", "expect", "files", "splitmix", "words", "comm", "kernels", "stream",
+    "edges", "ops", "graph", "memory", "nn", "tracing", "layers",
 }  # fmt: skip
 LAUNCHER = ("torch.distributed.run", "torch.distributed.launcher", "torch.distributed.elastic")
 

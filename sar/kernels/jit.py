@@ -23,6 +23,8 @@ from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from sar._private import lazily_disabled, llvm_tools, njit, without_counting
+from sar.splitmix import STEP as SPLITMIX_STEP
+from sar.splitmix import mix as splitmix_mix
 
 # Sums may be reordered, so that they use vector units; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract", "afn"}
@@ -232,17 +234,8 @@ def _exp32(x: Any) -> Any:
     return y if x == x else x
 
 
-STEP, _MIX_1, _MIX_2 = (
-    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
-
-
-@inlined
-def mix(x: Any) -> Any:
-    """The finalizer of splitmix64, of unsigned 64-bit integers."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
+STEP = np.uint64(SPLITMIX_STEP)
+mix = inlined(splitmix_mix)
 
 
 @inlined

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
-_STEP = 0x9E3779B97F4A7C15 - 2**64
-_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX_2 = 0x94D049BB133111EB - 2**64
+from sar.splitmix import MIX_1, MIX_2, STEP
+
+# As signed 64-bit integers.
+_STEP, _MIX_1, _MIX_2 = (one - 2**64 for one in (STEP, MIX_1, MIX_2))
 _MANTISSA = 53
 
 

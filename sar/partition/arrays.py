@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition.progress import Counter, Progress, silent
+from sar.partition.progress import Counter, Progress, blocks, silent
 
 NTYPE_HOMO = "_N"
 ETYPE_HOMO = ("_N", "_E", "_N")
@@ -16,7 +17,7 @@ STORED_DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
 CanonicalEtype = tuple[str, str, str]
-_BLOCK = 1 << 20  # edges that are looked at together
+_SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
 @dataclass
@@ -126,24 +127,36 @@ class GraphArrays:
                 )
 
 
+def storable(values: np.ndarray) -> np.ndarray:
+    """As what partitions can hold: in this machine's byte order, and unsigned integers that DGL's
+    files do not know as wider signed ones.
+
+    Raises TypeError for what is no such number, OverflowError for integers of 2**63 and more.
+    """
+    dtype = values.dtype.newbyteorder("=")
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise TypeError(f"got {values.dtype}, expected numbers of at most 64 bits")
+    if dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+        raise OverflowError(f"got uint64 up to {values.max()}, expected less than 2**63")
+    return values.astype(_SIGNED.get(dtype.name, dtype), copy=False)
+
+
 def _span(ids: Tensor, counter: Counter) -> tuple[int, int]:
     """The smallest and the largest one, 0 and -1 where there are none; in blocks."""
-    lows, highs = [], []
-    for block in ids.split(_BLOCK):
-        if len(block):
-            lows.append(int(block.min()))
-            highs.append(int(block.max()))
-            counter.add(len(block))
+    lows: list[int] = []
+    highs: list[int] = []
+    for low, high in blocks(len(ids), counter):
+        lows.append(int(ids[low:high].min()))
+        highs.append(int(ids[low:high].max()))
     return min(lows, default=0), max(highs, default=-1)
 
 
 def _first_outside(ids: Tensor, count: int) -> tuple[int, int]:
-    """Row and value of the first id that is not in [0, ``count``)."""
-    for low in range(0, len(ids), _BLOCK):
-        block = ids[low : low + _BLOCK]
-        wrong = ((block < 0) | (block >= count)).nonzero()
+    """Row and value of the first id that is not in [0, ``count``); there is one."""
+    for low, high in blocks(len(ids)):
+        wrong = ((ids[low:high] < 0) | (ids[low:high] >= count)).nonzero()
         if len(wrong):
-            return low + int(wrong[0]), int(block[wrong[0]])
+            return low + int(wrong[0]), int(ids[low + int(wrong[0])])
     raise ValueError(f"all ids are in [0, {count})")
 
 

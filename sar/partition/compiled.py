@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
+
 from sar._private import njit, without_counting
+from sar.splitmix import mix as splitmix_mix
 
 _OPTIONS: Any = {"nogil": True, "cache": True, **without_counting()}
 compiled: Any = njit(**_OPTIONS)
+inlined: Any = numba.njit(inline="always")
+mix = inlined(splitmix_mix)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from sar.partition.compiled import compiled
+from sar.partition.compiled import compiled, inlined
 
 WORD = 64  # bits of an element of a bitmap
 _ONE, _SIX = np.uint64(1), np.uint64(6)
@@ -88,7 +87,7 @@ def mark_remote(ids: Any, start: int, stop: int, bitmap: Any) -> None:
             bitmap[bit >> _SIX] |= _ONE << (bit & _LOW)
 
 
-@numba.njit(inline="always")
+@inlined
 def _ones(word: Any) -> Any:
     """How many bits are set; LLVM makes one instruction of it."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))

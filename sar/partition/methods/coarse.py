@@ -15,8 +15,9 @@ import numpy as np
 
 from sar.files import naming
 from sar.partition.buckets import Rows
-from sar.partition.compiled import compiled
+from sar.partition.compiled import compiled, mix
 from sar.partition.progress import Counter, Progress, silent
+from sar.splitmix import STEP
 
 # Fewer leave KaMinPar more to do than they save.
 _ROUNDS = 3
@@ -27,6 +28,7 @@ _RUN = 1 << 22  # edges of nodes that are looked at in one call
 # Bits of a ParHIP file's version: widths of 32 instead of 64 bits. Weights of both kinds follow.
 _NODE_IDS_32, _NODE_WEIGHTS_32, _EDGE_WEIGHTS_32 = 8, 16, 32
 _HEADER = np.dtype("<u8")
+_STEP = np.uint64(STEP)
 
 
 def find_clusters(
@@ -233,9 +235,7 @@ def _contract(
 
 @compiled
 def _draw(a, b):
-    """A number in [0, 1) of a pair, the same from both ends (the mixer of SplitMix64)."""
+    """A number in [0, 1) of a pair, the same from both ends."""
     low, high = np.uint64(min(a, b)), np.uint64(max(a, b))
-    x = (low << np.uint64(32) | high) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.float64((x ^ (x >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0
+    mixed = mix((low << np.uint64(32) | high) + _STEP)
+    return np.float64(mixed >> np.uint64(11)) / 9007199254740992.0

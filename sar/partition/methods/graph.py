@@ -10,7 +10,7 @@ import numpy as np
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.buckets import BLOCK, Rows, sort_rows
-from sar.partition.compiled import compiled
+from sar.partition.compiled import compiled, mix
 from sar.partition.progress import Counter, Progress, silent
 
 MAX_NODES, MAX_TYPES = 2**31 - 1, 2**15
@@ -140,10 +140,7 @@ def _add_hashes(first, second, sums):
     for i in range(len(first)):
         u, v = np.uint64(first[i]), np.uint64(second[i])
         up = u < v
-        x = (u << np.uint64(32) | v) if up else (v << np.uint64(32) | u)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
+        x = mix((u << np.uint64(32) | v) if up else (v << np.uint64(32) | u))
         at = 0 if up else 2
         sums[at] += x
         sums[at + 1] += (x * x) ^ (x >> np.uint64(32))

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from sar.files import naming
 from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
-from sar.partition.progress import Counter, Progress, silent, watched
-from sar.partition.sources.blocks import Block, Key, WidenError
-from sar.partition.sources.columns import (
-    ColumnFile,
-    cast,
-    check_finite,
-    map_or_copy,
-    standard,
+from sar.partition.progress import Counter, Progress, blocks, silent, watched
+from sar.partition.sources.blocks import (
+    Block,
+    Key,
+    WidenError,
+    finished,
+    numbers,
+    rows_at_once,
     together,
 )
 from sar.partition.sources.idmap import Dense, IdMap, Numbering, check_dense
-from sar.partition.sources.tables import Table
+from sar.partition.sources.tables import Table, array
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,147 +87,260 @@ def assemble(
 
     Raises ValueError naming file, row and value; FileNotFoundError; OSError for a full disk.
     """
-    how = _How(allow_nan, progress)
-    counts, ends, edge_data = _read_edges(nodes, edges, scratch, how)
+    reader = _Reader(scratch, allow_nan, progress)
+    counts, ends, edge_data = reader.edges(nodes, edges)
     node_data = {
-        ntype: _columns(
-            nodes[ntype].columns,
-            counts[ntype],
-            f"{ntype!r} nodes",
-            scratch / f"nodes-{number}",
-            how,
-            ORIG_ID,
+        ntype: reader.columns(
+            nodes[ntype].columns, counts[ntype], f"{ntype!r} nodes", f"nodes-{number}", ORIG_ID
         )
         for number, ntype in enumerate(sorted(nodes))
     }
-    etypes = sorted(ends)
-    return (
-        GraphArrays(
-            name,
-            {ntype: counts[ntype] for ntype in sorted(nodes)},
-            {etype: ends[etype] for etype in etypes},
-            node_data,
-            {etype: edge_data[etype] for etype in etypes if edge_data[etype]},
-        )
-        .with_orig_ids()
-        .validate(progress)
+    graph = GraphArrays(
+        name,
+        {ntype: counts[ntype] for ntype in sorted(nodes)},
+        {etype: ends[etype] for etype in sorted(ends)},
+        node_data,
+        {etype: edge_data[etype] for etype in sorted(ends) if edge_data[etype]},
     )
+    return graph.with_orig_ids().validate(progress)
+
+
+_Ends = tuple[Tensor, Tensor]
+_Columns = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class _How:
-    """In which way columns are read, all of them."""
+class _Reader:
+    """Reads tables into files of ``scratch``."""
 
+    scratch: Path
     allow_nan: bool
     progress: Progress
 
     def blocks(self, what: str, table: Table, keys: Sequence[Key], **types: Any) -> Iterator[Block]:
         """:meth:`Table.blocks`, which tell of their progress."""
-        blocks = table.blocks(keys, **types)
+        found = table.blocks(keys, **types)
         counter = Counter(self.progress, f"reading {what}", table.num_rows())
-        return watched(blocks, counter, lambda block: len(block.columns[0]))
+        return watched(found, counter, lambda block: len(block.columns[0]))
 
+    def edges(
+        self, nodes: Mapping[str, Nodes], edges: Sequence[Edges]
+    ) -> tuple[dict[str, int], dict[CanonicalEtype, _Ends], dict[CanonicalEtype, _Columns]]:
+        """How many nodes there are, and the edges; the memory of ids is free when it returns."""
+        numberings = {ntype: self._numbering(ntype, one) for ntype, one in nodes.items()}
+        ends: dict[CanonicalEtype, _Ends] = {}
+        data: dict[CanonicalEtype, _Columns] = {}
+        for number, one in enumerate(edges):
+            both = numberings[one.etype[0]], numberings[one.etype[2]]
+            ends[one.etype], data[one.etype] = self._edges_of(one, *both, f"edges-{number}")
+        total = sum(len(src) for src, _ in ends.values())
+        for ntype, numbering in numberings.items():
+            if isinstance(numbering, IdMap):
+                numbering.write(self.scratch / "ids" / f"{ntype}.parquet")
+            elif nodes[ntype].count is None:
+                where = str(edges[0].table.paths[0])
+                check_dense(numbering.count, 2 * total, where, "describe them with 'ids: external'")
+        return {ntype: one.count for ntype, one in numberings.items()}, ends, data
 
-_Ends = dict[CanonicalEtype, tuple[Tensor, Tensor]]
-_EdgeData = dict[CanonicalEtype, dict[str, Tensor]]
+    def _numbering(self, ntype: str, nodes: Nodes) -> Numbering:
+        if nodes.count is not None or nodes.dense:
+            return Dense(ntype, nodes.count)
+        numbering = IdMap(ntype, nodes.texts)
+        if nodes.ids:
+            (key,) = nodes.ids.keys or (0,)
+            texts = [key] if nodes.texts else []
+            for block in self.blocks("node ids", nodes.ids.table, [key], ids=[key], texts=texts):
+                numbering.add(block, key)
+            numbering.close()
+        return numbering
 
+    def _edges_of(
+        self, one: Edges, src: Numbering, dst: Numbering, folder: str
+    ) -> tuple[_Ends, _Columns]:
+        """Ends and data of a type; what lies beside the ends is read with them."""
+        what, ids = f"{':'.join(one.etype)!r} edges", [one.src, one.dst]
+        _check_names(one.columns, what, ORIG_EID)
+        beside = {n: v for n, v in one.columns.items() if v.table is one.table and v.keys}
+        keys = [key for values in beside.values() for key in values.keys or ()]
 
-def _read_edges(
-    nodes: Mapping[str, Nodes], edges: Sequence[Edges], scratch: Path, how: _How
-) -> tuple[dict[str, int], _Ends, _EdgeData]:
-    """How many nodes there are, and the edges; the memory of ids is free when it returns."""
-    numberings = {ntype: _numbering(ntype, one, how) for ntype, one in nodes.items()}
-    ends: _Ends = {}
-    data: _EdgeData = {}
-    for number, one in enumerate(edges):
-        copier = _EdgeCopier(one, numberings, scratch / f"edges-{number}", how)
-        ends[one.etype], data[one.etype] = copier.copy()
-    total = sum(len(src) for src, _ in ends.values())
-    for ntype, numbering in numberings.items():
-        if isinstance(numbering, IdMap):
-            numbering.write(scratch / "ids" / f"{ntype}.parquet")
-        elif nodes[ntype].count is None:
-            where = str(edges[0].table.paths[0])
-            check_dense(numbering.count, 2 * total, where, "describe them with 'ids: external'")
-    return {ntype: one.count for ntype, one in numberings.items()}, ends, data
+        def read(floats: Sequence[Key]) -> tuple[_Columns, _Columns]:
+            with ExitStack() as stack:
+                files = self._files(beside, f"{folder}/column", stack)
+                ends = self._files(("src", "dst"), f"{folder}/end", stack, "int64")
+                texts = _text_ids(one, src, dst)
+                for block in self.blocks(
+                    "edges", one.table, [*ids, *keys], ids=ids, texts=texts, floats=floats
+                ):
+                    for file, rows in zip(ends.values(), _number(block, one, src, dst)):
+                        file.append(rows, block)
+                    self._add(files, beside, block, 2)
+                return _tensors(ends), _tensors(files)
 
+        ends, data = _widened(read)
+        rest = {n: v for n, v in one.columns.items() if n not in beside}
+        data |= self.columns(rest, len(ends["src"]), what, folder, ORIG_EID)
+        return (ends["src"], ends["dst"]), {name: data[name] for name in one.columns}
 
-def _numbering(ntype: str, nodes: Nodes, how: _How) -> Numbering:
-    if nodes.count is not None or nodes.dense:
-        return Dense(ntype, nodes.count)
-    numbering = IdMap(ntype, nodes.texts)
-    if nodes.ids:
-        (key,) = nodes.ids.keys or (0,)
-        texts = [key] if nodes.texts else []
-        for block in how.blocks("node ids", nodes.ids.table, [key], ids=[key], texts=texts):
-            numbering.add(block, key)
-        numbering.close()
-    return numbering
+    def columns(
+        self, columns: Mapping[str, Values], rows: int, what: str, folder: str, reserved: str
+    ) -> _Columns:
+        """All columns by name, [rows, ...]; those of one table are read together."""
+        _check_names(columns, what, reserved)
+        kind = "node data" if reserved == ORIG_ID else "edge data"
+        found: _Columns = {}
+        groups: dict[Table, dict[str, Values]] = {}
+        for number, (name, values) in enumerate(columns.items()):
+            if values.keys is None:
+                counter = Counter(self.progress, f"reading {kind}", rows)
+                copy = self.scratch / folder / f"array-{number}"
+                found[name] = self._map_or_copy(values, name, copy, counter)
+            else:
+                groups.setdefault(values.table, {})[name] = values
+        for number, (table, group) in enumerate(groups.items()):
+            stem = f"{folder}/table-{number}"
+            found |= _widened(partial(self._read_group, kind, table, group, stem))
+        for name, tensor in found.items():
+            if len(tensor) != rows:
+                path = columns[name].table.paths[0]
+                raise ValueError(
+                    f"{path}: column {name!r} has {len(tensor)} rows, expected {rows} ({what})"
+                )
+        return {name: _shaped(found[name], columns[name].shape) for name in columns}
 
-
-class _EdgeCopier:
-    """Ends and data of one type of edges, out of its tables into files."""
-
-    def __init__(
-        self, edges: Edges, numberings: Mapping[str, Numbering], folder: Path, how: _How
-    ) -> None:
-        self._edges, self._folder, self._how = edges, folder, how
-        source, _, destination = edges.etype
-        self._src, self._dst = numberings[source], numberings[destination]
-        # What lies beside the ends is read with them.
-        beside = {n: v for n, v in edges.columns.items() if v.table is edges.table and v.keys}
-        self._beside = beside
-        self._others = {n: v for n, v in edges.columns.items() if n not in beside}
-
-    def copy(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-        what = f"{':'.join(self._edges.etype)!r} edges"
-        _check_names(self._edges.columns, what, ORIG_EID)
-        ends, data = retried(self._copy_once)
-        rest = _columns(self._others, len(ends[0]), what, self._folder, self._how, ORIG_EID)
-        found = {**data, **rest}
-        return ends, {name: found[name] for name in self._edges.columns}
-
-    def _copy_once(self, floats: Sequence[Key]) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-        one = self._edges
-        keys = [key for values in self._beside.values() for key in values.keys or ()]
+    def _read_group(
+        self,
+        kind: str,
+        table: Table,
+        group: Mapping[str, Values],
+        stem: str,
+        floats: Sequence[Key],
+    ) -> _Columns:
+        keys = [key for values in group.values() for key in values.keys or ()]
         with ExitStack() as stack:
-            src, dst = (
-                stack.enter_context(ColumnFile(self._folder / f"{end}.npy", end, "int64"))
-                for end in ("src", "dst")
-            )
-            files = _open_files(self._beside, self._folder, stack)
-            for block in self._how.blocks(
-                "edges",
-                one.table,
-                [one.src, one.dst, *keys],
-                ids=[one.src, one.dst],
-                texts=self._texts(),
-                floats=floats,
-            ):
-                rows = self._number(block)
-                src.add(rows[0], block)
-                dst.add(rows[1], block)
-                _add(files, self._beside, block, 2, self._how.allow_nan)
-            ends = src.tensor(), dst.tensor()
-            return ends, {name: file.tensor() for name, file in files.items()}
+            files = self._files(group, stem, stack)
+            for block in self.blocks(kind, table, keys, floats=floats):
+                self._add(files, group, block, 0)
+            return _tensors(files)
 
-    def _texts(self) -> list[Key]:
-        """Columns whose ids are texts even if this table's look like integers."""
-        one = self._edges
-        ends = {one.src: self._src, one.dst: self._dst}
-        maps = {key: ids for key, ids in ends.items() if isinstance(ids, IdMap)}
-        are_integers = one.table.integers(list(maps))
-        texts = {id(ids) for key, ids in maps.items() if ids.has_texts or not are_integers[key]}
-        return [key for key, ids in maps.items() if id(ids) in texts and not ids.has_integers]
+    def _files(
+        self, names: Iterable[str], stem: str, stack: ExitStack, nothing: str = "float32"
+    ) -> dict[str, _ColumnFile]:
+        """Names may hold what no file name can, so files have numbers."""
+        files = {
+            name: _ColumnFile(self.scratch / f"{stem}-{number}", name, nothing)
+            for number, name in enumerate(names)
+        }
+        for file in files.values():
+            stack.callback(file.close)
+        return files
 
-    def _number(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
-        one, src, dst = self._edges, self._src, self._dst
-        if src is dst and isinstance(src, IdMap) and not src.closed:
-            return src.number_ends(block, one.src, one.dst)
-        return src.number(block, 0, one.src), dst.number(block, 1, one.dst)
+    def _add(
+        self,
+        files: Mapping[str, _ColumnFile],
+        columns: Mapping[str, Values],
+        block: Block,
+        first: int,
+    ) -> None:
+        """Append each file's columns of the block, which begin at the one of number ``first``."""
+        for name, values in columns.items():
+            keys = values.keys or ()
+            rows = together(block, first, keys)
+            files[name].append(finished(rows, name, values.dtype, self.allow_nan, block), block)
+            first += len(keys)
+
+    def _map_or_copy(self, values: Values, name: str, copy: Path, counter: Counter) -> Tensor:
+        """The rows of `.npy` files: where they lie if it is one that can be used as it is.
+
+        Raises ValueError naming file and row.
+        """
+        table = values.table
+        single, mapped, file = len(table.paths) == 1, array(table.paths[0]), _ColumnFile(copy, name)
+        try:
+            for number, path in enumerate(table.paths):
+                found = array(path)
+                if table.rows and table.rows[number] != len(found):
+                    raise ValueError(
+                        f"{path}: holds {len(found)} rows, expected {table.rows[number]}"
+                    )
+                step = rows_at_once(found.nbytes / max(len(found), 1))
+                for low, high in blocks(len(found), counter, step):
+                    block = Block(path, low, [found[low:high]])
+                    rows = numbers(block, 0, name)
+                    rows = finished(rows, name, values.dtype, self.allow_nan, block)
+                    single = single and rows.dtype == found.dtype and found.flags.c_contiguous
+                    if not single:
+                        file.append(rows, block)
+                if not len(found):
+                    file.append(found[:0], Block(path, 0, []))
+            if single and mapped.size:
+                copy.unlink()
+                return torch.from_numpy(mapped)
+            return file.tensor()
+        finally:
+            file.close()
 
 
-def retried(read):
+class _ColumnFile:
+    """A file that blocks of rows are appended to, and that :meth:`tensor` maps.
+
+    ``nothing`` is the type of a column without rows. Raises OSError naming the file where the disk
+    is full.
+    """
+
+    def __init__(self, path: Path, name: str, nothing: str = "float32") -> None:
+        self._path, self._name, self._count = path, name, 0
+        self._kind: tuple[np.dtype, tuple[int, ...]] | None = None
+        self._nothing = np.dtype(nothing)
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "wb")  # noqa: SIM115 - closed by who made it
+
+    def append(self, values: np.ndarray, block: Block) -> None:
+        """More rows. Raises ValueError where they have another type or width than before."""
+        kind = values.dtype, values.shape[1:]
+        before = self._kind = self._kind or kind
+        if kind != before:
+            text = f"rows are {kind[0]} {list(kind[1])}, expected {before[0]} {list(before[1])}"
+            raise block.error(0, self._name, f"{text} as before")
+        with naming(self._path):
+            np.ascontiguousarray(values).tofile(self._file)
+        self._count += len(values)
+
+    def tensor(self) -> Tensor:
+        """[rows, ...] mapped."""
+        self.close()
+        dtype, width = self._kind or (self._nothing, ())
+        shape = (self._count, *width)
+        if not math.prod(shape):
+            return torch.from_numpy(np.zeros(shape, dtype))
+        return torch.from_numpy(np.memmap(self._path, dtype, "c", 0, shape))
+
+    def close(self) -> None:
+        with naming(self._path):
+            self._file.close()
+
+
+def _tensors(files: Mapping[str, _ColumnFile]) -> _Columns:
+    return {name: file.tensor() for name, file in files.items()}
+
+
+def _text_ids(one: Edges, src: Numbering, dst: Numbering) -> list[Key]:
+    """Columns whose ids are texts even if this table's look like integers."""
+    maps = {key: ids for key, ids in ((one.src, src), (one.dst, dst)) if isinstance(ids, IdMap)}
+    are_integers = one.table.integers(list(maps))
+    texts = {id(ids) for key, ids in maps.items() if ids.has_texts or not are_integers[key]}
+    return [key for key, ids in maps.items() if id(ids) in texts and not ids.has_integers]
+
+
+def _number(
+    block: Block, one: Edges, src: Numbering, dst: Numbering
+) -> tuple[np.ndarray, np.ndarray]:
+    if src is dst and isinstance(src, IdMap) and not src.closed:
+        return src.number_ends(block, one.src, one.dst)
+    return src.number(block, 0, one.src), dst.number(block, 1, one.dst)
+
+
+def _widened(read: Callable[[Sequence[Key]], T]) -> T:
     """``read(floats)``, again with one more column as floats where it turns out to be of those."""
     floats: list[Key] = []
     while True:
@@ -234,85 +352,10 @@ def retried(read):
             floats.append(error.key)
 
 
-def _columns(
-    columns: Mapping[str, Values],
-    rows: int,
-    what: str,
-    folder: Path,
-    how: _How,
-    reserved: str,
-) -> dict[str, Tensor]:
-    """All columns by name, [rows, ...]; those of one table are read together."""
-    _check_names(columns, what, reserved)
-    kind = "node data" if reserved == ORIG_ID else "edge data"
-    found: dict[str, Tensor] = {}
-    groups: dict[Table, dict[str, Values]] = {}
-    for number, (name, values) in enumerate(columns.items()):
-        if values.keys is None:
-            copy = folder / f"array-{number}.npy"
-            counter = Counter(how.progress, f"reading {kind}", rows)
-            found[name] = map_or_copy(
-                values.table, name, copy, values.dtype, how.allow_nan, counter
-            )
-        else:
-            groups.setdefault(values.table, {})[name] = values
-    for number, (table, group) in enumerate(groups.items()):
-        found |= _read_group(kind, table, group, folder / f"table-{number}", how)
-    for name, tensor in found.items():
-        if len(tensor) != rows:
-            path = columns[name].table.paths[0]
-            raise ValueError(
-                f"{path}: column {name!r} has {len(tensor)} rows, expected {rows} ({what})"
-            )
-    return {name: _shaped(found[name], columns[name].shape) for name in columns}
-
-
 def _shaped(column: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not shape or math.prod(shape) != math.prod(column.shape[1:]):
         return column
     return column.view(len(column), *shape)
-
-
-def _read_group(
-    kind: str, table: Table, group: Mapping[str, Values], folder: Path, how: _How
-) -> dict[str, Tensor]:
-    keys = [key for values in group.values() for key in values.keys or ()]
-
-    def read(floats: Sequence[Key]) -> dict[str, Tensor]:
-        with ExitStack() as stack:
-            files = _open_files(group, folder, stack)
-            for block in how.blocks(kind, table, keys, floats=floats):
-                _add(files, group, block, 0, how.allow_nan)
-            return {name: file.tensor() for name, file in files.items()}
-
-    return retried(read)
-
-
-def _open_files(
-    columns: Mapping[str, Values], folder: Path, stack: ExitStack
-) -> dict[str, ColumnFile]:
-    """Names may hold what no file name can, so files have numbers."""
-    return {
-        name: stack.enter_context(ColumnFile(folder / f"column-{number}.npy", name))
-        for number, name in enumerate(columns)
-    }
-
-
-def _add(
-    files: Mapping[str, ColumnFile],
-    columns: Mapping[str, Values],
-    block: Block,
-    first: int,
-    allow_nan: bool,
-) -> None:
-    """Append to each file its columns of the block, which begin at the one of number ``first``."""
-    for name, values in columns.items():
-        keys = values.keys or ()
-        rows = standard(name, cast(together(block, first, keys), values.dtype, block, name))
-        if not allow_nan:
-            check_finite(rows, block, name)
-        files[name].add(rows, block)
-        first += len(keys)
 
 
 def _check_names(columns: Mapping[str, Values], what: str, reserved: str) -> None:

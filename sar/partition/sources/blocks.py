@@ -1,4 +1,4 @@
-"""What reading tables is made of: blocks of rows, and errors that say where something is."""
+"""Blocks of rows of tables: their columns as numbers, and errors that say where something is."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from sar.partition.arrays import storable
 from sar.partition.sources.open import closest
 
 Key = str | int  # the name of a column, or its number
 Column: TypeAlias = "pa.Array | np.ndarray"
 BLOCK_ROWS, BLOCK_BYTES = 1 << 17, 8 << 20
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 # What pyarrow, numpy and zlib raise for damaged bytes, besides what they are named for.
 DAMAGE = (
     pa.ArrowException, OSError, EOFError, zlib.error, struct.error, UnicodeError, OverflowError,
@@ -44,10 +46,15 @@ class Block:
     row: int
     columns: list[Column]
 
-    def at(self, row: int, key: Key | None = None) -> str:
-        """Names a row of the block in an error."""
-        column = "" if key is None else f", column {key!r}"
-        return f"{self.path}: row {self.row + row}{column}"
+    def error(self, row: int, key: Key | None, text: str) -> ValueError:
+        """One that names file, row and column."""
+        return ValueError(f"{self.path}: row {self.row + row}, column {key!r}: {text}")
+
+    def refuse(self, wrong: np.ndarray, key: Key, text: str) -> None:
+        """Raises ValueError naming the first row of which ``wrong``, bool [n, ...], is true."""
+        if wrong.any():
+            row = int(wrong.reshape(len(wrong), -1).any(1).argmax())
+            raise self.error(row, key, text)
 
 
 @contextlib.contextmanager
@@ -78,3 +85,114 @@ def position(key: Key, names: Sequence[str], path: Path) -> int:
 
 def rows_at_once(row_bytes: float) -> int:
     return max(256, min(BLOCK_ROWS, int(BLOCK_BYTES / max(row_bytes, 1))))
+
+
+def numbers(block: Block, at: int, key: Key) -> np.ndarray:
+    """A column of a block, [n], or [n, ...] where it holds lists of one length.
+
+    Times become integers of their unit, decimal numbers float64.
+
+    Raises ValueError naming file, row and column for nulls, lists of several lengths, and what is
+    no number.
+    """
+    return as_stored(_plain(block, block.columns[at], key), block, key)
+
+
+def as_stored(values: np.ndarray, block: Block, key: Key) -> np.ndarray:
+    """:func:`storable`, with errors that name file and row."""
+    try:
+        return storable(values)
+    except OverflowError:
+        row = int((values.reshape(len(values), -1) > np.iinfo(np.int64).max).any(1).argmax())
+        raise block.error(row, key, f"is {values[row]}, expected less than 2**63") from None
+    except TypeError:
+        kind = values.dtype.newbyteorder("=")
+        text = f"holds {kind}, expected numbers of at most 64 bits"
+        raise block.error(0, key, text) from None
+
+
+def check_nulls(block: Block, column: pa.Array, key: Key) -> None:
+    """Raises ValueError naming the row of the first missing value."""
+    if column.null_count:
+        block.refuse(column.is_null().to_numpy(zero_copy_only=False), key, "the value is missing")
+
+
+def example_of(column: pa.Array) -> str:
+    """The type of a column and a value, for an error."""
+    return f"{column.type}" + (f" such as {column[0].as_py()!r}" if len(column) else "")
+
+
+def _plain(block: Block, column: Column, key: Key) -> np.ndarray:
+    if isinstance(column, np.ndarray):
+        return column
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    check_nulls(block, column, key)
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _plain(block, column.dictionary_decode(), key)
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _lists(block, column, key)
+    if pa.types.is_decimal(kind):
+        return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    if pa.types.is_temporal(kind) and kind.bit_width in (32, 64):
+        return column.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy()
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise block.error(0, key, f"holds {example_of(column)}, expected numbers")
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _lists(block: Block, column: pa.Array, key: Key) -> np.ndarray:
+    """[n, width, ...] of lists of one length."""
+    if pa.types.is_fixed_size_list(column.type):
+        width = column.type.list_size
+    else:
+        sizes = column.value_lengths().to_numpy(zero_copy_only=False)
+        width = int(sizes[0]) if len(sizes) else 0
+        wrong = sizes != width
+        size = sizes[wrong.argmax()] if len(sizes) else 0
+        block.refuse(wrong, key, f"holds {size} numbers, expected {width} as before")
+    inner = column.flatten()
+    if inner.null_count:
+        missing = inner.is_null().to_numpy(zero_copy_only=False).reshape(len(column), width)
+        block.refuse(missing, key, "a number of the list is missing")
+    values = _plain(block, inner, key)
+    return values.reshape(len(column), width, *values.shape[1:])
+
+
+def together(block: Block, first: int, keys: Sequence[Key]) -> np.ndarray:
+    """One column as it is, several as [n, k] of the type that holds them all."""
+    found = [numbers(block, first + number, key) for number, key in enumerate(keys)]
+    if len(found) == 1:
+        return found[0]
+    for key, one in zip(keys, found):
+        if one.ndim != 1:
+            raise block.error(0, key, "holds lists, which stand alone")
+    return np.stack(found, axis=1)
+
+
+def finished(
+    values: np.ndarray, name: str, dtype: str | None, allow_nan: bool, block: Block
+) -> np.ndarray:
+    """Numbers as a column of nodes or edges: of the type that was asked for; masks are bool, labels
+    of one column int64 unless they are floats.
+
+    Raises ValueError where integers would become others, and for a NaN or an infinity.
+    """
+    if dtype is not None and values.dtype != dtype:
+        with np.errstate(all="ignore"):
+            made = values.astype(dtype)
+            if np.dtype(dtype).kind != "f" and (made != values).any():
+                wrong = (made != values).reshape(len(values), -1).any(1)
+                text = f"is {values[wrong.argmax()]}, which no {dtype} holds"
+                block.refuse(wrong, name, text)
+        values = made
+    if name.endswith(("_mask", "_masks")):
+        values = values.astype(bool)
+    elif name == "label" and values.ndim == 1 and values.dtype.kind in "biu":
+        values = values.astype(np.int64)
+    if not allow_nan and values.dtype.kind == "f" and values.size:
+        wrong = ~np.isfinite(values)
+        first = values[wrong][:1].tolist()
+        block.refuse(wrong, name, f"is {(first or [0])[0]}, expected finite numbers")
+    return values

@@ -13,14 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
-
 from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
-from sar.partition.sources.blocks import reading
 from sar.partition.sources.open import closest
-from sar.partition.sources.tables import Table, table_of
+from sar.partition.sources.tables import Table, parquet_schema, table_of
 
 _KINDS = {"csv": "csv", "parquet": "parquet", "numpy": "npy"}
 
@@ -160,8 +157,6 @@ class _Metadata:
 
 def _stored_shape(table: Table) -> tuple[int, ...]:
     """What a row's shape was, where DGL's tools made columns of its numbers; else nothing."""
-    path = table.paths[0]
-    with reading(path):
-        told = (pyarrow.parquet.read_schema(path, memory_map=True).metadata or {}).get(b"shape")
+    told = (parquet_schema(table.paths[0]).metadata or {}).get(b"shape")
     sizes = [int(size) for size in re.findall(rb"\d{1,9}", told)] if told else []
     return tuple(sizes[1:])

@@ -21,15 +21,6 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Top:
-    """How a file begins: comments, then perhaps names of columns."""
-
-    skipped: int
-    names: list[str] | None
-    width: int
-
-
-@dataclass(frozen=True)
 class CsvFile:
     """header: whether the first line names columns; `None`: it does unless it is all numbers."""
 
@@ -38,7 +29,8 @@ class CsvFile:
     header: bool | None
 
     @cached_property
-    def _top(self) -> _Top:
+    def _top(self) -> tuple[int, list[str] | None, int]:
+        """Lines of comments, the names of columns if there are some, and how many columns."""
         opener: Callable = gzip.open if self.path.suffix == ".gz" else open
         with reading(self.path), opener(self.path, "rb") as file:
             skipped, line = 0, file.readline(_BLOCK_BYTES)
@@ -51,21 +43,23 @@ class CsvFile:
         header = self.header
         if header is None:
             header = first != [""] and not all(map(_is_number, first))
-        if self.header is False and _looks_like_names(first, second):
+        if self.header is False and any(  # texts above numbers
+            _is_number(below) and not _is_number(above) for above, below in zip(first, second)
+        ):
             raise ValueError(
                 f"{self.path}: begins with {self.delimiter.join(first)!r}, which names columns; "
                 "name them, instead of their numbers"
             )
-        return _Top(skipped, first if header else None, len(first))
+        return skipped, first if header else None, len(first)
 
     @property
     def names(self) -> list[str] | None:
         """Of the columns, `None` where the file has none."""
-        return self._top.names
+        return self._top[1]
 
     @property
     def width(self) -> int:
-        return self._top.width
+        return self._top[2]
 
     def _labels(self) -> list[str]:
         return self.names or [f"f{number}" for number in range(self.width)]
@@ -124,7 +118,7 @@ class CsvFile:
             read_options=pa.csv.ReadOptions(
                 use_threads=False,
                 block_size=_BLOCK_BYTES,
-                skip_rows=self._top.skipped,
+                skip_rows=self._top[0],
                 autogenerate_column_names=self.names is None,
             ),
             parse_options=pa.csv.ParseOptions(delimiter=self.delimiter),
@@ -142,14 +136,14 @@ class CsvFile:
         text = (str(error).splitlines() or [type(error).__name__])[0]
         line, column = re.search(r"Row #(\d+): ", text), re.match(r"In CSV column #(\d+): ", text)
         key = keys.get(int(column[1])) if column else None
-        first = self._top.skipped + (1 if self.names is None else 2)
+        first = self._top[0] + (1 if self.names is None else 2)
         where = [f"row {int(line[1]) - first}"] if line else []
         where += [f"column {key!r}"] if key is not None else []
         reason = text[line.end() :] if line else text
         message = f"{self.path}: {', '.join(where) or 'cannot be read'}: {reason}"
-        return (
-            WidenError(key, message) if key in widens and key is not None else ValueError(message)
-        )
+        if key is not None and key in widens:
+            return WidenError(key, message)
+        return ValueError(message)
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
@@ -164,8 +158,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _looks_like_names(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Texts above numbers."""
-    return any(_is_number(b) and not _is_number(a) for a, b in zip(first, second))

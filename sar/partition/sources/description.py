@@ -37,8 +37,7 @@ import yaml
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, CanonicalEtype, GraphArrays
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
-from sar.partition.sources.blocks import Key
-from sar.partition.sources.columns import DTYPES
+from sar.partition.sources.blocks import DTYPES, Key
 from sar.partition.sources.open import closest
 from sar.partition.sources.tables import Table, find_files, table_of
 

@@ -12,38 +12,30 @@ from typing import Any
 import numba
 import numpy as np
 
-_compiled: Any = numba.njit(nogil=True, cache=True)
-_inlined: Any = numba.njit(inline="always")
-_STEP, _MIX_1, _MIX_2 = (
-    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+from sar.partition.compiled import inlined, mix
+from sar.splitmix import STEP
+
+_compiled: Any = numba.njit(nogil=True, cache=True)  # unlike other loops: these own memory
+_STEP = np.uint64(STEP)
 _LOW, _HALF, _ONE = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(1)
 _PRIME = np.uint64(0x100000001B3)  # of FNV-1a
 _AT_ONCE = 512
 
 
-@_inlined
-def _mix(x: Any) -> Any:
-    """The finalizer of splitmix64: each bit of the result depends on each of ``x``."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
-
-
-@_inlined
+@inlined
 def _hash_int(value: Any) -> Any:
-    return _mix(np.uint64(value) + _STEP)
+    return mix(np.uint64(value) + _STEP)
 
 
-@_inlined
+@inlined
 def _hash_bytes(data: Any, low: int, high: int) -> Any:
     found = _STEP
     for at in range(low, high):
         found = (found ^ np.uint64(data[at])) * _PRIME
-    return _mix(found)
+    return mix(found)
 
 
-@_inlined
+@inlined
 def _same_bytes(data: Any, low: int, high: int, known: Any, begin: int, end: int) -> bool:
     if high - low != end - begin:
         return False
@@ -168,7 +160,7 @@ def fill_texts(table: Any, shift: Any, known: Any, ends: Any, count: int) -> Non
         _put(table, mask, hashed, shift, number)
 
 
-@_inlined
+@inlined
 def _put(table: Any, mask: Any, hashed: Any, shift: Any, number: int) -> None:
     slot = hashed >> shift
     while table[slot] != 0:

@@ -13,8 +13,7 @@ import pyarrow.parquet
 
 from sar.files import naming
 from sar.partition.sources import hashing
-from sar.partition.sources.blocks import Block, Column, Key
-from sar.partition.sources.columns import check_nulls, storable
+from sar.partition.sources.blocks import Block, Column, Key, as_stored, check_nulls, example_of
 
 _FULL = 0.75  # of a table, at most
 _MOST = (1 << 32) - 2  # nodes, in half a word
@@ -35,21 +34,15 @@ def external(block: Block, at: int, key: Key) -> np.ndarray | pa.LargeStringArra
             column = column.dictionary_decode()
             check_nulls(block, column, key)
         kind = column.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == _string_view():
+        views = [pa.string_view()] if hasattr(pa, "string_view") else []
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind in views:
             return column.cast(pa.large_string())
         if not pa.types.is_integer(kind):
-            example = f" such as {column[0].as_py()!r}" if len(column) else ""
-            raise ValueError(
-                f"{block.at(0, key)}: holds {kind}{example}, expected integers or texts"
-            )
+            raise block.error(0, key, f"holds {example_of(column)}, expected integers or texts")
         column = column.to_numpy(zero_copy_only=False)
     if column.dtype.kind not in "iu":
-        raise ValueError(f"{block.at(0, key)}: holds {column.dtype}, expected integers")
-    return storable(column, block, key).astype(np.int64, copy=False)
-
-
-def _string_view() -> pa.DataType | None:
-    return pa.string_view() if hasattr(pa, "string_view") else None
+        raise block.error(0, key, f"holds {column.dtype}, expected integers")
+    return as_stored(column, block, key).astype(np.int64, copy=False)
 
 
 class Numbering(ABC):
@@ -80,10 +73,8 @@ class Dense(Numbering):
         if not isinstance(ids, np.ndarray):
             others = pyarrow.compute.match_substring_regex(ids, r"^-?\d+$")
             row = max(pyarrow.compute.index(others, False).as_py(), 0)
-            raise ValueError(
-                f"{block.at(row, key)}: is {ids[row].as_py()!r}, expected numbers of "
-                f"{self._ntype!r} nodes"
-            )
+            text = f"is {ids[row].as_py()!r}, expected numbers of {self._ntype!r} nodes"
+            raise block.error(row, key, text)
         if not len(ids):
             return ids
         low, high = int(ids.min()), int(ids.max())
@@ -91,10 +82,8 @@ class Dense(Numbering):
         if low < 0 or high >= limit:
             row = int(((ids < 0) | (ids >= limit)).argmax())
             below = "" if self._expected is None else f" and below {limit}"
-            raise ValueError(
-                f"{block.at(row, key)}: is {ids[row]}, expected 0 or more{below} "
-                f"({self._ntype!r} nodes)"
-            )
+            text = f"is {ids[row]}, expected 0 or more{below} ({self._ntype!r} nodes)"
+            raise block.error(row, key, text)
         self._above = max(self._above, high + 1)
         return ids
 
@@ -139,10 +128,8 @@ class IdMap(Numbering):
         found = self._table(ids, block, key).number(ids, add=not self.closed)
         if self.closed and len(found) and found.min() < 0:
             row = int(found.argmin())
-            raise ValueError(
-                f"{block.at(row, key)}: is {_value(ids, row)!r}, which is not among the ids of "
-                f"{self._ntype!r} nodes"
-            )
+            text = f"is {_value(ids, row)!r}, which is not among the ids of {self._ntype!r} nodes"
+            raise block.error(row, key, text)
         return found
 
     def number_ends(self, block: Block, src: Key, dst: Key) -> tuple[np.ndarray, np.ndarray]:
@@ -169,9 +156,11 @@ class IdMap(Numbering):
         wrong = found != np.arange(before, before + len(found))
         if wrong.any():
             row = int(wrong.argmax())
-            raise ValueError(
-                f"{block.at(row, key)}: id {_value(ids, row)!r} of {self._ntype!r} nodes is there "
-                f"twice, first as node {found[row]}"
+            raise block.error(
+                row,
+                key,
+                f"id {_value(ids, row)!r} of {self._ntype!r} nodes is there "
+                f"twice, first as node {found[row]}",
             )
 
     def write(self, path: Path) -> None:
@@ -193,9 +182,11 @@ class IdMap(Numbering):
         if not isinstance(self._known, kind):
             names = {_Ints: "integers", _Texts: "texts"}
             where = f" in {self._first.path}" if self._first else ""
-            raise ValueError(
-                f"{block.at(0, key)}: holds {names[kind]}, but the ids of {self._ntype!r} nodes"
-                f"{where} are {names[type(self._known)]}"
+            raise block.error(
+                0,
+                key,
+                f"holds {names[kind]}, but the ids of {self._ntype!r} nodes"
+                f"{where} are {names[type(self._known)]}",
             )
         return self._known
 

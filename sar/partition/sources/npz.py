@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays, storable
 
 # Not node data, even if as long as the nodes by chance.
 _STRUCTURE = ("src", "dst", "unlabelled_zero_rows")
@@ -37,7 +37,6 @@ _DAMAGE = (
     zipfile.BadZipFile, tokenize.TokenError,
 )  # fmt: skip
 _NUMBERS = "biuf"  # kinds of numpy's dtypes
-_SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 _CSR = ("feat_data", "feat_indices", "feat_indptr", "feat_shape")
 
 
@@ -180,7 +179,7 @@ def _node_data(
     """Columns of a node type; ``suffix`` is what their names have behind them in the file."""
     data = {}
     if "feat_data" in content:
-        data["feat"] = torch.from_numpy(_storable(_densify(content, count)))
+        data["feat"] = torch.from_numpy(storable(_densify(content, count)))
     for key, value in content.items():
         if key in _CSR or value.ndim == 0:
             continue
@@ -191,8 +190,8 @@ def _node_data(
         if len(value) != count and not (standard and value.dtype.kind in _NUMBERS):
             continue
         try:
-            value = _storable(value)
-        except TypeError as error:
+            value = storable(value)
+        except (TypeError, OverflowError) as error:
             warnings.warn(f"{key + suffix!r} is left out: {error}", stacklevel=2)
             continue
         if key == "label" and value.ndim == 1 and value.dtype.kind in "biu":
@@ -201,17 +200,6 @@ def _node_data(
             value = value.astype(bool)
         data[key] = torch.from_numpy(np.ascontiguousarray(value))
     return data
-
-
-def _storable(value: np.ndarray) -> np.ndarray:
-    """As what partitions can hold: in this machine's byte order, and unsigned integers that DGL's
-    files do not know as wider signed ones. Raises TypeError for what is no such number."""
-    dtype = value.dtype.newbyteorder("=")
-    if dtype.kind not in _NUMBERS or dtype.itemsize > 8:
-        raise TypeError(f"got {value.dtype}, expected numbers of at most 64 bits")
-    if dtype == np.uint64 and value.size and value.max() > np.iinfo(np.int64).max:
-        raise TypeError(f"got uint64 up to {value.max()}, expected less than 2**63")
-    return value.astype(_SIGNED.get(dtype.name, dtype), copy=False)
 
 
 def _densify(content: Mapping[str, np.ndarray], count: int) -> np.ndarray:

@@ -20,6 +20,7 @@ import pyarrow.parquet
 
 from sar.errors import SarError
 from sar.partition.column import map_array
+from sar.partition.progress import blocks
 from sar.partition.sources.blocks import (
     BLOCK_ROWS,
     DAMAGE,
@@ -33,6 +34,7 @@ from sar.partition.sources.csv_table import CsvFile
 
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".npy": "npy"}
 _SAMPLE_ROWS = 256
+_NESTED = (pa.DictionaryType, pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 ACCEPTED = ".parquet, .csv, .tsv, .csv.gz, .tsv.gz or .npy"
 # What numpy raises for the header of an .npy file besides.
 _HEADER_DAMAGE = (
@@ -59,12 +61,9 @@ class Table:
 
     def names(self) -> list[str] | None:
         """Of the columns of the first file, `None` where they have none."""
-        path = self.paths[0]
         if self.kind == "csv":
-            return self._csv(path).names
-        with reading(path):
-            is_parquet = self.kind == "parquet"
-            return list(pa.parquet.read_schema(path, memory_map=True).names) if is_parquet else None
+            return self._csv(self.paths[0]).names
+        return list(parquet_schema(self.paths[0]).names) if self.kind == "parquet" else None
 
     def width(self) -> int:
         """How many columns the first file has."""
@@ -91,24 +90,18 @@ class Table:
         if self.kind == "csv":
             types = self._csv_types(keys, (), {})
             return {key: types.get(key, pa.null()) for key in keys}
-        with reading(path):
-            schema = pa.parquet.read_schema(path, memory_map=True)
+        schema = parquet_schema(path)
         return {key: schema.field(position(key, schema.names, path)).type for key in keys}
 
     def num_rows(self) -> int:
         """Of all files, as :meth:`blocks` gives them; 0 where one does not tell, or is damaged."""
+        if self.kind == "csv":
+            return 0
+        count = _parquet_rows if self.kind == "parquet" else lambda path: len(_matrix(path))
         try:
-            return sum(map(self._rows_of, self.paths))
+            return sum(map(count, self.paths))
         except (ValueError, OSError):  # told by who reads them
             return 0
-
-    def _rows_of(self, path: Path) -> int:
-        """Raises ``ValueError`` for CSV, where they would have to be counted."""
-        if self.kind == "parquet":
-            return _parquet_rows(path)
-        if self.kind == "npy":
-            return len(_matrix(path))
-        raise ValueError(f"{path}: does not tell how many rows it has")
 
     def blocks(
         self,
@@ -161,16 +154,9 @@ class Table:
         return types
 
 
-def _parquet_rows(path: Path) -> int:
-    with reading(path):
-        return pa.parquet.read_metadata(path, memory_map=True).num_rows
-
-
 def _holds_numbers(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _holds_numbers(kind.value_type)
-    if pa.types.is_fixed_size_list(kind):
-        return _holds_numbers(kind.value_type)
+    while isinstance(kind, _NESTED):
+        kind = kind.value_type
     return pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
 
 
@@ -199,18 +185,29 @@ def table_of(
     return Table(tuple(paths), kinds.pop(), delimiter, header, rows)
 
 
+def _kind(path: Path) -> str:
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    kind = _SUFFIXES.get(suffix.lower())
+    if kind is None or (path.suffix == ".gz" and kind != "csv"):
+        raise ValueError(f"{path}: is of no known kind, expected {ACCEPTED}")
+    return kind
+
+
 def find_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """Files that match, in the order of the patterns and, for each of them, of their names.
 
     Digits count as numbers: `part-10` comes after `part-9`. Raises FileNotFoundError naming the
     pattern without match, ValueError for a `**` that would look elsewhere than below `folder`.
     """
+
+    def natural(text: str) -> list[tuple[int, str]]:
+        return [(int(d) if d else 0, t) for d, t in re.findall(r"(\d+)|(\D+)", text)]
+
     found: list[Path] = []
     for pattern in patterns:
         # A name that exists is no pattern, whatever characters it has.
-        names = [pattern]
-        if not (folder / pattern).is_file():
-            names = sorted(_matches(folder, pattern), key=_natural)
+        is_name = (folder / pattern).is_file()
+        names = [pattern] if is_name else sorted(_matches(folder, pattern), key=natural)
         matches = [folder / name for name in names if (folder / name).is_file()]
         if not matches:
             raise FileNotFoundError(f"{folder / pattern}: no file matches")
@@ -231,18 +228,6 @@ def _matches(folder: Path, pattern: str) -> list[str]:
     return [str(name) for name in found if not any(part[0] == "." for part in name.parts)]
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
-    return [(int(d) if d else 0, t) for d, t in re.findall(r"(\d+)|(\D+)", text)]
-
-
-def _kind(path: Path) -> str:
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    kind = _SUFFIXES.get(suffix.lower())
-    if kind is None or (path.suffix == ".gz" and kind != "csv"):
-        raise ValueError(f"{path}: is of no known kind, expected {ACCEPTED}")
-    return kind
-
-
 def array(path: Path) -> np.ndarray:
     """A mapped `.npy` file of numbers with rows. Raises ValueError naming the file."""
     if not path.is_file():
@@ -255,9 +240,6 @@ def array(path: Path) -> np.ndarray:
         kind = getattr(found, "dtype", "an archive")
         raise ValueError(f"{path}: holds {kind}, expected an array of numbers with rows")
     return found
-
-
-# --- .npy
 
 
 def _matrix(path: Path) -> np.ndarray:
@@ -277,39 +259,39 @@ def _npy_blocks(path: Path, keys: Sequence[Key]) -> Iterator[Block]:
     found = _matrix(path)
     for key in keys:
         position(key, ["0", "1"][: found.shape[1]], path)
-    for low in range(0, len(found), BLOCK_ROWS):
-        part = found[low : low + BLOCK_ROWS]
+    for low, high in blocks(len(found), size=BLOCK_ROWS):
+        part = found[low:high]
         yield Block(path, low, [np.ascontiguousarray(part[:, int(key)]) for key in keys])
 
 
-# --- Parquet
+def parquet_schema(path: Path) -> pa.Schema:
+    """Names and types of columns. Raises ValueError naming the file."""
+    with reading(path):
+        return pa.parquet.read_schema(path, memory_map=True)
+
+
+def _parquet_rows(path: Path) -> int:
+    with reading(path):
+        return pa.parquet.read_metadata(path, memory_map=True).num_rows
 
 
 def _parquet_blocks(path: Path, keys: Sequence[Key]) -> Iterator[Block]:
     with reading(path):
-        with pa.parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-            names = list(file.schema_arrow.names)
-    wanted = [position(key, names, path) for key in keys]
-    yield from _guarded(path, _batches(path, [names[at] for at in wanted]))
-
-
-def _batches(path: Path, names: list[str]) -> Iterator[Block]:
-    row, unique = 0, list(dict.fromkeys(names))
-    with pa.parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True) as file:
-        # Rows of lists may be long. What the file tells of its columns is not asked for: where that
-        # is damaged, pyarrow ends the process.
-        first = next(file.iter_batches(_SAMPLE_ROWS, columns=unique, use_threads=False), None)
-        size = rows_at_once(first.nbytes / max(first.num_rows, 1)) if first else BLOCK_ROWS
-        for batch in file.iter_batches(size, columns=unique, use_threads=False):
+        file = pa.parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+    with file:
+        known, row = list(file.schema_arrow.names), 0
+        names = [known[position(key, known, path)] for key in keys]
+        unique = list(dict.fromkeys(names))
+        with reading(path):
+            # Rows of lists may be long. What the file tells of its columns is not asked for: where
+            # that is damaged, pyarrow ends the process.
+            first = next(file.iter_batches(_SAMPLE_ROWS, columns=unique, use_threads=False), None)
+            size = rows_at_once(first.nbytes / max(first.num_rows, 1)) if first else BLOCK_ROWS
+            batches = file.iter_batches(size, columns=unique, use_threads=False)
+        while True:
+            with reading(path):  # not what is raised by who takes the block
+                batch = next(batches, None)
+            if batch is None:
+                return
             yield Block(path, row, [batch.column(name) for name in names])
             row += batch.num_rows
-
-
-def _guarded(path: Path, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Errors that arise while the next block is read, and none of who takes it."""
-    while True:
-        with reading(path):
-            block = next(blocks, None)
-        if block is None:
-            return
-        yield block
