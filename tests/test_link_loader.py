@@ -297,6 +297,20 @@ def test_bad_options(options: dict, kind: type, text: str, partitioned: Cutter) 
         run_threads(size, case, partitioned(mixed(), size))
 
 
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_weights_of_pairs_that_are_none(bad: float, partitioned: Cutter) -> None:
+    graph = weighted(mixed())
+    graph.node_data["_N"]["weight"][3] = bad
+    path = partitioned(replace(graph, name=f"weighted-{bad}"), 2)
+
+    def case(group: Group) -> None:
+        data = load_partition(path, group.rank)
+        with pytest.raises(ValueError, match="'_N/weight' is .*, 1 of them below 0 or not finite"):
+            LinkNeighborLoader(data, [2], neg_sampling={"dst_weight": "weight"})
+
+    run_threads(2, case)
+
+
 def test_strict_pairs_of_a_full_relation(partitioned: Cutter) -> None:
     """Every rank raises, and says why."""
     full = homogeneous("full", 4, *torch.cartesian_prod(torch.arange(4), torch.arange(4)).T)

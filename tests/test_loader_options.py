@@ -211,7 +211,8 @@ def test_original_ids_of_others(partitioned: Cutter) -> None:
 
     def case(group: Group, path: str) -> None:
         data = load_partition(path, group.rank)
-        own = data.node_features["_N/orig_id"]
+        own = data.node_features["_N/orig_id"].flip(0)  # in an order that sar itself does not give
+        data.node_features["_N/orig_id"] = own
         loader = NeighborLoader(data, [2], own[:4], original_ids=True, as_="tensors")
         seeds = [int(b.node_ids["_N"][0]) for b in loader if b.batch_size]
         assert seeds == own[:4].tolist()
@@ -320,6 +321,11 @@ def test_bidirectional_subgraphs(partitioned: Cutter) -> None:
             want = torch.stack([out.row, out.col])
             assert torch.equal(want[:, key(want)], two.edge_index[:, key(two.edge_index)])
             assert "num_sampled_edges" not in two
+            ids = dict[tuple[int, ...], set[int]]()
+            for ends, eid in zip(zip(*one.edge_index.tolist()), one.e_id.tolist(), strict=True):
+                ids.setdefault(ends, set()).add(eid)
+            for ends, eid in zip(zip(*two.edge_index.tolist()), two.e_id.tolist(), strict=True):
+                assert eid in (ids.get(ends) or ids[ends[::-1]])
 
     def key(index: torch.Tensor) -> torch.Tensor:
         return (index[0] * 1000 + index[1]).argsort()

@@ -2,7 +2,8 @@
 
 From the folder of the checkout: ``python -m tests.mutants.run [--each] [NUMBER ..]``. Without
 numbers all of ``mutants.toml``; 0 is the package as it is, on which every named test has to pass.
-A mutant is *killed* when one of its tests fails, and *late* when none has within two minutes.
+A mutant is *killed* when one of its tests fails, or the process of tests dies; *late* when neither
+happens within two minutes; *skipped* where none of its tests runs here.
 The end is 1 if a mutant that should be killed was not.
 """
 
@@ -67,9 +68,11 @@ def outcome(tests: list[str], folder: Path, options: list[str], seconds: float) 
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if done.returncode == 1 and failed:
         return "killed", failed[0]
+    if done.returncode < 0:
+        return "killed", f"signal {-done.returncode}"
     if done.returncode == 0:
-        return "survived", ""
-    return f"pytest ended with {done.returncode}", (done.stdout + done.stderr)[-2000:]
+        return "survived" if " passed" in done.stdout else "skipped", ""
+    return f"pytest ended with {done.returncode}", (done.stdout + done.stderr)[-500:]
 
 
 def run(mutant: Mutant, each: bool) -> list[tuple[str, str]]:
