@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from harness import WorkerPool, run_threads
 from harness.covering import by_pairs
 from harness.late import run_late
 
-from sar.comm import LocalGroup, current_group, exchange_counts, legacy, use_group
+from sar.comm import LocalGroup, current_group, exchange_counts, legacy, serve_store, use_group
 from sar.comm.pool import BufferPool
 from sar.config import Config, Policy
 from sar.errors import CommError, NotSupportedError, PartitionError, SarError
@@ -764,31 +765,54 @@ def test_gloo_listens_where_the_master_is(already: str | None, monkeypatch: Any)
     assert chosen("192.0.2.1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="4") == (already or "lo")
 
 
-def test_a_store_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
-    """The host that keeps it may have lost power: no rank may wait for it for ever."""
+def test_nobody_waits_for_a_store_that_does_not_answer(monkeypatch: Any) -> None:
+    """The host that keeps it may have lost power, or be busy: then it is asked again later."""
     from sar.comm import failure
 
     over, asked = threading.Event(), []
 
-    class Silent:
-        def check(self, *_: Any) -> None:
+    class Busy:
+        def check(self, *_: Any) -> bool:
             asked.append(threading.current_thread())
-            over.wait(30)
-            raise RuntimeError("gone")
+            return over.wait(30)
 
-        compare_set = check
+        def get(self, _: str) -> bytes:
+            return b"rank 1: ValueError: lost"
 
     monkeypatch.setattr(failure, "_STORE_SECONDS", 0.2)
-    board = failure.FailureBoard(0, 2, Silent())
-    assert board.first_error() is None and board.store is None
-    board.store = Silent()
+    board = failure.FailureBoard(0, 2, Busy())
+    assert board.first_error() is None and board.is_lost
     board.leave(ValueError("lost"))
     board.wait_for_others()
-    assert board.store is None and len(asked) == 2
     assert "another rank left or did not answer" in board.explain("cut")
+    assert len(asked) == 1
     over.set()
-    for thread in asked:
-        thread.join()
+    asked[0].join()
+    assert board.first_error() == "rank 1: ValueError: lost" and not board.is_lost
+
+
+@pytest.mark.parametrize("keeper", [0, None], ids=["rank 0", "the launcher"])
+def test_who_makes_a_group_does_not_outwait_the_store(
+    keeper: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for ranks that connect, for minutes: without the store nobody can any more."""
+    from sar.comm import watched
+    from sar.comm.failure import FailureBoard
+
+    monkeypatch.setattr(watched, "_stuck", [])  # this process does not end at once for it
+    kept = [serve_store("127.0.0.1", 0, 2, timedelta(seconds=60))]
+    here = dist.TCPStore("127.0.0.1", kept[0].port, 2, wait_for_workers=False)
+    board, over = FailureBoard(1, 2, here, keeper=keeper), threading.Event()
+    end = threading.Timer(1.0, kept.clear)
+    end.start()
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        watched.watched(over.wait, board, torch.device("cpu"), 60)
+    assert time.monotonic() - begin < 20
+    who = "the launcher" if keeper is None else "rank 0"
+    assert f"{who}, which keeps the ranks' store, has ended" in board.explain("no answer")
+    over.set()
+    end.join()
 
 
 def test_who_has_ended_is_told_by_the_system() -> None:

@@ -133,7 +133,7 @@ def test_a_large_turn_waits_for_the_end_of_the_one_before() -> None:
     assert runway.begun == ["a"], "both of its collectives have to end"
     runway.flights["a"][1].end()
     assert runway.begun == ["a", "b"]
-    first.wait()
+    first.wait(lambda: None)
 
 
 def test_a_small_turn_waits_for_the_beginning_of_those_before() -> None:
@@ -162,7 +162,7 @@ def test_an_error_is_raised_where_it_is_waited_for_and_frees_the_lane() -> None:
     runway.flights["a"][0].end()
     assert runway.begun == ["a", "c"]
     with pytest.raises(CommError, match="no connection"):
-        bad.wait()
+        bad.wait(lambda: None)
 
 
 def test_thousands_of_turns_that_end_at_once() -> None:

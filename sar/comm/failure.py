@@ -40,7 +40,7 @@ class FailureBoard:
         names: of the ranks, where they are called something else than "rank 0".
 
     Attributes:
-        is_lost: the store does not answer any more.
+        is_gone: the process that keeps the store has ended.
         explained: what :meth:`explain` has said last.
     """
 
@@ -54,8 +54,14 @@ class FailureBoard:
         names: Sequence[str] = (),
     ) -> None:
         self.rank, self.size, self.store, self.presence = rank, size, store, presence
-        self._keeper, self.names, self.is_lost = keeper, names, False
+        self._keeper, self.names, self.is_gone = keeper, names, False
+        self._unanswered: threading.Thread | None = None  # a question that waits too long
         self.explained: str | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the store does not answer, for now or for ever."""
+        return self.is_gone or (self._unanswered is not None and self._unanswered.is_alive())
 
     def leave(self, error: BaseException) -> None:
         """Say that this rank leaves, and why, unless that only follows from another's error."""
@@ -144,7 +150,7 @@ class FailureBoard:
                 "another rank left or did not answer in time",
                 "all ranks wait, for different things",
             )
-            who = lost if self.store is None else apart
+            who = lost if self.store is None or self.is_lost else apart
         return f"a collective failed: {who} ({error}){self._where()}"
 
     def _stand(self) -> None:
@@ -161,20 +167,34 @@ class FailureBoard:
 
         return told({self.rank: place(), **(self._ask(read) or {})})
 
-    def ended(self) -> str | None:
-        """The ranks whose processes are gone and who said nothing; also told to the others."""
+    def ended(self, ranks: Sequence[int] = ()) -> str | None:
+        """The ranks, of all or some, whose processes are gone and who said nothing; also told to
+        the others."""
         if self.presence is None:
             return None
-        gone = self.presence.ended(rank for rank in range(self.size) if rank != self.rank)
+        everyone = ranks or range(self.size)
+        gone = self.presence.ended(rank for rank in everyone if rank != self.rank)
         told = self._ask(partial(_known, key=_LEFT, ranks=gone)) if gone else None
         gone = [rank for rank in gone if rank not in (told or ())]
         if not gone:
             return None
-        if self.store is None or told is None:  # it may have ended with rank 0: others follow
+        if told is None:  # there is no store, or it may have ended with rank 0: others follow
             gone = gone[:1]
         text = f"{self.called(gone)}: {_GONE}"
         self._ask(lambda store: store.compare_set(_FIRST_ERROR, "", text))
         return text
+
+    def hopeless(self) -> str | None:
+        """Why it is in vain to wait for ranks that have not met: one has failed or ended, or the
+        store has gone, over which they meet."""
+        return self.first_error() or self.ended() or self.gone()
+
+    def gone(self) -> str | None:
+        """Who kept the store, where it has gone."""
+        if not self.is_gone:
+            return None
+        keeper = "the launcher" if self._keeper is None else self.called([self._keeper])
+        return f"{keeper}, which keeps the ranks' store, has ended"
 
     def silent(self) -> str | None:
         """The ranks that do not say within seconds that they, too, wait for somebody."""
@@ -182,6 +202,8 @@ class FailureBoard:
         end = time.monotonic() + _CALL_SECONDS
         while (waiting := self.missing(_STUCK)) and time.monotonic() < end:
             time.sleep(_PAUSE)
+        if self.is_gone:
+            return self.gone()
         if self.is_lost and self._keeper is not None and self._keeper != self.rank:
             keeper = self.called([self._keeper])
             return f"{keeper}, which keeps the ranks' store, did not answer in time"
@@ -192,23 +214,29 @@ class FailureBoard:
         return named(ranks, self.names)
 
     def _ask(self, question: Callable[[dist.Store], _T]) -> _T | None:
-        """Ask the store, for a bounded time: the host that keeps it may be gone without a word."""
+        """Ask the store, for a bounded time: the host that keeps it may be gone without a word.
+
+        Or it is busy: nothing is asked while a question waits for its answer, and all is again
+        when that has come.
+        """
         answers: list[_T] = []
         store = self.store
-        if store is None:
+        if store is None or self.is_lost:
             return None
 
         def body() -> None:
             try:
                 answers.append(question(store))
-            except (RuntimeError, ValueError):  # nothing there, or the store has ended
+            except dist.DistNetworkError:
+                self.is_gone = True
+            except (RuntimeError, ValueError):  # nothing there
                 pass
 
         thread = threading.Thread(target=body, daemon=True)
         thread.start()
         thread.join(_STORE_SECONDS)
         if thread.is_alive():
-            self.store, self.is_lost = None, True
+            self._unanswered = thread
         return answers[0] if answers else None
 
 

@@ -32,6 +32,7 @@ _PAUSE = 0.05
 _LOOK_SECONDS = 1.0  # from one look at who has ended to the next
 _LEAVE_SECONDS = 2.0  # for ranks of other launches to read what happened
 _COME_SECONDS = 10.0  # and to come
+_REACHED = timedelta(seconds=10)  # for a store that has answered a moment ago
 _HINT = "is the port in use, the address reachable, every rank started?"
 _WATCHED = 32  # ranks that a rank looks at while not all have come
 
@@ -161,16 +162,18 @@ class Meeting:
         store = self._served() if self._keeps_store else None
         store = store or self._connected(self._keeps_store)
         self.port = store.port  # where it was 0
-        self._board.store = _for_board(self._connected())
+        own = self._connected(limit=min(self.limit, _REACHED))
+        own.set_timeout(self.limit)
+        self._board.store = _for_board(own)
         return _for_board(store)
 
-    def _connected(self, is_master: bool = False) -> dist.TCPStore:
+    def _connected(self, is_master: bool = False, limit: timedelta | None = None) -> dist.TCPStore:
         return dist.TCPStore(
             self.address,
             self.port,
             self.size,
             is_master=is_master,
-            timeout=self.limit,
+            timeout=limit or self.limit,
             wait_for_workers=False,
         )
 
@@ -237,7 +240,7 @@ class Meeting:
 
     def _blame(self) -> str:
         """Who failed or did not come, as far as the others or the store tell."""
-        first = self._board.first_error() or self._board.ended()
+        first = self._board.hopeless()
         if first is not None:
             return first
         for key, what in ((_ARRIVED, "did not come"), (_JOINS, "came and does not answer")):

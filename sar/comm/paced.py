@@ -26,14 +26,18 @@ Callback = Callable[[], None]
 _CHECK_SECONDS = 1.0
 
 
-class Begun(Protocol):
-    """A collective in flight that tells when it has ended."""
-
-    def wait(self) -> None:
-        """Return when it has ended; raise if it failed."""
+class Ends(Protocol):
+    """What tells when it has ended."""
 
     def when_done(self, callback: Callback) -> None:
         """Call back when it has ended or failed, in any thread."""
+
+
+class Begun(Ends, Protocol):
+    """A collective in flight."""
+
+    def wait(self) -> None:
+        """Return when it has ended; raise if it failed."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +104,8 @@ class Turn:
         for callback in self._callbacks:
             when_all_done(self._works, callback)
 
-    def wait(self) -> None:
-        self._begun.wait()
-        if self._error is not None:
-            raise self._error
-        for work in self._works:
-            work.wait()
-
-    def watch(self, check: Callback) -> None:
-        """As :meth:`wait`, but raises for the first work that fails, and calls ``check``."""
+    def wait(self, check: Callback) -> None:
+        """Return when all have ended; raise for the first that fails, or what ``check`` does."""
         while not self._begun.wait(_CHECK_SECONDS):
             check()
         if self._error is not None:
@@ -148,13 +145,13 @@ class Turns:
 
     def wait(self) -> None:
         for turn in self._turns:
-            turn.watch(self._check)
+            turn.wait(self._check)
 
     def when_done(self, callback: Callback) -> None:
         when_all_done(self._turns, callback)
 
 
-def when_all_done(works: Sequence[Begun], callback: Callback) -> None:
+def when_all_done(works: Sequence[Ends], callback: Callback) -> None:
     """Call back once, when the last of them has ended."""
     lock, left = threading.Lock(), len(works)
 

@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _SETTLE_SECONDS = 3.0  # for large messages to end
+_LOOK = timedelta(seconds=1)  # from one look at whether a rank has left to the next
 
 
 class ProcessGroup(Group):
@@ -127,7 +128,7 @@ class ProcessGroup(Group):
         if self._is_gloo and direct.fits(tensor):
             self._labelled(direct.all_reduce, tensor, op, self.size)
         else:
-            self._call(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
+            self._run(dist.all_reduce, tensor, op=_OPS[op], group=self._small)
 
     def _sum_if_all(self, tensor: Tensor, ready: bool) -> bool:
         self._check_open()
@@ -140,7 +141,7 @@ class ProcessGroup(Group):
         if self._is_gloo and direct.fits(tensor, self.size):
             return self._labelled(direct.all_gather, tensor, self.size)  # type: ignore[no-any-return]
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._call(dist.all_gather, parts, tensor, group=self._small)
+        self._run(dist.all_gather, parts, tensor, group=self._small)
         return parts
 
     def _labelled(self, collective: Callable[..., Any], *args: Any) -> Any:
@@ -156,11 +157,11 @@ class ProcessGroup(Group):
             flight = self._call(self._host.exchange, recv, send, counts, counts, SMALL)
             self._call(flight.wait)
             return
-        self._call(dist.all_to_all_single, recv, send, group=self._small)
+        self._run(dist.all_to_all_single, recv, send, group=self._small)
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
         self._check_open()
-        self._call(dist.broadcast, tensor, src=self._members[src], group=self._small)
+        self._run(dist.broadcast, tensor, src=self._members[src], group=self._small)
 
     def _exchange(
         self,
@@ -182,7 +183,7 @@ class ProcessGroup(Group):
                 return self._begin(*whole)
             turn = Turn(lambda: [self._begin(*whole)])
             self._lane.add(turn, large=False)
-            return turn
+            return Turns([turn], self._check_others)
         turns = []
         for step in steps_of(self.rank, recv, send, recv_counts, send_counts, distances):
             turns.append(Turn(partial(self._begin_step, step)))
@@ -205,16 +206,14 @@ class ProcessGroup(Group):
     def _begin(
         self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int], group: Any
     ) -> _Watched:
-        work = self._call(
+        return self._started(
             dist.all_to_all_single,
             recv,
             send,
             output_split_sizes=recv_counts,
             input_split_sizes=send_counts,
             group=group,
-            async_op=True,
         )
-        return _Watched(work, self._call)
 
     def prepare_sums(self) -> None:
         self._check_open()
@@ -225,8 +224,16 @@ class ProcessGroup(Group):
         self._check_open()
         if self._sums is None or tensor.device.type != self.device.type:
             return super()._begin_sum(tensor)
-        work = self._call(dist.all_reduce, tensor, op=_OPS["sum"], group=self._sums, async_op=True)
-        return _Watched(work, self._call)
+        return self._started(dist.all_reduce, tensor, op=_OPS["sum"], group=self._sums)
+
+    def _started(self, collective: Callable[..., Any], *args: Any, **options: Any) -> _Watched:
+        """A collective of torch's, begun."""
+        work = self._call(collective, *args, async_op=True, **options)
+        return _Watched(work, self._call, self._check_others if self._is_gloo else None)
+
+    def _run(self, collective: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """The same, and its end."""
+        self._started(collective, *args, **options).wait()
 
     def _call(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a collective; a transport failure becomes a :class:`CommError` with its cause.
@@ -309,19 +316,44 @@ class ProcessGroup(Group):
             threading.Thread(target=end, daemon=True).start()
 
     def _check_others(self) -> None:
-        """Raise if another rank has left after an error."""
-        if self.board.some_left():
+        """Raise if another rank has left after an error; where the store that tells of it does not
+        answer, if one that this group needs has ended."""
+        if self.board.some_left() or (self.board.is_lost and self.board.ended(self._members)):
             raise CommError(self.board.explain("it left"))
 
 
 class _Watched:
-    """A collective of torch's in flight, whose failure is explained."""
+    """A collective of torch's in flight, whose failure is explained.
 
-    def __init__(self, work: Any, call: Callable[..., Any]) -> None:
-        self._work, self._call = work, call
+    Args:
+        check: called every second while it is waited for, where torch's wait can be interrupted.
+            gloo does not always tell that a message was cut off, or not before its timeout.
+    """
+
+    def __init__(
+        self, work: Any, call: Callable[..., Any], check: Callable[[], None] | None
+    ) -> None:
+        self._work, self._call, self._check = work, call, check
 
     def wait(self) -> None:
-        self._call(self._work.wait)
+        self._call(self._wait)
+
+    def _wait(self) -> None:
+        if self._check is None:
+            self._work.wait()
+            return
+        while not self._has_ended():
+            self._check()
+
+    def _has_ended(self) -> bool:
+        """Whether it ends within a second; raises what it failed with."""
+        try:
+            self._work.wait(_LOOK)
+        except RuntimeError:
+            if not self._work.is_completed():
+                return False
+            self._work.wait()
+        return True
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back when the last byte has moved, where the transport tells."""

@@ -66,6 +66,6 @@ def _watch(thread: threading.Thread, board: FailureBoard, limit: float) -> None:
     end = time.monotonic() + limit
     while thread.is_alive() and (left := end - time.monotonic()) > 0:
         thread.join(min(left, _LOOK_SECONDS))
-        if thread.is_alive() and (board.first_error() or board.ended()):
+        if thread.is_alive() and board.hopeless():
             thread.join(min(left, _GRACE_SECONDS))  # what ended may have met all before
             return
