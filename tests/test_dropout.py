@@ -682,6 +682,15 @@ def test_nodes_decide_where_relations_have_as_many_rows(partitioned: Cutter) -> 
     run_threads(1, refused, partitioned(more, 1))
 
 
+def test_what_is_kept_is_divided_by_its_chance(partitioned: Cutter) -> None:
+    def case(group: Any) -> None:
+        graph = Rank(group, partitioned(mixed(), 1)).graph
+        ones = sar.nn.Dropout(0.75, graph)(torch.ones(graph.num_nodes(), 3))
+        assert ones.unique().tolist() == [0, 4]
+
+    run_threads(1, case)
+
+
 def test_module_behaviour(partitioned: Cutter) -> None:
     """Evaluation and p = 0 change nothing; inplace writes; copies share the graph, pickles do not;
     shared modules stay shared; converting twice is converting once."""
@@ -694,8 +703,6 @@ def test_module_behaviour(partitioned: Cutter) -> None:
         drop = sar.nn.Dropout(0.5, part.graph)
         assert isinstance(drop, nn.Dropout) and drop.eval()(x) is x
         assert sar.nn.Dropout(0.0)(x) is x
-        ones = sar.nn.Dropout(0.75, part.graph)(torch.ones_like(x))
-        assert ones.unique().tolist() == [0, 4], "what is kept is multiplied by 1 / (1 - p)"
         other = copy.deepcopy(drop.train())
         assert other._bound.rows is drop._bound.rows and (other(x) == 0).any()
         with pytest.raises(ValueError, match="graph: got none, expected one"):
