@@ -11,13 +11,11 @@ from graphs_to_cut import assert_capacities, cut_share, loads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sar.partition import buckets
+from sar.partition import buckets, progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.buckets import Rows, sort_rows
-from sar.partition.methods import coarse, refine
-from sar.partition.methods import graph as graph_module
-from sar.partition.methods.coarse import find_clusters, write_contracted
-from sar.partition.methods.coarsen import bounds_of, node_weights
+from sar.partition.methods import coarsen, refine
+from sar.partition.methods.coarsen import bounds_of, find_clusters, node_weights, write_contracted
 from sar.partition.methods.graph import CutGraph, cut_graph
 from sar.partition.sources.generate import community_graph
 
@@ -46,8 +44,8 @@ def neighbors(rows: Rows) -> list[list[int]]:
 def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that goes in blocks needs several."""
     monkeypatch.setattr(buckets, "BUCKET_PAIRS", 8)
-    monkeypatch.setattr(graph_module, "BLOCK", 7)
-    monkeypatch.setattr(coarse, "_ROOM", 3)
+    monkeypatch.setattr(progress, "BLOCK", 7)
+    monkeypatch.setattr(coarsen, "_ROOM", 3)
 
 
 @given(edges=pairs)

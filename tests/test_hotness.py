@@ -10,13 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.column import map_tensor
 from sar.partition.cut import assign, find_method
-from sar.partition.methods import draws as module
 from sar.partition.methods.base import CutOptions
-from sar.partition.methods.draws import Draws
-from sar.partition.methods.hotness import Hotness, place
+from sar.partition.methods.hotness import Draws, Hotness, place
 from sar.partition.methods.simple import Contiguous, Random
 
 HOMO = ({NTYPE_HOMO: 23}, [ETYPE_HOMO])
@@ -125,7 +124,7 @@ def test_draws_of_mapped_edges_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     graph = random_graph("several", 60)
     parts, seeds = np.arange(graph.total_nodes, dtype=np.int16) % 3, seeds_of(graph)
     expected = Draws(graph, (2, 3), 3, tmp_path).reached(parts, seeds).copy()
-    monkeypatch.setattr(module, "BLOCK", 7)
+    monkeypatch.setattr(progress, "BLOCK", 7)
     for number, (etype, ends) in enumerate(graph.edges.items()):
         paths = [tmp_path / f"{number}-{side}.npy" for side in "sd"]
         for path, ids in zip(paths, ends):

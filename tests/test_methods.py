@@ -18,8 +18,7 @@ from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.cut import METHODS, assign
 from sar.partition.methods import coarsen, solver
 from sar.partition.methods.base import CutOptions, Method
-from sar.partition.methods.coarse import write_contracted
-from sar.partition.methods.coarsen import run_kaminpar
+from sar.partition.methods.coarsen import run_kaminpar, write_contracted
 from sar.partition.methods.graph import cut_graph
 from sar.partition.sources.generate import community_graph
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sar.cli.cut_report import predict_cut, prediction_lines, report_lines
-from sar.partition import quality as module
+from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.quality import CutQuality, balance, measure
 from sar.partition.summary import summarize
@@ -108,7 +108,7 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = random_graph(HETERO, 150, 2)
     parts = random_parts(graph, 3, 2)
     whole = measure(graph, parts, 3, cover=True)
-    monkeypatch.setattr(module, "BLOCK", 7)
+    monkeypatch.setattr(progress, "BLOCK", 7)
     blocks = measure(graph, parts.astype(np.int16), 3, cover=True)
     check(blocks, graph, parts, 3)
     assert whole.to_dict() == blocks.to_dict()

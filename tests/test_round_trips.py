@@ -16,7 +16,7 @@ from harness.covering import covering
 from round_trips import read_back, same
 
 from sar.partition.arrays import GraphArrays
-from sar.partition.methods.given import Given
+from sar.partition.methods.simple import Given
 from sar.partition.options import PartitionOptions
 from sar.partition.run import partition
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sar.partition import buckets
+from sar.partition import buckets, progress
 from sar.partition import transform as transform_module
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.transform import Transforms, transform
@@ -53,7 +53,7 @@ def test_edges_and_their_data(tmp_path_factory, pairs, symmetrise, drop, loops):
 
 def test_blocks_and_buckets_that_are_smaller_than_the_graph(tmp_path, monkeypatch):
     monkeypatch.setattr(buckets, "BUCKET_PAIRS", 64)
-    monkeypatch.setattr(transform_module, "BLOCK", 17)
+    monkeypatch.setattr(progress, "BLOCK", 17)
     pairs = np.random.default_rng(0).integers(0, 50, (400, 2)).tolist()
     for wanted in (
         Transforms(True),

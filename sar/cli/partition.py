@@ -21,7 +21,7 @@ from sar.cli.cut_report import (
 from sar.cli.pictures import check_plot, plot_cut
 from sar.config import parse_bytes
 from sar.partition.methods.base import Method
-from sar.partition.methods.given import Given
+from sar.partition.methods.simple import Given
 from sar.partition.options import PartitionOptions
 from sar.partition.run import Partitioned, partition
 from sar.partition.transform import Transforms

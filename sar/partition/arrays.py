@@ -1,12 +1,13 @@
 """A whole graph as plain arrays: what every input becomes before it is cut and written."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition.progress import Counter, Progress, blocks, silent
+from sar.partition.progress import NOBODY, Counter, Progress, blocks, silent
 
 NTYPE_HOMO = "_N"
 ETYPE_HOMO = ("_N", "_E", "_N")
@@ -68,6 +69,16 @@ class GraphArrays:
             offsets[ntype] = start
             start += count
         return offsets
+
+    def edge_blocks(
+        self, counter: Counter = NOBODY
+    ) -> Iterator[tuple[CanonicalEtype, int, np.ndarray, np.ndarray]]:
+        """(edge type, its first edge of the block, ends of the block's edges), of all edge types;
+        edges count when they have been dealt with."""
+        for etype, ends in self.edges.items():
+            for low, high in blocks(len(ends[0]), counter):
+                src, dst = (np.ascontiguousarray(one[low:high].detach().numpy()) for one in ends)
+                yield etype, low, src, dst
 
     def with_orig_ids(self) -> "GraphArrays":
         """Give every node type its `orig_id` (kept where it is already there); returns self."""

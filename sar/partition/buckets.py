@@ -19,7 +19,6 @@ from sar.partition.compiled import compiled
 from sar.partition.progress import NOBODY, Counter, Progress, silent
 
 BUCKET_PAIRS = 1 << 24
-BLOCK = 1 << 20
 _RUN = 1 << 22  # values that are looked at together
 Blocks = Callable[[str], Iterator[tuple[np.ndarray, np.ndarray]]]
 
@@ -54,7 +53,7 @@ def sort_rows(
 
     Args:
         blocks: starts over at each call and gives int32 rows (below ``num_rows``) and values, the
-            same each time, at most `BLOCK` pairs at once. It is called with the name of what is
+            same each time, a block's pairs at once. It is called with the name of what is
             done with them, and tells of its progress itself.
         folder: where ``indptr.npy`` and ``values.npy`` come to lie; needs 12 bytes a pair, of
             which 4 remain.

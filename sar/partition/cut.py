@@ -13,10 +13,9 @@ from sar.files import scratch_folder
 from sar.partition.arrays import GraphArrays
 from sar.partition.methods.base import CutOptions, Method
 from sar.partition.methods.coarsen import Coarsen
-from sar.partition.methods.given import Given
 from sar.partition.methods.hotness import Hotness
-from sar.partition.methods.metis import Metis
-from sar.partition.methods.simple import Contiguous, Random
+from sar.partition.methods.simple import Contiguous, Given, Random
+from sar.partition.methods.solver import Metis
 from sar.partition.progress import Progress, silent
 from sar.words import BALANCES, DEFAULT_METHOD, METHODS
 

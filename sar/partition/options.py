@@ -9,7 +9,7 @@ from sar.partition.arrays import GraphArrays
 from sar.partition.book_json import MAX_PARTS
 from sar.partition.cut import check_balance, find_method
 from sar.partition.methods.base import Method
-from sar.partition.methods.metis import Metis
+from sar.partition.methods.solver import Metis
 from sar.partition.transform import Transforms
 from sar.partition.write import check_graph_name
 from sar.words import DEFAULT_METHOD, KEEP

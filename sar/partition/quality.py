@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.arrays import GraphArrays
 from sar.partition.compiled import compiled
 from sar.partition.cover import count_fewest
-from sar.partition.progress import NOBODY, Counter, Progress, silent
+from sar.partition.progress import Counter, Progress, blocks, silent
 
 Counts = NDArray[np.int64]
-BLOCK = 1 << 20  # edges or nodes that are looked at together
 _WORD = 64  # parts whose bits one word holds, where there are many
 
 
@@ -137,10 +136,11 @@ def measure(
     """
     owner = _narrow(parts, graph.total_nodes, num_parts)
     words = -(-num_parts // _WORD)
-    needed = np.zeros(len(owner) * words, dtype=_word_type(num_parts))
+    bits = next(size for size in (8, 16, 32, _WORD) if num_parts <= size or size == _WORD)
+    needed = np.zeros(len(owner) * words, dtype=f"uint{bits}")
     edges, cut = np.zeros((2, num_parts), dtype=np.int64)
     counter = Counter(progress, "measuring the cut", graph.total_edges)
-    for etype, low, src, dst in _blocks(graph, counter):
+    for etype, low, src, dst in graph.edge_blocks(counter):
         ends = [_own(graph, owner, etype[0]), _own(graph, owner, etype[2])]
         first = graph.node_offsets()[etype[0]] * words
         wrong = _mark(src, dst, *ends, needed[first:], words, edges, cut)
@@ -183,36 +183,19 @@ def _narrow(parts: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
             f"{num_nodes} nodes"
         )
     owner = np.empty(num_nodes, dtype=np.min_scalar_type(num_parts - 1))
-    for low in range(0, num_nodes, BLOCK):
-        block = parts[low : low + BLOCK]
-        wrong = np.flatnonzero((block < 0) | (block >= num_parts))
+    for low, high in blocks(num_nodes):
+        wrong = np.flatnonzero((parts[low:high] < 0) | (parts[low:high] >= num_parts))
         if len(wrong):
             node = low + int(wrong[0])
             raise ValueError(f"parts[{node}] is {parts[node]}, expected 0 to {num_parts - 1}")
-        owner[low : low + BLOCK] = block
+        owner[low:high] = parts[low:high]
     return owner
-
-
-def _word_type(num_parts: int) -> np.dtype:
-    bits = next(size for size in (8, 16, 32, _WORD) if num_parts <= size or size == _WORD)
-    return np.dtype(f"uint{bits}")
 
 
 def _own(graph: GraphArrays, owner: np.ndarray, ntype: str) -> np.ndarray:
     """The parts of one type's nodes."""
     first = graph.node_offsets()[ntype]
     return owner[first : first + graph.num_nodes[ntype]]
-
-
-def _blocks(
-    graph: GraphArrays, counter: Counter = NOBODY
-) -> Iterator[tuple[CanonicalEtype, int, np.ndarray, np.ndarray]]:
-    """(edge type, its first edge of the block, ends of the block's edges), of all edge types."""
-    for etype, ends in graph.edges.items():
-        for low in range(0, len(ends[0]), BLOCK):
-            src, dst = (np.ascontiguousarray(one[low : low + BLOCK].numpy()) for one in ends)
-            yield etype, low, src, dst
-            counter.add(len(src))
 
 
 @compiled
@@ -256,17 +239,14 @@ def _count_rows(owner, needed, words, rows, boundary):  # type: ignore[no-untype
 
 def _histogram(owner: np.ndarray, num_parts: int) -> Counts:
     """[P] how often each part is met; blocks, as numpy widens what it counts."""
-    counts = np.zeros(num_parts, dtype=np.int64)
-    for low in range(0, len(owner), BLOCK):
-        counts += np.bincount(owner[low : low + BLOCK], minlength=num_parts)
-    return counts
+    runs = (np.bincount(owner[low:high], minlength=num_parts) for low, high in blocks(len(owner)))
+    return sum(runs, np.zeros(num_parts, dtype=np.int64))
 
 
 def _true_rows(mask: Tensor) -> Iterator[np.ndarray]:
     """Numbers of the rows of a mask [N, ...] that have anything in them, block by block."""
-    for low in range(0, len(mask), BLOCK):
-        block = mask[low : low + BLOCK].numpy()
-        yield low + np.flatnonzero(block.reshape(len(block), -1).any(1))
+    for low, high in blocks(len(mask)):
+        yield low + np.flatnonzero(mask[low:high].numpy().reshape(high - low, -1).any(1))
 
 
 def _training(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts | None:
@@ -275,40 +255,33 @@ def _training(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts |
         return None
     counts = np.zeros(num_parts, dtype=np.int64)
     for ntype, mask in masks.items():
-        own = _own(graph, owner, ntype)
         for rows in _true_rows(mask):
-            counts += np.bincount(own[rows], minlength=num_parts)
+            counts += np.bincount(_own(graph, owner, ntype)[rows], minlength=num_parts)
     return counts
 
 
 def _fewest(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts:
     """See :class:`CutQuality`; one edge type after another, its cut edges in memory."""
     found = np.zeros((num_parts, num_parts), dtype=np.int64)
-    for etype in graph.edges:
-        one = GraphArrays(graph.name, graph.num_nodes, {etype: graph.edges[etype]})
+    for etype, pair in graph.edges.items():
+        one = GraphArrays(graph.name, graph.num_nodes, {etype: pair})
         sources, ends = _own(graph, owner, etype[0]), _own(graph, owner, etype[2])
-        cut = []
-        for _, _, src, dst in _blocks(one):
-            remote = sources[src] != ends[dst]
-            cut.append((src[remote], dst[remote]))
-        if not cut:
-            continue
-        src, dst = (np.concatenate(side) for side in zip(*cut, strict=True))
+        cut = [np.empty((2, 0), np.int64)]
+        for _, _, src, dst in one.edge_blocks():
+            cut.append(np.stack([src, dst])[:, sources[src] != ends[dst]])
+        src, dst = np.concatenate(cut, axis=1)
         order = np.lexsort((sources[src], ends[dst]))
         src, dst = src[order], dst[order]
-        bounds = np.searchsorted(ends[dst], np.arange(num_parts + 1))
-        for part, (low, high) in enumerate(pairwise(bounds)):
-            found[part] += _fewest_of(src[low:high], dst[low:high], sources, num_parts, part)
+        for part, (low, high) in enumerate(pairwise(_bounds(ends[dst], num_parts))):
+            own, offsets = src[low:high], _bounds(sources[src[low:high]], num_parts)
+            local, sizes = np.empty(len(own), dtype=np.int64), []
+            for first, last in pairwise(offsets):
+                rows, local[first:last] = np.unique(own[first:last], return_inverse=True)
+                sizes.append(len(rows))
+            found[part] += count_fewest(local, dst[low:high], offsets, sizes, part)
     return found
 
 
-def _fewest_of(
-    src: np.ndarray, dst: np.ndarray, sources: np.ndarray, num_parts: int, part: int
-) -> Counts:
-    """[P] of cut edges that end in ``part``, grouped by their sources' parts."""
-    offsets = np.searchsorted(sources[src], np.arange(num_parts + 1))
-    local, sizes = np.empty(len(src), dtype=np.int64), []
-    for low, high in pairwise(offsets):
-        rows, local[low:high] = np.unique(src[low:high], return_inverse=True)
-        sizes.append(len(rows))
-    return count_fewest(local, dst, offsets.tolist(), sizes, part)
+def _bounds(parts: np.ndarray, num_parts: int) -> list[int]:
+    """Where each part's rows begin among ascending parts, and the last end."""
+    return np.searchsorted(parts, np.arange(num_parts + 1)).tolist()

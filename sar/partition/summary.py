@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sar.partition.book import PartitionBook
 from sar.partition.cover import count_fewest
-from sar.partition.load import PartitionData, ShardEdges, load_partition, read_book
-from sar.partition.quality import Counts, balance, count_true
-
-_TRAIN = "train_mask"
+from sar.partition.load import PartitionData, load_partition, read_book
+from sar.partition.quality import CutQuality, count_true
 
 
 def summarize(
@@ -47,19 +44,57 @@ def summarize(
     Raises PartitionError for bad files.
     """
     book = read_book(json_path)
-    count = _Count(book)
-    for part in watch(range(book.num_parts)):
-        count.add(load_partition(json_path, part))
+    size = book.num_parts
+    count = _Count(size)
+    needed = {
+        (ntype, part): torch.zeros(book.part_nodes(ntype, part), dtype=torch.bool)
+        for ntype in book.ntypes
+        for part in range(size)
+    }
+    for part in watch(range(size)):
+        count.add(load_partition(json_path, part), needed)
+    boundary = [sum(int(needed[one, p].sum()) for one in book.ntypes) for p in range(size)]
+    return {**_described(book, count, boundary), **count.features}
+
+
+def _described(book: PartitionBook, count: _Count, boundary: list[int]) -> dict:
+    """Counts of the whole graph and of parts, when all parts have been added."""
+    parts = range(book.num_parts)
+    nodes = {t: np.array([book.part_nodes(t, part) for part in parts]) for t in book.ntypes}
+    edges = {
+        ":".join(t): np.array([book.part_edges(t, part) for part in parts])
+        for t in book.canonical_etypes
+    }
+    quality = CutQuality(
+        book.graph_name,
+        len(edges),
+        np.sum([*nodes.values()], axis=0),
+        nodes,
+        np.sum([*edges.values()], axis=0),
+        np.sum([*count.cuts.values()], axis=0),
+        count.rows["halo"].sum(1),
+        np.array(boundary),
+        np.array(count.training) if count.has_train else None,
+        count.rows["halo"],
+    )
+    fewest = int(count.rows["fewest"].sum())
+    saved = 1 - fewest / count.pulled if count.pulled else 0.0
     return {
-        "graph_name": book.graph_name,
-        "num_parts": book.num_parts,
+        **quality.to_dict(),
         "part_method": book.part_method,
         "halo_hops": book.halo_hops,
         "digest": book.digest(),
-        **count.described(),
-        "nodes": _nodes_by_type(book),
-        "edges": _edges_by_type(book, count.cuts),
-        **count.features,
+        "rows": {name: rows.tolist() for name, rows in count.rows.items()},
+        "sum_rows": {"pulled": count.pulled, "fewest": fewest, "saved": saved},
+        "end_rows": int(count.rows["ended"].sum()),
+        "edges": {
+            name: {
+                "total": int(own.sum()),
+                "per_part": own.tolist(),
+                "cut_per_part": count.cuts[name],
+            }
+            for name, own in edges.items()
+        },
     }
 
 
@@ -67,151 +102,54 @@ class _Count:
     """What is counted while parts are read.
 
     Attributes:
-        cuts: per edge type, cut edges of each part.
-        parts: per part, the counts that it tells by itself.
+        cuts: per edge type, cut edges of each part. training: of each part, its training nodes.
         pulled: rows that travel for all relations. rows: see :func:`summarize`, [P, P] each.
-        needed: per node type and part, bool: which nodes other parts need.
         has_train: some part has training nodes, or could have.
     """
 
-    def __init__(self, book: PartitionBook) -> None:
-        size = book.num_parts
-        self.book = book
-        self.cuts: dict[str, list[int]] = {":".join(etype): [] for etype in book.canonical_etypes}
-        self.parts: list[dict] = []
-        self.pulled = 0
-        self.rows = {
-            name: np.zeros((size, size), dtype=np.int64) for name in ("halo", "fewest", "ended")
-        }
-        self.needed = {
-            ntype: [torch.zeros(book.part_nodes(ntype, p), dtype=torch.bool) for p in range(size)]
-            for ntype in book.ntypes
-        }
-        self.has_train = False
+    def __init__(self, size: int) -> None:
+        self.cuts: dict[str, list[int]] = {}
+        self.training: list[int] = []
+        self.pulled, self.has_train = 0, False
+        self.rows = {name: np.zeros((size, size), np.int64) for name in ("halo", "fewest", "ended")}
         self.features: dict[str, dict] = {"node_features": {}, "edge_features": {}}
 
-    def add(self, data: PartitionData) -> None:
-        """Count one part."""
-        part = data.part_id
+    def add(self, data: PartitionData, needed: dict[tuple[str, int], torch.Tensor]) -> None:
+        """Count one part; ``needed`` gets the nodes that it needs of each type and part."""
+        part, book = data.part_id, data.book
         for etype, shard in data.edges.items():
-            self.cuts[":".join(etype)].append(_cut(shard.offsets, part))
-            self.rows["fewest"][part] += _fewest(data, etype)
-        for peer in range(self.book.num_parts):
+            local = shard.offsets[part + 1] - shard.offsets[part]
+            self.cuts.setdefault(":".join(etype), []).append(shard.offsets[-1] - local)
+            sizes = [book.part_nodes(etype[0], peer) for peer in range(book.num_parts)]
+            ends = shard.src.numpy(), shard.dst.numpy()
+            self.rows["fewest"][part] += count_fewest(*ends, shard.offsets, sizes, part)
+        for peer in range(book.num_parts):
             if peer != part:
-                self._add_peer(data, peer)
-        start, end = self.book.part_ranges[part]
-        masks = _train_masks(data)
-        self.has_train = self.has_train or bool(masks)
-        self.parts.append(
-            {
-                "num_nodes": end - start,
-                "num_edges": sum(shard.offsets[-1] for shard in data.edges.values()),
-                "cut_edges": sum(one[-1] for one in self.cuts.values()),
-                "train_nodes": sum(count_true(mask) for mask in masks),
-            }
-        )
-        _add_features(self.features, data)
+                self._add_peer(data, peer, needed)
+        masks = (f"{ntype}/train_mask" for ntype in book.ntypes)
+        found = [data.node_features[name] for name in masks if name in data.node_features]
+        self.has_train |= bool(found)
+        self.training.append(sum(map(count_true, found)))
+        stores = data.node_features, data.edge_features
+        for features, store in zip(self.features.values(), stores):
+            for name in store:  # parts may differ, so all are looked at
+                if "/" in name:
+                    dtype, shape = store.info(name)
+                    kind = str(dtype).removeprefix("torch.")
+                    features.setdefault(name, {"dtype": kind, "shape": list(shape[1:])})
 
-    def _add_peer(self, data: PartitionData, peer: int) -> None:
+    def _add_peer(
+        self, data: PartitionData, peer: int, needed: dict[tuple[str, int], torch.Tensor]
+    ) -> None:
         """Count the rows that come from one other part."""
-        part = data.part_id
-        for shard in data.edges.values():
-            self.rows["ended"][peer, part] += _ended(shard, peer)
-        for ntype, needed in self.needed.items():
-            together = torch.zeros_like(needed[peer])
-            for etype, shard in data.edges.items():
-                if etype[0] == ntype:
-                    used = torch.zeros_like(together)
-                    used[shard.src[shard.offsets[peer] : shard.offsets[peer + 1]]] = True
-                    self.pulled += int(used.sum())
-                    together |= used
-            self.rows["halo"][part, peer] += int(together.sum())
-            needed[peer] |= together
-
-    def described(self) -> dict:
-        """Counts of the whole graph and of parts, when all parts have been added."""
-        parts = []
-        for number, one in enumerate(self.parts):
-            found = {key: one[key] for key in ("num_nodes", "num_edges", "cut_edges")}
-            found["halo_nodes"] = int(self.rows["halo"][number].sum())
-            found["boundary_nodes"] = sum(int(own[number].sum()) for own in self.needed.values())
-            found["train_nodes"] = one["train_nodes"] if self.has_train else None
-            parts.append(found)
-        columns = {key: [one[key] for one in parts] for key in parts[0]}
-        if not self.has_train:
-            columns["train_nodes"] = []
-        fewest = int(self.rows["fewest"].sum())
-        return {
-            **{key: sum(counts) if counts else None for key, counts in columns.items()},
-            "parts": parts,
-            "rows": {name: rows.tolist() for name, rows in self.rows.items()},
-            "sum_rows": {
-                "pulled": self.pulled,
-                "fewest": fewest,
-                "saved": 1 - fewest / self.pulled if self.pulled else 0.0,
-            },
-            "end_rows": int(self.rows["ended"].sum()),
-            "node_balance": balance(columns["num_nodes"]),
-            "edge_balance": balance(columns["num_edges"]),
-            "halo_balance": balance(columns["halo_nodes"]),
-            "boundary_balance": balance(columns["boundary_nodes"]),
-            "train_balance": balance(columns["train_nodes"]) if self.has_train else None,
-        }
-
-
-def _cut(offsets: list[int], part: int) -> int:
-    """Edges of a type whose source is in another part."""
-    return offsets[-1] - (offsets[part + 1] - offsets[part])
-
-
-def _train_masks(data: PartitionData) -> list[Tensor]:
-    """Of all node types that have one."""
-    names = (f"{ntype}/{_TRAIN}" for ntype in data.book.ntypes)
-    return [data.node_features[name] for name in names if name in data.node_features]
-
-
-def _ended(shard: ShardEdges, peer: int) -> int:
-    """Different destinations of edges whose sources are in another part."""
-    return len(shard.dst[shard.offsets[peer] : shard.offsets[peer + 1]].unique())
-
-
-def _fewest(data: PartitionData, etype: tuple[str, str, str]) -> Counts:
-    """[P] rows that come for a sum over a relation."""
-    shard, book = data.edges[etype], data.book
-    sizes = [book.part_nodes(etype[0], part) for part in range(book.num_parts)]
-    ends = (shard.src.numpy(), shard.dst.numpy())
-    return count_fewest(*ends, shard.offsets, sizes, data.part_id)
-
-
-def _nodes_by_type(book: PartitionBook) -> dict:
-    return {
-        ntype: {
-            "total": book.num_nodes(ntype),
-            "per_part": [book.part_nodes(ntype, part) for part in range(book.num_parts)],
-        }
-        for ntype in book.ntypes
-    }
-
-
-def _edges_by_type(book: PartitionBook, cuts: dict[str, list[int]]) -> dict:
-    return {
-        ":".join(etype): {
-            "total": book.num_edges(etype),
-            "per_part": [book.part_edges(etype, part) for part in range(book.num_parts)],
-            "cut_per_part": cuts[":".join(etype)],
-        }
-        for etype in book.canonical_etypes
-    }
-
-
-def _add_features(features: dict[str, dict], data: PartitionData) -> None:
-    """Adds features not met in an earlier part; parts may differ, so all are looked at."""
-    for key, store in (
-        ("node_features", data.node_features),
-        ("edge_features", data.edge_features),
-    ):
-        for name in store:
-            if "/" in name:
-                dtype, shape = store.info(name)
-                entry = {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape[1:])}
-                features[key].setdefault(name, entry)
+        together: dict[str, torch.Tensor] = {}
+        for (ntype, _, _), shard in data.edges.items():
+            own = slice(shard.offsets[peer], shard.offsets[peer + 1])
+            self.rows["ended"][peer, data.part_id] += len(shard.dst[own].unique())
+            used = torch.zeros_like(needed[ntype, peer])
+            used[shard.src[own]] = True
+            self.pulled += int(used.sum())
+            together[ntype] = used | together.get(ntype, used)
+        for ntype, used in together.items():
+            self.rows["halo"][data.part_id, peer] += int(used.sum())
+            needed[ntype, peer] |= used

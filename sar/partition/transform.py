@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
-from sar.partition.buckets import BLOCK, Rows, sort_rows
+from sar.partition.buckets import Rows, sort_rows
 from sar.partition.column import create_array, map_tensor
 from sar.partition.compiled import compiled
-from sar.partition.progress import Counter, Progress, silent
+from sar.partition.progress import Counter, Progress, blocks, silent
 from sar.words import SELF_LOOPS
 
 _MAX_NODES = 2**31 - 1
@@ -114,20 +114,17 @@ class _Change:
         count = len(self._src)
         counter = Counter(self._progress, what, count * (1 + self._turns) + self._num_loops)
         for turned in (False, True)[: 1 + self._turns]:
-            for low in range(0, count, BLOCK):
-                ends = [one[low : low + BLOCK].numpy() for one in (self._src, self._dst)]
+            for low, high in blocks(count, counter):
+                ends = [one[low:high].numpy() for one in (self._src, self._dst)]
                 src, dst = ends[::-1] if turned else ends
-                size = len(src)
-                number = np.arange(low, low + size) + count * turned
+                number = np.arange(low, high) + count * turned
                 if self._drops_loops:
                     kept = src != dst
                     src, dst, number = src[kept], dst[kept], number[kept]
                 yield src, dst, number
-                counter.add(size)
-        for low in range(0, self._num_loops, BLOCK):
-            loops = np.arange(low, min(low + BLOCK, self._num_loops))
+        for low, high in blocks(self._num_loops, counter):
+            loops = np.arange(low, high)
             yield loops, loops, loops + 2 * count
-            counter.add(len(loops))
 
     def _pairs(self, what: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Destination and source."""
@@ -179,13 +176,12 @@ class _Change:
             is_bool = column.dtype == torch.bool
             dtype = column[:0].numpy().dtype
             out = create_array(path, dtype, (len(numbers), *column.shape[1:]))
-            for low in range(0, len(numbers), BLOCK):
-                wanted = numbers[low : low + BLOCK] - self._unique
+            for low, high in blocks(len(numbers), counter):
+                wanted = numbers[low:high] - self._unique
                 loops = wanted >= 2 * count
                 rows = column.numpy()[np.where(loops, 0, wanted % max(count, 1))] if count else 0
-                out[low : low + BLOCK] = rows
-                out[low : low + BLOCK][loops] = True if is_bool else 1
-                counter.add(len(wanted))
+                out[low:high] = rows
+                out[low:high][loops] = True if is_bool else 1
             data[name] = map_tensor(path)
         return data
 

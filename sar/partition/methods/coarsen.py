@@ -2,23 +2,32 @@
 
 Cuts as good as KaMinPar's own, for a fraction of its time and memory where graphs are large: what
 needs memory by the edge is the coarse graph alone, all else is 20 to 40 bytes a node.
+
+Clusters of nodes become the coarse graph's nodes, weighted by what they hold. They
+are found by label propagation with a bound on their weight (Meyerhenke, Sanders and Schulz,
+"Partitioning complex networks via size-constrained clustering", 2014): each node in turn joins the
+cluster that most of its neighbors are in and that has room.
 """
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from sar.files import naming
 from sar.partition.arrays import GraphArrays
-from sar.partition.methods import kaminpar_main
+from sar.partition.buckets import Rows
+from sar.partition.compiled import compiled, mix
 from sar.partition.methods.base import CutOptions, Method
-from sar.partition.methods.coarse import find_clusters, write_contracted
 from sar.partition.methods.graph import CutGraph, cut_graph
 from sar.partition.methods.refine import Bounds, refine
 from sar.partition.methods.simple import equal_shares
 from sar.partition.methods.solver import Solver
-from sar.partition.progress import Counter
+from sar.partition.progress import Counter, Progress, silent
+from sar.splitmix import STEP
 
 NODES_ABOVE, BALANCED_ABOVE = 1.03, 1.05  # of the mean, what a part may have at most
 HALO_ABOVE = 1.10
@@ -27,7 +36,17 @@ _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
 _UNIT = 64  # weight of an average node
-_KAMINPAR = Solver("KaMinPar", "coarsen", "kaminpar", "kaminpar", kaminpar_main.__file__)
+_KAMINPAR = Solver("KaMinPar", "coarsen", "kaminpar", "kaminpar", "kaminpar")
+# Fewer leave KaMinPar more to do than they save.
+_ROUNDS = 3
+MOST_EDGES = 1 << 22  # more cut no better; KaMinPar needs some 14 bytes for each
+_SAMPLE = 1 << 12  # clusters whose edges are looked at
+_ROOM = 1 << 20  # coarse edges that are written at once
+_RUN = 1 << 22  # edges of nodes that are looked at in one call
+# Bits of a ParHIP file's version: widths of 32 instead of 64 bits. Weights of both kinds follow.
+_NODE_IDS_32, _NODE_WEIGHTS_32, _EDGE_WEIGHTS_32 = 8, 16, 32
+_HEADER = np.dtype("<u8")
+_STEP = np.uint64(STEP)
 
 
 class Coarsen(Method):
@@ -102,3 +121,213 @@ def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarra
     """
     # KaMinPar counts seeds in 31 bits.
     return _KAMINPAR.solve(path.with_suffix(".npy"), count, num_parts, path, seed % 2**31, 0.03)
+
+
+def find_clusters(
+    rows: Rows, weights: np.ndarray, max_weight: int, progress: Progress = silent
+) -> np.ndarray:
+    """Cluster of each node, int32 [N], numbered from 0 in the order of their smallest names.
+
+    Args:
+        weights: int32 [N] of the nodes. max_weight: of a cluster of several nodes.
+
+    Memory: 12 bytes a node beside the result.
+    """
+    num_nodes = len(weights)
+    clusters = np.arange(num_nodes, dtype=np.int32)
+    loads, rating = weights.astype(np.int32), np.zeros(num_nodes, np.int32)
+    touched = np.empty(_longest(rows.indptr), np.int32)
+    counter = Counter(progress, "finding clusters", _ROUNDS * num_nodes)
+    for _ in range(_ROUNDS):
+        for run in rows.runs(counter):
+            _propagate(*rows, *run, weights, max_weight, clusters, loads, rating, touched)
+    rating[:] = 0
+    _rank(clusters, rating)
+    return clusters
+
+
+def write_contracted(
+    rows: Rows,
+    clusters: np.ndarray,
+    weights: np.ndarray,
+    path: Path,
+    progress: Progress = silent,
+    most_edges: int = MOST_EDGES,
+) -> int:
+    """The graph of clusters as a ParHIP file (binary, of KaHIP): edges weigh what they stand for.
+
+    Args:
+        most_edges: about as many are written, counted from both ends. Where there are more, those
+            lighter than some weight t are drawn with probability weight / t, and then weigh t: any
+            cut weighs as much as before on average (Benczur and Karger, 1996, in its simplest
+            form).
+
+    Returns the number of clusters. Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 16
+    a cluster.
+    """
+    count = int(clusters.max(initial=-1)) + 1
+    node_weights = np.bincount(clusters, weights, minlength=count).astype(np.int32)
+    ends = np.cumsum(np.bincount(clusters, minlength=count))
+    members = np.argsort(clusters, kind="stable").astype(np.int32)
+    walk = _Walk(rows, clusters, members, ends, progress)
+    lightest = walk.lightest(most_edges)
+    heavy_path = path.with_suffix(".weights")
+    first_byte = 3 * _HEADER.itemsize + (count + 1) * _HEADER.itemsize
+    # Not `tofile`, which says nothing when a disk is full.
+    with naming(path), open(path, "wb") as file, open(heavy_path, "wb") as heavy:
+        file.seek(first_byte)
+        written = 0
+        for edges in walk.edges(lightest, "joining clusters"):
+            file.write(edges[0].data)
+            heavy.write(edges[1].data)
+            written += edges.shape[1]
+        file.write(node_weights.data)
+        heavy.flush()
+        with open(heavy_path, "rb") as source:
+            shutil.copyfileobj(source, file)
+        file.seek(0)
+        version = _NODE_IDS_32 | _NODE_WEIGHTS_32 | _EDGE_WEIGHTS_32
+        file.write(np.array([version, count, written], _HEADER).data)
+        offsets = np.concatenate([[0], np.cumsum(walk.degrees)]) * 4 + first_byte
+        file.write(offsets.astype(_HEADER).data)
+    heavy_path.unlink()
+    return count
+
+
+class _Walk:
+    """Goes through the edges of clusters, one cluster after another."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        clusters: np.ndarray,
+        members: np.ndarray,
+        ends: np.ndarray,
+        progress: Progress,
+    ) -> None:
+        self._graph, self._progress = (*rows, clusters, members, ends), progress
+        self._count = len(ends)
+        self.degrees = np.zeros(self._count, np.int64)
+        self._rating, self._touched = np.zeros((2, self._count), np.int32)
+        self._room = np.empty((2, max(_ROOM, self._count)), np.int32)
+
+    def edges(self, lightest: int, what: str, step: int = 1) -> Iterator[np.ndarray]:
+        """int32 [2, n] other ends and weights of edges; sets ``degrees``."""
+        counter, at = Counter(self._progress, what, self._count), 0
+        while at < self._count:
+            before = at
+            at, filled = _contract(
+                *self._graph, at, step, lightest, self._rating, self._touched, self._room,
+                self.degrees,
+            )  # fmt: skip
+            yield self._room[:, :filled]
+            counter.add(min(at, self._count) - before)
+
+    def lightest(self, most_edges: int) -> int:
+        """The smallest weight that leaves no more than so many, judged by a sample of clusters."""
+        step = max(1, self._count // _SAMPLE)
+        counts = np.zeros(1, np.int64)
+        for edges in self.edges(1, "sampling clusters", step):
+            found = np.bincount(edges[1])
+            counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
+            counts[: len(found)] += found
+        by_weight = np.arange(len(counts))
+        for weight in range(1, len(counts)):
+            if (counts * np.minimum(1.0, by_weight / weight)).sum() * step <= most_edges:
+                return weight
+        return max(1, -(-int((counts * by_weight).sum()) * step // most_edges))
+
+
+def _longest(indptr: np.ndarray) -> int:
+    """Neighbors of the node that has most."""
+    blocks = (indptr[low : low + _ROOM + 1] for low in range(0, len(indptr) - 1, _ROOM))
+    return max((int(np.diff(block).max()) for block in blocks), default=0)
+
+
+@compiled
+def _propagate(
+    indptr, values, first, last, weights, max_weight, clusters, loads, rating, touched
+):  # fmt: skip
+    # Ids from 0 on are not looked at for being negative.
+    starts, own_weights = indptr[first : last + 1], weights[first:last]
+    own_clusters = clusters[first:last]
+    for u in range(last - first):
+        found = 0
+        for at in range(starts[u], starts[u + 1]):
+            c = clusters[values[at]]
+            if rating[c] == 0:
+                touched[found] = c
+                found += 1
+            rating[c] += 1
+        own = own_clusters[u]
+        best, best_rating = own, rating[own]
+        for i in range(found):
+            c = touched[i]
+            if rating[c] > best_rating and loads[c] + own_weights[u] <= max_weight:
+                best, best_rating = c, rating[c]
+            rating[c] = 0
+        if best != own:
+            loads[own] -= own_weights[u]
+            loads[best] += own_weights[u]
+            own_clusters[u] = best
+
+
+@compiled
+def _rank(clusters, numbers):
+    """Numbers in the place of names; ``numbers`` is zero at first."""
+    for u in range(len(clusters)):
+        numbers[clusters[u]] = 1
+    total = 0
+    for c in range(len(numbers)):
+        if numbers[c]:
+            numbers[c] = total
+            total += 1
+    for u in range(len(clusters)):
+        clusters[u] = numbers[clusters[u]]
+
+
+@compiled
+def _contract(
+    indptr, values, clusters, members, ends, first, step, lightest, rating, touched, room, degrees
+):  # fmt: skip
+    """Every ``step``-th cluster from ``first`` on, while edges fit and for about `_RUN` edges of
+    nodes; the next and what is filled."""
+    filled = seen = 0
+    for c in range(first, len(ends), step):
+        found = 0
+        for i in range(ends[c - 1] if c else 0, ends[c]):
+            u = members[i]
+            seen += indptr[u + 1] - indptr[u]
+            for at in range(indptr[u], indptr[u + 1]):
+                other = clusters[values[at]]
+                if other == c:
+                    continue
+                if rating[other] == 0:
+                    touched[found] = other
+                    found += 1
+                rating[other] += 1
+        if filled + found > room.shape[1]:
+            for i in range(found):
+                rating[touched[i]] = 0
+            return c, filled
+        before = filled
+        for i in range(found):
+            other = touched[i]
+            weight = rating[other]
+            rating[other] = 0
+            if weight >= lightest or _draw(c, other) * lightest < weight:
+                room[0, filled] = other
+                room[1, filled] = max(weight, lightest)
+                filled += 1
+        degrees[c] = filled - before
+        if seen > _RUN:
+            return c + step, filled
+    return len(ends), filled
+
+
+@compiled
+def _draw(a, b):
+    """A number in [0, 1) of a pair, the same from both ends."""
+    low, high = np.uint64(min(a, b)), np.uint64(max(a, b))
+    mixed = mix((low << np.uint64(32) | high) + _STEP)
+    return np.float64(mixed >> np.uint64(11)) / 9007199254740992.0

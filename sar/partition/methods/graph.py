@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from sar.partition.arrays import GraphArrays
-from sar.partition.buckets import BLOCK, Rows, sort_rows
+from sar.partition.buckets import Rows, sort_rows
 from sar.partition.compiled import compiled, mix
-from sar.partition.progress import Counter, Progress, silent
+from sar.partition.progress import BLOCK, Counter, Progress, silent
 
 MAX_NODES, MAX_TYPES = 2**31 - 1, 2**15
 
@@ -67,10 +67,8 @@ def _in_edges(graph: GraphArrays, progress: Progress) -> np.ndarray:
     """int32 [N]."""
     found, offsets = np.zeros(graph.total_nodes, np.int32), graph.node_offsets()
     counter = Counter(progress, "counting in-edges", graph.total_edges)
-    for etype, (_, dst) in graph.edges.items():
-        for block in dst.split(BLOCK):
-            _add_ones(block.numpy(), offsets[etype[2]], found)
-            counter.add(len(block))
+    for etype, _, _, dst in graph.edge_blocks(counter):
+        _add_ones(dst, offsets[etype[2]], found)
     return found
 
 
@@ -78,17 +76,13 @@ def _pairs(
     graph: GraphArrays, turns: bool, counter: Counter
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The ends of every edge, loops left out, also turned: int32 ids over all types."""
-    offsets = graph.node_offsets()
-    ends = np.empty((2, BLOCK), np.int32)
-    for (src_type, _, dst_type), (src, dst) in graph.edges.items():
-        for low in range(0, len(src), BLOCK):
-            block = src[low : low + BLOCK].numpy(), dst[low : low + BLOCK].numpy()
-            kept = _shift(*block, offsets[src_type], offsets[dst_type], *ends)
-            first, second = ends[:, :kept]
-            yield second, first
-            if turns:
-                yield first, second
-            counter.add(len(block[0]))
+    offsets, ends = graph.node_offsets(), np.empty((2, BLOCK), np.int32)
+    for etype, _, src, dst in graph.edge_blocks(counter):
+        kept = _shift(src, dst, offsets[etype[0]], offsets[etype[2]], *ends)
+        first, second = ends[:, :kept]
+        yield second, first
+        if turns:
+            yield first, second
 
 
 def _is_symmetric(graph: GraphArrays, counter: Counter) -> bool:

@@ -1,4 +1,4 @@
-"""Solvers of others, each in a process of its own.
+"""Solvers of others, each in a process of its own: METIS, and what KaMinPar needs.
 
 Memory is given back when that process ends, and its crash is an error here. Both solvers read
 memory that they have not written: KaMinPar whether nodes of a coarse graph are sorted by degree,
@@ -17,7 +17,13 @@ import numpy as np
 
 from sar.errors import MissingDependencyError, PartitionError
 from sar.partition import child
+from sar.partition.arrays import GraphArrays
 from sar.partition.column import create_array
+from sar.partition.methods import solver_main
+from sar.partition.methods.base import CutOptions, Method
+from sar.partition.methods.graph import cut_graph
+from sar.partition.methods.simple import equal_shares
+from sar.partition.progress import Counter
 
 _CLEARED = {"GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
 
@@ -28,16 +34,15 @@ class Solver:
 
     Attributes:
         name: of the library. method: what uses it. package: what it imports. requirement: what pip
-            installs for it.
-        file: of the program; its arguments are the path of the result, the number of parts, and
-            what else :meth:`solve` gets.
+            installs for it. function: of the program ``solver_main.py``; it gets the path of the
+            result, the number of parts, and what else :meth:`solve` gets.
     """
 
     name: str
     method: str
     package: str
     requirement: str
-    file: str
+    function: str
 
     def solve(self, out: Path, count: int, num_parts: int, *arguments: object) -> np.ndarray:
         """int32 [count], mapped from the new file ``out``.
@@ -47,7 +52,7 @@ class Solver:
         """
         parts = create_array(out, np.int32, (count,))
         done = subprocess.run(
-            child.command(self.file, out, num_parts, *arguments),
+            child.command(solver_main.__file__, self.function, out, num_parts, *arguments),
             env=environment(), capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
         if done.returncode:
@@ -67,3 +72,34 @@ def environment() -> dict[str, str]:
     preloaded = re.split("[: ]+", changed.get("LD_PRELOAD", ""))
     changed["LD_PRELOAD"] = ":".join(name for name in preloaded if "malloc" not in name)
     return changed
+
+
+_METIS = Solver("METIS", "metis", "dgl", "dgl==1.1.3", "metis")
+
+
+class Metis(Method):
+    """METIS' recursive bisection; needs dgl, and some hundred bytes an edge in memory.
+
+    Each node type is balanced. With ``edges`` the in-edges of each are balanced too: that cuts a
+    few more edges, and no part has several times the work of the others. By itself it does so for
+    graphs of one node type; with several, METIS then loses hold of both.
+    """
+
+    name = "metis"
+    balances = frozenset({"edges"})
+
+    def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
+        """Raises MissingDependencyError without dgl, PartitionError when METIS gives up."""
+        balance, nodes = options.balance, graph.total_nodes
+        if balance is None:
+            balance = self.balances if len(graph.num_nodes) == 1 else frozenset()
+        whole, folder = cut_graph(graph, options.scratch, options.progress), options.scratch
+        # METIS has nothing to work with here, or complains of pieces without a node.
+        if len(whole.rows.values) == 0 or 2 * options.num_parts > nodes:
+            return equal_shares(graph, options.num_parts, None)
+        create_array(folder / "types.npy", np.int16, (nodes,))[:] = whole.types
+        counter = Counter(options.progress, "cutting the graph", nodes)
+        settings = folder, options.seed, int("edges" in balance)
+        parts = _METIS.solve(folder / "parts.npy", nodes, options.num_parts, *settings)
+        counter.add(nodes)
+        return np.array(parts)

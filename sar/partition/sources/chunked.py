@@ -16,6 +16,7 @@ from typing import Any
 from sar.partition.arrays import CanonicalEtype, GraphArrays
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
+from sar.partition.sources.description import Checked
 from sar.partition.sources.open import closest
 from sar.partition.sources.tables import Table, parquet_schema, table_of
 
@@ -38,27 +39,27 @@ def read_chunked(
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
     metadata = _Metadata(path, content)
-    name = content.get("graph_name", path.parent.name)
-    if not isinstance(name, str) or not name or "/" in name:
-        raise metadata.error("graph_name", f"is {name!r}, expected a text without '/'")
+    name = metadata.graph_name(content.get("graph_name", path.parent.name), "graph_name")
     nodes = metadata.nodes()
     edges = metadata.edges(nodes)
     return assemble(name, nodes, edges, Path(scratch), allow_nan, progress)
 
 
-class _Metadata:
-    """Checks the JSON, part by part; errors name the file and the key."""
+class _Metadata(Checked):
+    """Checks the JSON, part by part."""
 
     def __init__(self, path: Path, content: Any) -> None:
-        self._path = path
+        super().__init__(path)
         self._content = self.mapping(content, "the whole file")
 
-    def error(self, where: str, what: str) -> ValueError:
-        return ValueError(f"{self._path}: {where}: {what}")
-
     def mapping(self, value: Any, where: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise self.error(where, f"is {type(value).__name__}, expected an object")
+        what = f"is {type(value).__name__}, expected an object"
+        self.need(isinstance(value, dict), where, what)
+        return value
+
+    def texts(self, value: Any, where: str, what: str) -> list[str]:
+        is_good = isinstance(value, list) and value and all(isinstance(t, str) for t in value)
+        self.need(is_good, where, what)
         return value
 
     def nodes(self) -> dict[str, Nodes]:
@@ -88,39 +89,34 @@ class _Metadata:
 
     def _counts(self, what: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each type, and how many of it are in each chunk; newer files tell only the sum."""
-        types = self._content.get(f"{what}_type")
-        if not isinstance(types, list) or not types or not all(isinstance(t, str) for t in types):
-            raise self.error(f"{what}_type", "expected a list of names")
-        if len(set(types)) != len(types):
-            raise self.error(f"{what}_type", "names a type twice")
+        where = f"{what}_type"
+        types = self.texts(self._content.get(where), where, "expected a list of names")
+        self.need(len(set(types)) == len(types), where, "names a type twice")
         key = f"num_{what}s_per_chunk"
         if key not in self._content and f"num_{what}s_per_type" in self._content:
             key = f"num_{what}s_per_type"
-        counts = self._content.get(key)
-        if not isinstance(counts, list) or len(counts) != len(types):
-            raise self.error(key, f"expected a list with an entry for each of {types}")
+        counts: Any = self._content.get(key)
+        is_good = isinstance(counts, list) and len(counts) == len(types)
+        self.need(is_good, key, f"expected a list with an entry for each of {types}")
         for name, chunks in zip(types, counts):
             chunks = chunks if isinstance(chunks, list) else [chunks]
-            if not all(type(count) is int and count >= 0 for count in chunks):
-                raise self.error(f"{key}, {name!r}", f"is {chunks!r}, expected counts")
+            is_good = all(type(count) is int and count >= 0 for count in chunks)
+            self.need(is_good, f"{key}, {name!r}", f"is {chunks!r}, expected counts")
             yield name, tuple(chunks)
 
     def _check_known(self, given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-        for name in given:
-            if name not in known:
-                near = closest(name, known)
-                raise self.error(where, f"type {name!r} is unknown{near}; known: {list(known)}")
+        for name in given if set(given) - set(known) else ():
+            what = f"type {name!r} is unknown{closest(name, known)}; known: {list(known)}"
+            self.need(name in known, where, what)
 
     def _etype(self, text: str, nodes: Mapping[str, Nodes]) -> CanonicalEtype:
-        parts = text.split(":")
-        if len(parts) != 3 or not all(parts):
-            raise self.error("edge_type", f"is {text!r}, expected 'source:name:destination'")
+        parts, where = text.split(":"), "edge_type"
+        is_good = len(parts) == 3 and all(parts)
+        self.need(is_good, where, f"is {text!r}, expected 'source:name:destination'")
         for ntype in (parts[0], parts[2]):
-            if ntype not in nodes:
-                raise self.error(
-                    "edge_type",
-                    f"{text!r}: {ntype!r} is not among the nodes{closest(ntype, nodes)}",
-                )
+            near = closest(ntype, nodes) if ntype not in nodes else ""
+            what = f"{text!r}: {ntype!r} is not among the nodes{near}"
+            self.need(ntype in nodes, where, what)
         return parts[0], parts[1], parts[2]
 
     def _data(self, given: Any, where: str, chunks: tuple[int, ...]) -> dict[str, Values]:
@@ -137,21 +133,18 @@ class _Metadata:
     def _table(self, entry: Any, where: str, chunks: tuple[int, ...]) -> Table:
         entry = self.mapping(entry, where)
         form = self.mapping(entry.get("format"), f"{where}.format")
-        kind, files = form.get("name"), entry.get("data")
-        if not isinstance(kind, str) or kind not in _KINDS:
-            raise self.error(f"{where}.format.name", f"is {kind!r}, expected one of {list(_KINDS)}")
-        if not isinstance(files, list) or not files or not all(isinstance(f, str) for f in files):
-            raise self.error(f"{where}.data", "expected a list of names of files")
-        if len(chunks) == len(files):
-            rows: tuple[int, ...] | None = chunks
-        elif len(chunks) == 1:
-            rows = None  # the sum is checked when all is read
-        else:
-            raise self.error(f"{where}.data", f"has {len(files)} files, expected {len(chunks)}")
+        kind: Any = form.get("name")
+        what = f"is {kind!r}, expected one of {list(_KINDS)}"
+        self.need(isinstance(kind, str) and kind in _KINDS, f"{where}.format.name", what)
+        files = self.texts(entry.get("data"), f"{where}.data", "expected a list of names of files")
+        what = f"has {len(files)} files, expected {len(chunks)}"
+        self.need(len(chunks) in (1, len(files)), f"{where}.data", what)
+        rows = chunks if len(chunks) == len(files) else None  # the sum is checked when all is read
         delimiter = form.get("delimiter", " " if kind == "csv" else None)
-        if delimiter is not None and not isinstance(delimiter, str):
-            raise self.error(f"{where}.format.delimiter", f"is {delimiter!r}, expected a character")
-        paths = [self._path.parent / file for file in files]
+        what = f"is {delimiter!r}, expected a character"
+        is_good = delimiter is None or isinstance(delimiter, str)
+        self.need(is_good, f"{where}.format.delimiter", what)
+        paths = [self.path.parent / file for file in files]
         return table_of(paths, kind=_KINDS[kind], delimiter=delimiter, header=False, rows=rows)
 
 

@@ -43,6 +43,7 @@ from sar.partition.sources.tables import Table, find_files, table_of
 
 _EXTERNAL, _TEXT = "external", "text"
 _COLUMN_KEYS = ("files", "column", "columns", "delimiter", "dtype")
+_short = reprlib.repr  # what is nested deep or long is cut: an alias can make a few lines endless
 
 
 def read_description(
@@ -55,17 +56,19 @@ def read_description(
     Raises ValueError naming the file, and the key, or the row and the value; FileNotFoundError for
     files that are not there; OSError for a full disk.
     """
-    path = Path(path)
-    reader = _Reader(path)
-    content = reader.table(_load(path), ("name", "nodes", "edges"), "the description")
-    edges = [reader.edges(one, number) for number, one in enumerate(reader.list(content, "edges"))]
-    for number, one in enumerate(edges):
-        if one.etype in [before.etype for before in edges[:number]]:
-            raise reader.error(f"edges[{number}]", f"type {one.etype} is there twice")
-    nodes = reader.nodes(content.get("nodes"), [one.etype for one in edges], edges)
-    name = content.get("name", path.stem)
-    if not isinstance(name, str) or not name or "/" in name:
-        raise reader.error("name", f"is {name!r}, expected a text without '/'")
+    reader = _Reader(Path(path))
+    content = reader.table(_load(reader.path), ("name", "nodes", "edges"), "the description")
+    given: Any = content.get("edges")
+    what = "expected a list with an entry for each type"
+    reader.need(isinstance(given, list) and given, "edges", f"is {_short(given)}, {what}")
+    edges: list[Edges] = []
+    for number, value in enumerate(given):
+        one = reader.edges(value, f"edges[{number}]")
+        is_new = one.etype not in [before.etype for before in edges]
+        reader.need(is_new, f"edges[{number}]", f"type {one.etype} is there twice")
+        edges.append(one)
+    nodes = reader.nodes(content.get("nodes"), edges)
+    name = reader.graph_name(content.get("name", reader.path.stem), "name")
     return assemble(name, nodes, edges, Path(scratch), allow_nan, progress)
 
 
@@ -146,128 +149,123 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Reader:
-    """Checks a description, part by part; errors name the file and the key."""
+class Checked:
+    """Checks a file that describes a graph; errors name the file and the key."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
-    def error(self, where: str, what: str) -> ValueError:
-        return ValueError(f"{self._path}: {where}: {what}")
+    def need(self, is_good: Any, where: str, what: str) -> None:
+        """Raises ValueError unless it is."""
+        if not is_good:
+            raise ValueError(f"{self.path}: {where}: {what}")
+
+    def graph_name(self, name: Any, where: str) -> str:
+        is_good = isinstance(name, str) and name and "/" not in name
+        self.need(is_good, where, f"is {name!r}, expected a text without '/'")
+        return name
+
+
+class _Reader(Checked):
+    """Checks a description, part by part."""
 
     def table(self, value: Any, keys: Sequence[str], where: str) -> dict[str, Any]:
         """A mapping with no other keys."""
-        if not isinstance(value, dict):
-            raise self.error(where, f"is {_short(value)}, expected a mapping of {', '.join(keys)}")
+        known = ", ".join(keys)
+        is_mapping = isinstance(value, dict)
+        self.need(is_mapping, where, f"is {_short(value)}, expected a mapping of {known}")
         for key in value:
-            if key not in keys:
-                near = closest(str(key), keys)
-                raise self.error(where, f"key {key!r} is unknown{near}; expected {', '.join(keys)}")
-        return value
-
-    def list(self, content: Mapping[str, Any], key: str) -> list:
-        value = content.get(key)
-        if not isinstance(value, list) or not value:
-            raise self.error(
-                key, f"is {_short(value)}, expected a list with an entry for each type"
-            )
+            near = closest(str(key), keys) if key not in keys else ""
+            self.need(key in keys, where, f"key {key!r} is unknown{near}; expected {known}")
         return value
 
     def mapping(self, value: Any, where: str) -> dict[str, Any]:
         """Of anything by name; nothing is an empty one."""
-        if value is None:
-            return {}
-        if not isinstance(value, dict) or not all(isinstance(k, str) and k for k in value):
-            raise self.error(where, f"is {_short(value)}, expected a mapping with names as keys")
-        return value
+        found = {} if value is None else value
+        is_good = isinstance(found, dict) and all(map(_is_text, found))
+        self.need(is_good, where, f"is {_short(value)}, expected a mapping with names as keys")
+        return found
 
-    def files(self, value: Mapping[str, Any], where: str, *, header: bool | None) -> Table:
-        patterns = value.get("files")
-        patterns = [patterns] if isinstance(patterns, str) else patterns
-        if not isinstance(patterns, list) or not patterns or not all(map(_is_text, patterns)):
-            raise self.error(f"{where}.files", f"is {_short(patterns)}, expected names of files")
-        delimiter = value.get("delimiter")
-        if delimiter is not None and not isinstance(delimiter, str):
-            raise self.error(f"{where}.delimiter", f"is {delimiter!r}, expected a character")
+    def files(self, value: Mapping[str, Any], where: str, keys: Sequence[Key]) -> Table:
+        """``keys``: of the columns; numbers are for files whose first line names none."""
+        given, delimiter = value.get("files"), value.get("delimiter")
+        patterns: Any = [given] if isinstance(given, str) else given
+        is_good = isinstance(patterns, list) and patterns and all(map(_is_text, patterns))
+        self.need(is_good, f"{where}.files", f"is {_short(patterns)}, expected names of files")
+        is_good = delimiter is None or isinstance(delimiter, str)
+        self.need(is_good, f"{where}.delimiter", f"is {delimiter!r}, expected a character")
         try:
-            paths = find_files(self._path.parent, patterns)
+            paths = find_files(self.path.parent, patterns)
         except (FileNotFoundError, ValueError) as error:
-            raise type(error)(f"{self._path}: {where}.files: {error}") from error
+            raise type(error)(f"{self.path}: {where}.files: {error}") from error
+        header = not any(isinstance(key, int) for key in keys) if keys else None
         return table_of(paths, delimiter=delimiter, header=header)
 
-    def edges(self, value: Any, number: int) -> Edges:
-        where = f"edges[{number}]"
+    def edges(self, value: Any, where: str) -> Edges:
         keys = ("type", "files", "src", "dst", "columns", "delimiter")
         value = self.table(value, keys, where)
-        etype = self.etype(value.get("type"), where)
+        etype = self.etype(value.get("type"), f"{where}.type")
         given = [self.key(value[end], f"{where}.{end}") for end in ("src", "dst") if end in value]
-        if len(given) == 1:
-            raise self.error(where, "has one of 'src' and 'dst', expected both or none")
-        table = self.files(value, where, header=_header(given))
+        is_good = len(given) != 1
+        self.need(is_good, where, "has one of 'src' and 'dst', expected both or none")
+        table = self.files(value, where, given)
         src, dst = given or _ends(table)
         columns = {}
         for name, one in self.mapping(value.get("columns"), f"{where}.columns").items():
-            place = f"{where}.columns.{name}"
-            if isinstance(one, dict):
-                columns[name] = self.values(one, place)
-            else:
-                columns[name] = Values(table, self.keys(one, place))
+            place, is_plain = f"{where}.columns.{name}", not isinstance(one, dict)
+            columns[name] = (
+                Values(table, self.keys(one, place)) if is_plain else self.values(one, place)
+            )
         return Edges(etype, table, src, dst, columns)
 
     def etype(self, value: Any, where: str) -> CanonicalEtype:
         if value is None:
             return ETYPE_HOMO
-        if not isinstance(value, list) or len(value) != 3 or not all(map(_is_text, value)):
-            raise self.error(
-                f"{where}.type", f"is {_short(value)}, expected [source, name, destination]"
-            )
+        is_good = isinstance(value, list) and len(value) == 3 and all(map(_is_text, value))
+        self.need(is_good, where, f"is {_short(value)}, expected [source, name, destination]")
         for one in value:
-            self.check_name(one, f"{where}.type")
+            self.check_name(one, where)
         return value[0], value[1], value[2]
 
     def check_name(self, name: str, where: str) -> None:
-        if not name or "/" in name or ":" in name or name.startswith("."):
-            raise self.error(where, f"name {name!r}, expected one without '/', ':' and leading '.'")
+        is_good = name and not set("/:") & set(name) and not name.startswith(".")
+        self.need(is_good, where, f"name {name!r}, expected one without '/', ':' and leading '.'")
 
     def key(self, value: Any, where: str) -> Key:
-        if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-            raise self.error(where, f"is {_short(value)}, expected a column's name or number")
+        is_good = isinstance(value, (str, int)) and not isinstance(value, bool) and value != ""
+        self.need(is_good, where, f"is {_short(value)}, expected a column's name or number")
         return value
 
     def keys(self, value: Any, where: str) -> tuple[Key, ...]:
         values = value if isinstance(value, list) else [value]
-        if not values:
-            raise self.error(where, "names no column")
+        self.need(values, where, "names no column")
         return tuple(self.key(one, where) for one in values)
 
     def values(self, value: Any, where: str) -> Values:
         """One column: `{files, column | columns, delimiter, dtype}`."""
         value = self.table(value, _COLUMN_KEYS, where)
-        if "column" in value and "columns" in value:
-            raise self.error(where, "has 'column' and 'columns', expected one of them")
-        keys = value.get("column", value.get("columns"))
+        is_good = "column" not in value or "columns" not in value
+        self.need(is_good, where, "has 'column' and 'columns', expected one of them")
+        keys, dtype = value.get("column", value.get("columns")), value.get("dtype")
         found = None if keys is None else self.keys(keys, where)
-        table = self.files(value, where, header=_header(found or ()))
-        dtype = value.get("dtype")
+        table = self.files(value, where, found or ())
         if dtype is not None and dtype not in DTYPES:
             near = closest(str(dtype), DTYPES)
-            raise self.error(f"{where}.dtype", f"is {dtype!r}{near}; expected {', '.join(DTYPES)}")
-        if (found is None) != (table.kind == "npy"):
-            need = "a 'column'" if found is None else "no 'column': its rows are taken whole"
-            raise self.error(where, f"{table.paths[0].name} needs {need}")
+            known = ", ".join(DTYPES)
+            self.need(False, f"{where}.dtype", f"is {dtype!r}{near}; expected {known}")
+        need = "a 'column'" if found is None else "no 'column': its rows are taken whole"
+        is_good = (found is None) == (table.kind == "npy")
+        self.need(is_good, where, f"{table.paths[0].name} needs {need}")
         return Values(table, found, dtype)
 
-    def nodes(
-        self, value: Any, etypes: Sequence[CanonicalEtype], edges: Sequence[Edges]
-    ) -> dict[str, Nodes]:
-        named = [ntype for source, _, dst in etypes for ntype in (source, dst)]
+    def nodes(self, value: Any, edges: Sequence[Edges]) -> dict[str, Nodes]:
+        named = [ntype for one in edges for ntype in (one.etype[0], one.etype[2])]
         if value is None and set(named) == {NTYPE_HOMO} and len(edges) == 1:
             return {NTYPE_HOMO: _bare(edges[0].table, (edges[0].src, edges[0].dst))}
         given = self.mapping(value, "nodes")
-        unknown = [ntype for ntype in named if given and ntype not in given]
-        if unknown:
-            near = closest(unknown[0], given)
-            raise self.error("edges", f"type {unknown[0]!r} is not among the nodes{near}")
+        for ntype in named if given else ():
+            near = closest(ntype, given) if ntype not in given else ""
+            self.need(ntype in given, "edges", f"type {ntype!r} is not among the nodes{near}")
         found = {ntype: self.node(given.get(ntype), f"nodes.{ntype}") for ntype in (*given, *named)}
         for ntype in found:
             self.check_name(ntype, "nodes")
@@ -276,45 +274,28 @@ class _Reader:
     def node(self, value: Any, where: str) -> Nodes:
         value = self.table({} if value is None else value, ("count", "ids", "columns"), where)
         count, ids = value.get("count"), value.get("ids")
-        if count is not None and (
-            isinstance(count, bool) or not isinstance(count, int) or count < 0
-        ):
-            raise self.error(f"{where}.count", f"is {_short(count)}, expected a number of nodes")
-        if count is not None and ids is not None:
-            raise self.error(where, "has 'count' and 'ids', expected one of them")
+        is_good = count is None or (type(count) is int and count >= 0)
+        self.need(is_good, f"{where}.count", f"is {_short(count)}, expected a number of nodes")
+        is_good = count is None or ids is None
+        self.need(is_good, where, "has 'count' and 'ids', expected one of them")
         given = self.mapping(value.get("columns"), f"{where}.columns")
         columns = {n: self.values(one, f"{where}.columns.{n}") for n, one in given.items()}
         if ids in (None, _EXTERNAL, _TEXT):
-            if columns and count is None:
-                raise self.error(where, "has columns, which need 'count' or a column of 'ids'")
+            is_good = not columns or count is not None
+            self.need(is_good, where, "has columns, which need 'count' or a column of 'ids'")
             return Nodes(count, None, columns, texts=ids == _TEXT)
         return Nodes(None, self.ids(ids, f"{where}.ids"), columns, texts=ids.get("dtype") == _TEXT)
 
     def ids(self, value: Any, where: str) -> Values:
         """`{files, column, delimiter, dtype: text}`."""
-        if not isinstance(value, dict):
-            raise self.error(
-                where, f"is {_short(value)}, expected a column, {_EXTERNAL!r} or {_TEXT!r}"
-            )
-        if value.get("dtype", _TEXT) != _TEXT:
-            raise self.error(f"{where}.dtype", f"is {value['dtype']!r}, expected {_TEXT!r}")
+        what = f"is {_short(value)}, expected a column, {_EXTERNAL!r} or {_TEXT!r}"
+        self.need(isinstance(value, dict), where, what)
+        dtype = value.get("dtype", _TEXT)
+        self.need(dtype == _TEXT, f"{where}.dtype", f"is {dtype!r}, expected {_TEXT!r}")
         column = self.values({k: v for k, v in value.items() if k != "dtype"}, where)
-        if column.keys and len(column.keys) != 1:
-            raise self.error(where, "expected one column")
+        self.need(len(column.keys or (0,)) == 1, where, "expected one column")
         return column
-
-
-def _header(keys: Sequence[Key]) -> bool | None:
-    """Numbers are for files whose first line names no columns."""
-    if not keys:
-        return None
-    return not any(isinstance(key, int) for key in keys)
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
-
-
-def _short(value: Any) -> str:
-    """What is nested deep or long is cut: an alias can make a few lines endless."""
-    return reprlib.repr(value)

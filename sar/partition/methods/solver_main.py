@@ -1,4 +1,8 @@
-"""DGL's METIS on files, as a program of its own."""
+"""KaMinPar and DGL's METIS on files, as a program of its own.
+
+Its arguments are the name of one of the functions, and theirs. The file for the result is there:
+the caller made it, and so learned of a full disk.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,24 @@ from pathlib import Path
 import numpy as np
 
 
-def main(out_path: str, num_parts: int, folder: str, seed: int, balance_edges: bool) -> None:
+def kaminpar(out_path: str, num_parts: int, graph_path: str, seed: int, imbalance: float) -> None:
+    """Cut a ParHIP file; the part of each node goes into the `.npy` file ``out_path``, int32.
+
+    One thread: with several the result differs from run to run.
+    """
+    import kaminpar
+
+    kaminpar.reseed(seed)
+    graph = kaminpar.load_graph(graph_path, kaminpar.GraphFileFormat.PARHIP)
+    solver = kaminpar.KaMinPar(1, kaminpar.default_context())
+    parts = solver.compute_partition(graph, num_parts, eps=imbalance)
+    np.load(out_path, mmap_mode="r+")[:] = parts
+
+
+def metis(out_path: str, num_parts: int, folder: str, seed: int, balance_edges: int) -> None:
     """Cut the graph in ``folder``; the part of each node goes into the `.npy` file ``out_path``.
 
-    That file is there, int32 [N]. The folder has ``indptr.npy`` and ``values.npy``, a symmetric
+    The folder has ``indptr.npy`` and ``values.npy``, a symmetric
     graph without loops and without multi-edges, which make METIS write past its buffers, and
     ``types.npy``, int16 [N]: nodes of each type are balanced, and with ``balance_edges`` the
     in-edges of each type as well.
@@ -32,16 +50,16 @@ def main(out_path: str, num_parts: int, folder: str, seed: int, balance_edges: b
     ordered = np.empty_like(types)
     ordered[order] = types
     weights = torch.from_numpy(_weights(dst, ordered, balance_edges))
-    metis, index, given = dgl_metis(dgl.graph((src, dst), num_nodes=nodes), weights)
+    cut, index, given = dgl_metis(dgl.graph((src, dst), num_nodes=nodes), weights)
     # Recursive bisection, not k-way: it cuts fewer edges on nearly every graph tried.
     fewest_edges = True
-    found = metis(index, num_parts, given, "recursive", fewest_edges).asnumpy()
+    found = cut(index, num_parts, given, "recursive", fewest_edges).asnumpy()
     if len(found) == 0:
         raise SystemExit("it gave up; method 'random' does not")
     np.load(out_path, mmap_mode="r+")[:] = found[order]
 
 
-def _weights(dst: np.ndarray, types: np.ndarray, balance_edges: bool) -> np.ndarray:
+def _weights(dst: np.ndarray, types: np.ndarray, balance_edges: int) -> np.ndarray:
     """What METIS balances: int64 [N * constraints], each node's weights beside each other."""
     present = np.unique(types)
     if len(present) < 2 and not balance_edges:
@@ -54,4 +72,8 @@ def _weights(dst: np.ndarray, types: np.ndarray, balance_edges: bool) -> np.ndar
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5] == "True")
+    name, out, parts, graph, seed, last = sys.argv[1:]
+    if name == "kaminpar":
+        kaminpar(out, int(parts), graph, int(seed), float(last))
+    else:
+        metis(out, int(parts), graph, int(seed), int(last))
