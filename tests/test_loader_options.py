@@ -88,7 +88,7 @@ def test_a_cache_spares_rows_on_the_wire(partitioned: Cutter) -> None:
         loader = NeighborLoader(
             data, [5, 5], batch_size=10, as_="tensors", prefetch=0, cache=cache, fields=fields
         )
-        counters = loader._swap.group.counters
+        counters = loader._exchange.group.counters
         before = counters.received_bytes
         assert len(list(loader)) == len(loader)
         return counters.received_bytes - before, loader.cache.had
@@ -391,7 +391,7 @@ def test_more_than_there_is_takes_what_there_is(options: dict, partitioned: Cutt
             options = options | {"input_time": torch.full((data.num_nodes("_N"),), 9)}
         given: dict[str, Any] = {"num_neighbors": [fanout] * 2, "fields": {"_N": ["label"]}}
         loader = NeighborLoader(data, batch_size=9, as_="tensors", **given | options)
-        return list(loader), loader._swap.group.counters.received_bytes
+        return list(loader), loader._exchange.group.counters.received_bytes
 
     want = run_threads(2, case, 64, options | {"bulk": 2})
     for fanout in (10**4, 2**31 - 1):

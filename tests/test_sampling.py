@@ -25,8 +25,7 @@ from sar.errors import CommError, SarError
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.load import PartitionData, load_partition
 from sar.sampling import Draws, FeatureTables, NeighborLoader, NeighborSampler, Seeds
-from sar.sampling.structure import node_ids
-from sar.sampling.swap import Swap
+from sar.sampling.exchange import Exchange, id_bounds
 from sar.sampling.topology import topology
 
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
@@ -36,9 +35,8 @@ GRAPHS = {"one type": mixed, "several": hetero}
 def own_ids(data: PartitionData, ntype: str, original: Tensor) -> Tensor:
     """Ids of this part's nodes among those with some original ids."""
     mine = data.node_features[f"{ntype}/orig_id"]
-    return torch.isin(mine, original).nonzero().view(-1) + node_ids(data.book, ntype).first(
-        data.part_id
-    )
+    first = int(id_bounds(data.book, ntype)[data.part_id])
+    return torch.isin(mine, original).nonzero().view(-1) + first
 
 
 def originals(parts: list[PartitionData], graph: GraphArrays) -> dict[Any, Tensor]:
@@ -55,7 +53,7 @@ def originals(parts: list[PartitionData], graph: GraphArrays) -> dict[Any, Tenso
 def drawn_edges(group: Group, path: str, graph: GraphArrays, options: dict) -> tuple:
     """This rank's part, and the samples of two steps around seeds that all ranks share out."""
     data = load_partition(path, group.rank)
-    swap = Swap(group, 9999)
+    swap = Exchange(group, 9999)
     sampler = NeighborSampler(topology(data, swap, graph.edges), swap, Draws(seed=3, **options))
     rng = torch.Generator().manual_seed(0)
     samples = []
@@ -145,12 +143,12 @@ def test_frequencies_of_draws(replace: bool, weighted: bool, partitioned: Cutter
 
     def case(group: Group) -> list[int]:
         data, attr = load_partition(path, group.rank), "w" if weighted else None
-        swap = Swap(group, 9999)
+        swap = Exchange(group, 9999)
         edges = topology(data, swap, [ETYPE_HOMO], attr)
         draws = Draws([{ETYPE_HOMO: fanout}], replace, seed=1)
         sampler = NeighborSampler(edges, swap, draws)
         far = torch.tensor([0]) if group.rank == 0 else torch.empty(0, dtype=torch.int64)
-        center = node_ids(data.book, "_N").first(1)  # owned by the other rank
+        center = int(id_bounds(data.book, "_N")[1])  # owned by the other rank
         samples = sampler.sample([Seeds({"_N": far + center}, step) for step in range(steps)])
         return [int(e) for one in samples for e in one.hops[0][ETYPE_HOMO].eid.tolist()]
 
@@ -195,7 +193,7 @@ def test_features_are_those_of_the_table(name: str, partitioned: Cutter) -> None
     graph = GRAPHS[name]()
 
     def case(group: Group, path: str) -> None:
-        tables = FeatureTables(load_partition(path, group.rank), Swap(group, 99))
+        tables = FeatureTables(load_partition(path, group.rank), Exchange(group, 99))
         rng = torch.Generator().manual_seed(group.rank)
         counts = {**graph.num_nodes, **{e: len(ends[0]) for e, ends in graph.edges.items()}}
         few = 0 if group.rank == 1 else 9
@@ -342,11 +340,13 @@ BAD: list[tuple[dict, type, str]] = [
     ({"time_attr": "nope", "input_time": torch.zeros(57).long()}, ValueError, "neither nodes nor"),
     ({"fields": {"_n": ["feat"]}}, ValueError, "fields: got '_n', expected one of '_N' or a rel"),
     (
-        {"num_neighbors": {"_E": [2], ("_N", "_E", "_N"): [3]}}, ValueError,
+        {"num_neighbors": {"_E": [2], ("_N", "_E", "_N"): [3]}},
+        ValueError,
         "num_neighbors: got .*, expected each relation once",
     ),
     (
-        {"weight_attr": "weight", "time_attr": "t", "temporal_strategy": "last"}, ValueError,
+        {"weight_attr": "weight", "time_attr": "t", "temporal_strategy": "last"},
+        ValueError,
         "weight_attr: got 'weight', expected none for temporal_strategy='last'",
     ),
 ]

@@ -225,7 +225,7 @@ def _send_plainly(loader: Any) -> None:
         dist.all_to_all_single(recv, send, list(take), list(give), group=group)
         return _Waited()
 
-    loader._swap.group.exchange = exchange
+    loader._exchange.group.exchange = exchange
 
 
 class _Waited:

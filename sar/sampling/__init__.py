@@ -1,14 +1,14 @@
 """Mini-batches by neighbor sampling from the partitions that full-batch training uses."""
 
 from sar.sampling.batch import SampledBatch
-from sar.sampling.cache import CacheStats
-from sar.sampling.features import FeatureTables
+from sar.sampling.features import CacheStats, FeatureTables
 from sar.sampling.link_inputs import Links
-from sar.sampling.loaders import LinkNeighborLoader, NeighborLoader, SubgraphLoader
+from sar.sampling.loader import LinkNeighborLoader, NeighborLoader, SubgraphLoader
 from sar.sampling.negatives import NegativeSampling
 from sar.sampling.options import LoaderOptions
 from sar.sampling.remote import RemoteLoader, Servers, connect
-from sar.sampling.sampler import Draws, Edges, NeighborSampler, Sample, Seeds, Trees
+from sar.sampling.sample import Edges, Sample, Seeds, Trees
+from sar.sampling.sampler import Draws, NeighborSampler
 from sar.sampling.serve import serve
 
 __all__ = [

@@ -14,7 +14,7 @@ from sar.partition.arrays import ORIG_ID
 from sar.partition.book import EType
 from sar.sampling.link_inputs import Links
 from sar.sampling.options import TENSORS, LoaderOptions
-from sar.sampling.sampler import Edges, Sample
+from sar.sampling.sample import Edges, Sample
 
 Rows = dict[Any, dict[str, Tensor]]
 

@@ -1,21 +1,77 @@
-"""Requests of ranks that train to ranks that sample, and the replies."""
+"""Requests of ranks that train to ranks that sample, and the replies; nothing read is executed."""
 
 from __future__ import annotations
 
+import json
+import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sar.comm import DEFAULT_TIMEOUT, Group
 from sar.errors import SarError
-from sar.sampling.messages import packed, unpacked
-from sar.sampling.swap import Swap
+from sar.sampling.batch import Drawn, Types
+from sar.sampling.exchange import Exchange
+from sar.sampling.link_inputs import LinkOptions, Links
+from sar.sampling.negatives import NegativeSampling
+from sar.sampling.options import NumNeighbors
+from sar.sampling.sample import Edges, Sample
 
-END, TICK, NEXT, NODES, EDGES, SIZES, MAKE, BEGIN, CLOSE, BYE = range(10)
-_NAMES = ("end", "tick", "next batch", "nodes", "edges", "sizes", "loader", "epoch",
-          "close", "leave")  # fmt: skip
+_LENGTH = 8  # bytes of the length of a message's head
+_ALIGNMENT = 8
+_EMPTY = torch.empty(0, dtype=torch.uint8)
+
+
+class Command(Enum):
+    """What trainers ask for, in the words of errors. It travels as its place in this list."""
+
+    END = "end"  # nothing any more
+    TICK = "tick"  # nothing: they are there
+    BATCH = "next batch"
+    NODES = "nodes"
+    EDGES = "edges"
+    SIZES = "sizes"
+    MAKE = "loader"
+    BEGIN = "epoch"
+    CLOSE = "close"
+    LEAVE = "leave"
+
+
+_COMMANDS = list(Command)
+_NOTHING = (Command.END, Command.TICK)
+
+
+@dataclass(frozen=True)
+class LoaderRequest:
+    """What a trainer's loader is made of.
+
+    Attributes:
+        input_type: the node type, or the relation, of the seeds, where it is said.
+        seeds: int64 [s] ids of nodes, or [2, s] of both ends of edges.
+        labels, time: of the seeds, as the loaders take them.
+        links: of a loader of edges.
+        options: as :class:`sar.sampling.LoaderOptions` names them.
+    """
+
+    num_neighbors: NumNeighbors
+    input_type: Any
+    seeds: Tensor
+    labels: Tensor | None
+    time: Tensor | None
+    links: LinkOptions | None
+    options: dict[str, Any]
+
+
+_CLASSES = {
+    one.__name__: one
+    for one in (Drawn, Types, Sample, Edges, Links, LinkOptions, NegativeSampling, LoaderRequest)
+}
 
 
 def least(group: Group, seconds: float) -> float:
@@ -31,76 +87,146 @@ class Channel:
     """
 
     def __init__(self, group: Group, num_servers: int) -> None:
-        self.swap, self.num_servers = Swap(group, 2), num_servers
+        self.exchange, self.num_servers = Exchange(group, 2), num_servers
         self.num_trainers = group.size - num_servers
-        self.swap.step, self.swap.num_leaving = -1, self.num_trainers
-        self._size, self._number = group.size, group.rank - num_servers
+        self.exchange.step, self.exchange.num_leaving = -1, self.num_trainers
+        self._size = group.size
 
-    def ask(self, command: int, value: Any = None, limit: float = DEFAULT_TIMEOUT) -> Any:
+    def ask(self, command: Command, value: Any = None, limit: float = DEFAULT_TIMEOUT) -> Any:
         """Of a trainer: what its server answers.
 
         A tick is answered by nothing. Who asks for something else while another trainer ticks asks
         again; a trainer's ticks stand for its being there. Raises ``SarError`` when it has not
         asked for the same within ``limit`` seconds.
         """
-        end = time.monotonic() + limit
-        while True:
-            request = packed(value) if value is not None else torch.empty(0, dtype=torch.uint8)
-            mine = torch.tensor([[command, len(request)]]).repeat(self._size, 1)
-            mine[self.num_servers :, 1] = 0
-            told = self.swap.sizes(mine)
-            agreed = self._agreed(told)
-            if agreed in (END, TICK):
-                if command in (END, TICK):
-                    return None
-                if time.monotonic() > end:
-                    raise SarError(
-                        f"{self._named(told)}, for {limit:g} seconds; expected all trainers to ask "
-                        "for the same at the same time"
-                    )
-                continue
-            copies = request.repeat(self.num_servers)
-            self.swap.send(copies, mine[:, 1].tolist(), [0] * self._size)
-            take = self.swap.sizes(torch.zeros(self._size, 2, dtype=torch.int64))[:, 1].tolist()
-            reply = self.swap.send(copies[:0], [0] * self._size, take)
-            return unpacked(reply) if len(reply) else None
+        end, request = time.monotonic() + limit, _EMPTY if value is None else packed(value)
+        give = [len(request)] * self.num_servers + [0] * self.num_trainers
+        while self._agreed(told := self._tell(give, command)) in _NOTHING:
+            if command in _NOTHING:
+                return None
+            if time.monotonic() > end:
+                raise SarError(
+                    f"{self._named(told)}, for {limit:g} seconds; expected all trainers to ask "
+                    "for the same at the same time"
+                )
+        none = [0] * self._size
+        self.exchange.send(request.repeat(self.num_servers), give, none)
+        reply = self.exchange.send(_EMPTY, none, self._tell(none)[:, 1].tolist())
+        return unpacked(reply) if len(reply) else None
 
-    def asked(self) -> tuple[int, list[Any]]:
+    def asked(self) -> tuple[Command, list[Any]]:
         """Of a server: what the trainers ask for, and the request of each."""
-        told = self.swap.sizes(torch.zeros(self._size, 2, dtype=torch.int64))
+        none = [0] * self._size
+        told = self._tell(none)
         command = self._agreed(told)
-        if command in (END, TICK):
+        if command in _NOTHING:
             return command, []
         sizes = told[:, 1].tolist()
-        came = self.swap.send(torch.empty(0, dtype=torch.uint8), [0] * self._size, sizes)
-        parts = came.split(sizes)[self.num_servers :]
+        parts = self.exchange.send(_EMPTY, none, sizes).split(sizes)[self.num_servers :]
         return command, [unpacked(one.clone()) if len(one) else None for one in parts]
 
     def reply(self, values: dict[int, Any]) -> None:
         """Of a server: to each of its trainers, by number; none is told nothing."""
-        messages = {t + self.num_servers: packed(value) for t, value in values.items()}
-        give = [len(messages[p]) if p in messages else 0 for p in range(self._size)]
-        told = torch.zeros(self._size, 2, dtype=torch.int64)
-        told[:, 1] = torch.tensor(give)
-        self.swap.sizes(told)
-        joined = torch.cat(
-            [torch.empty(0, dtype=torch.uint8), *(messages[p] for p in sorted(messages))]
-        )
-        self.swap.send(joined, give, [0] * self._size)
+        messages = [packed(values[t]) if t in values else _EMPTY for t in range(self.num_trainers)]
+        give = [0] * self.num_servers + [len(one) for one in messages]
+        self._tell(give)
+        self.exchange.send(torch.cat(messages), give, [0] * self._size)
 
     def trainers_of(self, server: int) -> list[int]:
         """The numbers of the trainers that a server answers."""
         return list(range(server, self.num_trainers, self.num_servers))
 
-    def _agreed(self, told: Tensor) -> int:
+    def _tell(self, give: Sequence[int], command: Command = Command.END) -> Tensor:
+        """int64 [P, 2] the command of each rank, by its place, and how many bytes it sends."""
+        number = _COMMANDS.index(command)
+        return self.exchange.sizes(torch.tensor([[number, size] for size in give]))
+
+    def _agreed(self, told: Tensor) -> Command:
         """What all trainers ask for; a tick while one of them ticks."""
-        commands = told[self.num_servers :, 0].tolist()
-        if TICK in commands or len(set(commands)) == 1:
-            return TICK if TICK in commands else commands[0]
-        raise SarError(f"{self._named(told)}; expected all trainers to ask for the same")
+        commands = {_COMMANDS[c] for c in told[self.num_servers :, 0].tolist()}
+        if Command.TICK in commands:
+            return Command.TICK
+        if len(commands) > 1:
+            raise SarError(f"{self._named(told)}; expected all trainers to ask for the same")
+        return commands.pop()
 
     def _named(self, told: Tensor) -> str:
         """Who asks for what."""
+        words = {c: f"asks for {one.value!r}" for c, one in enumerate(_COMMANDS)}
+        words[_COMMANDS.index(Command.TICK)] = "for nothing"
         commands = told[self.num_servers :, 0].tolist()
-        words = {c: f"asks for {name!r}" for c, name in enumerate(_NAMES)} | {TICK: "for nothing"}
         return ", ".join(f"trainer {t} {words[c]}" for t, c in enumerate(commands))
+
+
+# ---------------------------------------------------------------- messages
+
+
+def packed(value: Any) -> Tensor:
+    """uint8 [n]: plain data, tensors on the CPU, and objects of a few classes of this package."""
+    tensors: list[Tensor] = []
+    head = json.dumps(_skeleton(value, tensors)).encode()
+    sizes = [_padded(_LENGTH + len(head)), *(_padded(one.nbytes) for one in tensors)]
+    out, at = torch.zeros(sum(sizes), dtype=torch.uint8), sizes[0]
+    out[:_LENGTH] = torch.from_numpy(np.array([len(head)], np.int64).view(np.uint8))
+    out[_LENGTH : _LENGTH + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    for one, size in zip(tensors, sizes[1:], strict=True):
+        out[at : at + one.nbytes] = one.contiguous().view(-1).view(torch.uint8)
+        at += size
+    return out
+
+
+def unpacked(data: Tensor) -> Any:
+    """What :func:`packed` was given; tensors are views of ``data``."""
+    length = int(data[:_LENGTH].view(torch.int64))
+    head = json.loads(bytes(data[_LENGTH : _LENGTH + length].numpy()))
+    return _filled(head, data, [_padded(_LENGTH + length)])
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _skeleton(value: Any, tensors: list[Tensor]) -> Any:
+    """Plain JSON of a value: lists are marked by what they stand for."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    name = type(value).__name__
+    if _CLASSES.get(name) is type(value):
+        names = value._fields if isinstance(value, tuple) else [f.name for f in fields(value)]
+        return [name, *(_skeleton(getattr(value, one), tensors) for one in names)]
+    if isinstance(value, dict):
+        pairs = [[_skeleton(k, tensors), _skeleton(v, tensors)] for k, v in value.items()]
+        return ["dict", *pairs]
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return [kind, *(_skeleton(one, tensors) for one in value)]
+    raise TypeError(f"got {name}, expected tensors and plain data")
+
+
+def _filled(head: Any, data: Tensor, at: list[int]) -> Any:
+    """The value of a skeleton; ``at`` is where the next tensor begins."""
+    if not isinstance(head, list):
+        return head
+    kind, *parts = head
+    if kind == "tensor":
+        return _tensor(parts[0], parts[1], data, at)
+    if kind == "dict":
+        return {_filled(k, data, at): _filled(v, data, at) for k, v in parts}
+    values = [_filled(one, data, at) for one in parts]
+    if kind in _CLASSES:
+        return _CLASSES[kind](*values)
+    return values if kind == "list" else tuple(values)
+
+
+def _tensor(name: str, shape: list[int], data: Tensor, at: list[int]) -> Tensor:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise SarError(f"a message: got {name!r}, expected the name of a dtype")
+    size = math.prod(shape) * dtype.itemsize
+    start, at[0] = at[0], at[0] + _padded(size)
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    return data[start : start + size].view(dtype).view(shape)

@@ -1,163 +1,213 @@
-"""Rows of node and edge features, of whichever rank owns them, in one exchange."""
+"""Rows of node and edge features, of whichever rank owns them, in one exchange; a cache of some."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.numbering import Numbering
 from sar.kernels.sampling import copy_rows, split
-from sar.partition.book import EType, PartitionBook
+from sar.partition.book import PartitionBook
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
-from sar.sampling.leases import IDLE, Grown, Leases
-from sar.sampling.structure import Ids, edge_ids, node_ids
-from sar.sampling.swap import Swap
+from sar.sampling.buffers import IDLE, BufferPool, Scratch
+from sar.sampling.exchange import Exchange, Kind, id_bounds
 
-Kind = str | EType
-Kept = tuple[Tensor, dict[str, Tensor]]
+Rows = dict[Kind, dict[str, Tensor]]
+_Split = tuple[Tensor, Tensor, list[int]]  # as sar.kernels.sampling.split gives it
 _ALIGNMENT = 8  # bytes: where a field's rows begin in a message
+_NONE = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass
+class CacheStats:
+    """What a cache was asked for since it was made.
+
+    Attributes:
+        nbytes: of the rows that it keeps.
+        needed: rows of other ranks that batches needed.
+        had: how many of them it had.
+    """
+
+    nbytes: int = 0
+    needed: int = 0
+    had: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """From 0 to 1; 0 before anything was needed."""
+        return self.had / self.needed if self.needed else 0.0
 
 
 @dataclass
 class _Table:
-    """The fields of a node type or a relation that this rank owns rows of."""
+    """The rows of a node type or a relation.
 
-    ids: Ids
+    Attributes:
+        bounds: which rank owns which, as :func:`id_bounds` gives them.
+        fields: those that this rank owns.
+        cached: which rows of other ranks it has as well, and these rows.
+    """
+
+    bounds: Tensor
     fields: dict[str, Tensor]
+    cached: tuple[Numbering, dict[str, Tensor]] | None = None
+
+    def split(self, ids: Tensor) -> _Split:
+        """Who has which of the ids; cached ones are those of one more owner."""
+        return split(ids, self.bounds, self.cached[0].find(ids) if self.cached else None)
 
 
 class FeatureTables:
     """The features that batches have, in memory; made collectively.
 
     Args:
-        swap: how ranks ask each other.
+        exchange: how ranks ask each other.
         fields: per node type and relation, the names of features; ``None``: all there are.
+
+    Attributes:
+        stats: of the cache, see :meth:`keep`.
 
     Raises, on every rank, ``ValueError`` for a type or a field that is missing and for fields that
     differ between ranks.
     """
 
     def __init__(
-        self, data: PartitionData, swap: Swap, fields: Mapping[Kind, Sequence[str]] | None = None
+        self,
+        data: PartitionData,
+        exchange: Exchange,
+        fields: Mapping[Kind, Sequence[str]] | None = None,
     ) -> None:
-        self._swap, self._tables, error = swap, dict[Kind, _Table](), None
-        self._leases, self._sent, self._came = Leases(IDLE), Grown(), Grown()
-        try:
+        self._exchange, self._tables, self.stats = exchange, dict[Kind, _Table](), CacheStats()
+        self._pool, self._sent, self._came = BufferPool(IDLE), Scratch(), Scratch()
+        alike = dict[str, object]()
+        with exchange.group.agreed("features", alike):
             self._tables = _tables(data, None if fields is None else _by_kind(fields, data.book))
-        except Exception as caught:  # any, too little memory as well: the others would wait
-            error = caught
-        layout = {
-            kind: [(name, str(rows.dtype), rows.shape[1:]) for name, rows in table.fields.items()]
-            for kind, table in self._tables.items()
-        }
-        swap.group.agree(error, "features", layout)
+            for kind, table in self._tables.items():
+                columns = table.fields.items()
+                alike[str(kind)] = [(n, str(one.dtype), one.shape[1:]) for n, one in columns]
 
     @property
     def kinds(self) -> list[Kind]:
         """Node types and relations of which there are features."""
         return [kind for kind, table in self._tables.items() if table.fields]
 
-    def row_bytes(self, kind: Kind) -> int:
-        """Of a row of all fields."""
-        return sum(map(_row_bytes, self._tables[kind].fields.values()))
-
-    def others(self, kind: Kind, ids: Tensor) -> Tensor:
-        """Those of some ids that other ranks own."""
-        first, last = self._tables[kind].ids.bounds[self._swap.group.rank :][:2].tolist()
-        return ids[(ids < first) | (ids >= last)]
-
-    def fetch(
-        self, ids: Mapping[Kind, Tensor], kept: Mapping[Kind, Kept] = MappingProxyType({})
-    ) -> dict[Kind, dict[str, Tensor]]:
+    def fetch(self, ids: Mapping[Kind, Tensor]) -> Rows:
         """The rows of some nodes and edges, per kind and field; collective.
 
         Args:
-            ids: int64 [n] per node type and relation, as :mod:`sar.sampling.structure` numbers
-                them; they need not be owned, nor differ.
-            kept: per kind, int64 [n] which row of some that are here each of the ids has, or -1;
-                and these rows.
+            ids: int64 [n] per node type and relation, as :func:`id_bounds` numbers them; they need
+                not be owned, nor differ.
         """
-        kinds = self.kinds
-        none = torch.empty(0, dtype=torch.int64)
-        here = [kept.get(kind, (None, {}))[0] for kind in kinds]
-        parts = [
-            split(ids.get(kind, none), self._tables[kind].ids.bounds, found)
-            for kind, found in zip(kinds, here, strict=True)
-        ]
-        swap, rank, size = self._swap, self._swap.group.rank, self._swap.group.size
-        wanted = torch.tensor([sizes[:size] for _, _, sizes in parts], dtype=torch.int64)
-        wanted = wanted.view(len(kinds), size).T.contiguous()
-        wanted[rank] = 0
-        asked = swap.sizes(wanted)
-        by_owner = [rows.split(sizes) for _, rows, sizes in parts]
-        others = [p for p in range(size) if p != rank]
-        rows = [torch.empty(0, dtype=torch.int32), *(one[p] for p in others for one in by_owner)]
-        came = swap.send(torch.cat(rows), wanted.sum(1).tolist(), asked.sum(1).tolist())
-        give, take = (
-            [self._bytes(kinds, counts) for counts in one.tolist()] for one in (asked, wanted)
-        )
-        reply = self._sent.take(sum(give))
-        at = 0
-        for theirs, counts in zip(came.split(asked.sum(1).tolist()), asked.tolist(), strict=True):
-            for kind, mine in zip(kinds, theirs.split(counts), strict=True):
-                for table in self._tables[kind].fields.values():
-                    view, at = _view(reply, at, table, len(mine))
-                    copy_rows(view, None, table, mine)
-        reply = swap.send_much(reply, give, take, self._came.take(sum(take)))
-        return self._joined(kinds, parts, reply, kept)
+        exchange, rank, size = self._exchange, self._exchange.group.rank, self._exchange.group.size
+        tables = {kind: self._tables[kind] for kind in self.kinds}
+        parts = {kind: table.split(ids.get(kind, _NONE)) for kind, table in tables.items()}
+        self._count(parts)
+        asked = exchange.questions([rows.split(sizes) for _, rows, sizes in parts.values()])
+        give = [_columns(tables.values(), map(len, their)) for their in asked]
+        wanted = [[0 if p == rank else one[2][p] for one in parts.values()] for p in range(size)]
+        take = [_columns(tables.values(), counts) for counts in wanted]
+        reply = self._sent.take(sum(map(_nbytes, give)))
+        views = _views(reply, chain(*give))
+        for their in asked:
+            for table, rows in zip(tables.values(), their, strict=True):
+                for column in table.fields.values():
+                    copy_rows(next(views), None, column, rows)
+        nbytes = [*map(_nbytes, take)]
+        came = self._came.take(sum(nbytes))
+        exchange.send_much(reply, [*map(_nbytes, give)], nbytes, came)
+        return self._joined(parts, _views(came, chain(*take)))
 
-    def _joined(
-        self,
-        kinds: list[Kind],
-        parts: list[tuple[Tensor, Tensor, list[int]]],
-        reply: Tensor,
-        kept: Mapping[Kind, Kept],
-    ) -> dict[Kind, dict[str, Tensor]]:
-        found: dict[Kind, dict[str, Tensor]] = {}
-        for kind, (order, _, _) in zip(kinds, parts, strict=True):
-            fields = self._tables[kind].fields
-            shapes = {name: (len(order), *rows.shape[1:]) for name, rows in fields.items()}
+    def _joined(self, parts: Mapping[Kind, _Split], views: Iterator[Tensor]) -> Rows:
+        """The rows that came, in views owner by owner, and this rank's, in the order of the ids."""
+        found: Rows = {}
+        for kind, (order, _, _) in parts.items():
             found[kind] = {
-                n: self._leases.take(shape, fields[n].dtype) for n, shape in shapes.items()
+                name: self._pool.take((len(order), *column.shape[1:]), column.dtype)
+                for name, column in self._tables[kind].fields.items()
             }
-        at, rank = 0, self._swap.group.rank
-        for p in range(self._swap.group.size):
-            for kind, (order, rows, sizes) in zip(kinds, parts, strict=True):
-                to, own = order.split(sizes)[p], rows.split(sizes)[p]
-                for name, table in self._tables[kind].fields.items():
-                    if p != rank:
-                        table, at = _view(reply, at, table, sizes[p])
-                    copy_rows(found[kind][name], to, table, own if p == rank else None)
-        for kind, (order, rows, sizes) in zip(kinds, parts, strict=True):
-            if kind in kept:
-                to, own = order.split(sizes)[-1], rows.split(sizes)[-1]
-                for name, table in kept[kind][1].items():
-                    copy_rows(found[kind][name], to, table, own)
+        group = self._exchange.group
+        for owner in range(group.size):
+            for kind, (order, rows, sizes) in parts.items():
+                to, own = order.split(sizes)[owner], rows.split(sizes)[owner]
+                for name, column in self._tables[kind].fields.items():
+                    view = next(views)
+                    is_here = owner == group.rank
+                    copy_rows(found[kind][name], to, *((column, own) if is_here else (view, None)))
+        for kind, (order, rows, sizes) in parts.items():
+            cached = self._tables[kind].cached
+            for name, column in cached[1].items() if cached else ():
+                copy_rows(found[kind][name], order.split(sizes)[-1], column, rows.split(sizes)[-1])
         return found
 
-    def _bytes(self, kinds: list[Kind], counts: list[int]) -> int:
-        tables = zip(kinds, counts, strict=True)
-        return sum(
-            _padded(n * _row_bytes(table))
-            for kind, n in tables
-            for table in self._tables[kind].fields.values()
-        )
+    def keep(self, draws: Iterable[Mapping[str, Tensor]], budget: int) -> None:
+        """Keep rows of other ranks' nodes, those that draws need most often; collective.
+
+        Args:
+            draws: per node type, the distinct ids of the nodes of each.
+            budget: bytes of all rows.
+        """
+        counters = {n: _Counter() for n in self.kinds if isinstance(n, str) and self._width(n)}
+        for nodes in draws:
+            for ntype, counter in counters.items():
+                counter.add(self._of_others(ntype, nodes[ntype]))
+        widths = {ntype: self._width(ntype) for ntype in counters}
+        found = _hottest(counters, widths, budget)
+        ids: dict[Kind, Tensor] = {n: one for n, one in found.items() if len(one)}
+        for kind, rows in self.fetch(ids).items():
+            if kind in ids:
+                numbering = Numbering()
+                numbering.number(ids[kind])
+                self._tables[kind].cached = numbering, rows
+                self.stats.nbytes += sum(column.nbytes for column in rows.values())
+
+    def _count(self, parts: Mapping[Kind, _Split]) -> None:
+        """Add to the cache's figures what is asked for."""
+        if not any(table.cached for table in self._tables.values()):
+            return
+        for kind, (order, _, sizes) in parts.items():
+            if isinstance(kind, str):
+                self.stats.needed += len(order) - sizes[self._exchange.group.rank]
+                self.stats.had += sizes[-1] if self._tables[kind].cached else 0
+
+    def _width(self, kind: Kind) -> int:
+        """Bytes of a row of all fields."""
+        return sum(map(_row_bytes, self._tables[kind].fields.values()))
+
+    def _of_others(self, ntype: str, ids: Tensor) -> Tensor:
+        """Those of some ids that other ranks own."""
+        first, last = self._tables[ntype].bounds[self._exchange.group.rank :][:2].tolist()
+        return ids[(ids < first) | (ids >= last)]
 
 
-def _view(message: Tensor, at: int, table: Tensor, count: int) -> tuple[Tensor, int]:
-    """[count, ...] rows like the table's at a place of a message, and where they end."""
-    size = count * _row_bytes(table)
-    rows = message[at : at + size].view(table.dtype).view(count, *table.shape[1:])
-    return rows, at + _padded(size)
+def _columns(tables: Iterable[_Table], counts: Iterable[int]) -> list[tuple[Tensor, int]]:
+    """Per field of each table, rows that are like the field's, and how many."""
+    pairs = zip(tables, counts, strict=True)
+    return [(column, count) for table, count in pairs for column in table.fields.values()]
 
 
-def _row_bytes(table: Tensor) -> int:
-    return math.prod(table.shape[1:]) * table.element_size()
+def _nbytes(columns: Iterable[tuple[Tensor, int]]) -> int:
+    """Bytes of a message of these."""
+    return sum(_padded(count * _row_bytes(column)) for column, count in columns)
+
+
+def _views(message: Tensor, columns: Iterable[tuple[Tensor, int]]) -> Iterator[Tensor]:
+    """[count, ...] rows for each of the columns, one behind the other in a message."""
+    at = 0
+    for column, count in columns:
+        size = count * _row_bytes(column)
+        yield message[at : at + size].view(column.dtype).view(count, *column.shape[1:])
+        at += _padded(size)
+
+
+def _row_bytes(column: Tensor) -> int:
+    return math.prod(column.shape[1:]) * column.element_size()
 
 
 def _padded(size: int) -> int:
@@ -185,24 +235,60 @@ def _by_kind(
 
 
 def _tables(data: PartitionData, fields: Mapping[Kind, Sequence[str]] | None) -> dict[Kind, _Table]:
-    book, found = data.book, dict[Kind, _Table]()
-    for ntype in book.ntypes:
-        read = _read(data.node_features, ntype, f"{ntype}/", fields)
-        found[ntype] = _Table(node_ids(book, ntype), read)
-    for etype in book.canonical_etypes:
-        read = _read(data.edge_features, etype, ":".join(etype) + "/", fields)
-        found[etype] = _Table(edge_ids(book, etype), read)
+    found = dict[Kind, _Table]()
+    for kinds, store in (
+        (data.book.ntypes, data.node_features),
+        (data.book.canonical_etypes, data.edge_features),
+    ):
+        for kind in kinds:
+            chosen = None if fields is None else fields.get(kind, ())
+            found[kind] = _Table(id_bounds(data.book, kind), _read(store, kind, chosen))
     return found
 
 
-def _read(
-    store: FeatureStore, kind: Kind, prefix: str, fields: Mapping[Kind, Sequence[str]] | None
-) -> dict[str, Tensor]:
+def _read(store: FeatureStore, kind: Kind, chosen: Sequence[str] | None) -> dict[str, Tensor]:
+    prefix = (kind if isinstance(kind, str) else ":".join(kind)) + "/"
     there = sorted(key[len(prefix) :] for key in store if key.startswith(prefix))
-    chosen = there if fields is None else list(fields.get(kind, ()))
+    chosen = there if chosen is None else chosen
     for name in chosen:
         if name not in there:
             raise ValueError(
                 f"fields: got {name!r} of {kind!r}, expected one of {', '.join(there) or 'none'}"
             )
     return {name: store[prefix + name].contiguous() for name in chosen}
+
+
+class _Counter:
+    """How often ids came."""
+
+    def __init__(self) -> None:
+        self._numbering, self._counts = Numbering(), np.zeros(0, np.int64)
+
+    def add(self, ids: Tensor) -> None:
+        """Count each once."""
+        numbers = self._numbering.number(ids).numpy()
+        more = self._numbering.count - len(self._counts)
+        self._counts = np.append(self._counts, np.zeros(more, np.int64))
+        np.add.at(self._counts, numbers, 1)
+
+    def counted(self) -> tuple[Tensor, Tensor]:
+        """Ids, and how often each came."""
+        return self._numbering.nodes(), torch.from_numpy(self._counts)
+
+
+def _hottest(
+    counters: Mapping[str, _Counter], widths: Mapping[str, int], budget: int
+) -> dict[str, Tensor]:
+    """Per node type, the ids that came most often for the bytes of their rows."""
+    ids, worth, size, kinds = [], [], [], []
+    for kind, (ntype, counter) in enumerate(counters.items()):
+        one, counts = counter.counted()
+        ids.append(one)
+        worth.append(counts.double() / widths[ntype])
+        size.append(torch.full_like(one, widths[ntype]))
+        kinds.append(torch.full_like(one, kind))
+    order = torch.cat(worth).argsort(descending=True, stable=True)
+    fits = torch.cat(size)[order].cumsum(0) <= budget
+    order = order[fits]
+    chosen, of = torch.cat(ids)[order], torch.cat(kinds)[order]
+    return {ntype: chosen[of == kind] for kind, ntype in enumerate(counters)}

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from sar.partition.book import EType, PartitionBook
 from sar.partition.load import PartitionData
+from sar.sampling.exchange import Exchange, id_bounds
 from sar.sampling.negatives import Negatives, NegativeSampling, pair_keys
 from sar.sampling.node_inputs import check_given_time, dealt, located, numbered
 from sar.sampling.options import LoaderOptions
-from sar.sampling.owners import look_up
-from sar.sampling.sampler import Sample, Seeds, Trees
-from sar.sampling.structure import node_ids, source_ids, target_ids
-from sar.sampling.swap import Swap
-from sar.sampling.topology import NEVER, integers
+from sar.sampling.sample import Sample, Seeds, Trees
+from sar.sampling.topology import NEVER, integers, source_ids, target_ids
 
 EXCLUDE = (None, "self", "reverse")
 
@@ -81,33 +79,29 @@ class LinkInputs:
         time: Tensor | None,
         links: LinkOptions,
         options: LoaderOptions,
-        swap: Swap,
+        exchange: Exchange,
     ) -> None:
-        self._swap, self._options, self._links, error = swap, options, links, None
-        self._totals = {n: node_ids(data.book, n).total for n in data.book.ntypes}
-        try:
+        self._exchange, self._options, self._links = exchange, options, links
+        self._totals = {n: int(id_bounds(data.book, n)[-1]) for n in data.book.ntypes}
+        alike = dict[str, Any]()
+        with exchange.group.agreed("LinkNeighborLoader", alike):
             self.input_type, chosen = _chosen_edges(given, data)
             self._excluded = _excluded(data.book, self.input_type, links)
             time = _times(data, self.input_type, chosen, time, options)
             _check_label(label, chosen.shape[-1], links.negatives)
-        except Exception as caught:  # any, too little memory as well: the others would wait
-            error = caught
-        alike: Any = None
-        if error is None:
             kind = self.input_type, "numbers" if chosen.dim() == 1 else "pairs"
-            alike = {"edge_label_index": kind, "edge_label": None if label is None else "some"}
-        swap.group.agree(error, "LinkNeighborLoader", alike)
+            alike |= {"edge_label_index": kind, "edge_label": None if label is None else "some"}
         src, dst, keys = self._located(data, chosen)
         until = torch.full_like(src, NEVER) if time is None else time
-        columns = torch.stack([src, dst, keys, until, numbered(src, options, swap)], dim=1)
+        columns = torch.stack([src, dst, keys, until, numbered(src, options, exchange)], dim=1)
         labels = self._raised(torch.ones(len(src)) if label is None else label.cpu().contiguous())
         if options.rebalance:
-            columns, labels = dealt([columns, labels], swap)
+            columns, labels = dealt([columns, labels], exchange)
         self._src, self._dst, self._keys, self._time, self.input_id = columns.unbind(1)
         self._labels, self._draws = labels, None
         if links.negatives is not None:
             words = options.seed, options.time_attr
-            self._draws = Negatives(data, self.input_type, links.negatives, swap, *words)
+            self._draws = Negatives(data, self.input_type, links.negatives, exchange, *words)
 
     def __len__(self) -> int:
         return len(self._src)
@@ -120,9 +114,9 @@ class LinkInputs:
             return both[0][chosen], both[1][chosen], data.keys.edges(etype).long()[chosen]
         ends, keys = [], []
         for ntype, one in zip((etype[0], etype[2]), chosen, strict=True):
-            ids = located(data, ntype, one, original, self._swap, "edge_label_index")
-            bounds = node_ids(data.book, ntype).bounds
-            keys.append(look_up(self._swap, ids, bounds, data.keys.nodes(ntype)))
+            ids = located(data, ntype, one, original, self._exchange, "edge_label_index")
+            bounds = id_bounds(data.book, ntype)
+            keys.append(self._exchange.look_up(ids, bounds, data.keys.nodes(ntype)))
             ends.append(ids)
         return ends[0], ends[1], pair_keys(*keys)
 
@@ -132,7 +126,7 @@ class LinkInputs:
         if negatives is None or negatives.is_triplet:
             return labels
         lowest = torch.tensor([float(labels.min()) if labels.numel() else math.inf])
-        self._swap.group.all_reduce(lowest, "min")
+        self._exchange.group.all_reduce(lowest, "min")
         return labels + 1 if lowest.item() == 0 else labels
 
     def seeds(self, chosen: Tensor, step: int) -> tuple[Seeds, Callable[[Sample], dict[str, Any]]]:
@@ -196,7 +190,7 @@ class LinkInputs:
         collective."""
         if not self._excluded:
             return {}
-        pairs = self._swap.share(torch.stack([self._src[chosen], self._dst[chosen]], dim=1))
+        pairs = self._exchange.share(torch.stack([self._src[chosen], self._dst[chosen]], dim=1))
         found = dict[EType, list[Tensor]]()
         for etype, is_reverse in self._excluded:
             src, dst = pairs.flip(1).unbind(1) if is_reverse else pairs.unbind(1)

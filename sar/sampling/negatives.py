@@ -15,14 +15,15 @@ from sar.kernels.jit import STEP, mix
 from sar.kernels.sampling import hashed
 from sar.partition.book import EType
 from sar.partition.load import PartitionData
+from sar.sampling.exchange import Exchange, id_bounds
 from sar.sampling.options import check_names
-from sar.sampling.owners import EdgeSet
-from sar.sampling.population import Population
-from sar.sampling.swap import Swap
-from sar.sampling.topology import own_times
+from sar.sampling.topology import node_times, source_ids, target_ids
 
 _TRIES = 100
 _ENDS = {"src": 1, "dst": 2}  # tells the random numbers of the two apart
+_WEIGHT_BITS = 62  # of the sum of all weights
+_SAMPLES = 64  # of a rank, for each rank, to find out who keeps which range
+_TIME, _KEY, _ID, _UNITS = range(4)
 _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -107,26 +108,23 @@ class Negatives:
         data: PartitionData,
         etype: EType,
         options: NegativeSampling,
-        swap: Swap,
+        exchange: Exchange,
         seed: int,
         time_attr: str | None = None,
     ) -> None:
-        self._swap, self._etype = swap, etype
+        self._exchange, self._etype = exchange, etype
         self._words = seed, data.book.canonical_etypes.index(etype)
         ends = {"src": etype[0], "dst": etype[2]}
         if options.keeps_src:
             del ends["src"]
-        columns, error = dict[str, tuple[Tensor | None, Tensor | None]](), None
-        try:
+        columns = dict[str, tuple[Tensor | None, Tensor | None]]()
+        with exchange.group.agreed("LinkNeighborLoader"):
             for end, ntype in ends.items():
-                time = None if time_attr is None else own_times(data, ntype, time_attr)
+                time = None if time_attr is None else node_times(data, ntype, time_attr)
                 columns[end] = _weights(data, ntype, getattr(options, f"{end}_weight")), time
-        except Exception as caught:  # any, too little memory as well: the others would wait
-            error = caught
-        swap.group.agree(error, "LinkNeighborLoader")
-        self._nodes = {e: Population(data, n, swap, *columns[e]) for e, n in ends.items()}
+        self._nodes = {e: Population(data, n, exchange, *columns[e]) for e, n in ends.items()}
         self._aged = {end for end, (_, time) in columns.items() if time is not None}
-        self._edges = EdgeSet(data, etype, swap) if options.strict else None
+        self._edges = EdgeSet(data, etype, exchange) if options.strict else None
         for end, one in self._nodes.items():
             if one.total == 0:  # on all ranks
                 raise ValueError(f"{end}_weight: got no node above 0, expected some")
@@ -174,8 +172,7 @@ class Negatives:
                 f"neg_sampling: {_TRIES} draws for {len(left)} pairs were all edges of "
                 f"{self._etype}; expected strict=False for a relation with so many"
             )
-        told = self._swap.sizes(torch.full((self._swap.group.size, 1), len(left)))
-        return bool(told.any())
+        return bool(self._exchange.counts(len(left)).any())
 
 
 def pair_keys(first: Tensor, second: Tensor) -> Tensor:
@@ -211,3 +208,134 @@ def _weights(data: PartitionData, ntype: str, name: str | None) -> Tensor | None
             "or not finite; expected 0 or more, one each"
         )
     return weights
+
+
+# ---------------------------------------------------------------- which pairs there are
+
+
+class EdgeSet:
+    """Which pairs of nodes a relation has: 8 bytes an edge of this part."""
+
+    def __init__(self, data: PartitionData, etype: EType, exchange: Exchange) -> None:
+        self._exchange, self._width = exchange, int(id_bounds(data.book, etype[0])[-1])
+        self._bounds = id_bounds(data.book, etype[2])
+        dst = target_ids(data, etype) - int(self._bounds[data.part_id])
+        self._pairs = (dst * self._width + source_ids(data, etype)).unique().numpy()
+
+    def has(self, src: Tensor, dst: Tensor) -> Tensor:
+        """bool [m] whether there is an edge from ``src`` to ``dst``, int64 [m] ids; collective."""
+        return self._exchange.ask(dst, self._bounds, self._answer, src).bool()
+
+    def _answer(self, pairs: Tensor) -> Tensor:
+        wanted = (pairs[:, 0] * self._width + pairs[:, 1]).numpy()
+        at = np.searchsorted(self._pairs, wanted)
+        found = np.append(self._pairs, -1)[at] == wanted
+        return torch.from_numpy(found.astype(np.int64))
+
+
+# ---------------------------------------------------------------- nodes that numbers pick
+
+
+class Population:
+    """The nodes of a type by time and key, spread over the ranks; made collectively.
+
+    Node i covers as many numbers as its weight, in whole numbers of which sums do not depend on the
+    cut; weights below 2**-62 of the sum or so count as 0. Which node a number picks is a function
+    of keys, times and weights alone. 24 bytes a node, 8 more with weights.
+
+    Args:
+        weight: float64 [n] of this part's nodes, 0 or more; 1 by default.
+        time: int64 [n] when they came; all at once by default.
+
+    Attributes:
+        total: the numbers that there are.
+    """
+
+    def __init__(
+        self,
+        data: PartitionData,
+        ntype: str,
+        exchange: Exchange,
+        weight: Tensor | None = None,
+        time: Tensor | None = None,
+    ) -> None:
+        self._exchange = exchange
+        bounds, keys = id_bounds(data.book, ntype), data.keys.nodes(ntype).long()
+        own = torch.arange(len(keys)) + int(bounds[data.part_id])
+        total = int(bounds[-1])
+        units = torch.ones_like(keys) if weight is None else _units(weight, total, exchange)
+        time = torch.zeros_like(keys) if time is None else time
+        rows, splitters = _sorted(torch.stack([time, keys, own, units], dim=1), exchange)
+        self._ids, self._times = rows[:, _ID].contiguous(), rows[:, _TIME].contiguous()
+        self._ends = rows[:, _UNITS].cumsum(0)
+        sums = torch.cat(exchange.group.all_gather(_last(self._ends)))
+        self._starts = torch.cat([sums.new_zeros(1), sums.cumsum(0)])
+        self._first_times = splitters[:, _TIME].contiguous()
+        self.total = int(self._starts[-1])
+
+    def until(self, time: Tensor) -> Tensor:
+        """int64 [m] how many numbers pick nodes that came at int64 [m] times or before; collective.
+
+        They are the first ones.
+        """
+        # A rank keeps the nodes from its splitter on, so the last that begins in time knows.
+        who = torch.searchsorted(self._first_times, time, right=True)
+        bounds = torch.arange(self._exchange.group.size + 1)
+        below = self._ends.new_zeros(len(self._ends) + 1)
+        below[1:] = self._ends
+
+        def answer(one: Tensor) -> Tensor:
+            return below[torch.searchsorted(self._times, one[:, 1].contiguous(), right=True)]
+
+        return self._starts[who] + self._exchange.ask(who, bounds, answer, time)
+
+    def pick(self, at: Tensor) -> Tensor:
+        """int64 [m] ids, as :func:`id_bounds` numbers them, of the nodes at int64 [m] numbers
+        below ``total``; collective."""
+        who = torch.searchsorted(self._starts, at, right=True) - 1
+        bounds = torch.arange(self._exchange.group.size + 1)
+
+        def answer(one: Tensor) -> Tensor:
+            return self._ids[torch.searchsorted(self._ends, one[:, 1].contiguous(), right=True)]
+
+        return self._exchange.ask(who, bounds, answer, at - self._starts[who])
+
+
+def _last(ends: Tensor) -> Tensor:
+    return torch.cat([ends.new_zeros(1), ends])[-1:]
+
+
+def _sorted(rows: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
+    """This rank's share of all ranks' rows in order of time and key, and where others' begin.
+
+    Samplesort: each rank sends evenly spaced ones of its rows, and all cut what comes evenly.
+    """
+    group, rows = exchange.group, rows[_order(rows)]
+    wanted = min(len(rows), _SAMPLES * group.size)
+    at = torch.arange(wanted) * len(rows) // max(1, wanted)
+    samples = exchange.share(rows[at])
+    samples = samples[_order(samples)]
+    at = torch.arange(1, group.size) * len(samples) // group.size
+    splitters = samples[at.clamp(max=len(samples) - 1)] if len(samples) else rows[:0]
+    owner = torch.zeros(len(rows), dtype=torch.int64)
+    for one in splitters:
+        owner += (rows[:, _TIME] > one[_TIME]) | (
+            (rows[:, _TIME] == one[_TIME]) & (rows[:, _KEY] >= one[_KEY])
+        )
+    sizes = torch.bincount(owner, minlength=group.size)
+    mine, _ = exchange.deliver(rows, sizes.tolist())
+    return mine[_order(mine)], splitters
+
+
+def _order(rows: Tensor) -> Tensor:
+    order = torch.argsort(rows[:, _KEY], stable=True)
+    return order[torch.argsort(rows[order, _TIME], stable=True)]
+
+
+def _units(weight: Tensor, count: int, exchange: Exchange) -> Tensor:
+    """Weights as whole numbers, the largest of all ranks as large as sums allow."""
+    largest = weight.max().view(1) if len(weight) else torch.zeros(1, dtype=torch.float64)
+    largest = exchange.group.all_reduce(largest.clone(), "max")
+    bits = _WEIGHT_BITS - max(1, count).bit_length()
+    scaled = weight / largest.clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.ldexp(scaled, torch.tensor(bits)).floor().long()

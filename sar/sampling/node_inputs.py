@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sar.errors import PartitionError
+from sar.kernels.sampling import split
+from sar.partition.arrays import ORIG_ID
 from sar.partition.book import PartitionBook
 from sar.partition.load import PartitionData
+from sar.sampling.exchange import Exchange, id_bounds
 from sar.sampling.options import LoaderOptions
-from sar.sampling.owners import Directory, look_up
-from sar.sampling.sampler import Sample, Seeds, Trees
-from sar.sampling.structure import node_ids
-from sar.sampling.swap import Swap
-from sar.sampling.topology import NEVER, own_times
+from sar.sampling.sample import Sample, Seeds, Trees
+from sar.sampling.topology import NEVER, node_times
 
 InputNodes = None | str | Tensor | tuple[str, Tensor | None]
 
@@ -41,36 +42,33 @@ class NodeInputs:
         given: InputNodes,
         time: Tensor | None,
         options: LoaderOptions,
-        swap: Swap,
+        exchange: Exchange,
         is_own: bool = True,
     ) -> None:
-        self._disjoint, error = options.disjoint, None
-        try:
-            self.input_type, ids = chosen_nodes(given, data, options.original_ids)
-            _check_times(data, self.input_type, len(ids), time, options.time_attr)
-        except Exception as caught:  # any, too little memory as well: the others would wait
-            error = caught
-        alike = None
-        if error is None:
-            alike = {"input_nodes": self.input_type, "input_time": None if time is None else "some"}
-        swap.group.agree(error, "NeighborLoader", alike)
-        given, ntype = ids, self.input_type
-        ids = located(data, ntype, given, options.original_ids, swap, "input_nodes")
+        self._disjoint, time_attr = options.disjoint, options.time_attr
+        alike = dict[str, Any]()
+        with exchange.group.agreed("NeighborLoader", alike):
+            ntype, nodes = chosen_nodes(given, data, options.original_ids)
+            _check_times(data, ntype, len(nodes), time, time_attr)
+            alike |= {"input_nodes": ntype, "input_time": None if time is None else "some"}
+        self.input_type = ntype
+        ids = located(data, ntype, nodes, options.original_ids, exchange, "input_nodes")
+        bounds, keys = id_bounds(data.book, ntype), data.keys.nodes(ntype)
         if is_own and not options.rebalance:
-            _check_owned(given, ids, data, ntype, swap)
-        bounds, keys = node_ids(data.book, ntype).bounds, data.keys.nodes(ntype)
-        salt = look_up(swap, ids, bounds, keys)
-        own = None if options.time_attr is None else own_times(data, ntype, options.time_attr)
+            with exchange.group.agreed("NeighborLoader"):
+                _check_owned(nodes, ids, *bounds[data.part_id :][:2].tolist())
+        salt = exchange.look_up(ids, bounds, keys)
+        own = None if time_attr is None else node_times(data, ntype, time_attr)
         until = torch.full_like(ids, NEVER) if time is None else time.long().cpu()
         if time is None and own is not None:
-            until = look_up(swap, ids, bounds, own)
-        columns = torch.stack([ids, salt, until, numbered(ids, options, swap)], dim=1)
+            until = exchange.look_up(ids, bounds, own)
+        columns = torch.stack([ids, salt, until, numbered(ids, options, exchange)], dim=1)
         if options.rebalance:
-            (columns,) = dealt([columns], swap)
+            (columns,) = dealt([columns], exchange)
         self._ids, self._salt, self._time, self.input_id = columns.unbind(1)
-        if len(self._ids.unique()) != len(self._ids):
-            error = ValueError("input_nodes: a node comes several times, expected distinct ones")
-        swap.group.agree(error, "NeighborLoader")
+        with exchange.group.agreed("NeighborLoader"):
+            if len(self._ids.unique()) != len(self._ids):
+                raise ValueError("input_nodes: a node comes several times, expected distinct ones")
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -86,16 +84,14 @@ class NodeInputs:
         return Seeds(ids, step, Trees(of, self._salt[chosen], time)), lambda sample: told
 
 
-def _check_owned(given: Tensor, ids: Tensor, data: PartitionData, ntype: str, swap: Swap) -> None:
-    """Raise ``ValueError`` on every rank for a node of another rank."""
-    first, last = node_ids(data.book, ntype).bounds[data.part_id :][:2].tolist()
-    foreign, error = (ids < first) | (ids >= last), None
+def _check_owned(given: Tensor, ids: Tensor, first: int, last: int) -> None:
+    """Raise ``ValueError`` for a node of another rank."""
+    foreign = (ids < first) | (ids >= last)
     if foreign.any():
-        error = ValueError(
+        raise ValueError(
             f"input_nodes: node {int(given[foreign][0])} is not this rank's; expected its own, or "
             "rebalance=True"
         )
-    swap.group.agree(error, "NeighborLoader")
 
 
 def chosen_nodes(given: Any, data: PartitionData, are_original: bool) -> tuple[str, Tensor]:
@@ -132,22 +128,24 @@ def chosen_nodes(given: Any, data: PartitionData, are_original: bool) -> tuple[s
 
 
 def located(
-    data: PartitionData, ntype: str, given: Tensor, are_original: bool, swap: Swap, what: str
+    data: PartitionData,
+    ntype: str,
+    given: Tensor,
+    are_original: bool,
+    exchange: Exchange,
+    what: str,
 ) -> Tensor:
-    """int64 ids, as :func:`node_ids` numbers nodes, of given ones; collective.
+    """int64 ids, as :func:`id_bounds` numbers nodes, of given ones; collective.
 
     Raises ``ValueError`` on every rank for ids that no node of the type has.
     """
-    error, found = None, given
-    try:
+    found = given
+    with exchange.group.agreed(what):
         if are_original:
             _check_range(given, data.book.num_nodes(ntype), ntype, what)
         else:
             found = _from_global(given, data.book, ntype, what)
-    except ValueError as caught:
-        error = caught
-    swap.group.agree(error, what)
-    return Directory(data, ntype, swap).find(given) if are_original else found
+    return _from_original(data, ntype, given, exchange) if are_original else found
 
 
 def _check_range(ids: Tensor, count: int, ntype: str, what: str) -> None:
@@ -164,21 +162,47 @@ def _from_global(ids: Tensor, book: PartitionBook, ntype: str, what: str) -> Ten
     if not inside.all():
         wrong = int(ids[~inside][0])
         raise ValueError(f"{what}: node {wrong} is not in the graph as one of type {ntype!r}")
-    return ids - ranges[part, 0] + node_ids(book, ntype).bounds[part]
+    return ids - ranges[part, 0] + id_bounds(book, ntype)[part]
 
 
-def numbered(like: Tensor, options: LoaderOptions, swap: Swap) -> Tensor:
+def _from_original(data: PartitionData, ntype: str, wanted: Tensor, exchange: Exchange) -> Tensor:
+    """Each rank keeps for a range of original ids which nodes they are: 8 bytes a node.
+
+    Raises ``ValueError`` on every rank where partitions hold no original ids.
+    """
+    count, size = data.book.num_nodes(ntype), exchange.group.size
+    bounds, ranges = id_bounds(data.book, ntype), torch.arange(size + 1) * count // size
+    with exchange.group.agreed("original ids"):
+        order, rows, sizes = split(_original_ids(data, ntype), ranges)
+    own = torch.arange(*bounds[exchange.group.rank :][:2].tolist())[order.long()]
+    found, _ = exchange.deliver(torch.stack([rows.long(), own], dim=1), sizes)
+    table = torch.empty(len(found), dtype=torch.int64).index_copy_(0, *found.unbind(1))
+    return exchange.look_up(wanted, ranges, table)
+
+
+def _original_ids(data: PartitionData, ntype: str) -> Tensor:
+    """int64 [n] of this part's nodes. Raises ``ValueError`` where the partitions hold none."""
+    name, count = f"{ntype}/{ORIG_ID}", data.book.num_nodes(ntype)
+    if name not in data.node_features:
+        raise ValueError(f"original_ids: got True, but the partitions hold no {name!r}")
+    ids = data.node_features[name].long()
+    if len(ids) and (ids.min() < 0 or ids.max() >= count):
+        raise PartitionError(f"{name}: got ids that are not below {count}, the number of nodes")
+    return ids
+
+
+def numbered(like: Tensor, options: LoaderOptions, exchange: Exchange) -> Tensor:
     """int64 [s] numbers of the inputs: a rank's own, or one after the other where they are dealt;
     collective."""
-    counts = swap.sizes(torch.full((swap.group.size, 1), len(like))).view(-1)
-    first = int(counts[: swap.group.rank].sum()) if options.rebalance else 0
+    counts = exchange.counts(len(like))
+    first = int(counts[: exchange.group.rank].sum()) if options.rebalance else 0
     return torch.arange(len(like)) + first
 
 
-def dealt(columns: list[Tensor], swap: Swap) -> list[Tensor]:
+def dealt(columns: list[Tensor], exchange: Exchange) -> list[Tensor]:
     """Columns of as many rows on each rank, or one more: what is too much moves; collective."""
-    size, rank, own = swap.group.size, swap.group.rank, len(columns[0])
-    counts = swap.sizes(torch.full((size, 1), own)).view(-1)
+    size, rank, own = exchange.group.size, exchange.group.rank, len(columns[0])
+    counts = exchange.counts(own)
     target = counts.sum() // size + (torch.arange(size) < counts.sum() % size)
     given = torch.cat([counts.new_zeros(1), (counts - target).clamp(min=0).cumsum(0)])
     lacked = torch.cat([counts.new_zeros(1), (target - counts).clamp(min=0).cumsum(0)])
@@ -188,7 +212,8 @@ def dealt(columns: list[Tensor], swap: Swap) -> list[Tensor]:
     kept = min(own, int(target[rank]))
     give, take = moves[rank].tolist(), moves[:, rank].tolist()
     return [
-        torch.cat([one[:kept], swap.send(one[kept:].contiguous(), give, take)]) for one in columns
+        torch.cat([one[:kept], exchange.send(one[kept:].contiguous(), give, take)])
+        for one in columns
     ]
 
 
@@ -197,7 +222,7 @@ def _check_times(
 ) -> None:
     if time is not None:
         check_given_time("input_time", time, count, time_attr)
-    elif time_attr is not None and own_times(data, ntype, time_attr) is None:
+    elif time_attr is not None and node_times(data, ntype, time_attr) is None:
         raise ValueError(
             f"input_time: got none, and nodes of type {ntype!r} have no {time_attr!r}; expected "
             "the time of each seed"

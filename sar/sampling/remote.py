@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -13,28 +13,14 @@ from torch import Tensor
 from sar.comm import Group, join_others, set_process_group
 from sar.errors import CommError, NotSupportedError, SarError
 from sar.partition.book import EType
-from sar.sampling.batch import Types, maker
-from sar.sampling.calls import transformed
-from sar.sampling.channel import (
-    BEGIN,
-    BYE,
-    CLOSE,
-    EDGES,
-    MAKE,
-    NEXT,
-    NODES,
-    SIZES,
-    TICK,
-    Channel,
-    least,
-)
+from sar.sampling.batch import maker
+from sar.sampling.channel import Channel, Command, LoaderRequest, least
+from sar.sampling.epochs import Epochs
+from sar.sampling.link_inputs import LinkOptions
 from sar.sampling.negatives import negative_sampling
 from sar.sampling.options import LoaderOptions, NumNeighbors, loader_options
-from sar.sampling.pipeline import Epochs
-from sar.sampling.wire import from_message
 
 _TICKS = 4  # in the time after which a server misses a rank
-_OWN = ("transform", "filter")  # options of trainers
 
 
 class Servers:
@@ -65,15 +51,15 @@ class Servers:
         """Tell the servers, which wait for requests, that this trainer is there."""
         while not self._is_over.wait(self._pause):
             try:
-                self._ask(TICK)
+                self._ask(Command.TICK)
             except CommError:  # the next request meets it as well
                 return
 
-    def _ask(self, command: int, value: Any = None) -> Any:
+    def _ask(self, command: Command, value: Any = None) -> Any:
         with self._lock:
             if not self._is_over.is_set():
                 return self._channel.ask(command, value, self._limit)
-            if command not in (TICK, CLOSE):
+            if command not in (Command.TICK, Command.CLOSE):
                 raise SarError("the servers were left; expected what they are asked for before it")
 
     def nodes(self, ntype: str | None = None, mask: str | None = None) -> Tensor:
@@ -82,13 +68,13 @@ class Servers:
         Original ids where the partitions hold them, else the partitioning's global ones.
         """
         self.group.agree(None, "nodes", [ntype, mask])
-        return self._ask(NODES, {"ntype": ntype, "mask": mask})["rows"].view(-1)
+        return self._ask(Command.NODES, {"ntype": ntype, "mask": mask})["rows"].view(-1)
 
     def edges(self, etype: str | EType | None = None, mask: str | None = None) -> Tensor:
         """int64 [2, s] ids of both ends of this trainer's share of the edges of a relation, or of
         those in a mask; collective."""
         self.group.agree(None, "edges", [etype, mask])
-        return self._ask(EDGES, {"etype": etype, "mask": mask})["rows"].T
+        return self._ask(Command.EDGES, {"etype": etype, "mask": mask})["rows"].T
 
     def width(self, name: str = "feat", ntype: str | None = None) -> int:
         """How many numbers a feature has for each node of a type; collective."""
@@ -101,7 +87,7 @@ class Servers:
 
     def _size(self, name: str, ntype: str | None, classes: bool) -> int:
         self.group.agree(None, "classes" if classes else "width", [name, ntype])
-        return int(self._ask(SIZES, {"name": name, "ntype": ntype, "classes": classes}))
+        return int(self._ask(Command.SIZES, {"name": name, "ntype": ntype, "classes": classes}))
 
     def NeighborLoader(
         self,
@@ -115,9 +101,8 @@ class Servers:
         Args:
             input_nodes: int64 [s] ids as :meth:`nodes` gives them, or ``(ntype, ids)``.
         """
-        ntype, ids = input_nodes if isinstance(input_nodes, tuple) else (None, input_nodes)
-        request = {"num_neighbors": num_neighbors, "time": input_time, "links": None}
-        return self._loader(request | {"input_type": ntype, "labels": None}, ids, 1, options)
+        seeds = *_typed(input_nodes), None, input_time
+        return self._loader(LoaderRequest(num_neighbors, *seeds, None, options))
 
     def LinkNeighborLoader(
         self,
@@ -136,52 +121,48 @@ class Servers:
         Args:
             edge_label_index: int64 [2, s] ids as :meth:`edges` gives them, or ``(etype, ids)``.
         """
-        etype, ids = (
-            edge_label_index if isinstance(edge_label_index, tuple) else (None, edge_label_index)
-        )
-        negatives = negative_sampling(neg_sampling)
-        links = [None if negatives is None else asdict(negatives), exclude, reverse_etype]
-        request = {"num_neighbors": num_neighbors, "time": edge_label_time, "links": links}
-        return self._loader(request | {"input_type": etype, "labels": edge_label}, ids, 2, options)
+
+        def links() -> LinkOptions:
+            return LinkOptions(negative_sampling(neg_sampling), exclude, reverse_etype)
+
+        seeds = *_typed(edge_label_index), edge_label, edge_label_time
+        return self._loader(LoaderRequest(num_neighbors, *seeds, None, options), links)
 
     def _loader(
-        self, request: dict[str, Any], ids: Any, dim: int, given: Mapping[str, Any]
+        self, request: LoaderRequest, links: Callable[[], LinkOptions] | None = None
     ) -> RemoteLoader:
-        error, options = None, LoaderOptions()
-        try:
-            options = loader_options(given)
-            _check(options, ids, dim)
-        except Exception as caught:  # any: the others would wait
-            error = caught
-        alike = {"num_neighbors": request["num_neighbors"], "links": request["links"]}
-        alike |= options.alike()
-        self.group.agree(error, "loader", alike)
-        kind, wanted = request["input_type"], ("ntype", NODES) if dim == 1 else ("etype", EDGES)
-        about = self._ask(wanted[1], {wanted[0]: kind})
-        seeds = ids if ids is not None else about["rows"].T.squeeze(0)
-        sent = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _OWN}
-        sent["original_ids"] = about["original_ids"]
-        request = request | {"seeds": seeds.cpu().contiguous(), "options": sent}
-        types = Types(about["ntypes"], [tuple(one) for one in about["etypes"]])
+        kind, seeds, own = request.input_type, request.seeds, None
+        alike = dict[str, Any]()
+        with self.group.agreed("loader", alike):
+            own = None if links is None else links()
+            options = loader_options(request.options)
+            _check(options, seeds, 1 if own is None else 2)
+            alike |= {"num_neighbors": request.num_neighbors, **options.alike()}
+            alike |= {} if own is None else vars(own)
+        about = self._ask(Command.NODES, {"ntype": kind}) if own is None else self._ask(
+            Command.EDGES, {"etype": kind}
+        )  # fmt: skip
+        seeds = about["rows"].T.squeeze(0) if seeds is None else seeds
+        sent = {"transform": None, "filter": None, "original_ids": about["original_ids"]}
+        sent = vars(options) | sent
+        request = replace(request, seeds=seeds.cpu().contiguous(), links=own, options=sent)
         with self._lock:
-            made = self._channel.ask(MAKE, request, self._limit)
+            made = self._channel.ask(Command.MAKE, request, self._limit)
             channel = Channel(self._world.beside(), self._num_servers)
-        loader = RemoteLoader(self, channel, made, options, types)
-        loader.agree(self.group)
-        return loader
+        return RemoteLoader(self, channel, made, options)
 
     def begin(self, loader: int, epoch: int, first: int) -> None:
         """Begin an epoch of a loader, by number, from a step on; collective."""
-        self._ask(BEGIN, {"loader": loader, "epoch": epoch, "first": first})
+        self._ask(Command.BEGIN, {"loader": loader, "epoch": epoch, "first": first})
 
     def end(self, loader: int) -> None:
         """A loader is needed no more; collective."""
-        self._ask(CLOSE, {"loader": loader})
+        self._ask(Command.CLOSE, {"loader": loader})
 
     def close(self) -> None:
         """Leave the servers, which end when all trainers have; harmless the second time."""
         if not self._is_over.is_set():
-            self._ask(BYE)
+            self._ask(Command.LEAVE)
             self._is_over.set()
 
     def __enter__(self) -> Self:
@@ -227,42 +208,30 @@ class RemoteLoader(Epochs):
     """
 
     def __init__(
-        self,
-        servers: Servers,
-        channel: Channel,
-        made: Mapping[str, Any],
-        options: LoaderOptions,
-        types: Types,
+        self, servers: Servers, channel: Channel, made: Mapping[str, Any], options: LoaderOptions
     ) -> None:
-        super().__init__(channel.swap, options.prefetch, options.prefetch)
-        self._servers, self._channel, self._types = servers, channel, types
-        self._loader, self._steps = made["loader"], made["steps"]
-        self._make, self._transform = maker(options), options.transform
-        kind = made["input_type"]
-        self.input_type = tuple(kind) if isinstance(kind, list) else kind
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def agree(self, group: Group) -> None:
-        """Learn what other trainers call; collective."""
-        most = torch.tensor([self._transform is not None, self._prefetch > 0])
-        self._meets, is_ahead = group.all_reduce(most.long(), "max").tolist()
-        self._are_in_turn = not is_ahead
+        super().__init__(channel.exchange, options)
+        self._servers, self._channel, self._make = servers, channel, maker(options)
+        self._number, self.input_type = made["loader"], made["input_type"]
+        self._agree(servers.group, made["steps"])
 
     def _begun(self, epoch: int, first: int) -> None:
-        self._servers.begin(self._loader, epoch, first)
+        self._servers.begin(self._number, epoch, first)
 
-    def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
-        for _ in range(first, self._steps):
-            message = self._channel.ask(NEXT)
-            batch = transformed(self._transform, self._make(from_message(message, self._types)))
-            if self._meets:  # a transform may have raised: the others do, at the same batch
-                self._channel.ask(TICK)
-            yield batch
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        for _ in range(first, len(self)):
+            yield self._make(self._channel.ask(Command.BATCH))
+
+    def _meet(self) -> None:
+        self._channel.ask(Command.TICK)
 
     def _ended(self) -> None:
-        self._servers.end(self._loader)
+        self._servers.end(self._number)
+
+
+def _typed(given: Any) -> tuple[Any, Any]:
+    """The type of some seeds, if it is said, and the seeds."""
+    return given if isinstance(given, tuple) else (None, given)
 
 
 def _check(options: LoaderOptions, ids: Any, dim: int) -> None:

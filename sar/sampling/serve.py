@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,50 +16,32 @@ from torch import Tensor
 from sar.comm import DEFAULT_TIMEOUT, Group
 from sar.errors import CommError
 from sar.partition.arrays import ORIG_ID
+from sar.partition.book import EType
+from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
 from sar.sampling.batch import Drawn
-from sar.sampling.channel import (
-    BEGIN,
-    BYE,
-    CLOSE,
-    EDGES,
-    MAKE,
-    NEXT,
-    NODES,
-    SIZES,
-    TICK,
-    Channel,
-    least,
-)
-from sar.sampling.link_inputs import LinkInputs, LinkOptions
+from sar.sampling.channel import Channel, Command, LoaderRequest, least
+from sar.sampling.exchange import Exchange, id_bounds
+from sar.sampling.link_inputs import LinkInputs
 from sar.sampling.loader import Loader
-from sar.sampling.negatives import negative_sampling
 from sar.sampling.node_inputs import NodeInputs
-from sar.sampling.seeds import chosen_ends, chosen_ids, classes_of, width_of
-from sar.sampling.swap import Swap
-from sar.sampling.wire import as_message
+from sar.sampling.topology import source_ids, target_ids
 
 
 class _ServedLoader(Loader):
     """Makes the batches of one trainer on its server; all servers have one at the same time."""
 
-    def __init__(self, data: PartitionData, request: dict, number: int, group: Group) -> None:
-        self._links = None
-        if request["links"] is not None:
-            negatives, exclude, reverse = request["links"]
-            reverse = tuple(reverse) if isinstance(reverse, list) else reverse
-            self._links = LinkOptions(negative_sampling(negatives), exclude, reverse)
-        neighbors = request["num_neighbors"]
-        own = {} if self._links is None else vars(self._links)
-        super().__init__(data, neighbors, request["options"], group, own, number=number)
-        kind = request["input_type"]
-        given: Any = (tuple(kind) if isinstance(kind, list) else kind, request["seeds"])
-        if self._links is None:
-            words = given, request["time"], self.options, self._swap
-            self.inputs: Any = NodeInputs(data, *words, is_own=False)
-        else:
-            columns = request["labels"], request["time"]
-            self.inputs = LinkInputs(data, given, *columns, self._links, self.options, self._swap)
+    def __init__(
+        self, data: PartitionData, request: LoaderRequest, number: int, group: Group
+    ) -> None:
+        links = request.links
+        own = None if links is None else lambda: links
+        super().__init__(data, request.num_neighbors, request.options, group, own, number)
+        given, words = (request.input_type, request.seeds), (self.options, self._exchange)
+        self.inputs: NodeInputs | LinkInputs = (
+            NodeInputs(data, given, request.time, *words, is_own=False) if links is None
+            else LinkInputs(data, given, request.labels, request.time, links, *words)
+        )  # fmt: skip
         size = self.options.batch_size
         left_over = 0 if self.options.drop_last else size - 1
         self.own_steps = (len(self.inputs) + left_over) // size
@@ -105,26 +89,26 @@ class _Served:
         for one in self.loaders.values():
             one.close()
         self.loaders = {}
-        self._channel.swap.group.close()
+        self._channel.exchange.group.close()
 
     def _answer(self, iterators: Mapping[int, Iterator[Any]], trainers: list[int]) -> None:
         """Batches until the trainers have come to the end, or one of them has left it."""
         channel = self._channel
-        channel.swap.is_over = False
+        channel.exchange.is_over = False
         try:
-            while (asked := channel.asked()[0]) in (NEXT, TICK):
-                if asked == TICK:  # trainers meet
+            while (asked := channel.asked()[0]) in (Command.BATCH, Command.TICK):
+                if asked == Command.TICK:  # trainers meet
                     continue
                 found = {t: next(one) for t, one in iterators.items()}
-                channel.reply({t: as_message(found[t]) for t in trainers})
+                channel.reply({t: found[t] for t in trainers})
             for one in iterators.values():
                 next(one, None)
         except CommError as error:
             self._end(error)
         except Exception as error:  # noqa: BLE001 - the trainers raise it
-            if not channel.swap.is_over:
+            if not channel.exchange.is_over:
                 with suppress(Exception):
-                    channel.swap.fail(error)
+                    channel.exchange.fail(error)
             for loader in self.loaders.values():
                 loader.leave()
 
@@ -132,9 +116,7 @@ class _Served:
 class Server:
     """One of the ranks that sample; see :func:`serve`."""
 
-    def __init__(
-        self, data: PartitionData, world: Group, num_servers: int, timeout: float
-    ) -> None:
+    def __init__(self, data: PartitionData, world: Group, num_servers: int, timeout: float) -> None:
         self._data, self._world, self._num_servers = data, world, num_servers
         self._group = world.part(range(num_servers))
         self._channel = Channel(world.beside(), num_servers)
@@ -143,8 +125,9 @@ class Server:
         self._outcome: SimpleQueue[CommError | None] = SimpleQueue()
         self._made: dict[int, _ServedLoader] = {}
         self._handlers = {
-            NODES: self._nodes, EDGES: self._edges, SIZES: self._sizes, MAKE: self._make,
-            BEGIN: self._begin, CLOSE: self._close, BYE: self._bye,
+            Command.NODES: self._nodes, Command.EDGES: self._edges, Command.SIZES: self._sizes,
+            Command.MAKE: self._make, Command.BEGIN: self._begin, Command.CLOSE: self._close,
+            Command.LEAVE: lambda requests: {},
         }  # fmt: skip
 
     def run(self) -> None:
@@ -161,35 +144,35 @@ class Server:
     def _listen(self) -> None:
         """Answer what is asked for beside batches."""
         try:
-            while self._answer_one() != BYE:
+            while self._answer_one() != Command.LEAVE:
                 pass
         except CommError as error:
             self._outcome.put(error)
         else:
             self._outcome.put(None)
 
-    def _answer_one(self) -> int:
+    def _answer_one(self) -> Command:
         """Answer once; which command it was."""
         try:
             command, requests = self._channel.asked()
-            if command != TICK:
+            if command != Command.TICK:
                 self._channel.reply(self._answer(command, requests))
-            if command == MAKE:
+            if command == Command.MAKE:
                 channel = Channel(self._world.beside(), self._num_servers)
                 self._served.append(_Served(self._made, channel, self._outcome.put))
         except CommError:
             raise
         except Exception:  # noqa: BLE001 - every rank has raised it: the trainers' to handle
-            return TICK
+            return Command.TICK
         return command
 
-    def _answer(self, command: int, requests: list[Any]) -> dict[int, Any]:
+    def _answer(self, command: Command, requests: list[Any]) -> dict[int, Any]:
         try:
             return self._handlers[command](requests)
         except CommError:
             raise
         except Exception as error:  # any: the trainers wait for an answer
-            self._channel.swap.fail(error)
+            self._channel.exchange.fail(error)
             raise
 
     @property
@@ -197,44 +180,39 @@ class Server:
         return self._channel.trainers_of(self._world.rank)
 
     def _nodes(self, requests: list[Any]) -> dict[int, Any]:
-        ids, swap = chosen_ids(self._data, **requests[0]), Swap(self._group, 1)
-        return self._dealt(ids.view(-1, 1), swap)
+        rows = _node_names(self._data, **requests[0]).view(-1, 1)
+        return self._dealt(rows, Exchange(self._group, 1))
 
     def _edges(self, requests: list[Any]) -> dict[int, Any]:
-        swap = Swap(self._group, 1)
-        return self._dealt(chosen_ends(self._data, swap, **requests[0]), swap)
+        exchange = Exchange(self._group, 1)
+        return self._dealt(_end_names(self._data, exchange, **requests[0]), exchange)
 
-    def _sizes(self, requests: list[Any]) -> dict[int, Any]:
-        """How wide a feature is, or how many classes labels have on all servers."""
-        asked = dict(requests[0])
-        size = classes_of if asked.pop("classes") else width_of
-        found = self._group.all_reduce(torch.tensor(size(self._data, **asked)), "max")
-        return {t: int(found) for t in self._trainers}
-
-    def _dealt(self, rows: Tensor, swap: Swap) -> dict[int, Any]:
+    def _dealt(self, rows: Tensor, exchange: Exchange) -> dict[int, Any]:
         """To each trainer as many rows, or one more."""
         size, trainers = self._num_servers, self._channel.num_trainers
-        counts = swap.sizes(torch.full((size, 1), len(rows))).view(-1)
+        counts = exchange.counts(len(rows))
         first = int(counts[: self._group.rank].sum())
         to = (torch.arange(len(rows)) + first) * trainers // max(1, int(counts.sum()))
         order = torch.argsort(to % size, stable=True)
-        give = torch.bincount(to % size, minlength=size)
-        take = swap.sizes(give.view(-1, 1)).view(-1).tolist()
         sent = torch.cat([to.view(-1, 1), rows], dim=1)[order]
-        came = swap.send(sent, give.tolist(), take)
-        ntypes, etypes = self._data.book.ntypes, self._data.book.canonical_etypes
-        about = {"ntypes": ntypes, "etypes": etypes, "original_ids": _has_ids(self._data)}
+        came, _ = exchange.deliver(sent, torch.bincount(to % size, minlength=size).tolist())
+        names, ntypes = self._data.node_features, self._data.book.ntypes
+        about = {"original_ids": all(f"{ntype}/{ORIG_ID}" in names for ntype in ntypes)}
         return {t: about | {"rows": came[came[:, 0] == t, 1:]} for t in self._trainers}
 
-    def _make(self, requests: list[Any]) -> dict[int, Any]:
+    def _sizes(self, requests: list[Any]) -> dict[int, Any]:
+        """How wide a feature is, or how many classes labels have on all servers."""
+        mine = torch.tensor(_size(self._data, **requests[0]))
+        found = int(self._group.all_reduce(mine, "max"))
+        return dict.fromkeys(self._trainers, found)
+
+    def _make(self, requests: list[LoaderRequest]) -> dict[int, Any]:
         """A loader for each trainer, all with the first one's options."""
         loaders = dict[int, _ServedLoader]()
-        slots = -(-len(requests) // self._num_servers)
-        for slot in range(slots):
+        nobody = replace(requests[0], seeds=requests[0].seeds[..., :0], labels=None, time=None)
+        for slot in range(-(-len(requests) // self._num_servers)):
             number = self._group.rank + slot * self._num_servers
-            request = dict(requests[number] if number < len(requests) else requests[0])
-            if number >= len(requests):
-                request |= {"seeds": request["seeds"][..., :0], "labels": None, "time": None}
+            request = requests[number] if number < len(requests) else nobody
             loaders[number] = _ServedLoader(self._data, request, number, self._group)
         steps = torch.tensor(max(one.own_steps for one in loaders.values()))
         self._group.all_reduce(steps, "max")
@@ -251,9 +229,6 @@ class Server:
 
     def _close(self, requests: list[Any]) -> dict[int, Any]:
         self._served[_same(requests)["loader"]].close()
-        return {}
-
-    def _bye(self, requests: list[Any]) -> dict[int, Any]:
         return {}
 
 
@@ -284,5 +259,69 @@ def _as_drawn(drawn: Drawn) -> Drawn:
     return drawn
 
 
-def _has_ids(data: PartitionData) -> bool:
-    return all(f"{ntype}/{ORIG_ID}" in data.node_features for ntype in data.book.ntypes)
+# ---------------------------------------------------------------- what a part has, by name
+
+
+def _node_names(data: PartitionData, ntype: str | None = None, mask: str | None = None) -> Tensor:
+    """int64 [s] ids of this part's nodes of a type, those in a mask: original ids where the
+    partitions hold them, else global ones."""
+    ntype = _ntype(data, ntype)
+    ids = data.keys.node_names(ntype)[0]
+    return ids if mask is None else ids[_mask(data.node_features, f"{ntype}/{mask}")]
+
+
+def _end_names(
+    data: PartitionData,
+    exchange: Exchange,
+    etype: str | EType | None = None,
+    mask: str | None = None,
+) -> Tensor:
+    """int64 [s, 2] the same of both ends of this part's edges of a relation; collective."""
+    book = data.book
+    if etype is None and len(book.canonical_etypes) > 1:
+        raise ValueError(f"etype: got none, expected one of {book.canonical_etypes}")
+    one = book.canonical_etypes[0] if etype is None else book.canonical(etype)
+    ends = source_ids(data, one), target_ids(data, one)
+    if mask is not None:
+        chosen = _mask(data.edge_features, f"{':'.join(one)}/{mask}")
+        ends = ends[0][chosen], ends[1][chosen]
+    names = [
+        exchange.look_up(ids, id_bounds(book, ntype), data.keys.node_names(ntype)[0])
+        for ntype, ids in zip((one[0], one[2]), ends, strict=True)
+    ]
+    return torch.stack(names, dim=1)
+
+
+def _size(data: PartitionData, name: str, ntype: str | None, classes: bool) -> int:
+    """Numbers in a row of a feature of nodes; of this part's labels one more than the largest, or
+    the columns of a matrix."""
+    prefix, features = f"{_ntype(data, ntype)}/", data.node_features
+    if prefix + name not in features:
+        there = sorted(key.removeprefix(prefix) for key in features if key.startswith(prefix))
+        raise ValueError(f"name: got {name!r}, expected one of {', '.join(there)}")
+    rows = features[prefix + name]
+    if not classes:
+        return math.prod(rows.shape[1:])
+    if rows.dim() > 1 and rows.shape[1] > 1:
+        return rows.shape[1]
+    return int(rows.nan_to_num(-1).max()) + 1 if len(rows) else 0
+
+
+def _ntype(data: PartitionData, ntype: str | None) -> str:
+    ntypes = data.book.ntypes
+    if ntype is None and len(ntypes) > 1:
+        raise ValueError(f"ntype: got none, expected one of {ntypes}")
+    ntype = ntype or ntypes[0]
+    if ntype not in ntypes:
+        raise ValueError(f"ntype: got {ntype!r}, expected one of {ntypes}")
+    return ntype
+
+
+def _mask(store: FeatureStore, name: str) -> Tensor:
+    if name not in store:
+        there = [key for key in store if key.endswith("_mask")]
+        raise ValueError(f"mask: got {name!r}, expected one of {there or 'none'}")
+    mask = store[name]
+    if mask.dtype != torch.bool or mask.dim() != 1:
+        raise ValueError(f"mask: {name!r} is {mask.dtype} {list(mask.shape)}, expected bool")
+    return mask

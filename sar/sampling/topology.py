@@ -1,4 +1,4 @@
-"""Edges with the weights and times that draws need."""
+"""Edges of each part's nodes, in an order that no cut changes, with weights and times."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group
-from sar.kernels.sampling import Csc
+from sar.kernels.sampling import Csc, split
 from sar.partition.book import EType, PartitionBook
 from sar.partition.load import PartitionData
+from sar.sampling.exchange import Exchange, Kind, id_bounds
 from sar.sampling.features import FeatureTables
-from sar.sampling.structure import (
-    Ids,
-    edge_weights,
-    in_edges,
-    node_ids,
-    out_edges,
-    source_ids,
-)
-from sar.sampling.swap import Swap
 
 ALWAYS, NEVER = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+_INT32 = torch.iinfo(torch.int32).max
+_NO_WEIGHTS = torch.empty(0, dtype=torch.float64)
+_NO_TIMES = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -35,25 +30,19 @@ class Topology:
         edges: per relation that is followed, the in-edges of this rank's nodes; their out-edges
             where ``is_out``.
         keys: per node type, what names this rank's nodes in random numbers.
-        ids: per node type, which rank has the edges of which nodes.
+        bounds: per node type, int64 [P + 1], which rank has the edges of which nodes.
     """
 
     book: PartitionBook
     edges: dict[EType, Csc]
     keys: dict[str, Tensor]
-    ids: dict[str, Ids]
+    bounds: dict[str, Tensor]
     is_out: bool = False
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """Where in a relation's name the type of the nodes stands whose edges these are, and where
-        that of their neighbors."""
-        return (0, 2) if self.is_out else (2, 0)
 
 
 def topology(
     data: PartitionData,
-    swap: Swap,
+    exchange: Exchange,
     etypes: Iterable[EType],
     weight_attr: str | None = None,
     time_attr: str | None = None,
@@ -69,23 +58,20 @@ def topology(
 
     Raises ``ValueError`` on every rank for weights and times that do not fit.
     """
-    etypes, edges, error = list(etypes), dict[EType, Csc](), None
+    etypes, edges = list(etypes), dict[EType, Csc]()
     times, weights = dict[EType, Tensor](), dict[EType, Tensor]()
     if time_attr is not None:
-        times = _times(data, swap, etypes, time_attr)
-    try:
+        times = _edge_times(data, exchange, etypes, time_attr)
+    with exchange.group.agreed("loader"):
         if weight_attr is not None:
-            weights = {etype: edge_weights(data, etype, weight_attr) for etype in etypes}
+            weights = {etype: _edge_weights(data, etype, weight_attr) for etype in etypes}
         if direction == "in":
-            edges = {e: in_edges(data, e, weights.get(e), times.get(e)) for e in etypes}
-    except Exception as caught:  # any, too little memory as well: the others would wait
-        error = caught
-    swap.group.agree(error, "loader")
+            edges = {e: _in_edges(data, e, weights.get(e), times.get(e)) for e in etypes}
     if direction == "out":
-        edges = {e: out_edges(data, e, swap, weights.get(e), times.get(e)) for e in etypes}
+        edges = {e: _out_edges(data, e, exchange, weights.get(e), times.get(e)) for e in etypes}
     keys = {ntype: data.keys.nodes(ntype) for ntype in data.book.ntypes}
-    ids = {ntype: node_ids(data.book, ntype) for ntype in data.book.ntypes}
-    return Topology(data.book, edges, keys, ids, direction == "out")
+    bounds = {ntype: id_bounds(data.book, ntype) for ntype in data.book.ntypes}
+    return Topology(data.book, edges, keys, bounds, direction == "out")
 
 
 def replicated(own: Topology, group: Group) -> Topology:
@@ -96,8 +82,8 @@ def replicated(own: Topology, group: Group) -> Topology:
         indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
         edges[etype] = Csc(indptr, *(_gathered(one, group) for one in csc[1:]))
     keys = {ntype: _gathered(one, group) for ntype, one in own.keys.items()}
-    ids = {n: Ids(torch.tensor([0, one.total])) for n, one in own.ids.items()}
-    return replace(own, edges=edges, keys=keys, ids=ids)
+    bounds = {ntype: torch.tensor([0, int(one[-1])]) for ntype, one in own.bounds.items()}
+    return replace(own, edges=edges, keys=keys, bounds=bounds)
 
 
 def _gathered(rows: Tensor, group: Group) -> Tensor:
@@ -115,21 +101,145 @@ def _gathered(rows: Tensor, group: Group) -> Tensor:
     return out
 
 
-def own_times(data: PartitionData, ntype: str, time_attr: str) -> Tensor | None:
+# ---------------------------------------------------------------- edges by node
+
+
+def id_dtype(book: PartitionBook) -> torch.dtype:
+    """int32 where all ids of nodes and edges fit, else int64: the same on all ranks."""
+    kinds: list[Kind] = [*book.ntypes, *book.canonical_etypes]
+    most = max(int(id_bounds(book, kind)[-1]) for kind in kinds)
+    return torch.int32 if most <= _INT32 else torch.int64
+
+
+def source_ids(data: PartitionData, etype: EType) -> Tensor:
+    """int64 [E] sources of a part's edges, by ascending id of the edge."""
+    stored = _stored_sources(data, etype, torch.int64)
+    return torch.empty_like(stored).index_copy_(0, data.edges[etype].eid.cpu().long(), stored)
+
+
+def target_ids(data: PartitionData, etype: EType) -> Tensor:
+    """int64 [E] destinations of a part's edges, by ascending id of the edge."""
+    shard, first = data.edges[etype], int(id_bounds(data.book, etype[2])[data.part_id])
+    stored = shard.dst.cpu().long() + first
+    return torch.empty_like(stored).index_copy_(0, shard.eid.cpu().long(), stored)
+
+
+def _stored_sources(data: PartitionData, etype: EType, dtype: torch.dtype) -> Tensor:
+    """[E] sources of a part's edges, as they are stored: those of part 0 first."""
+    shard, bounds = data.edges[etype], id_bounds(data.book, etype[0])
+    first = bounds[:-1].to(dtype).repeat_interleave(torch.tensor(shard.offsets).diff())
+    return first.add_(shard.src.cpu().to(dtype))
+
+
+def _in_edges(data: PartitionData, etype: EType, weight: Tensor | None, time: Tensor | None) -> Csc:
+    """The in-edges of this part's nodes, by destination; local.
+
+    The edges of a node are in the order of their times and of their original ids where the
+    partitions hold them, so that a draw by position does not depend on the cut. Needs 8 bytes an
+    edge and 16 while it runs, 4 more each with int64 ids, 8 more with weights and with times.
+
+    Args:
+        weight: float64 [E], what chances are in proportion to, by ascending id.
+        time: int64 [E], by ascending id.
+    """
+    shard, dtype = data.edges[etype], id_dtype(data.book)
+    rows, dst = shard.eid.cpu().long(), shard.dst.cpu()
+    when = None if time is None else time[rows]
+    order = _order(dst, when, data.keys.edges(etype)[rows])
+    return Csc(
+        _starts(dst, data.num_nodes(etype[2])),
+        _stored_sources(data, etype, dtype)[order],
+        rows[order].to(dtype) + int(id_bounds(data.book, etype)[data.part_id]),
+        _NO_WEIGHTS if weight is None else weight[rows[order]],
+        _NO_TIMES if when is None else when[order],
+    )
+
+
+def _out_edges(
+    data: PartitionData,
+    etype: EType,
+    exchange: Exchange,
+    weight: Tensor | None,
+    time: Tensor | None,
+) -> Csc:
+    """As :func:`_in_edges`, the out-edges of this part's nodes, by source; collective.
+
+    The owners of destinations send them: 48 bytes an edge while it runs.
+    """
+    count, dtype = data.num_edges(etype), id_dtype(data.book)
+    order, rows, sizes = split(source_ids(data, etype), id_bounds(data.book, etype[0]))
+    columns = [
+        target_ids(data, etype),
+        torch.arange(count) + int(id_bounds(data.book, etype)[data.part_id]),
+        data.keys.edges(etype).long(),
+        torch.zeros(count, dtype=torch.int64) if time is None else time,
+        torch.zeros(count, dtype=torch.int64) if weight is None else weight.view(torch.int64),
+    ]
+    at = order.long()
+    sent = torch.stack([rows.long(), *(one[at] for one in columns)], dim=1)
+    src, dst, eid, key, when, weights = exchange.deliver(sent, sizes)[0].unbind(1)
+    order = _order(src, None if time is None else when, key)
+    return Csc(
+        _starts(src, data.num_nodes(etype[0])),
+        dst[order].to(dtype),
+        eid[order].to(dtype),
+        _NO_WEIGHTS if weight is None else weights[order].view(torch.float64),
+        _NO_TIMES if time is None else when[order],
+    )
+
+
+def _order(rows: Tensor, time: Tensor | None, key: Tensor) -> Tensor:
+    """int64 [E]: positions of edges by row, those of one by time, then by key."""
+    order = torch.argsort(key, stable=True)
+    if time is not None:
+        order = order[torch.argsort(time[order], stable=True)]
+    return order[torch.argsort(rows[order], stable=True)]
+
+
+def _starts(rows: Tensor, count: int) -> Tensor:
+    counts = torch.bincount(rows, minlength=count)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+
+
+# ---------------------------------------------------------------- weights and times
+
+
+def _edge_weights(data: PartitionData, etype: EType, name: str) -> Tensor:
+    """float64 [E] of a part's edges by ascending id.
+
+    Raises ``ValueError`` for weights that are missing, not one number for each edge, negative, NaN
+    or infinite.
+    """
+    full = f"{':'.join(etype)}/{name}"
+    if full not in data.edge_features:
+        there = [key for key in data.edge_features if key.startswith(":".join(etype) + "/")]
+        raise ValueError(f"weight_attr: got {name!r}, expected one of {there or 'none'} of {etype}")
+    weights = data.edge_features[full].double()
+    if weights.dim() != 1:
+        raise ValueError(f"weight_attr: {full!r} has shape {list(weights.shape)}, expected [E]")
+    wrong = ~(weights.isfinite() & (weights >= 0))
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        got = float(weights[row])
+        raise ValueError(f"weight_attr: {full!r} is {got} in row {row}, expected 0 or more")
+    return weights
+
+
+def node_times(data: PartitionData, ntype: str, time_attr: str) -> Tensor | None:
     """int64 [n] when this part's nodes of a type came; ``None`` where nodes do not say."""
     name = f"{ntype}/{time_attr}"
     return integers(data.node_features[name], name) if name in data.node_features else None
 
 
-def _times(
-    data: PartitionData, swap: Swap, etypes: list[EType], time_attr: str
+def _edge_times(
+    data: PartitionData, exchange: Exchange, etypes: list[EType], time_attr: str
 ) -> dict[EType, Tensor]:
     """int64 [E] per relation, by ascending id; those of sources are fetched."""
     aged = [n for n in data.book.ntypes if f"{n}/{time_attr}" in data.node_features]
-    found, error, wanted = dict[EType, Tensor](), None, dict[EType, Tensor]()
-    try:
+    found, wanted = dict[EType, Tensor](), dict[EType, Tensor]()
+    with exchange.group.agreed("loader"):
         for ntype in aged:
-            own_times(data, ntype, time_attr)
+            node_times(data, ntype, time_attr)
         for etype in etypes:
             name = f"{':'.join(etype)}/{time_attr}"
             if name in data.edge_features:
@@ -140,14 +250,9 @@ def _times(
                 found[etype] = torch.full((data.num_edges(etype),), ALWAYS)
         if not aged and all(bool((one == ALWAYS).all()) for one in found.values()):
             raise ValueError(f"time_attr: got {time_attr!r}, which neither nodes nor edges have")
-    except Exception as caught:  # any, too little memory as well: the others would wait
-        error = caught
-    swap.group.agree(error, "loader")
-    tables = FeatureTables(data, swap, {ntype: [time_attr] for ntype in aged})
-    for etype in etypes:
-        if etype[0] in aged and etype not in found:
-            rows = tables.fetch({etype[0]: wanted[etype]})
-            found[etype] = rows[etype[0]][time_attr].long()
+    tables = FeatureTables(data, exchange, {ntype: [time_attr] for ntype in aged})
+    for etype, ids in wanted.items():
+        found[etype] = tables.fetch({etype[0]: ids})[etype[0]][time_attr].long()
     return found
 
 

@@ -1,4 +1,4 @@
-"""Memory of batches that is used again: fresh pages cost more than what is copied into them."""
+"""Memory of batches, used again: fresh pages cost more than what is copied into them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _memory_left() -> float:
     return left
 
 
-class Leases:
+class BufferPool:
     """Hands out buffers that come back when nobody holds them any more.
 
     A buffer is the memory of an array, which the tensor holds; the end of the array, and so of the
@@ -77,7 +77,7 @@ class Leases:
         return np.empty(int(nbytes * _ROOM), np.uint8)
 
 
-class Grown:
+class Scratch:
     """One buffer that is used again and again, as large as was needed."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Grown:
         return self._buffer[:nbytes].view(dtype)
 
 
-class Numberings:
+class NumberingPool:
     """Hash tables that are used again: a new one costs as much as what is done with it."""
 
     def __init__(self) -> None:

@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
+import torch
+
+from sar.comm import Group
 from sar.errors import CommError, SarError
-from sar.sampling.swap import Stopped, Swap
+from sar.sampling.exchange import Exchange, Stopped
+from sar.sampling.options import LoaderOptions
 
 Produce = Callable[[], Iterator[Any]]
 _END = object()
@@ -20,22 +24,22 @@ _LOOK_SECONDS = 0.5  # from one look at whether the other thread still runs to t
 _MOST_EPOCHS = 2**31
 
 
-def told(produce: Produce, swap: Swap) -> Iterator[Any]:
+def told(produce: Produce, exchange: Exchange) -> Iterator[Any]:
     """What ``produce`` yields; its errors are raised on every rank.
 
     At the end all ranks have come to it.
     """
-    swap.is_over = False
+    exchange.is_over = False
     try:
         yield from produce()
-        swap.meet()
-        swap.is_over = True
+        exchange.meet()
+        exchange.is_over = True
     except CommError:  # the others meet it, or have ended
-        swap.is_over = True
+        exchange.is_over = True
         raise
     except Exception as error:
-        if not swap.is_over:  # this rank's own
-            swap.fail(error)
+        if not exchange.is_over:  # this rank's own
+            exchange.fail(error)
         raise
 
 
@@ -43,28 +47,23 @@ class Epochs(ABC):
     """Goes through batches that all ranks make together, epoch after epoch.
 
     Args:
-        prefetch: batches that a thread makes ahead; 0: none, and no thread.
-        depth: batches that wait at most.
+        options: of which ``transform`` and ``prefetch`` are taken.
 
     Going through it may be left half-way, by all ranks after the same batch. What raises on one
     rank, such as a transform, is raised on all. One iteration goes through it at a time, of one
     thread: what a second one begins ends the first, whose next batch then is an error.
     """
 
-    def __init__(self, swap: Swap, prefetch: int, depth: int) -> None:
-        self._swap, self._prefetch, self._depth = swap, prefetch, depth
+    def __init__(self, exchange: Exchange, options: LoaderOptions) -> None:
+        self._exchange, self._transform = exchange, options.transform
+        self._prefetch = self._depth = options.prefetch
         self._epoch, self._running, self._is_closed = 0, None, False
         self._turn, self._process = threading.Lock(), os.getpid()
 
     _running: Ahead | InTurn | None
-    _are_in_turn = False  # all ranks, who then come to the end of a loop after the same batch
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Steps of an epoch, the same on all ranks."""
-
-    @abstractmethod
-    def _epoch_of(self, epoch: int, first: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         """Batches from a step on; its collectives are those of the thread that goes through."""
 
     def _begun(self, epoch: int, first: int) -> None:
@@ -74,6 +73,20 @@ class Epochs(ABC):
     def _ended(self) -> None:
         """Is told that the loader is closed."""
         return None
+
+    def _meet(self) -> None:
+        """Return when all ranks have transformed their batch; raises what another failed with."""
+        self._exchange.meet()
+
+    def _agree(self, group: Group, steps: int) -> None:
+        """Take as many steps as the rank that has most, and learn what others call; collective."""
+        mine = torch.tensor([steps, self._transform is not None, self._prefetch > 0])
+        self._steps, self._meets, is_ahead = group.all_reduce(mine, "max").tolist()
+        self._are_in_turn = not is_ahead  # all: they come to a loop's end after the same batch
+
+    def __len__(self) -> int:
+        """Steps of an epoch, the same on all ranks."""
+        return self._steps
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate(self._epoch)
@@ -92,17 +105,31 @@ class Epochs(ABC):
             self._epoch = epoch + 1 if isinstance(epoch, int) else self._epoch
             produce = partial(self._checked, epoch, first)
             if self._prefetch:
-                self._running = Ahead(produce, self._swap, self._depth)
+                self._running = Ahead(produce, self._exchange, self._depth)
             else:
-                self._running = InTurn(produce, self._swap)
+                self._running = InTurn(produce, self._exchange)
             return Iteration(self, self._running)
 
     def _checked(self, epoch: int, first: int) -> Iterator[Any]:
-        """As :meth:`_epoch_of`; told as its errors are, since one rank alone may be wrong."""
+        """Transformed batches; mistakes are told as their errors, since one rank may be wrong."""
         for name, value, most in (("epoch", epoch, _MOST_EPOCHS), ("first", first, len(self))):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
                 raise ValueError(f"{name}: got {value!r}, expected an int from 0 to {most}")
-        yield from self._epoch_of(epoch, first)
+        for batch in self._batches(epoch, first):
+            batch = self._transformed(batch)
+            if self._meets:  # a transform may have raised: the others do, at the same batch
+                self._meet()
+            yield batch
+
+    def _transformed(self, batch: Any) -> Any:
+        """What is given in place of a batch."""
+        if self._transform is None:
+            return batch
+        made = self._transform(batch)
+        if made is None:
+            wanted = "the batch, or what is given instead"
+            raise TypeError(f"transform: returned None, expected {wanted}")
+        return made
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -140,7 +167,7 @@ class Epochs(ABC):
                 self._left()
                 self._ended()
             finally:
-                self._swap.group.close()
+                self._exchange.group.close()
 
     def __enter__(self) -> Self:
         return self
@@ -192,18 +219,18 @@ class InTurn:
         produce: makes the iterator.
     """
 
-    def __init__(self, produce: Produce, swap: Swap) -> None:
-        self._produce, self._swap = produce, swap
-        swap.is_over = False
+    def __init__(self, produce: Produce, exchange: Exchange) -> None:
+        self._produce, self._exchange = produce, exchange
+        exchange.is_over = False
 
     def __iter__(self) -> Iterator[Any]:
-        return told(self._produce, self._swap)
+        return told(self._produce, self._exchange)
 
     def close(self) -> Stopped | None:
         """Stop where all ranks do, and who did; harmless the second time."""
         try:
-            if not self._swap.is_over:
-                self._swap.stop()
+            if not self._exchange.is_over:
+                self._exchange.stop()
         except Stopped as stopped:
             return stopped
         return None
@@ -217,8 +244,8 @@ class Ahead:
         depth: batches that wait at most.
     """
 
-    def __init__(self, produce: Produce, swap: Swap, depth: int) -> None:
-        self._produce, self._swap = produce, swap
+    def __init__(self, produce: Produce, exchange: Exchange, depth: int) -> None:
+        self._produce, self._exchange = produce, exchange
         self._queue: queue.Queue[Any] = queue.Queue(depth)
         self._stops = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sar-sampling", daemon=True)
@@ -226,9 +253,9 @@ class Ahead:
 
     def _run(self) -> None:
         try:
-            for batch in told(self._produce, self._swap):
+            for batch in told(self._produce, self._exchange):
                 if not self._put(batch):
-                    self._swap.stop()
+                    self._exchange.stop()
             self._put(_END)
         except BaseException as error:  # noqa: BLE001 - raised where batches are taken
             self._put(error)

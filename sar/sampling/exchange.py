@@ -1,0 +1,195 @@
+"""Questions to the owners of rows, and their answers, with a status word beside all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from sar.comm import Group
+from sar.errors import CommError, SarError
+from sar.kernels.sampling import split
+from sar.partition.book import EType, PartitionBook
+
+Kind = str | EType  # a node type, or a relation
+_FINE, _FAILED, _STOPS = range(3)
+_NOTHING = torch.empty(1, 0, dtype=torch.int64)
+_TOGETHER = "expected every rank to go through its loader at the same time and as far"
+
+
+def id_bounds(book: PartitionBook, kind: Kind) -> Tensor:
+    """int64 [P + 1] of the nodes of a type, or the edges of a relation, numbered part after part:
+    part p owns those from ``bounds[p]`` to ``bounds[p + 1]``, of edges by their destination."""
+    ranges = book.node_ranges[kind] if isinstance(kind, str) else book.edge_ranges[kind]
+    counts = torch.as_tensor(ranges[:, 1] - ranges[:, 0])
+    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+
+
+class Stopped(SarError):
+    """Some ranks of so many went no further.
+
+    Attributes:
+        is_misled: whether others would have.
+    """
+
+    def __init__(self, ranks: list[int], size: int, step: int, names: Sequence[str] = ()) -> None:
+        self.is_misled = len(ranks) < size
+        named = ", ".join(names[rank] if names else str(rank) for rank in ranks)
+        named = named if names else f"rank {named}"
+        where = f" before step {step}" if step >= 0 else ""
+        super().__init__(f"{named} left the loader{where}; {_TOGETHER}")
+
+
+class Exchange:
+    """Ranks ask each other for rows of known sizes; all calls are collective.
+
+    A status word and the step travel with the sizes of every request, so that an error on one rank
+    is raised on all, and ranks that are not at the same step are told.
+
+    Args:
+        width: sizes of a request at most. Every request has room for them, since ranks that fail
+            or stop do not know what the others ask for.
+
+    Attributes:
+        step: of this rank; the others have to be at the same. Below 0: none that means anything.
+        is_over: whether no epoch has begun, or all ranks have come to its end, or to an error, or
+            one has stopped.
+        num_leaving: ranks that stop where a loop is left.
+    """
+
+    def __init__(self, group: Group, width: int) -> None:
+        self.group, self.width = group, width
+        self.step, self.is_over, self.num_leaving = 0, True, group.size
+        self._left = _TOGETHER  # what may be why the others do not come
+
+    def sizes(self, mine: Tensor) -> Tensor:
+        """int64 [P, S] what each rank says to this one, of what this rank says to each."""
+        return self._told(mine, _FINE, None)
+
+    def counts(self, count: int) -> Tensor:
+        """int64 [P] one number of each rank."""
+        return self.sizes(torch.full((self.group.size, 1), count)).view(-1)
+
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` on every rank, in place of what they expect next."""
+        self._told(_NOTHING.expand(self.group.size, 0), _FAILED, error)
+
+    def stop(self) -> None:
+        """Raise :class:`Stopped` on every rank, in place of what they expect next."""
+        self._told(_NOTHING.expand(self.group.size, 0), _STOPS, None)
+
+    def meet(self) -> None:
+        """Return when all ranks have come here; raises what another rank failed with."""
+        self._told(_NOTHING.expand(self.group.size, 0), _FINE, None)
+
+    def _told(self, mine: Tensor, status: int, error: Exception | None) -> Tensor:
+        group, ones = self.group, [1] * self.group.size
+        told = torch.zeros(group.size, 2 + self.width, dtype=torch.int64)
+        told[:, 0], told[:, 1] = status, self.step
+        told[:, 2 : 2 + mine.shape[1]] = mine
+        with self._where():
+            came = group.all_to_all(told, ones, ones)
+        heads = came[:, :2].tolist()
+        if any(head != [_FINE, self.step] for head in heads):
+            self.is_over = True
+            self._raise(heads, error)
+        self._left = _TOGETHER
+        return came[:, 2 : 2 + mine.shape[1]]
+
+    @contextmanager
+    def _where(self) -> Iterator[None]:
+        """Say of a collective that fails within an epoch what may be why."""
+        try:
+            yield
+        except CommError as lost:
+            if self.is_over:
+                raise
+            raise CommError(f"{lost}, in a loop over batches; {self._left}") from lost
+
+    def _raise(self, heads: list[list[int]], error: Exception | None) -> None:
+        """Raise what the ranks' status words and steps say."""
+        states = [state for state, _ in heads]
+        if _FAILED in states:
+            self.group.agree(error, "sampling")
+        if _STOPS in states:
+            ranks = [p for p, state in enumerate(states) if state == _STOPS]
+            stopped = Stopped(ranks, self.num_leaving, self.step, self.group.names)
+            self._left = str(stopped) if stopped.is_misled else _TOGETHER
+            raise stopped
+        steps = [step for _, step in heads]
+        raise SarError(f"ranks are at steps {steps} of their loaders; {_TOGETHER}")
+
+    def send(
+        self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor | None = None
+    ) -> Tensor:
+        """What all send, rank after rank; often nothing to this rank itself."""
+        out = rows.new_empty((sum(take), *rows.shape[1:])) if out is None else out
+        with self._where():
+            self.group.exchange(out, rows, list(take), list(give)).wait()
+        return out
+
+    def send_much(
+        self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor
+    ) -> Tensor:
+        """As :meth:`send`, large messages, none to this rank itself: one distance at a time."""
+        distances = range(1, self.group.size)
+        with self._where():
+            self.group.exchange(out, rows, list(take), list(give), distances).wait()
+        return out
+
+    def deliver(self, rows: Tensor, give: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """The rows that all ranks send here, rank after rank, and how many each sends.
+
+        Args:
+            rows: those to rank 0 first, ``give`` says how many.
+        """
+        take = self.sizes(torch.tensor(give).view(-1, 1)).view(-1).tolist()
+        return self.send(rows, give, take), take
+
+    def questions(self, parts: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
+        """The rows that each rank asks this one for: by rank, then by question.
+
+        Args:
+            parts: by question, rows of each rank; those of this rank are not sent.
+        """
+        rank, size = self.group.rank, self.group.size
+        wanted = torch.tensor([[len(rows) for rows in one[:size]] for one in parts])
+        wanted = wanted.long().view(len(parts), size).T.contiguous()
+        wanted[rank] = 0
+        asked = self.sizes(wanted)
+        none = parts[0][0][:0] if parts else torch.empty(0, dtype=torch.int32)
+        rows = torch.cat([none, *(one[p] for p in range(size) if p != rank for one in parts)])
+        by_rank, take = asked.tolist(), asked.sum(1).tolist()
+        came = self.send(rows, wanted.sum(1).tolist(), take).split(take)
+        return [rows.split(sizes) for rows, sizes in zip(came, by_rank, strict=True)]
+
+    def share(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, rank after rank, on every rank."""
+        size = self.group.size
+        return self.deliver(rows.repeat(size, *[1] * (rows.dim() - 1)), [len(rows)] * size)[0]
+
+    def ask(
+        self,
+        ids: Tensor,
+        bounds: Tensor,
+        answer: Callable[[Tensor], Tensor],
+        beside: Tensor | None = None,
+    ) -> Tensor:
+        """int64 [m]: what the owners answer to each of some ids.
+
+        Args:
+            ids: int64 [m], owned as :func:`sar.kernels.sampling.split` says.
+            answer: int64 of int64 [k, 2], each a row of this rank and what was asked beside it.
+            beside: int64 [m].
+        """
+        order, rows, sizes = split(ids, bounds)
+        at = order.long()
+        more = torch.zeros_like(ids) if beside is None else beside
+        asked, counts = self.deliver(torch.stack([rows.long(), more[at]], dim=1), sizes)
+        return torch.empty_like(ids).index_copy_(0, at, self.send(answer(asked), counts, sizes))
+
+    def look_up(self, ids: Tensor, bounds: Tensor, table: Tensor) -> Tensor:
+        """int64 [m]: what the owners' tables, [k] of integers, say of each of some ids."""
+        return self.ask(ids, bounds, lambda asked: table[asked[:, 0]].long())

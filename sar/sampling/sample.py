@@ -1,0 +1,258 @@
+"""What is drawn around the seeds of a batch: nodes in local numbers, and edges hop by hop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sar.errors import NotSupportedError
+from sar.kernels.sampling import Placed
+from sar.partition.book import EType, PartitionBook
+from sar.sampling.buffers import NumberingPool
+from sar.sampling.exchange import Kind, id_bounds
+
+
+class Edges(NamedTuple):
+    """Drawn edges of one relation: local numbers of both ends, and the edges' ids; int64 [e]."""
+
+    src: Tensor
+    dst: Tensor
+    eid: Tensor
+
+
+class Trees(NamedTuple):
+    """Seeds whose neighborhoods are kept apart, one tree for each.
+
+    Attributes:
+        of: per node type, int64, the tree of each seed.
+        salt: int64 [trees], what keys the draws of a tree.
+        time: int64 [trees], after which nothing is drawn.
+    """
+
+    of: dict[str, Tensor]
+    salt: Tensor
+    time: Tensor
+
+
+class Seeds(NamedTuple):
+    """What a batch grows from.
+
+    Attributes:
+        ids: per node type, int64; those that repeat, in one tree, are one node.
+        step: the number of the batch, the same on all ranks.
+        without: per relation, edges that are left out: int64 src x nodes of dst's type + dst,
+            ascending.
+    """
+
+    ids: Mapping[str, Tensor]
+    step: int
+    trees: Trees | None = None
+    without: Mapping[EType, Tensor] = MappingProxyType({})
+
+
+@dataclass
+class Sample:
+    """What was drawn around some seeds, in local numbers: seeds first, then as they came.
+
+    Attributes:
+        nodes: per node type, int64 [n] ids of the nodes, as
+            :func:`sar.sampling.exchange.id_bounds` numbers them.
+        trees: per node type, int64 [n] the tree of each node; empty where there are none.
+        hops: per hop and relation that it follows, the edges that were drawn.
+        num_nodes: per node type, how many nodes are seeds, and how many came with each hop.
+        seeds: per node type, int64, the number of each of the ids that it grew from.
+        starts: per hop, int64 [n + 1] where the edges of each of the nodes begin whose edges were
+            drawn; where all are in their order.
+    """
+
+    nodes: dict[str, Tensor]
+    trees: dict[str, Tensor]
+    hops: list[dict[EType, Edges]]
+    num_nodes: dict[str, list[int]]
+    seeds: dict[str, Tensor]
+    starts: list[dict[EType, Tensor]]
+
+
+class Frontier(NamedTuple):
+    """The nodes of a type whose edges are drawn next.
+
+    Attributes:
+        ids: int64 [m].
+        tree: int64 [m], of each; ``None`` where there are no trees.
+        first: the local number of the first; the others follow.
+    """
+
+    ids: Tensor
+    tree: Tensor | None
+    first: int
+
+
+class GrowingSample:
+    """A sample that grows, hop by hop.
+
+    A node of tree t is known by the number t x nodes of its type + its id.
+
+    Args:
+        totals: per node type, how many nodes there are.
+        is_out: whether edges are drawn of their sources.
+    """
+
+    def __init__(
+        self, seeds: Seeds, totals: dict[str, int], numberings: NumberingPool, is_out: bool
+    ) -> None:
+        self.seeds, self._totals, self._is_out = seeds, totals, is_out
+        self._numberings, trees = numberings, 1 if seeds.trees is None else len(seeds.trees.salt)
+        self._hops, self._starts = list[dict[EType, Edges]](), list[dict[EType, Tensor]]()
+        self._numbers = {n: numberings.take(total * trees) for n, total in totals.items()}
+        of, self._is_closed = {} if seeds.trees is None else seeds.trees.of, False
+        self._given = {n: self._number(n, ids, of.get(n)) for n, ids in seeds.ids.items()}
+        self._next = {ntype: (0, one.count) for ntype, one in self._numbers.items()}
+        self._num_nodes = {ntype: [one.count] for ntype, one in self._numbers.items()}
+
+    def _number(
+        self, ntype: str, ids: Tensor, tree: Tensor | None, local: Tensor | None = None
+    ) -> Tensor:
+        """The local numbers of nodes; of a closed sample -1 for those that are not in it.
+
+        Args:
+            local: int64, may get the numbers; it may be ``ids``.
+        """
+        known = ids if tree is None else ids + tree * self._totals[ntype]
+        numbers = self._numbers[ntype]
+        return numbers.find(known) if self._is_closed else numbers.number(known, local)
+
+    def _nodes(self, ntype: str, first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        """Ids, and trees if there are any, of the nodes with these local numbers."""
+        known = self._numbers[ntype].nodes(first)[: last - first]
+        if self.seeds.trees is None:
+            return known, None
+        total = self._totals[ntype]
+        return known % total, known.div(total, rounding_mode="floor")
+
+    def frontier(self, ntype: str) -> Frontier:
+        """The nodes of a type whose edges are drawn next."""
+        first, last = self._next[ntype]
+        return Frontier(*self._nodes(ntype, first, last), first)
+
+    def begin_hop(self) -> None:
+        """Edges that are added from now on are those of another hop."""
+        self._hops.append({})
+        self._starts.append({})
+
+    def add(self, etype: EType, frontier: Frontier, drawn: Placed) -> None:
+        """Add the edges of a relation that were drawn of the nodes of a frontier."""
+        offsets, ids, eids, of = drawn
+        pairs = self.seeds.without.get(etype)
+        if pairs is not None and len(pairs):
+            src, dst = (frontier.ids[of], ids) if self._is_out else (ids, frontier.ids[of])
+            keys = src * self._totals[etype[2]] + dst
+            kept = pairs[torch.searchsorted(pairs, keys).clamp(max=len(pairs) - 1)] != keys
+            ids, eids, of = ids[kept], eids[kept], of[kept]
+        tree = None if frontier.tree is None else frontier.tree[of]
+        far = self._number(etype[2 if self._is_out else 0], ids, tree, ids)
+        near = of + frontier.first if frontier.first else of
+        if self._is_closed:
+            far, near, eids = (one[far >= 0] for one in (far, near, eids))
+        self._hops[-1][etype] = Edges(*((near, far) if self._is_out else (far, near)), eids)
+        if len(near) == int(offsets[-1]) and frontier.first == 0 and not self._is_out:
+            self._starts[-1][etype] = offsets
+
+    def end_hop(self, again: bool) -> None:
+        """What came with this hop is what is followed next; ``again``: and all before it."""
+        for ntype, one in self._numbers.items():
+            first = sum(self._num_nodes[ntype])
+            self._num_nodes[ntype].append(one.count - first)
+            self._next[ntype] = (0 if again else first, one.count)
+
+    def close(self) -> None:
+        """No node comes any more; the edges of all of them are drawn anew."""
+        self._is_closed, self._hops, self._starts = True, [], []
+        self._next = {ntype: (0, one.count) for ntype, one in self._numbers.items()}
+
+    def sample(self) -> Sample:
+        """What came of it; its last call."""
+        found = {ntype: self._nodes(ntype, 0, one.count) for ntype, one in self._numbers.items()}
+        nodes = {ntype: ids.clone() for ntype, (ids, _) in found.items()}
+        trees = {ntype: tree for ntype, (_, tree) in found.items() if tree is not None}
+        self._numberings.give(self._numbers.values())
+        return Sample(nodes, trees, self._hops, self._num_nodes, self._given, self._starts)
+
+
+def bidirectional(sample: Sample) -> Sample:
+    """The edges that were drawn and their reverses, each pair of nodes once, as one hop.
+
+    A reverse that was drawn as well keeps its own id, another has that of its edge.
+    """
+    found = dict[EType, Edges]()
+    for hop in sample.hops:
+        for etype, edges in hop.items():
+            before = found.get(etype)
+            found[etype] = edges if before is None else Edges(*map(torch.cat, zip(before, edges)))
+    for etype, (src, dst, eid) in found.items():
+        if etype[0] != etype[2]:
+            raise NotSupportedError(
+                f"subgraph_type: got 'bidirectional' for {etype}; expected relations between nodes "
+                "of one type"
+            )
+        ends = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
+        pairs, which = ends.unique(dim=1, return_inverse=True)
+        first = torch.full((pairs.shape[1],), ends.shape[1])
+        first.scatter_reduce_(0, which, torch.arange(ends.shape[1]), "amin")
+        found[etype] = Edges(pairs[0], pairs[1], torch.cat([eid, eid])[first])
+    sample.hops, sample.starts = [found], [{}]
+    return sample
+
+
+def filtered(call: Callable[[Sample], Any], sample: Sample) -> Sample:
+    """What is taken in place of a sample.
+
+    Raises ``TypeError`` and ``ValueError`` for what is no sample.
+    """
+    made = call(sample)
+    if not isinstance(made, Sample):
+        got = "None" if made is None else type(made).__name__
+        raise TypeError(f"filter: returned {got}, expected the Sample that it was called with")
+    made.starts = [{} for _ in made.hops]  # of edges that may have gone
+    for ntype, ids in made.nodes.items():
+        if len(ids) != sum(made.num_nodes[ntype]):
+            wanted = sum(made.num_nodes[ntype])
+            raise ValueError(f"filter: got {len(ids)} nodes of {ntype!r}, expected the {wanted}")
+    for hop in made.hops:
+        for etype, (src, dst, eid) in hop.items():
+            if not len(src) == len(dst) == len(eid):
+                sizes = len(src), len(dst), len(eid)
+                raise ValueError(f"filter: got {sizes} ends and ids of {etype}, expected as many")
+            for ntype, ends in ((etype[0], src), (etype[2], dst)):
+                _check_range("an end", etype, ends, len(made.nodes[ntype]))
+    return made
+
+
+def check_ids(book: PartitionBook, ids: Mapping[Kind, Tensor]) -> None:
+    """Raise ``ValueError`` for ids of a filter's that nodes or edges do not have: rows would be
+    read by them."""
+    for kind, one in ids.items():
+        _check_range("id", kind, one, int(id_bounds(book, kind)[-1]))
+
+
+def _check_range(what: str, kind: object, ids: Tensor, count: int) -> None:
+    wrong = (ids < 0) | (ids >= count)
+    if wrong.any():
+        got = int(ids[wrong][0])
+        raise ValueError(f"filter: got {what} {got} of {kind!r}, expected 0 to {count - 1}")
+
+
+def needed_rows(sample: Sample, kinds: Iterable[Kind]) -> dict[Kind, Tensor]:
+    """Ids of the nodes and edges of a sample, of some node types and relations."""
+    ids: dict[Kind, Tensor] = {}
+    for kind in kinds:
+        if isinstance(kind, str):
+            ids[kind] = sample.nodes[kind]
+            continue
+        drawn = [hop[kind].eid for hop in sample.hops if kind in hop]
+        ids[kind] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
+    return ids
