@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
@@ -9,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -23,7 +25,7 @@ def place(thread: threading.Thread | None = None) -> str:
 
     This thread's by default. Where it has none, as in the autograd engine's, the main thread's.
     """
-    frames = sys._current_frames()
+    frames = _frames()
     for one in (thread or threading.current_thread(), threading.main_thread()):
         stack = traceback.extract_stack(frames[one.ident]) if one.ident in frames else []
         lines = [
@@ -32,6 +34,18 @@ def place(thread: threading.Thread | None = None) -> str:
         if lines:
             return ", called in ".join(lines[:_MOST_LINES])
     return ""
+
+
+def _frames() -> dict[int, FrameType]:
+    """Where all threads are, without the collector of garbage: what it finds may let another thread
+    go on, which in Python before 3.11.9 then waits for this one for ever (gh-106883)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def told(places: Mapping[int, str]) -> str:
