@@ -18,7 +18,7 @@ from sar.ops.extreme import extreme_of_rows
 from sar.partition.arrays import ORIG_EID
 from sar.partition.book import EType
 from sar.sampling.batch import NO_EDGES, Drawn, tensors
-from sar.sampling.sampler import Edges
+from sar.sampling.sample import Edges
 
 _POLICY = Policy(constant_inputs="off")  # the rows of a block are read once
 _REDUCTIONS = ("sum", "mean", "max", "min")

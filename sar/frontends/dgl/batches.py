@@ -18,7 +18,7 @@ from sar.partition.arrays import ORIG_EID
 from sar.partition.book import EType
 from sar.partition.require import require_dgl
 from sar.sampling.batch import NO_EDGES, Drawn, SampledBatch, Types, tensors
-from sar.sampling.sampler import Edges
+from sar.sampling.sample import Edges
 
 Ends = tuple[Tensor, Tensor]
 _FORMATS = ["coo", "csr", "csc"]  # that DGL may make of the one it gets
