@@ -133,7 +133,7 @@ ARGUMENTS: list[tuple[type, dict[str, Any], str]] = [
     (NODES, {"prefetch": -1}, "prefetch: got -1, expected an int of at least 0"),
     (NODES, {"batchsize": 4}, "unknown option 'batchsize'; did you mean 'batch_size'"),
     (NODES, {"num_workers": 4}, "unknown option 'num_workers'"),
-    (NODES, {"as_": "torch"}, "as_: got 'torch', expected one of dgl, pyg, tensors"),
+    (NODES, {"as_": "torch"}, "as_: got 'torch', expected one of dgl, pyg, sar, tensors"),
     (NODES, {"topology": "shared"}, "topology: got 'shared', expected one of partitioned"),
     (NODES, {"direction": ["in"]}, "direction: got ['in'], expected one of in, out"),
     (NODES, {"cache": "many"}, "cache: got 'many', expected"),
