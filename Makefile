@@ -4,10 +4,11 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 
-# DGL 1.1.3 has wheels up to Python 3.11 and torch 2.13 starts at 3.10. The first interpreter in
-# range that can make virtual environments is taken; PYTHON=/path/to/python3.11 names another.
-USABLE := import ensurepip, sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 11))
-PYTHON ?= $(shell for p in python3.11 python3 python3.10 python; do \
+# torch 2.13 starts at Python 3.10, and KaMinPar's wheels end at 3.13. DGL's end at 3.11: later ones do
+# without it. The first interpreter in range that can make virtual environments is taken;
+# PYTHON=/path/to/python3.11 names another.
+USABLE := import ensurepip, sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.11 python3 python3.13 python3.12 python3.10 python; do \
 	$$p -c '$(USABLE)' >/dev/null 2>&1 && echo $$p && break; done)
 
 TESTS ?= tests
@@ -27,11 +28,11 @@ python:
 	@if $(or $(PYTHON),false) -c '$(USABLE)' >/dev/null 2>&1; then \
 		echo "Python: $(PYTHON)"; \
 	else \
-		echo "No usable Python found: DGL 1.1.3 has wheels up to Python 3.11, torch 2.13 needs 3.10."; \
+		echo "No usable Python found: torch 2.13 needs 3.10, and KaMinPar has wheels up to 3.13."; \
 		echo "This machine's python3 is: $$(python3 --version 2>&1)," \
 			"$$(python3 -c 'import ensurepip' >/dev/null 2>&1 && echo with || echo without) the venv module."; \
-		echo "Install Python 3.11 with its venv module (Debian and Ubuntu: apt install python3.11-venv;"; \
-		echo "anywhere: pyenv install 3.11, conda create -n sar python=3.11), then run make again, or"; \
+		echo "Install one with its venv module (Debian and Ubuntu: apt install python3-venv; anywhere:"; \
+		echo "pyenv install 3.11, conda create -n sar python=3.11), then run make again, or"; \
 		echo "name it: make PYTHON=/path/to/python3.11 demo"; \
 		exit 1; \
 	fi

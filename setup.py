@@ -69,6 +69,7 @@ setup(
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Typing :: Typed",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],

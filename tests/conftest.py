@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks share the c
 import pytest
 import torch
 from harness.leaks import State, leaked
+from harness.left_out import MISSING, LeftOut
 from harness.nursery import Nursery
 from harness.parts import Cutter
 from harness.pool import WorkerPool
@@ -27,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         dest="full_matrix",
         help="run the whole product of layers, ranks, cuts, rounds and dtypes, not a covering",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if MISSING:
+        config.pluginmanager.register(LeftOut())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

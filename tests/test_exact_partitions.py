@@ -27,7 +27,6 @@ from sar.train import (
     load_node_data,
 )
 
-pytest.importorskip("dgl")
 pytestmark = pytest.mark.filterwarnings("ignore:reduce function")
 ALL = frozenset({"edges", "halo", "train"})
 CUTS = {

@@ -146,7 +146,6 @@ def test_any_value_in_any_place_is_taken_or_named(tmp_path: Path, seed: int) -> 
 
 @pytest.mark.parametrize("name", ["layers", "hidden", "heads"])
 def test_no_larger_model_than_the_files_is_built(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("dgl")
     graph = community_graph(60, 300, 1, classes=3, features=4)
     parts = write_partitions(graph, torch.zeros(60).long(), tmp_path / "parts")
     words = ["--hidden", "8", "--epochs", "1", "--checkpoint", str(tmp_path / "run")]

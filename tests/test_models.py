@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import sar
 from sar import registry
+from sar.__main__ import build_parser
+from sar.cli.train import make_trainer
 from sar.comm import Group, LocalGroup, ThreadGroup
 from sar.models import (
     Call,
@@ -28,9 +30,10 @@ from sar.models import (
     prepare_graph,
     read_call,
 )
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.sources.generate import bibliography_graph, community_graph
 from sar.partition.write import write_partitions
+from sar.train.checkpoint import load_model
 
 NODES, WIDTH = 60, 6
 LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -263,3 +266,87 @@ def test_options_of_the_built_in_ones() -> None:
     model = build_model(options, 4, 3)
     assert str(options.call_of(model)) == "(graph, x)"
     assert prepare_graph("as it is", ModelOptions("sage")) == "as it is"
+
+
+# -- a model of one's own, on the command line ----------------------------------------------------
+
+SOURCE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, in_feats, out_feats):
+        super().__init__()
+        self.lin, self.num_blocks = torch.nn.Linear(in_feats, out_feats), 1
+
+    def forward(self, graph, x, weight):
+        if isinstance(graph, list):
+            (graph,), (weight,) = graph, weight
+        rows = graph.aggregate(x, edge_weight=weight.view(-1))
+        return self.lin(rows + x[: graph.num_dst_nodes()])
+
+class ByIndex(torch.nn.Module):
+    def __init__(self, in_feats, out_feats):
+        super().__init__()
+        self.lin = torch.nn.Linear(in_feats, out_feats)
+
+    def forward(self, x, edge_index):
+        return self.lin(x)
+"""
+
+
+@pytest.fixture
+def weighted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, GraphArrays]:
+    """Two parts of a graph with a column of edges, in a folder with a model that takes it."""
+    (tmp_path / "weighing.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    arrays = community_graph(NODES, 300, 3, features=WIDTH)
+    arrays.edge_data[ETYPE_HOMO] = {"weight": torch.rand(len(arrays.edges[ETYPE_HOMO][0]))}
+    parts = torch.arange(NODES) % 2
+    return str(write_partitions(arrays, parts, tmp_path / "parts")), arrays
+
+
+def trained(path: str, *words: str) -> Any:
+    words = ("--epochs", "1", "--no-progress", "--front-end", "sar", *words)
+    args = build_parser().parse_args(["train", path, "--model", "weighing:Net", *words])
+
+    def rank(group: Group) -> Any:
+        trainer = make_trainer(args, group, torch.device("cpu"))
+        start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        return start, [record["loss"] for record in trainer.fit()], str(trainer.call)
+
+    return ThreadGroup.run(2, rank)[0]
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_column_of_edges(weighted: tuple[str, GraphArrays], sampled: bool) -> None:
+    """By the signature; mini-batches of all neighbors give the same first loss."""
+    path, arrays = weighted
+    words = ["--sampled", "--fanouts", "-1", "--batch-size", "500"] if sampled else []
+    start, losses, call = trained(path, *words)
+    assert call == "(graph, x, weight)"
+    data, (src, dst) = arrays.node_data[NTYPE_HOMO], arrays.edges[ETYPE_HOMO]
+    weight = arrays.edge_data[ETYPE_HOMO]["weight"]
+    rows = data["feat"] + summed(data["feat"][src] * weight[:, None], dst, NODES)
+    logits = rows @ start["lin.weight"].t() + start["lin.bias"]
+    mask = data["train_mask"].bool()
+    want = F.cross_entropy(logits[mask], data["label"][mask].long())
+    assert losses == pytest.approx([float(want)], rel=1e-5)
+
+
+def test_calls_that_the_graph_has_nothing_for(weighted: tuple[str, GraphArrays]) -> None:
+    with pytest.raises(ValueError, match="call: got 'size', expected a column of .*: weight"):
+        trained(weighted[0], "--call", "graph,x,size")
+    with pytest.raises(sar.NotSupportedError, match="whole graphs have no edge_index yet"):
+        trained(weighted[0], "--model", "weighing:ByIndex", "--front-end", "pyg")
+
+
+def test_a_checkpoint_with_the_names_of_before(tmp_path: Path) -> None:
+    """Names have changed, the order has not; another model's tensors are refused."""
+    model = build_model(ModelOptions("sage", 2, 4), 3, 2)
+    state = {f"old.{i}": one * 0 + i for i, one in enumerate(model.state_dict().values())}
+    content = {"config": {"model": "sage"}, "model": state, "epoch": 3}
+    assert load_model(model, content) == 3
+    assert all(bool((one == i).all()) for i, one in enumerate(model.state_dict().values()))
+    for config in ({"model": "mine:Net"}, {}):
+        with pytest.raises(ValueError, match="the checkpoint is of another model"):
+            load_model(model, content | {"config": config})

@@ -11,8 +11,6 @@ import pytest
 from sar.__main__ import COMMANDS, main
 from sar.partition.sources.open import open_source
 
-pytest.importorskip("dgl")
-
 SMALL = "synthetic:nodes=200,edges=1000,features=3"
 
 

@@ -621,7 +621,6 @@ def command(module: ModuleType, *words: object) -> None:
 def test_a_run_from_its_header_to_its_best_epoch(
     parts: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    pytest.importorskip("dgl")
     out, run = tmp_path / "out.json", tmp_path / "run"
     command(
         train, "train", parts, "--epochs", 30, "--hidden", 8, "--layers", 2, "--early-stop", 4,

@@ -34,8 +34,6 @@ from sar.train import (
 from sar.train import data as data_module
 from sar.train.data import normalize_rows_
 
-pytest.importorskip("dgl")  # the models are made of its layers
-
 NODES, CLASSES, WIDTH = 120, 4, 6
 
 

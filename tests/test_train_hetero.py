@@ -25,8 +25,6 @@ from sar.partition.sources.generate import bibliography_graph
 from sar.partition.write import write_partitions
 from sar.train.tables import shared_state, with_own_rows
 
-pytest.importorskip("dgl")
-
 PAPERS, EPOCHS = 120, 4
 
 

@@ -12,6 +12,7 @@ from harness.commands import launch_on
 from test_train import cut, graph, on_ranks, without_seconds
 from torch import Tensor
 
+import sar
 from sar.__main__ import main
 from sar.comm import Group
 from sar.models import prepare_graph
@@ -26,10 +27,6 @@ from sar.train import (
 )
 from sar.train.options import SampledOptions
 from sar.train.sampled import Batches
-
-pytest.importorskip("dgl")  # the models are made of its layers
-
-import sar  # noqa: E402
 
 
 def trainer_of(

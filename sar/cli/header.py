@@ -49,6 +49,8 @@ def tell_model(args: argparse.Namespace, trainer: Trainer) -> None:
     epochs = _count(trainer.options.epochs, "epoch")
     done = f", {trainer.epoch:,} of them done" if trainer.epoch else ""
     _tell("model", f"{args.model}, {parameters:,} parameters; {epochs}{done}")
+    if ":" in args.model:
+        _tell("called", f"{trainer.call}, front end {trainer.call.front_end}")
     _tell("metric", f"{trainer.metric}; blocks of the training nodes: {trainer.mfgs}")
 
 

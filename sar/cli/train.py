@@ -146,6 +146,7 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
     ).to(device)
     call = model_options.call_of(model)
     put_columns(graph, partition, call.columns)
+    call.arguments(graph, data.features)  # raises where whole graphs have them not
     if sampled is not None:
         check_takes_blocks(model, sampled, call)
         batches = Batches(partition, data, model_options, sampled, options.seed, group, call)

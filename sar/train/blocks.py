@@ -12,6 +12,7 @@ from sar._private import NormBase
 from sar.comm import Group
 from sar.graph import GraphView
 from sar.graph.layer_blocks import plan_blocks
+from sar.models import Call
 from sar.nn import DistributedBN1D
 from sar.train.data import NodeData
 
@@ -32,18 +33,19 @@ class TrainingBlocks:
 
 
 def training_blocks(
-    model: nn.Module, graph: Any, data: NodeData, mode: str, group: Group
+    model: nn.Module, graph: Any, data: NodeData, mode: str, group: Group, call: Call
 ) -> tuple[TrainingBlocks | None, str]:
     """Blocks to train on, or ``None`` for the whole graph, and why; collective.
 
     Args:
+        call: how the model is called.
         mode: ``"off"``, ``"on"``, or ``"auto"``: when they save at least :data:`LEAST_SAVED`.
 
     Raises ``ValueError`` on every rank for ``"on"`` where the model or the graph does not allow it.
     """
     if mode == "off":
         return None, "off"
-    reason = _obstacle(model, graph, data)
+    reason = "the model gets columns of edges" if call.columns else _obstacle(model, graph, data)
     if reason is None:
         reason = _repeated(data, group)
     if reason is not None and mode == "on":

@@ -110,7 +110,9 @@ class Trainer:
         if self.checkpoint is not None:
             tables.tables_of(model)  # raises for rows that it would not find again
         registry.install()  # where the model has imported a library after the graph was made
-        self.blocks, self.mfgs = training_blocks(model, graph, data, options.mfgs, self.group)
+        self.blocks, self.mfgs = training_blocks(
+            model, graph, data, options.mfgs, self.group, self.call
+        )
         sync_params(model, group=self.group)
         if isinstance(graph, GraphView) and batches is None:
             prepare(model, graph)

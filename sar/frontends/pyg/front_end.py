@@ -35,7 +35,7 @@ def arguments(names: Sequence[str], given: Any, features: Any) -> list[Any]:
     """See :class:`sar.registry.FrontEnd`."""
     if isinstance(given, GraphView):
         raise NotSupportedError(
-            f"model: called as ({', '.join(names)}), which only training on mini-batches gives; "
-            "expected one that is called as (graph, x), or --sampled"
+            f"model: called as ({', '.join(names)}), and whole graphs have no {names[-1]} yet, on "
+            "which each epoch ends; expected one that is called as (graph, x)"
         )
     return [features if name in ("x", "x_dict") else given[name] for name in names]

@@ -36,7 +36,7 @@ _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
 _UNIT = 64  # weight of an average node
-_KAMINPAR = Solver("KaMinPar", "coarsen", "kaminpar", "kaminpar", "kaminpar")
+_KAMINPAR = Solver("KaMinPar", "coarsen", "kaminpar", "pip install kaminpar", "kaminpar")
 # Fewer leave KaMinPar more to do than they save.
 _ROUNDS = 3
 MOST_EDGES = 1 << 22  # more cut no better; KaMinPar needs some 14 bytes for each

@@ -24,6 +24,7 @@ from sar.partition.methods.base import CutOptions, Method
 from sar.partition.methods.graph import cut_graph
 from sar.partition.methods.simple import equal_shares
 from sar.partition.progress import Counter
+from sar.partition.require import where_to_get_dgl
 
 _CLEARED = {"GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
 
@@ -33,15 +34,15 @@ class Solver:
     """A program that reads files and writes the part of each node into another.
 
     Attributes:
-        name: of the library. method: what uses it. package: what it imports. requirement: what pip
-            installs for it. function: of the program ``solver_main.py``; it gets the path of the
-            result, the number of parts, and what else :meth:`solve` gets.
+        name: of the library. method: what uses it. package: what it imports. missing: what to do
+            where that is not installed. function: of the program ``solver_main.py``; it gets the
+            path of the result, the number of parts, and what else :meth:`solve` gets.
     """
 
     name: str
     method: str
     package: str
-    requirement: str
+    missing: str
     function: str
 
     def solve(self, out: Path, count: int, num_parts: int, *arguments: object) -> np.ndarray:
@@ -59,7 +60,7 @@ class Solver:
             last = (done.stderr.strip().splitlines() or [child.death(done.returncode)])[-1]
             if f"No module named '{self.package}'" in last:
                 raise MissingDependencyError(
-                    f"method {self.method!r} needs {self.package}: pip install {self.requirement}"
+                    f"method {self.method!r} needs {self.package}: {self.missing}"
                 )
             raise PartitionError(f"{self.name} found no cut into {num_parts} parts: {last}")
         return parts
@@ -74,7 +75,8 @@ def environment() -> dict[str, str]:
     return changed
 
 
-_METIS = Solver("METIS", "metis", "dgl", "dgl==1.1.3", "metis")
+_MISSING = f"{where_to_get_dgl()}; method 'coarsen' does without it"
+_METIS = Solver("METIS", "metis", "dgl", _MISSING, "metis")
 
 
 class Metis(Method):

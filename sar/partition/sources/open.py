@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from sar.partition.arrays import GraphArrays
+from sar.partition.require import where_to_get_dgl
 from sar.partition.sources.datasets import (
     dgl_dataset_names,
     load_dgl_dataset,
@@ -54,7 +55,8 @@ def open_source(text: str) -> GraphArrays:
         return load_dgl_dataset(name, **parse_options(name, options, {"root": str}))
     if os.sep in text or text.endswith((".npz", ".bin", ".dgl")):
         raise FileNotFoundError(f"input file {text!r} does not exist")
-    _check_known(name, [*GENERATORS, *OGB_NAMES, *OGB_LINKS, *known])
+    missing = "" if known else f"; data sets of dgl.data need dgl: {where_to_get_dgl()}"
+    _check_known(name, [*GENERATORS, *OGB_NAMES, *OGB_LINKS, *known], missing)
     raise ValueError(f"input {text!r} is unknown; accepted: {INPUTS}")
 
 
@@ -63,9 +65,10 @@ def is_foreign(text: str) -> bool:
     return not text.endswith(".npz") and text.partition(":")[0] not in GENERATORS
 
 
-def _check_known(name: str, known) -> None:
+def _check_known(name: str, known, more: str = "") -> None:
     if name not in known:
-        raise ValueError(f"input {name!r} is unknown{closest(name, known)}; accepted: {INPUTS}")
+        hint = closest(name, known) + more
+        raise ValueError(f"input {name!r} is unknown{hint}; accepted: {INPUTS}")
 
 
 def closest(name: str, known) -> str:
