@@ -76,7 +76,8 @@ class Policy:
             and some as partial sums, and has attention like that of GATConv computed backward where
             its edges start if that sends less; ``"pull"`` always sends source rows as they are.
         zeros: ``"skip"`` sends rows that are summed without their zeros, with a bit for each of
-            their numbers, and no gradient home of the zeros of a relu, which drops it. All
+            their numbers, and no gradient home of the zeros of a relu that drops it and says so:
+            :func:`sar.nn.relu`, or ``activation=F.relu`` of a layer that is fused. All
             parameters get the gradients that they get with ``"send"``; ``torch.autograd.grad`` of a
             relu's result itself does not. Hooks on that result are seen if they come before the
             sum; later ones raise ``NotSupportedError`` in backward.

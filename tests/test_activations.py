@@ -170,7 +170,7 @@ def test_a_recomputed_layer_sums_its_own_rows_where_a_round_was_sent_from(
 ) -> None:
     """When all rounds are on the wire at once, what was sent makes room for the result."""
     per_rank = threading.local()
-    module = sys.modules["sar.ops.aggregate"]
+    module = sys.modules["sar.ops.sums"]
     spmm, take = module.spmm, BufferPool.take
 
     def noted(pool: BufferPool, *args: Any) -> Tensor:

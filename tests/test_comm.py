@@ -22,7 +22,7 @@ from sar.comm.pool import BufferPool
 from sar.config import Config, Policy
 from sar.errors import CommError, NotSupportedError, PartitionError, SarError
 from sar.kernels import add_rows
-from sar.stream import GradientReturn, HaloPlan, build_halo_plan, fetch
+from sar.stream import GradientMessages, GradientReturn, HaloPlan, build_halo_plan, fetch
 
 SIZES = [1, 2, 3, 4]
 
@@ -224,7 +224,7 @@ def case_rotation(group, pattern, num_rounds, keep):
         asked.append(True)
         return torch.full((NUM, 2), 0.5, dtype=torch.float64)
 
-    back = GradientReturn(plan, 2, torch.float64, local, add_rows)
+    back = GradientReturn(GradientMessages(plan, 2, torch.float64, add_rows), local)
     for step in steps:
         grads = back.buffer(step)
         start = 0
@@ -844,7 +844,7 @@ def case_on_the_wire(group):
         asked.append(counters.collectives - start)
         return torch.zeros(NUM, 2)
 
-    back = GradientReturn(plan, 2, torch.float32, local, add_rows)
+    back = GradientReturn(GradientMessages(plan, 2, torch.float32, add_rows), local)
     for step in steps:
         back.send(step, back.buffer(step).zero_())
     back.finish()

@@ -18,11 +18,10 @@ from harness.rows import Part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import sar
 from sar.kernels import nonzero
-from sar.stream.zeros import Skipped, skipped
+from sar.stream.zeros import drops_zeros
 
 WIDTH = 37  # more than a word of float32 has bits
 WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -90,7 +89,7 @@ class Net(nn.Module):
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         keep = (x.detach()[:, :1] > -0.3) / 0.7
-        x = self.first(x).relu()
+        x = sar.nn.relu(self.first(x))
         if self.kind == "dropout":  # with the same mask for any number of threads
             x = x * keep.to(x.dtype)
         if self.kind == "weighted":
@@ -101,7 +100,7 @@ class Net(nn.Module):
                 x = graph.dstdata["x"]
         else:
             x = self.conv(graph, x)
-        x = self.last(x).relu()
+        x = sar.nn.relu(self.last(x))
         return self.conv(graph, x)
 
 
@@ -197,7 +196,7 @@ def case_bytes(group: Any, path: str, x: Tensor) -> tuple[int, int]:
     x = part.node_rows(x.clamp(min=0))
     for _ in range(2):
         start = group.counters.sent_bytes
-        part.graph.aggregate(x.relu(), "sum").sum().backward()
+        part.graph.aggregate(sar.nn.relu(x), "sum").sum().backward()
     plan = part.graph._relation(None).plan
     rows = [plan.rows_for(peer).long() for peer in range(group.size) if peer != group.rank]
     fetched = [int((x[idx] != 0).sum()) for idx in rows]
@@ -216,8 +215,8 @@ def test_a_number_travels_twice_and_a_zero_only_as_a_bit(partitioned: Cutter) ->
 POLICY = sar.Policy(zeros="skip")
 
 
-def relu_rows(dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(4, 3, dtype=dtype, requires_grad=True).relu()
+def relu_rows() -> Tensor:
+    return sar.nn.relu(torch.randn(4, 3, requires_grad=True))
 
 
 def hooked(x: Tensor) -> Tensor:
@@ -230,32 +229,53 @@ def retained(x: Tensor) -> Tensor:
     return x
 
 
-NOTHING, ROWS, GRADIENTS = Skipped
-
-
 @pytest.mark.parametrize(
-    ("rows", "skips"),
+    ("rows", "drops"),
     [
-        (relu_rows(), GRADIENTS),
-        (relu_rows().view(2, 6), ROWS),
-        (relu_rows() * torch.rand(4, 1), ROWS),
-        (F.dropout(relu_rows()) / 3, ROWS),
-        (F.threshold(relu_rows(), -1, 0), ROWS),
-        (relu_rows() * relu_rows(), ROWS),
-        (relu_rows() + 1, ROWS),
-        (F.leaky_relu(relu_rows()), ROWS),
-        (relu_rows().detach() + 1, ROWS),
-        (torch.zeros(4, 3, requires_grad=True), ROWS),
-        (relu_rows(torch.bfloat16), NOTHING),
-        (hooked(relu_rows()), ROWS),
-        (retained(relu_rows()), ROWS),
+        (relu_rows(), True),
+        (relu_rows().view(2, 6), False),
+        (relu_rows() * torch.rand(4, 1), False),
+        (relu_rows().detach() + 1, False),
+        (relu_rows().mul_(2), False),
+        (torch.zeros(4, 3, requires_grad=True), False),
+        (torch.randn(4, 3, requires_grad=True).relu(), False),  # torch's does not say so
+        (hooked(relu_rows()), False),
+        (retained(relu_rows()), False),
     ],
 )
-def test_what_travels_without_zeros(rows: Tensor, skips: Skipped) -> None:
-    assert skipped(rows, POLICY) is skips
-    assert skipped(rows, sar.Policy()) is NOTHING
+def test_whose_gradients_travel_without_zeros(rows: Tensor, drops: bool) -> None:
+    assert drops_zeros(rows) is drops
     with torch.no_grad():
-        assert skipped(rows, POLICY) is (ROWS if rows.dtype == torch.float32 else NOTHING)
+        assert not drops_zeros(rows)
+
+
+def test_relu_is_that_of_torch() -> None:
+    x = torch.tensor([[-1.0, 0.0, 2.0], [float("nan"), float("inf"), -0.0]], requires_grad=True)
+    out, want = sar.nn.relu(x), x.relu()
+    assert torch.equal(out.isnan(), want.isnan())
+    assert torch.equal(out.nan_to_num(), want.nan_to_num())
+    weight = torch.arange(6.0).view(2, 3)
+    (one,) = torch.autograd.grad((out * weight).sum(), x)
+    (other,) = torch.autograd.grad((want * weight).sum(), x)
+    assert torch.equal(one, other)
+    assert torch.equal(sar.nn.relu(x.detach())[0], want[0]) and float(x.detach()[0, 0]) == -1
+
+
+def case_said_by_some(group: Any, path: str, zeros: str) -> list[Tensor]:
+    """One rank's relu says that zeros get no gradient, those of the others do not."""
+    part = Part(group, path, sar.Policy(zeros=zeros))
+    x, w = part.node_rows(inputs(torch.float64)[0]), torch.ones(5, WIDTH, dtype=torch.float64)
+    rows = x @ (w + torch.arange(WIDTH) % 5).requires_grad_()
+    out = part.graph.aggregate(sar.nn.relu(rows) if group.rank == 1 else rows.relu(), "sum")
+    out.square().sum().backward()
+    return [out.detach(), x.grad]
+
+
+def test_ranks_need_not_say_the_same(partitioned: Cutter) -> None:
+    path = partitioned(mixed(), 3, "random")
+    found = [run_threads(3, case_said_by_some, path, zeros) for zeros in ("send", "skip")]
+    for sent, skipped in zip(*found):
+        assert all(torch.equal(a, b) for a, b in zip(sent, skipped, strict=True))
 
 
 Change = Callable[[Tensor], Tensor]
@@ -280,7 +300,7 @@ CHANGES: dict[str, Change] = {
     "written without gradients": lambda x: halved(x * 2.0),
     "masked": lambda x: x * (torch.arange(WIDTH) % 3 > 0),
     "underflow": lambda x: x * 1e-300 * 1e-30,
-    "heads": lambda x: x.view(-1, 1, WIDTH).relu(),
+    "heads": lambda x: sar.nn.relu(x.view(-1, 1, WIDTH)),
 }
 
 
@@ -288,7 +308,7 @@ def case_change(group: Any, path: str, change: Change, zeros: str) -> list[Tenso
     part = Part(group, path, sar.Policy(zeros=zeros))
     x, w = part.node_rows(inputs(torch.float64)[0]), torch.ones(5, WIDTH, dtype=torch.float64)
     w = (w + torch.arange(WIDTH) % 5).requires_grad_()
-    out = part.graph.aggregate(change((x @ w).relu()), "sum")
+    out = part.graph.aggregate(change(sar.nn.relu(x @ w)), "sum")
     out.square().sum().backward()
     return [out.detach(), x.grad, w.grad]
 
@@ -303,7 +323,7 @@ def test_what_else_is_done_to_rows_of_a_relu(name: str, partitioned: Cutter) -> 
 
 def case_hooked_later(group: Any, path: str) -> None:
     part = Part(group, path, POLICY)
-    rows = part.node_rows(inputs(torch.float64)[0]).relu()
+    rows = sar.nn.relu(part.node_rows(inputs(torch.float64)[0]))
     out = part.graph.aggregate(rows, "sum")
     normed(rows)
     with pytest.raises(sar.NotSupportedError, match="a hook, or retain_grad, on rows"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sar.comm import Group
 from sar.config import Policy
-from sar.edges.relation import LOCAL, EdgeArrays, Ends, Relation, ends_of
+from sar.edges.relation import LOCAL, EdgeArrays, Ends, Relation, ShardStore, ends_of
 from sar.kernels import Csc, compress, spmm_add, spmm_into, transpose, wide_dtype
 from sar.partition.cover import cover_size, pulled_sources
 from sar.stream import HaloPlan, Round
@@ -165,24 +165,24 @@ class LinearRelation:
     is kept.
     """
 
-    def __init__(self, stored: Relation, plan: LinearPlan, fewest: Fewest) -> None:
-        self.stored, self.plan, self.fewest = stored, plan, fewest
+    def __init__(self, store: ShardStore, plan: LinearPlan, fewest: Fewest) -> None:
+        self.store, self.plan, self.fewest = store, plan, fewest
 
     def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
-        return self.stored.local(reverse=reverse, order=order)
+        return self.store.local(reverse=reverse, order=order)
 
     def shards(self, num_rounds: int, *, order: bool = False) -> list[Csc]:
         known = self.fewest.forward
         if num_rounds not in known:
-            edges = self.stored.arrays()
-            pulled, num_dst = self.fewest.pulled, self.stored.num_dst
+            edges = self.store.arrays()
+            pulled, num_dst = self.fewest.pulled, self.store.num_dst
             rounds, first = self.plan.rounds(num_rounds), not known
             known[num_rounds] = [_left(edges, step, pulled, num_dst, first) for step in rounds]
         return known[num_rounds]
 
     def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
         if num_rounds == LOCAL:
-            return self.stored.transposed(LOCAL, policy, order=order)
+            return self.store.transposed(LOCAL, policy, order=order)
         known = self.fewest.reverse
         if policy.structure != "both" and num_rounds not in known:
             return self._transposed(num_rounds)
@@ -270,7 +270,9 @@ def linear_relation(
     if not wanted:
         return relation
     fewest = relation.derived(Fewest, lambda: _fewest_rows(relation, policy))
-    return relation if fewest.plan is None else LinearRelation(relation, fewest.plan, fewest)
+    if fewest.plan is None:
+        return relation
+    return LinearRelation(relation.store, fewest.plan, fewest)
 
 
 def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
@@ -289,7 +291,7 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
     fewest = Fewest(made, pulled)
     num_rounds = _num_rounds(policy, len(ranks))
     fewest.rest = _rest(edges, plan, pulled, relation.num_dst)
-    LinearRelation(relation, made, fewest).shards(num_rounds)
+    LinearRelation(relation.store, made, fewest).shards(num_rounds)
     relation.store.lend(partial(_remote_edges, plan, fewest, num_rounds))
     seconds = time.perf_counter() - started
     logger.debug("sums: %d rows instead of %d, found in %.3f s", after, before, seconds)

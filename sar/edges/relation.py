@@ -88,9 +88,17 @@ class ShardStore:
             kept[num_rounds] = list(make(num_rounds, order))
         return kept[num_rounds]
 
-    def transposed(self, num_rounds: int, *, order: bool, keep: bool) -> Iterator[Csc]:
-        """The shards by source, one by one: made when its turn comes unless they are kept."""
-        if keep or num_rounds in self._reverse:
+    def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
+        """The shard whose sources are owned, by destination or (``reverse``) by source."""
+        return self.shards(LOCAL, reverse=reverse, order=order)[0]
+
+    def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
+        """The shards by source as ``policy.structure`` wants: kept, or each made for its turn.
+
+        Args:
+            num_rounds: ``LOCAL`` for the shard whose sources are owned.
+        """
+        if policy.structure == "both" or num_rounds in self._reverse:
             return iter(self.shards(num_rounds, reverse=True, order=order))
         return self._transposed(num_rounds, order)
 
@@ -210,6 +218,7 @@ class Relation:
         num_edges_global: edges of all ranks.
         in_degrees: int64 [num_dst] edges that end in each owned row; all of them are local.
         out_degrees: int64 [num_src] edges on all ranks that start in each owned row.
+        known: what was derived so far, see :meth:`derived`.
 
     Raises:
         ValueError: on every rank, where a rank has 2^31 edges or more.
@@ -231,7 +240,7 @@ class Relation:
         self.make_keys = make_keys
         edges = EdgeArrays(src, dst, eid, list(offsets))
         self.store = ShardStore(plan, num_src, num_dst, edges)
-        self._derived: dict[Hashable, Any] = {}
+        self.known: dict[Hashable, Any] = {}
         self.num_edges_global = self._count_edges()
         self.in_degrees = torch.bincount(dst, minlength=num_dst)
         self.out_degrees = self._count_out_degrees(edges)
@@ -276,29 +285,26 @@ class Relation:
         return self.store.arrays()
 
     def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
-        """The shard whose sources are owned, by destination or (``reverse``) by source."""
-        return self.store.shards(LOCAL, reverse=reverse, order=order)[0]
+        """See :meth:`ShardStore.local`."""
+        return self.store.local(reverse=reverse, order=order)
 
     def shards(self, num_rounds: int, *, reverse: bool = False, order: bool = False) -> list[Csc]:
         """One shard a round; sources index the round's halo rows. ``order`` gives positions."""
         return self.store.shards(num_rounds, reverse=reverse, order=order)
 
     def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
-        """The shards by source as ``policy.structure`` wants: kept, or each made for its turn.
-
-        Args:
-            num_rounds: ``LOCAL`` for the shard whose sources are owned.
-        """
-        return self.store.transposed(num_rounds, order=order, keep=policy.structure == "both")
+        """See :meth:`ShardStore.transposed`."""
+        return self.store.transposed(num_rounds, policy, order=order)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gave for ``key`` the first time; on another device it is made anew.
 
-        Collective where ``make`` is.
+        Collective where ``make`` is. What refers to the relation does not belong here: both would
+        never end.
         """
-        if key not in self._derived:
-            self._derived[key] = make()
-        return self._derived[key]
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     def to(self, device: torch.device) -> Relation:
         """The same relation with its arrays on ``device``; no communication."""
@@ -309,7 +315,7 @@ class Relation:
         moved.store = self.store.to(moved.plan)
         for name in ("in_degrees", "out_degrees"):
             setattr(moved, name, getattr(self, name).to(device))
-        moved._derived = {}
+        moved.known = {}
         return moved
 
     def _count_edges(self) -> int:
@@ -356,13 +362,13 @@ class ReversedRelation:
         self.num_edges, self.num_edges_global = forward.num_edges, forward.num_edges_global
         self.in_degrees, self.out_degrees = forward.out_degrees, forward.in_degrees
         self.offsets, self.make_keys = forward.offsets, forward.make_keys
-        self._derived: dict[Hashable, Any] = {}
+        self.known: dict[Hashable, Any] = {}
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
         """As :meth:`Relation.derived`; nothing is shared with the relation that was turned."""
-        if key not in self._derived:
-            self._derived[key] = make()
-        return self._derived[key]
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     @property
     def keys(self) -> Tensor:

@@ -35,7 +35,7 @@ from sar.layers.entry import NO_OPTIONS, OPTIONS, Inputs
 from sar.ops.attention_passes import Attention, widened
 from sar.ops.first_order import first_order
 from sar.ops.saving import Writes, once, owns_saved
-from sar.stream.plan import agree_wanted
+from sar.stream.plan import agree_on_gradients
 
 _DROPOUT, _SLOPE = nn.Dropout.forward, nn.LeakyReLU.forward
 
@@ -141,7 +141,7 @@ def input_travels(
     Raises ``ValueError`` on every rank where ``x`` or ``weight`` asks for a gradient on some only.
     """
     group = relation.group
-    agree_wanted(relation.plan, [("rows", x), ("their weight", weight)], 2)
+    agree_on_gradients(relation.plan, [("rows", x), ("their weight", weight)], 2)
     trained = weight.requires_grad and torch.is_grad_enabled()
     if x.requires_grad or not trained or group.size == 1:
         return False

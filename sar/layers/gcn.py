@@ -18,11 +18,12 @@ from sar.edges.constant import constants_of
 from sar.edges.relation import Relation
 from sar.layers.choice import graph_reason, may_donate, rows_reason
 from sar.layers.entry import FusedLayer, Inputs
-from sar.ops.aggregate import Sums, aggregate, aggregate_agreed, agree_sums, agreed_sums
+from sar.ops.aggregate import aggregate, summed
 from sar.ops.first_order import first_order
 from sar.ops.rectify import is_relu, rectified
 from sar.ops.saving import owns_saved
-from sar.stream.plan import agree_wanted
+from sar.ops.sums import Sums, agree_way, sums_over
+from sar.stream.plan import agree_on_gradients
 
 # What the degrees of sources and destinations count with, by DGL's name of the norm.
 _POWERS: dict[str, tuple[float | None, float | None]] = {
@@ -66,7 +67,7 @@ def gcn(
     def scale() -> Tensor | None:
         return degree_factor(relation, x.dtype, after, ends=True)
 
-    sums = agreed_sums(relation, x, policy, f"gcn {norm}", scale, width)
+    sums = sums_over(relation, x, policy, f"gcn {norm}", scale, width=width)
     if first is not None:
         return _WeightFirst.apply(x, first, bias, factor, sums, donate)
     return _WeightLast.apply(x, weight, bias, factor, sums)
@@ -103,7 +104,7 @@ def _of_constant_rows(
     scale = degree_factor(relation, x.dtype, after, ends=True)
     if weight is not None and weight_first:
         rows = _scaled(x, factor) @ weight
-        agree_wanted(relation.plan, [("rows of a sum", rows)], 1)
+        agree_on_gradients(relation.plan, [("rows of a sum", rows)], 1)
         z = _scaled(aggregate(relation, rows, "sum", policy), scale)
         return z if bias is None else z + bias
     sums = _constant_sums(relation, x, factor, scale, policy, norm)
@@ -122,14 +123,14 @@ def _constant_sums(
     ``x`` itself is known again. Both learn of the rows in the same calls, and so agree.
     """
     like = x if factor is None else x.new_empty((0, x.shape[1]))
-    agree_wanted(relation.plan, [("rows of a sum", like)], 1)
+    agree_on_gradients(relation.plan, [("rows of a sum", like)], 1)
     if factor is None:
         return _scaled(aggregate(relation, x, "sum", policy), scale)
-    skips = agree_sums(relation, like, policy)
+    agree_way(relation, x.dtype, policy)
 
     def compute() -> Tensor:
         rows = _scaled(x.detach(), factor)
-        return _scaled(aggregate_agreed(relation, rows, "sum", policy, None, skips), scale)
+        return _scaled(summed(relation, rows, "sum", policy), scale)
 
     if policy.constant_inputs == "off":
         return compute()
@@ -166,7 +167,7 @@ class _WeightLast(Function):
         finish()
         ctx.save_for_backward(weight, None if weight is None else s)
         ctx.factor, ctx.sums, ctx.owns = factor, sums, owns_saved()
-        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        ctx.sends_gradients = True
         if weight is not None:
             return F.linear(s, weight.t(), bias)
         return s if bias is None else s.add_(bias)
@@ -222,7 +223,7 @@ class _WeightFirst(Function):
         finish()
         ctx.save_for_backward(x, weight)
         ctx.factor, ctx.sums, ctx.donate, ctx.owns = factor, sums, donate, owns_saved()
-        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        ctx.sends_gradients = True
         return z if bias is None else z.add_(bias)
 
     @staticmethod

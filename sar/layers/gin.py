@@ -17,10 +17,11 @@ from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.layers.choice import graph_reason, may_donate, rows_reason
 from sar.layers.entry import FusedLayer, Inputs
-from sar.ops.aggregate import Sums, aggregate, agreed_sums, mean_scale
+from sar.ops.aggregate import aggregate
 from sar.ops.first_order import first_order
 from sar.ops.saving import owns_saved
-from sar.stream.plan import agree_wanted
+from sar.ops.sums import Sums, mean_scale, sums_over
+from sar.stream.plan import agree_on_gradients
 
 
 def gin_sum(
@@ -43,14 +44,14 @@ def gin_sum(
         [num_dst, width], which nobody else has or saved.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
-        agree_wanted(relation.plan, [("rows of a sum", x)], 1)
+        agree_on_gradients(relation.plan, [("rows of a sum", x)], 1)
         sums = aggregate(relation, x, op, policy)
         return (1 + eps) * x[: len(sums)] + sums
 
     def scale() -> Tensor | None:
         return mean_scale(relation, x.dtype) if op == "mean" else None
 
-    return _SumAndSelf.apply(x, eps, agreed_sums(relation, x, policy, op, scale), donate)
+    return _SumAndSelf.apply(x, eps, sums_over(relation, x, policy, op, scale), donate)
 
 
 class _SumAndSelf(Function):
@@ -79,7 +80,7 @@ class _SumAndSelf(Function):
         finish()
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, eps)
         ctx.sums, ctx.donate, ctx.owns = sums, donate, owns_saved()
-        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        ctx.sends_gradients = True
         return z
 
     @staticmethod

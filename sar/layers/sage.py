@@ -19,11 +19,12 @@ from sar.edges.relation import Relation
 from sar.layers.choice import graph_reason, linear_reason, may_donate, rows_reason
 from sar.layers.entry import FusedLayer, Inputs
 from sar.layers.sage_columns import sage_mean_by_columns
-from sar.ops.aggregate import Sums, aggregate, agreed_sums, mean_scale
+from sar.ops.aggregate import aggregate
 from sar.ops.first_order import first_order
 from sar.ops.rectify import is_relu, rectified
 from sar.ops.saving import owns_saved
-from sar.stream.plan import agree_wanted
+from sar.ops.sums import Sums, mean_scale, sums_over
+from sar.stream.plan import agree_on_gradients
 
 
 def sage_mean(
@@ -53,7 +54,11 @@ def sage_mean(
         return _of_constant_rows(relation, x, own, weight, bias, policy, is_narrow)
     function = _NarrowMeanLayer if is_narrow else _MeanLayer
     width = len(weight) if is_narrow else None
-    means = agreed_sums(relation, x, policy, "mean", lambda: mean_scale(relation, x.dtype), width)
+
+    def scale() -> Tensor:
+        return mean_scale(relation, x.dtype)
+
+    means = sums_over(relation, x, policy, "mean", scale, width=width)
     return function.apply(x, own, weight, bias, means, donate)
 
 
@@ -63,7 +68,7 @@ def _of_constant_rows(
 ) -> Tensor:  # fmt: skip
     """The same where no gradient travels: the sums may be those of an earlier call."""
     summed = x @ weight.t() if is_narrow else x
-    agree_wanted(relation.plan, [("rows of a mean", summed)], 1)
+    agree_on_gradients(relation.plan, [("rows of a mean", summed)], 1)
     mean = aggregate(relation, summed, "mean", policy)
     z = F.linear(x[: len(mean)], own, bias)
     return z.add_(mean) if is_narrow else z.addmm_(mean, weight.t())
@@ -102,7 +107,7 @@ class _MeanLayer(Function):
         finish()
         ctx.save_for_backward(x, own, weight, mean)
         ctx.means, ctx.donate, ctx.owns = means, donate, owns_saved()
-        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        ctx.sends_gradients = True
         return z.addmm_(mean, weight.t())
 
     @staticmethod
@@ -157,7 +162,7 @@ class _NarrowMeanLayer(Function):
         finish()
         ctx.save_for_backward(x, own, weight)
         ctx.means, ctx.donate, ctx.owns = means, donate, owns_saved()
-        ctx.arrival = []  # backward sends gradients: see sends_gradients()
+        ctx.sends_gradients = True
         return z.add_(mean)
 
     @staticmethod

@@ -24,11 +24,10 @@ from torch.autograd import Function
 
 from sar._private import frees_graph
 from sar.config import Policy
-from sar.edges.push_pull import linear_relation
 from sar.edges.relation import Relation
-from sar.ops.aggregate import aggregate_backward, aggregate_forward, mean_scale
 from sar.ops.first_order import first_order
 from sar.ops.saving import once, owns_saved, repeats, valued
+from sar.ops.sums import Sums, mean_scale, sums_over
 
 BLOCK = 32  # columns: at most two cache lines of a row
 
@@ -45,7 +44,7 @@ def sage_mean_by_columns(
         x: [num_src, width_in] contiguous owned source rows, which are the destinations, too; asks
             for a gradient. Others are those of :func:`sar.layers.sage.sage_mean`.
     """
-    blocks = once(lambda: _Blocks(relation, policy, mean_scale(relation, x.dtype)))
+    blocks = once(lambda: _Blocks(relation, policy))
     blocks.kept.clear()
     saved = _MeanLayerByColumns.apply(x, own, weight, bias, blocks, donate)
     tensors = [None if t is None else t.detach() for t in (x, own, weight, bias)]
@@ -58,7 +57,6 @@ class _Blocks:
 
     relation: Relation
     policy: Policy
-    scale: Tensor
     kept: list[Tensor] = field(default_factory=list)  # means of a repeated forward pass
 
     def forward(self, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -97,15 +95,19 @@ class _Blocks:
 
     def mean(self, x: Tensor) -> Tensor:
         """S A x."""
-        streamed = linear_relation(self.relation, x, None, self.policy)
-        return aggregate_forward(streamed, x, None, self.scale, self.policy)
+        mean, finish = self._sums(x).begin(x)
+        finish()
+        return mean
 
     def home(self, dout: Tensor) -> Tensor:
         """A^T S dout."""
-        streamed = linear_relation(self.relation, dout, None, self.policy)
-        return aggregate_backward(
-            streamed, dout, None, self.scale, self.policy, spares_memory=True
-        ).finish()
+        return self._sums(dout).home(dout, settled=True).finish()
+
+    def _sums(self, rows: Tensor) -> Sums:
+        def scale() -> Tensor:
+            return mean_scale(self.relation, rows.dtype)
+
+        return sums_over(self.relation, rows, self.policy, "mean", scale, trained=False)
 
 
 def _columns(x: Tensor) -> Iterator[slice]:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from sar._private import storage_id, tree_leaves
 from sar.graph import GraphView
 from sar.ops.saving import looked_on
+from sar.ops.sums import Sums
 
 # Whose objects on an autograd node hold results of the pass, not parts of the graph.
-_OF_THE_PASS = ("sar.ops.", "sar.layers.", "sar.kernels.", "sar.stream.zeros", "sar.stream.sampled")
+_OF_THE_PASS = ("sar.ops.", "sar.layers.", "sar.kernels.", "sar.stream.zeros")
 
 
 class SavedBytes:
@@ -102,6 +103,8 @@ def _inside(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _inside(part)
+    elif isinstance(value, Sums):  # edges are the relation's
+        yield from _inside(value.of_the_pass())
     elif type(value).__module__.startswith(_OF_THE_PASS):
         for part in _attributes(value):
             yield from _inside(part)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sar.graph import GraphView
 from sar.ops import aggregate
-from sar.stream.plan import agree_wanted
+from sar.stream.plan import agree_on_gradients
 
 EType = tuple[str, str, str]
 
@@ -43,7 +43,7 @@ def _sums(graph: Any, x: Tensor, etypes: list[EType]) -> dict[EType, Tensor]:
     if not isinstance(graph, GraphView) or graph.group.size == 1 or len(etypes) == 1:
         return {etype: graph.aggregate(x, etype=etype) for etype in etypes}
     joint = graph.joint_relation(etypes)
-    agree_wanted(joint.plan, [("rows", x)], 1)
+    agree_on_gradients(joint.plan, [("rows", x)], 1)
     rows = aggregate(joint, x, "sum", graph.policy)
     sizes = [graph.num_dst_nodes(etype[2]) for etype in etypes]
     return dict(zip(etypes, torch.split(rows, sizes), strict=True))

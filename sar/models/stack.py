@@ -13,6 +13,7 @@ from sar.errors import NotSupportedError
 from sar.graph import GraphView
 from sar.models.relations import sums_of_relations
 from sar.nn import DistributedBN1D, Dropout, ShardedEmbedding
+from sar.ops.rectify import rectified
 
 EType = tuple[str, str, str]
 
@@ -65,7 +66,7 @@ class _Layer(nn.Module):
         x = self.conv(graph, _dropped(self.dropout, graph, x))
         if self.norm is not None:
             return self.norm(x, relu=True)
-        return F.relu(x, inplace=True) if self.rectifies else x  # nobody saved what it overwrites
+        return rectified(x) if self.rectifies else x  # nobody saved what it overwrites
 
 
 def _dropped(dropout: Dropout, graph: Any, x: Tensor, ntype: str | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from sar.nn.replicas import ShardedParameter
 from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
 from sar.nn.torch_losses import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from sar.nn.tracing import mark_layers, trace
+from sar.ops.rectify import relu
 
 __all__ = [
     "DistMultScorer",
@@ -46,6 +47,7 @@ __all__ = [
     "overlap_gradients",
     "rank_links",
     "ranking_metrics",
+    "relu",
     "same_dropout",
     "score_edges",
     "set_activations",

@@ -24,7 +24,7 @@ from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import Columns, Incoming, Mask, attend_grad_additive
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_passes import Attention, widened
-from sar.stream import GradientReturn, fetch
+from sar.stream import GradientMessages, GradientReturn, fetch
 
 
 def edges_to_compute_at(spec: Attention, sources: Sequence[Tensor]) -> OutEdges | None:
@@ -79,7 +79,8 @@ class BackwardAtSources:
         # Where nothing travels while this rank computes, a second round in flight gains no time.
         window = spec.window if plan.group.has_wire else 1
         stream = fetch(plan, columns, plan.rounds(num_rounds), window=window)
-        home = GradientReturn(plan, heads, incoming.dout.dtype, self._local, add_rows)
+        messages = GradientMessages(plan, heads, incoming.dout.dtype, add_rows)
+        home = GradientReturn(messages, self._local)
         home.own()
         for (step, halo), shard in zip(stream, shards, strict=True):
             known = Incoming(halo, halo, incoming.dout.shape[1])

@@ -27,8 +27,8 @@ from sar.kernels.attention import (
 )
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.saving import spares_memory
-from sar.stream import WINDOW, GradientReturn, Round, Stream, fetch
-from sar.stream.plan import agree_wanted
+from sar.stream import WINDOW, GradientMessages, GradientReturn, Round, Stream, fetch
+from sar.stream.plan import agree_on_gradients
 
 # Buffers of rounds that stay for the next layer; without a wire backward has two at once.
 _IDLE, _IDLE_WITHOUT_WIRE = 3, 1
@@ -108,7 +108,7 @@ def agreed(spec: Attention, read: Mapping[str, Tensor | None]) -> Attention:
         read: values, keys where they are others, then what else is read, or rows like them.
     """
     given = [(name, tensor) for name, tensor in read.items() if tensor is not None]
-    agree_wanted(spec.relation.plan, given, 1 if read["keys"] is None else 2)
+    agree_on_gradients(spec.relation.plan, given, 1 if read["keys"] is None else 2)
     return replace(spec, window=1) if spares_memory() else spec
 
 
@@ -261,14 +261,8 @@ class Backward:
 
     def _home(self) -> GradientReturn:
         spec, own, width = self.spec, self.homes[0], sum(part.shape[1] for part in self.sources)
-        return GradientReturn(
-            spec.relation.plan,
-            width,
-            own.dtype,
-            lambda: own,
-            self._add_home,
-            1,
-        )
+        messages = GradientMessages(spec.relation.plan, width, own.dtype, self._add_home)
+        return GradientReturn(messages, lambda: own, 1)
 
     def _pass_on(self, home: GradientReturn, step: _Step, grads: Tensor) -> None:
         """Gradients of a round's rows go home, or into those of what the rows were made with."""

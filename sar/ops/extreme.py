@@ -12,7 +12,7 @@ from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.kernels import ExtremeReducer, add_rows, add_to_winners
 from sar.ops.first_order import first_order
-from sar.stream import GradientReturn, Pass
+from sar.stream import GradientMessages, GradientReturn, Pass
 
 
 def extreme_of_rows(relation: Relation, x: Tensor, policy: Policy, *, largest: bool) -> Tensor:
@@ -71,8 +71,8 @@ class _Extreme(Function):
             add_to_winners(dx, relation.local(order=True), winner, dout)
             return dx
 
-        shape = dout.shape[1], dout.dtype
-        home = GradientReturn(plan, *shape, local, add_rows)
+        messages = GradientMessages(plan, dout.shape[1], dout.dtype, add_rows)
+        home = GradientReturn(messages, local)
         shards = relation.shards(num_rounds, order=True)
         each = home.each(plan.rounds(num_rounds))
         for (_, grads), shard in zip(each, shards, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 from sar.edges.arrivals import MailBlock
 from sar.kernels import add_rows
 from sar.ops.message_blocks import Block, MessagePass, Rows, row_bytes
-from sar.stream import GradientReturn, fetch
+from sar.stream import GradientMessages, GradientReturn, fetch
 from sar.stream.packing import RowLayout
 
 _MAX_RUNS = 2**32  # runs in a block, for the numbers that random functions are seeded by
@@ -120,8 +120,8 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
     relation = spec.messages.relation
     plan, starts = relation.plan, relation.halo_starts
     own = table[: relation.num_src]
-    shape = table.shape[1], table.dtype
-    home = GradientReturn(plan, *shape, lambda: own, add_rows)
+    messages = GradientMessages(plan, table.shape[1], table.dtype, add_rows)
+    home = GradientReturn(messages, lambda: own)
     num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
     for step, buffer in home.each(plan.rounds(num_rounds)):
         parts = buffer.split(step.recv_rows)

@@ -20,7 +20,7 @@ from sar.ops.message_blocks import (
 )
 from sar.ops.reducers import Reducer
 from sar.ops.softmax_sum import Weights, softmax_sum
-from sar.stream import GradientReturn, Round, Step
+from sar.stream import GradientMessages, GradientReturn, Round, Step
 from sar.stream.packing import RowLayout
 
 
@@ -86,7 +86,8 @@ class MessageGrads:
 
     def _open_return(self, own: Tensor) -> GradientReturn:
         plan, width = self.spec.relation.plan, own.shape[1]
-        return GradientReturn(plan, width, own.dtype, lambda: own, add_rows)
+        messages = GradientMessages(plan, width, own.dtype, add_rows)
+        return GradientReturn(messages, lambda: own)
 
     def _target(self, home: GradientReturn | None, step: Round | None) -> Tensor | None:
         """Zeroed rows that collect the gradients of a shard's sources."""

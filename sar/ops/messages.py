@@ -36,7 +36,7 @@ from sar.ops.push import push_logsumexp, push_sum
 from sar.ops.push_extreme import push_extreme
 from sar.ops.reducers import Reducer, make_reducer
 from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
-from sar.stream.plan import agree_wanted
+from sar.stream.plan import agree_on_gradients
 
 
 def run_messages(
@@ -89,7 +89,7 @@ def _agree_inputs(relation: Relation, messages: Messages, inputs: Inputs) -> Non
     ]
     used = [("a tensor that the function uses", t) for t in (*messages.captures, *messages.hidden)]
     fetches = not messages.linear_in_src
-    agree_wanted(relation.plan, [*named, *used[:1]], len(inputs.src), fetches)
+    agree_on_gradients(relation.plan, [*named, *used[:1]], len(inputs.src), fetches)
 
 
 def swap_sides(messages: Messages, inputs: Inputs) -> tuple[Messages, Inputs]:

@@ -33,7 +33,7 @@ from sar.ops.message_blocks import (
 )
 from sar.ops.message_grads import MessageGrads
 from sar.ops.reducers import make_reducer
-from sar.stream import GradientReturn
+from sar.stream import GradientMessages, GradientReturn
 
 
 def push_sum(
@@ -114,7 +114,7 @@ def _push(
     width, dtype = math.prod(like.shape[1:]), wide_dtype(like.dtype)
     start, combine = (-math.inf, _keep_largest) if largest else (0.0, add_rows)
     own = torch.full((relation.num_src, width), start, dtype=dtype, device=plan.device)
-    home = GradientReturn(plan, width, dtype, lambda: own, combine)
+    home = GradientReturn(GradientMessages(plan, width, dtype, combine), lambda: own)
     layout, packed = pack_rows(src)
     size = block_size(spec, layout, [*dst, *edge, like])
     for step in passing(spec, layout, packed):

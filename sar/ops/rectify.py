@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from sar.kernels import relu
+from sar.kernels import relu as kernels
 from sar.kernels.registry import has
 from sar.ops.saving import is_innermost, once
 
@@ -19,6 +19,20 @@ _RELUS = (F.relu, torch.relu, Tensor.relu)
 def is_relu(function: Any) -> bool:
     """Whether an activation is torch's relu."""
     return function in _RELUS or type(function) is nn.ReLU
+
+
+def relu(x: Tensor) -> Tensor:
+    """``torch.relu``, whose zeros get no gradient from other ranks under ``Policy(zeros="skip")``.
+
+    Takes a bit a number until backward, in place of the result.
+
+    Args:
+        x: any shape, floating point.
+
+    Returns:
+        max(x, 0), which may be written into.
+    """
+    return rectified(x.clone())
 
 
 def rectified(x: Tensor) -> Tensor:
@@ -47,10 +61,10 @@ class _Rectify(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.of_relu = True  # see sar.stream.zeros
+        ctx.drops_zeros = True  # see sar.stream.zeros
         ctx.mark_dirty(x)
         ctx.by_bits = x.is_contiguous() and has("rectify", x.device, x.dtype)
-        marks = relu.rectify(x) if ctx.by_bits else ~(x.relu_() <= 0)
+        marks = kernels.rectify(x) if ctx.by_bits else ~(x.relu_() <= 0)
         ctx.marks = once(lambda: marks) if is_innermost() else marks
         return x
 
@@ -60,8 +74,8 @@ class _Rectify(Function):
             return dy * ctx.marks
         if torch.is_grad_enabled():  # this pass is differentiated, too
             kept = torch.ones(dy.shape, dtype=dy.dtype)
-            relu.mask(kept, ctx.marks)
+            kernels.mask(kept, ctx.marks)
             return dy * kept
         dx = dy.clone(memory_format=torch.contiguous_format)
-        relu.mask(dx, ctx.marks)
+        kernels.mask(dx, ctx.marks)
         return dx

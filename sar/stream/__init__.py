@@ -1,19 +1,21 @@
 """Rows of other ranks: the plan of who sends what, its rounds, and what travels in them."""
 
-from sar.stream.passes import WINDOW, Pass, Shards, Step, Stream, fetch
-from sar.stream.plan import HaloPlan, Round, agree_wanted, build_halo_plan, join_plans
-from sar.stream.returns import GradientReturn
+from sar.stream.passes import WINDOW, Pass, RowMessages, Shards, Step, Stream, fetch
+from sar.stream.plan import HaloPlan, Round, agree_on_gradients, build_halo_plan, join_plans
+from sar.stream.returns import GradientMessages, GradientReturn
 
 __all__ = [
     "WINDOW",
+    "GradientMessages",
     "GradientReturn",
     "HaloPlan",
     "Pass",
     "Round",
+    "RowMessages",
     "Shards",
     "Step",
     "Stream",
-    "agree_wanted",
+    "agree_on_gradients",
     "build_halo_plan",
     "fetch",
     "join_plans",

@@ -68,9 +68,6 @@ class Pass:
         order: with the position of each edge among the local ones.
         keep: a list that gets the rows of each round, which stay valid then.
         kept: rows of each round that were kept, in place of fetched ones.
-        messages: what the rows travel in, if not as they are.
-        local_last: where all rounds are on the wire at once, the own shard waits until one has
-            landed, whose send buffer makes room for the result.
     """
 
     def __init__(
@@ -83,9 +80,6 @@ class Pass:
         order: bool = False,
         keep: list[Tensor] | None = None,
         kept: Sequence[Tensor] = (),
-        messages: RowMessages | None = None,
-        window: int = WINDOW,
-        local_last: bool = False,
     ) -> None:
         if row_bytes is None:
             row_bytes = 0 if rows is None else rows.shape[1] * rows.element_size()
@@ -93,25 +87,18 @@ class Pass:
         self._keep, self._kept = keep, kept
         self.num_rounds = edges.plan.num_rounds(policy, row_bytes)
         self.rounds = edges.plan.rounds(self.num_rounds)
-        self._local_last = local_last and 0 < len(self.rounds) <= window
         self._stream: Stream | None = None
-        if messages is None and rows is not None and not kept:
+        if rows is not None and not kept:
             messages = RowMessages(edges.plan, [rows], keep is not None)
-        if messages is not None:
-            self._stream = Stream(messages, self.rounds, window)
+            self._stream = Stream(messages, self.rounds, WINDOW)
 
     def __iter__(self) -> Iterator[Step]:
-        own = Step(0, None, self._edges.local(order=self._order), self._rows)
-        if not self._local_last:
-            yield own
+        yield Step(0, None, self._edges.local(order=self._order), self._rows)
         shards = self._edges.shards(self.num_rounds, order=self._order)
         halos: Iterator[Any] = iter(self._kept) if self._kept else repeat(None)
         rounds = zip(self.rounds, shards, strict=True)
         for number, (step, shard) in enumerate(rounds, start=1):
             halo = next(halos) if self._stream is None else next(self._stream)[1]
-            if self._local_last and number == 1:
-                self._edges.plan.group.pool.clear()
-                yield own
             yield Step(number, step, shard, halo)
             if self._keep is not None and halo is not None:
                 self._keep.append(halo)

@@ -84,7 +84,7 @@ class HaloPlan:
     Attributes:
         recv_pulled: how many of the rows from each peer are source rows as they are; they come
             before all others. All of them, but for a subclass.
-        wanted: what the ranks have agreed about gradients, see :func:`agree_wanted`.
+        wanted: what the ranks have agreed about gradients, see :func:`agree_on_gradients`.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ def _identity_to_none(idx: Tensor, num_rows: int) -> Tensor | None:
     return idx.clone()
 
 
-def agree_wanted(
+def agree_on_gradients(
     plan: HaloPlan, tensors: Sequence[tuple[str, Tensor]], num_sent: int, fetches: bool = True
 ) -> None:
     """Raise where only some ranks want a gradient that takes all of them.

@@ -53,29 +53,21 @@ class GradientReturn:
     """Sends gradients of halo rows to their owners, takes in what comes home; a bounded window.
 
     Args:
-        width, dtype: of the rows on the wire.
+        messages: what they travel in.
         local: computes the owned rows' own gradient, [num_rows, width] in the dtype to accumulate
             in; called once, when rounds are in flight already.
-        combine: adds rows that come home to the owned ones.
         window: rounds in flight; fewer where a fetch is in flight beside them.
-        messages: what they travel in, if not as they are.
         local_last: ``local`` is called once the first round has come home and what was sent in it
             is free, in place of while it is on its way.
     """
 
     def __init__(
         self,
-        plan: HaloPlan,
-        width: int,
-        dtype: torch.dtype,
+        messages: GradientMessages,
         local: Callable[[], Tensor],
-        combine: Combine,
         window: int = WINDOW,
-        messages: GradientMessages | None = None,
         local_last: bool = False,
     ) -> None:
-        if messages is None:
-            messages = GradientMessages(plan, width, dtype, combine)
         self._messages = messages
         self._local, self._window, self._local_last = local, window, local_last
         self._home: Tensor | None = None

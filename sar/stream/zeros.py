@@ -6,31 +6,26 @@ is gets a bit for each of its numbers, and the numbers that are not zero; it kee
 sends home the gradients of these numbers alone. The owner has the bits, so that backward needs
 none. Partial sums travel whole.
 
-Gradients travel like this only where the rows are the very result of a relu: what comes between
+Gradients travel like this only where the rows are the very result of a function that says so, as
+:func:`sar.nn.relu` does and relu in a layer that is computed as a whole: what comes between
 (dropout, a product with the norms of degrees) may be written to, or its gradient be read, unseen.
-All other rows travel without their zeros and their gradients whole.
+All other rows travel without their zeros and their gradients whole. Each rank says it of its own
+rows, to those that read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
-from functools import cache
-from typing import Any
-from weakref import ReferenceType
 
 import torch
 from torch import Tensor
 
 from sar._private import has_backward_hooks
 from sar.comm import exchange_counts
-from sar.config import Policy
-from sar.errors import NotSupportedError
 from sar.kernels import add_rows
 from sar.kernels.nonzero import (
     SLACK,
-    can_pack,
     nonzero_bits,
     pack_rows,
     unpack_rows,
@@ -40,42 +35,16 @@ from sar.stream.plan import HaloPlan, Round
 from sar.stream.returns import GradientMessages
 
 
-class Skipped(IntEnum):
-    """What travels without the numbers that are zero."""
+def drops_zeros(x: Tensor) -> bool:
+    """Whether the backward of what made ``x`` drops the gradients of its zeros, unseen by others.
 
-    NOTHING = 0
-    ROWS = 1
-    ROWS_AND_GRADIENTS = 2
-
-
-def skipped(x: Tensor, policy: Policy) -> Skipped:
-    """How rows ``x`` of a sum, and their gradients, travel; no communication."""
-    if policy.zeros != "skip" or not can_pack(x.dtype):
-        return Skipped.NOTHING
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return Skipped.ROWS
-    relu = _is_relu(x.grad_fn) and not _is_read(x)
-    return Skipped.ROWS_AND_GRADIENTS if relu else Skipped.ROWS
+    The node of autograd says so itself, by an attribute of that name.
+    """
+    is_recorded = x.requires_grad and torch.is_grad_enabled()
+    return is_recorded and getattr(x.grad_fn, "drops_zeros", False) and not is_read(x)
 
 
-def _is_relu(node: Any) -> bool:
-    """Whether what an autograd node made is the very result of a relu, torch's or ours."""
-    return isinstance(node, _relu()) or getattr(node, "of_relu", False)
-
-
-@cache
-def _relu() -> type:
-    """Of the nodes that torch's relu leaves; nothing is saved for whoever has hooks on that."""
-
-    def as_it_is(saved: Tensor) -> Tensor:
-        return saved
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(as_it_is, as_it_is)
-    with torch.inference_mode(False), torch.enable_grad(), hooks:
-        return type(torch.zeros(1, requires_grad=True).relu().grad_fn)
-
-
-def _is_read(x: Tensor) -> bool:
+def is_read(x: Tensor) -> bool:
     """Whether somebody reads the gradient of ``x`` itself."""
     return x.retains_grad or has_backward_hooks(x)
 
@@ -84,39 +53,27 @@ class NonZeros:
     """Which numbers of the rows of a sum travel; collective to make, at each forward.
 
     Args:
-        x: [num_src, width] contiguous. summed: what the caller gave, of any shape.
+        x: [num_src, width] contiguous.
+        drops: the gradients of its zeros go nowhere, so that none of them needs to come home.
 
     Attributes:
         words: the bits of ``x``.
         sent, received: numbers that go to each rank and come from it.
+        dropped: whether each rank said that of its rows.
         halo: by the distances of a round the bits of each source's rows; for backward.
     """
 
-    def __init__(self, plan: HaloPlan, x: Tensor, summed: ReferenceType[Tensor]) -> None:
+    def __init__(self, plan: HaloPlan, x: Tensor, drops: bool) -> None:
         self.plan, self.width, self.dtype = plan, x.shape[1], x.dtype
         self.words, counts = nonzero_bits(x)
         rows = map(plan.rows_for, range(plan.group.size))
         self.sent = [int(counts.index_select(0, idx).sum()) for idx in rows]
-        self.received = exchange_counts(plan.group, self.sent)
+        # One number for both: the sign bit is free.
+        told = exchange_counts(plan.group, [~count if drops else count for count in self.sent])
+        self.received = [~count if count < 0 else count for count in told]
+        self.dropped = [count < 0 for count in told]
+        self.dropped[plan.group.rank] = drops
         self.halo: dict[range, list[Tensor]] = {}
-        self._summed = summed
-
-    def rows(self, x: Tensor, keep: bool) -> RowMessages:
-        """What rows ``x`` travel in."""
-        return PackedRows(self, x, keep)
-
-    def gradients(self, width: int, dtype: torch.dtype) -> GradientMessages:
-        """What gradients of such rows go home in."""
-        return PackedGradients(self)
-
-    def check(self) -> None:
-        """Raise ``NotSupportedError`` where somebody began to read the gradients after the sum."""
-        rows = self._summed()
-        if rows is not None and _is_read(rows):
-            raise NotSupportedError(
-                f"zeros: got 'skip' and a hook, or retain_grad, on rows {tuple(rows.shape)} after "
-                "they were summed; expected it before, or zeros='send'"
-            )
 
     def take(self, size: int) -> Tensor:
         """A buffer for ``size`` numbers."""
@@ -154,13 +111,15 @@ class _Part:
 
 def _part(zeros: NonZeros, pulled: int, num_rows: int, numbers: int, *, with_bits: bool) -> _Part:
     bits = pulled * zeros.words.shape[1] if with_bits else 0
-    return _Part(pulled, num_rows - pulled, bits, numbers + SLACK, zeros.width)
+    return _Part(pulled, num_rows - pulled, bits, numbers + SLACK * (pulled > 0), zeros.width)
 
 
 def _parts_to(zeros: NonZeros, step: Round, *, with_bits: bool) -> list[_Part]:
     """Of owned rows, or of their gradients, for each target."""
     pulled = [len(zeros.plan.rows_for(peer)) for peer in step.targets]
     numbers = [zeros.sent[peer] for peer in step.targets]
+    if not (with_bits or zeros.dropped[zeros.plan.group.rank]):  # gradients that travel whole
+        pulled = numbers = [0] * len(step.targets)
     each = zip(pulled, step.send_rows, numbers, strict=True)
     return [_part(zeros, *one, with_bits=with_bits) for one in each]
 
@@ -169,6 +128,9 @@ def _parts_from(zeros: NonZeros, step: Round, *, with_bits: bool) -> list[_Part]
     """Of halo rows, or of their gradients, for each source."""
     pulled = [zeros.plan.recv_pulled[peer] for peer in step.sources]
     numbers = [zeros.received[peer] for peer in step.sources]
+    if not with_bits:  # some gradients travel whole
+        pulled = [n * zeros.dropped[peer] for n, peer in zip(pulled, step.sources, strict=True)]
+        numbers = [n * zeros.dropped[peer] for n, peer in zip(numbers, step.sources, strict=True)]
     each = zip(pulled, step.recv_rows, numbers, strict=True)
     return [_part(zeros, *one, with_bits=with_bits) for one in each]
 
@@ -214,11 +176,13 @@ class PackedRows(RowMessages):
         num_rows = step.num_recv
         halo = self.x.new_empty((num_rows, self.width)) if self.keep else zeros.take_rows(num_rows)
         parts, known = _parts_from(zeros, step, with_bits=True), []
-        pieces = zip(parts, _cut(recv, parts), halo.split(list(step.recv_rows)), strict=True)
-        for part, (bits, numbers, sums), rows in pieces:
-            known.append(bits.view(words.dtype).view(part.pulled, words.shape[1]).clone())
-            unpack_rows(known[-1], numbers, rows[: part.pulled])
+        each = halo.split(list(step.recv_rows))
+        pieces = zip(step.sources, parts, _cut(recv, parts), each, strict=True)
+        for peer, part, (bits, numbers, sums), rows in pieces:
+            found = bits.view(words.dtype).view(part.pulled, words.shape[1])
+            unpack_rows(found, numbers, rows[: part.pulled])
             rows[part.pulled :] = sums
+            known.append((found if zeros.dropped[peer] else found[:0]).clone())
         zeros.halo[step.distances] = known
         self.plan.group.pool.give(recv)
         return halo
@@ -237,7 +201,7 @@ class PackedGradients(GradientMessages):
         known, each = zeros.halo[step.distances], grads.split(list(step.recv_rows))
         pieces = zip(parts, _cut(send, parts), known, each, strict=True)
         for part, (_, numbers, sums), words, rows in pieces:
-            pack_rows(rows[: part.pulled], words, None, numbers)
+            pack_rows(rows[: part.pulled], words[: part.pulled], None, numbers)
             sums.copy_(rows[part.pulled :])
         self.plan.group.pool.give(grads)
         return send, _counts(step.sources, parts, self.plan.group.size)
@@ -250,13 +214,12 @@ class PackedGradients(GradientMessages):
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
         zeros, parts = self.zeros, _parts_to(self.zeros, step, with_bits=False)
         grads = zeros.take_rows(step.num_send)
-        pieces = zip(
-            step.targets, _cut(recv, parts), grads.split(list(step.send_rows)), strict=True
-        )
-        for peer, (_, numbers, sums), rows in pieces:
-            words = zeros.words.index_select(0, self.plan.rows_for(peer))
-            unpack_rows(words, numbers, rows[: len(words)])
-            rows[len(words) :] = sums
+        each = grads.split(list(step.send_rows))
+        pieces = zip(step.targets, parts, _cut(recv, parts), each, strict=True)
+        for peer, part, (_, numbers, sums), rows in pieces:
+            words = zeros.words.index_select(0, self.plan.rows_for(peer)[: part.pulled])
+            unpack_rows(words, numbers, rows[: part.pulled])
+            rows[part.pulled :] = sums
         self.plan.group.pool.give(recv)
         self.plan.scatter_round(step, home, grads, self.combine)
         self.plan.group.pool.give(grads)

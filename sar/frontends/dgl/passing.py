@@ -19,7 +19,7 @@ from sar.graph.transform import reverse
 from sar.kernels.registry import has
 from sar.ops import aggregate, run_messages
 from sar.ops.extreme import extreme_of_rows
-from sar.stream import agree_wanted
+from sar.stream import agree_on_gradients
 from sar.tracing.binary import (
     BuiltinMessage,
     Operand,
@@ -250,7 +250,7 @@ def reduce_messages(
 def _agree_operands(scope: Scope, operands: dict[Operand, Tensor]) -> None:
     """Raise on every rank where ranks differ in a gradient, on which the path depends."""
     named = [(f"column {operand.name!r}", tensor) for operand, tensor in operands.items()]
-    agree_wanted(scope.relation.plan, named, len(named))
+    agree_on_gradients(scope.relation.plan, named, len(named))
 
 
 def _reduce_lazy(messages: EdgeTensor, op: str) -> Tensor:

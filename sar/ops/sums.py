@@ -1,0 +1,233 @@
+"""S A x over the edges of a relation: how it is streamed is chosen once for rows of one kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+
+from sar.config import CONSTANT_INPUTS, Policy
+from sar.edges.push_pull import LinearRelation, linear_relation
+from sar.edges.relation import LOCAL, Relation, ShardStore
+from sar.errors import NotSupportedError
+from sar.kernels import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
+from sar.kernels.nonzero import can_pack
+from sar.ops.saving import spares_memory
+from sar.stream import (
+    WINDOW,
+    GradientMessages,
+    GradientReturn,
+    RowMessages,
+    Stream,
+    agree_on_gradients,
+)
+from sar.stream.zeros import NonZeros, PackedGradients, PackedRows, drops_zeros, is_read
+
+Place = Callable[[], Tensor | None]  # memory of owned rows that nobody reads any more, if any
+
+
+class Sums:
+    """S A over the edges of a relation, as the two passes of a layer stream it.
+
+    Args:
+        edges: what this rank has left to sum, see :func:`sar.edges.push_pull.linear_relation`;
+            not the relation, which keeps this object.
+        scale: S, [num_dst] in the wide dtype; ``None`` is 1.
+        row_bytes: of a row on the wire, by which rounds are chosen.
+        weighted: edges have weights.
+    """
+
+    def __init__(
+        self, edges: ShardStore | LinearRelation, policy: Policy, scale: Tensor | None,
+        row_bytes: int, weighted: bool = False,
+    ) -> None:  # fmt: skip
+        self.edges, self.policy, self.scale, self.plan = edges, policy, scale, edges.plan
+        self.order = weighted
+        self.num_rounds = edges.plan.num_rounds(policy, row_bytes)
+        self.rounds = edges.plan.rounds(self.num_rounds)
+        self._fits_window = 0 < len(self.rounds) <= WINDOW
+        self._own = edges.local(order=weighted)
+        self._remote = edges.shards(self.num_rounds, order=weighted) if self.rounds else []
+
+    def of(self, rows: Tensor | None) -> Sums:
+        """The sums of one call. ``rows`` are summed as the caller has them, or else made anew."""
+        return self
+
+    def begin(
+        self, x: Tensor, weight: Tensor | None = None, keep: list[Tensor] | None = None
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """S A x, [num_dst, width], whole when the function that comes with it has been called.
+
+        What is there at once are sums over a rank's own edges, computed while the first rounds
+        travel; where memory counts, after one has landed, whose send buffer makes room for them.
+
+        Args:
+            x: [num_src, width] contiguous.
+            weight: [num_edges] per local edge.
+            keep: a list that gets the halo of each round.
+        """
+        factors = Factors(edge=weight, row=self.scale)
+        stream = Stream(self.messages(x, keep is not None), self.rounds, WINDOW)
+        landed: list[Tensor] = []
+        if self._fits_window and spares_memory():
+            landed.append(next(stream)[1])
+            self.plan.group.pool.clear()
+        out = spmm(self._own, x, factors)
+
+        def finish() -> None:
+            for shard in self._remote:
+                halo = landed.pop() if landed else next(stream)[1]
+                spmm_add(out, shard, halo, factors)
+                if keep is not None:
+                    keep.append(halo)
+            stream.free()
+
+        return out, finish
+
+    def home(
+        self, dout: Tensor, place: Place | None = None, *, weight: Tensor | None = None,
+        settled: bool = False,
+    ) -> GradientReturn:  # fmt: skip
+        """A^T S dout, [num_src, width] in the wide dtype, the last rounds of it on their way home.
+
+        No row is fetched; each round is sent as soon as it is computed.
+
+        Args:
+            place: called for memory of the result once rounds are on their way.
+            settled: all of them are home, because memory counts.
+        """
+        scale, edges, rounds = self.scale, self.edges, self.rounds
+        if scale is not None and dout.dtype != scale.dtype:  # a narrow factor would lose digits
+            dout, scale = (dout * scale.unsqueeze(1)).to(dout.dtype), None
+        factors = Factors(edge=weight, gathered=scale)
+
+        def local() -> Tensor:
+            own = next(edges.transposed(LOCAL, self.policy, order=self.order))
+            return spmm(own, dout, factors, None if place is None else place())
+
+        messages = self.gradients(dout.shape[1], dout.dtype)
+        home = GradientReturn(messages, local, local_last=settled and self._fits_window)
+        shards = edges.transposed(self.num_rounds, self.policy, order=self.order)
+        for (_, grads), shard in zip(home.each(rounds), shards, strict=True):
+            spmm_into(grads, shard, dout, factors)
+            del grads  # no buffer is held when this returns
+        if settled:
+            home.settle()
+        home.own()
+        return home
+
+    def of_the_pass(self) -> list[Any]:
+        """What is held until backward, beside the edges."""
+        return [self.scale]
+
+    def messages(self, x: Tensor, keep: bool) -> RowMessages:
+        """What rows ``x`` travel in."""
+        return RowMessages(self.plan, [x], keep)
+
+    def gradients(self, width: int, dtype: torch.dtype) -> GradientMessages:
+        """What their gradients go home in."""
+        return GradientMessages(self.plan, width, dtype, add_rows)
+
+
+class SumsWithoutZeros(Sums):
+    """Sums whose rows leave their zeros at home: 284 MB an epoch of SAGE on 8 ranks, not 393.
+
+    It takes .6 s of a processor, so it pays on links below about 1 Gbit/s. See Note [Zeros].
+    """
+
+    _rows: ReferenceType[Tensor] | None
+    _bits: NonZeros
+
+    def of(self, rows: Tensor | None) -> Sums:
+        call = copy(self)
+        drops = rows is not None and drops_zeros(rows)
+        call._rows = ref(rows) if drops and rows is not None else None
+        return call
+
+    def of_the_pass(self) -> list[Any]:
+        return [self.scale, self._bits]
+
+    def messages(self, x: Tensor, keep: bool) -> RowMessages:
+        self._bits = NonZeros(self.plan, x, self._rows is not None)
+        return PackedRows(self._bits, x, keep)
+
+    def gradients(self, width: int, dtype: torch.dtype) -> GradientMessages:
+        rows = None if self._rows is None else self._rows()
+        if rows is not None and is_read(rows):
+            raise NotSupportedError(
+                f"zeros: got 'skip' and a hook, or retain_grad, on rows {tuple(rows.shape)} after "
+                "they were summed; expected it before, or zeros='send'"
+            )
+        return PackedGradients(self._bits)
+
+
+def sums_over(
+    relation: Relation,
+    rows: Tensor,
+    policy: Policy,
+    what: str,
+    scale: Callable[[], Tensor | None],
+    *,
+    width: int | None = None,
+    weight: Tensor | None = None,
+    trained: bool = True,
+) -> Sums:
+    """Sums of rows of this kind; made when they come for the first time, which is collective.
+
+    Args:
+        rows: [*, ...] floating point, which are summed, or that they are made from.
+        what: names the scale among those of the relation.
+        width: of the rows that are summed, if they are made from ``rows``.
+        weight: per edge, if there is any.
+        trained: the rows ask for a gradient; it is an error where they do on some ranks only.
+    """
+    given = rows if width is None else None
+    width = math.prod(rows.shape[1:]) if width is None else width
+    key = what, width, rows.dtype, policy, weight is None, trained
+    sums: Sums | None = relation.known.get(key)
+    if sums is None:
+        like = rows.new_empty((0, width)).requires_grad_(trained)
+        if trained:
+            agree_on_gradients(relation.plan, [("rows of a sum", like)], 1)
+        sums = relation.known[key] = _chosen(relation, like, policy, scale(), weight)
+    return sums.of(given)
+
+
+def _chosen(
+    relation: Relation, like: Tensor, policy: Policy, scale: Tensor | None, weight: Tensor | None
+) -> Sums:
+    """The way of rows like these, which all ranks take; collective."""
+    without_zeros = agree_way(relation, like.dtype, policy)
+    edges = linear_relation(relation, like, weight, policy)
+    kind = SumsWithoutZeros if without_zeros else Sums
+    streamed = relation.store if isinstance(edges, Relation) else edges
+    row_bytes = like.shape[1] * like.element_size()
+    return kind(streamed, policy, scale, row_bytes, weight is not None)
+
+
+def agree_way(relation: Relation, dtype: torch.dtype, policy: Policy) -> bool:
+    """Whether rows of a sum travel without their zeros; ``ValueError`` on all ranks where they
+    differ in that, or in whether constant rows are kept: who keeps some waits for the others."""
+    skips = policy.zeros == "skip" and relation.group.size > 1 and can_pack(dtype)
+    what = "(number of the mode of constant_inputs, what goes without zeros)"
+    mode = CONSTANT_INPUTS.index(policy.constant_inputs)
+    relation.plan.agree_once(what, mode, int(skips))
+    return skips
+
+
+def mean_scale(relation: Relation, dtype: torch.dtype) -> Tensor:
+    """[num_dst] 1 / in-degree, and 1 where there is no edge, in the wide dtype of ``dtype``; kept.
+
+    Not to be written into.
+    """
+    wide = wide_dtype(dtype)
+
+    def make() -> Tensor:
+        return relation.in_degrees.clamp(min=1).to(wide).reciprocal_()
+
+    return relation.derived(("1 / in-degree", wide), make)
