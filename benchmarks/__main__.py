@@ -10,7 +10,15 @@ import time
 from pathlib import Path
 
 from benchmarks import registry, report
-from sar.cli.values import positive
+from sar.options import POSITIVE
+
+
+def positive(text: str) -> int:
+    """As the package's own options are read."""
+    try:
+        return POSITIVE.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

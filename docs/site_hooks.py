@@ -8,7 +8,6 @@ loaded by the pages that have formulas, so the site needs no other server.
 
 from __future__ import annotations
 
-import argparse
 import posixpath
 import re
 import subprocess
@@ -106,31 +105,23 @@ def repository() -> str:
 
 
 def commands() -> Iterator[str]:
-    """The options of all commands as Markdown, from the parsers themselves."""
-    from sar.__main__ import build_parser
+    """The options of all commands as Markdown, from what declares them."""
+    from sar.cli.commands import COMMANDS
 
-    (choice,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    for name, parser in choice.choices.items():
-        yield f"\n### sar {name}\n\n{in_html(parser.description or '')}\n"
-        for group in parser._action_groups:
-            rows = [row(parser, action) for action in group._group_actions if shown(action)]
-            if rows:
-                yield f"\n| {group.title} | |\n|---|---|"
-                yield from rows
+    for name, command in COMMANDS.items():
+        yield f"\n### sar {name}\n\n{in_html(command.description)}\n"
+        for group in command.groups:
+            yield f"\n| {group.title} | |\n|---|---|"
+            yield from map(row, group.options)
 
 
-def shown(action: argparse.Action) -> bool:
-    return action.help != argparse.SUPPRESS and not isinstance(action, argparse._HelpAction)
-
-
-def row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    value = parser._get_formatter()._format_args(action, (action.dest or "").upper())
-    name = action.option_strings[-1] if action.option_strings else ""
-    # A choice of few words is said, as in {a,b}; a value of one's own is a word in capitals.
-    written = " ".join(word for word in (name, value if action.nargs != 0 else "") if word)
-    written = written.replace("|", "\\|").replace(",", ", ")
-    help_text = parser._get_formatter()._expand_help(action) if action.help else ""
-    return f"| `{written}` | {in_html(' '.join(help_text.split()))} |"
+def row(option: Any) -> str:
+    """A line of the table: what is written, and what it means."""
+    value = option.value_word
+    shapes = {"?": f"[{value}]", "+": f"{value} [{value} ...]", "*": f"[{value} ...]"}
+    written = " ".join(filter(None, [*option.flags[-1:], shapes.get(option.many, value)]))
+    written = written.replace("|", "\\|")
+    return f"| `{written}` | {in_html(option.text())} |"
 
 
 def in_html(text: str) -> str:

@@ -1,25 +1,23 @@
 """The command line: `sar`, `sar-gnn` or `python -m sar`."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 import sar
 from sar.cli import config_file
-from sar.cli.completion import SHELLS, PrintCompletion
-from sar.cli.parser import USER_ERROR, Parser, add_help
+from sar.cli.commands import COMMANDS
+from sar.cli.parser import HELP, SHELL, USER_ERROR, completion, end, program
 from sar.errors import SarError
+from sar.options import Kind, one_of
 
 # The second is for machines where `sar` is another program: sysstat has one.
 NAMES = ("sar", "sar-gnn")
-
-COMMANDS = (
-    "partition", "inspect", "plan", "train", "evaluate", "report", "sample-server", "environment",
-    "bench",
-)  # fmt: skip
-_MODULES = {"report": "run_report"}  # where it is not the command's name
 
 
 def _name() -> str:
@@ -28,54 +26,70 @@ def _name() -> str:
     return typed if typed in NAMES else NAMES[0]
 
 
-def build_parser() -> Parser:
-    """The parser of the whole command line. Imports neither torch nor numpy."""
-    parser = Parser(prog=_name(), description="Exact full-batch training over many hosts.")
-    add_help(parser, everything=False)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {sar.__version__}")
-    parser.add_argument(
-        "--print-completion", choices=SHELLS, action=PrintCompletion,
-        help="write a script that completes words in a shell",
-    )  # fmt: skip
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        module = importlib.import_module(f"sar.cli.arguments.{name.replace('-', '_')}")
-        sub = module.add_parser(subparsers)
-        sub.check = getattr(module, "check", sub.check)
-        sub.add_common()
-    return parser
+def read_words(words: Sequence[str]) -> Namespace:
+    """What a command is asked to do. Imports neither torch nor numpy.
+
+    Raises ``SystemExit`` after a help text and such, and where words are wrong, which is told.
+    """
+    prog, (first, *rest) = _name(), words or ("",)
+    if first in COMMANDS:
+        return COMMANDS[first].read(rest, f"{prog} {first}")
+    option, _, shell = first.partition("=")
+    if first in HELP:
+        program(prog, COMMANDS.values())[0].print_help()
+    elif first == "--version":
+        print(prog, sar.__version__)
+    elif option == "--print-completion":
+        _print_completion(shell or "".join(rest[:1]), prog)
+    elif not words:
+        end(prog, ["the following arguments are required: COMMAND"])
+    else:
+        _read_or_end(prog, "COMMAND", one_of(tuple(COMMANDS)), first)
+    sys.exit(0)
+
+
+def _read_or_end(prog: str, what: str, kind: Kind, word: str) -> str:
+    try:
+        return kind.read(word)
+    except ValueError as error:
+        end(prog, [f"{what}: {error}"])
+
+
+def _print_completion(shell: str, prog: str) -> None:
+    option = "--print-completion"
+    try:
+        print(completion(_read_or_end(prog, option, SHELL, shell), prog, COMMANDS.values()))
+    except ImportError:
+        end(prog, [f"{option} needs shtab: pip install 'sar-gnn[completion]'"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command; returns the exit status: 0, or 2 for what the user can put right."""
-    parser = build_parser()
     try:
-        args = parser.parse_args(argv)
-    except SystemExit as end:  # told already
-        return int(end.code or 0)
+        args = read_words(sys.argv[1:] if argv is None else argv)
+    except SystemExit as told:
+        return int(told.code or 0)
+    command, first = COMMANDS[args.command], os.environ.get("RANK", "0") == "0"
     try:
-        if args.save_config is not None and os.environ.get("RANK", "0") == "0":
-            config_file.write(parser.command(args.command), args, args.save_config)
-        word = args.command.replace("-", "_")
-        module = importlib.import_module(f"sar.cli.{_MODULES.get(args.command) or word}")
-        return module.run(args) or 0
+        if args.save_config is not None and first:
+            config_file.write(command.options, args, args.save_config)
+        module, _, function = command.run.partition(":")
+        return getattr(importlib.import_module(module), function)(args) or 0
     except (SarError, ValueError, OSError) as error:
         if args.debug:
             raise
-        text = " ".join(str(error).split()) or type(error).__name__
-        print(f"{_name()} {args.command}: error: {text}", file=sys.stderr)
-        return USER_ERROR
+        problem = " ".join(str(error).split()) or type(error).__name__
     except (MemoryError, RuntimeError) as error:
         # Of torch's on the CPU its text alone tells that it was its allocator's.
-        reason = str(error).rpartition("Allocator: can't allocate memory: ")
-        if args.debug or not (isinstance(error, MemoryError) or reason[1]):
+        _, allocators, reason = str(error).rpartition("Allocator: can't allocate memory: ")
+        if args.debug or not (isinstance(error, MemoryError) or allocators):
             raise
-        text = "; ".join(filter(None, ["not enough memory", *reason[2].splitlines()]))
-        print(f"{_name()} {args.command}: error: {text}", file=sys.stderr)
-        return USER_ERROR
+        problem = "; ".join(["not enough memory", *reason.splitlines()])
     except KeyboardInterrupt:
         print(f"{_name()} {args.command}: interrupted", file=sys.stderr)
         return 130
+    print(f"{_name()} {args.command}: error: {problem}", file=sys.stderr)
+    return USER_ERROR
 
 
 if __name__ == "__main__":

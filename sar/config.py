@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 from sar.errors import NotSupportedError
+from sar.options import POSITIVE, Kind, check_options, one_of, option
 from sar.words import CONSTANT_INPUTS
 
 _UNITS = {"": 1, "B": 1}
@@ -36,6 +37,19 @@ def parse_bytes(text: int | str, name: str = "memory_budget") -> int:
     if size <= 0:
         raise ValueError(f"{name}: got {text!r}, expected more than 0 bytes")
     return size
+
+
+def _size(text: str) -> str:
+    try:
+        parse_bytes(text, "")
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix(": ")) from error
+    return text
+
+
+SIZE = Kind(
+    "SIZE", "a size like '4GiB'", _size, (int, str)
+)  # the text is kept: it says more than a number
 
 
 class Lossy:
@@ -91,44 +105,46 @@ class Policy:
             what strict rounds need raises it at the first layer that needs more.
     """
 
-    rounds: int | None = None
-    memory_budget: int | str | None = None
-    rematerialize: bool = True
-    block_bytes: int | None = None
-    constant_inputs: str = "memory"
-    structure: str = "both"
-    exchange: str = "auto"
-    zeros: str = "send"
+    rounds: int | None = option(
+        None, "rounds a layer's halo is fetched in; default: P - 1, strict", POSITIVE
+    )
+    memory_budget: int | str | None = option(
+        None, "bytes of halo in flight, like 4GiB, not --rounds", SIZE
+    )
+    rematerialize: bool = option(True, "keep fetched rows for the backward pass")
+    block_bytes: int | None = option(
+        None,
+        "bytes of edge values computed at once by messages without a kernel of their own; "
+        "default: 8MiB, 1GiB on cuda",
+        SIZE,
+    )
+    constant_inputs: str = option(
+        "memory",
+        "where sums of rows that stay the same are kept instead of sent again; mapped (files) "
+        "also keeps what an attention layer reads of others",
+        one_of(CONSTANT_INPUTS),
+    )
+    structure: str = option(
+        "both", "orientations of the edges kept, 12 bytes an edge or 8", one_of(("both", "one"))
+    )
+    exchange: str = option(
+        "auto",
+        "what is least for sums and attention, or all source rows",
+        one_of(("auto", "pull")),
+    )
+    zeros: str = option(
+        "send",
+        "whether zeros of relu and dropout travel with rows that are summed",
+        one_of(("send", "skip")),
+    )
 
     def __post_init__(self) -> None:
-        if self.rounds is not None:
-            if isinstance(self.rounds, bool) or not isinstance(self.rounds, int):
-                raise TypeError(
-                    f"rounds: got {type(self.rounds).__name__}, expected an int or None"
-                )
-            if self.rounds < 1:
-                raise ValueError(f"rounds: got {self.rounds}, expected at least 1")
-        if self.memory_budget is not None:
-            if self.rounds is not None:
-                raise ValueError("rounds and memory_budget: got both, expected at most one of them")
-            object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
-        if not isinstance(self.rematerialize, bool):
-            raise TypeError(
-                f"rematerialize: got {type(self.rematerialize).__name__}, expected a bool"
-            )
-        if self.exchange not in ("auto", "pull"):
-            raise ValueError(f"exchange: got {self.exchange!r}, expected 'auto' or 'pull'")
-        if self.zeros not in ("send", "skip"):
-            raise ValueError(f"zeros: got {self.zeros!r}, expected 'send' or 'skip'")
-        if self.block_bytes is not None:
-            object.__setattr__(self, "block_bytes", parse_bytes(self.block_bytes, "block_bytes"))
-        if self.constant_inputs not in CONSTANT_INPUTS:
-            raise ValueError(
-                f"constant_inputs: got {self.constant_inputs!r}, "
-                f"expected one of {', '.join(CONSTANT_INPUTS)}"
-            )
-        if self.structure not in ("both", "one"):
-            raise ValueError(f"structure: got {self.structure!r}, expected 'both' or 'one'")
+        if self.rounds is not None and self.memory_budget is not None:
+            raise ValueError("rounds and memory_budget: got both, expected at most one of them")
+        for name in ("memory_budget", "block_bytes"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
+        check_options(self)
 
 
 class Config:

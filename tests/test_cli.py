@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sar.__main__ import COMMANDS, build_parser, main
+from sar.__main__ import COMMANDS, main, read_words
 from sar.cli import config_file
 from sar.train.options import DataOptions, ModelOptions, SampledOptions, TrainOptions
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def parsed(*words: str) -> dict:
-    return vars(build_parser().parse_args(words))
+    return vars(read_words(words))
 
 
 def fails(capsys: pytest.CaptureFixture, *words: str) -> list[str]:
@@ -43,17 +43,16 @@ def test_help_has_two_lengths_and_one_style(
     monkeypatch.setenv("COLUMNS", "80")
     short, long = (help_of(command, option, capsys) for option in ("--help", "--help-all"))
     assert len(short.splitlines()) < len(long.splitlines()) + 2 and "--debug" not in short
-    text = " ".join(long.split())
-    parser = build_parser().command(command)
-    for action in parser._actions:
-        for option in action.option_strings:
-            assert option in text
-        told = " ".join(parser._get_formatter()._expand_help(action).split())
+    for one in COMMANDS[command].options:
+        told = one.text()
+        assert "".join(told.split()) in "".join(long.split()), told
+        assert all(f" {flag}" in long for flag in one.flags)
         before, _, default = told.partition("default")
         if default:
-            assert (before.endswith("; ") or not before) and default.startswith(": "), told
-        if action.option_strings and action.default not in (None, False, {}, [], "==SUPPRESS=="):
-            assert "; default: " in told, told
+            assert before.endswith("; ") or not before, told
+            assert default.startswith(": "), told
+        if one.flags and one.default not in (None, False, {}, []):
+            assert "default: " in told, told
 
 
 def test_the_help_of_train_is_short(
@@ -65,13 +64,14 @@ def test_the_help_of_train_is_short(
     assert "--lossy-wire" in help_of("train", "--help-all", capsys)
 
 
-def test_defaults_are_those_of_the_library() -> None:
+def test_defaults_are_those_of_the_library(capsys: pytest.CaptureFixture) -> None:
     args = parsed("train", "parts.json")
     for options in (ModelOptions(), DataOptions(), TrainOptions()):
         for name, value in vars(options).items():
             if name in args and name not in ("epochs_", "checkpoint_steps"):
                 assert args[name] == value, name
-    text = build_parser().command("train").format_help(True)
+    assert main(["train", "--help-all"]) == 0
+    text = capsys.readouterr().out
     assert f"default: {','.join(map(str, SampledOptions.fanouts))}" in text
     assert f"default: {SampledOptions.batch_size}" in text
 
@@ -190,13 +190,13 @@ def test_arguments_of_a_model_keep_their_types(tmp_path: Path) -> None:
     ids=lambda words: words[0],
 )  # fmt: skip
 def test_what_is_saved_gives_the_same_again(words: list[str], tmp_path: Path) -> None:
-    parser = build_parser()
-    args, path = parser.parse_args(words), tmp_path / "saved.yaml"
-    config_file.write(parser.command(words[0]), args, str(path))
+    options = COMMANDS[words[0]].options
+    args, path = read_words(words), tmp_path / "saved.yaml"
+    config_file.write(options, args, str(path))
     saved = yaml.safe_load(path.read_text())
     again = parsed(words[0], "--config", str(path))
     assert again | {"config": None} == vars(args)
-    config_file.write(parser.command(words[0]), build_parser().parse_args(words), str(path))
+    config_file.write(options, read_words(words), str(path))
     assert yaml.safe_load(path.read_text()) == saved
 
 

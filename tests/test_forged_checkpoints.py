@@ -19,7 +19,7 @@ from test_checkpoint import trainer
 from torch import Tensor
 
 from benchmarks.tasks import mutations
-from sar.__main__ import build_parser
+from sar.__main__ import read_words
 from sar.cli import evaluate, train
 from sar.comm import LocalGroup
 from sar.errors import SarError
@@ -159,7 +159,7 @@ def test_no_larger_model_than_the_files_is_built(tmp_path: Path, name: str) -> N
 
 
 def command(module: Any, *words: str) -> None:
-    module.work(build_parser().parse_args(words), LocalGroup(), torch.device("cpu"))
+    module.work(read_words(words), LocalGroup(), torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- without a digest

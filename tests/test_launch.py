@@ -18,7 +18,7 @@ import torch
 from harness import WorkerPool, run_threads
 from harness.commands import launch_on
 
-from sar.__main__ import build_parser, main
+from sar.__main__ import main, read_words
 from sar.cli import evaluate, inputs, train
 from sar.cli.launch import (
     check_rank_arguments,
@@ -500,14 +500,14 @@ def test_the_users_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_cuda_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = build_parser().parse_args(["train", "parts.json", "--device", "cuda"])
+    args = read_words(["train", "parts.json", "--device", "cuda"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="--device: got cuda"):
         check_rank_arguments(args)
 
 
 def test_edge_values_at_once_are_an_option() -> None:
-    parse, words = build_parser().parse_args, ["train", "parts.json"]
+    parse, words = read_words, ["train", "parts.json"]
     assert policy_of(parse(words)).block_bytes is None
     assert policy_of(parse([*words, "--block-bytes", "64MiB"])).block_bytes == 64 << 20
 

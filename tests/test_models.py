@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import sar
 from sar import registry
-from sar.__main__ import build_parser
+from sar.__main__ import read_words
 from sar.cli.train import make_trainer
 from sar.comm import Group, LocalGroup, ThreadGroup
 from sar.models import (
@@ -27,6 +27,7 @@ from sar.models import (
     SAGEConv,
     SampledBlock,
     build_model,
+    call_of,
     prepare_graph,
     read_call,
 )
@@ -264,7 +265,7 @@ def test_options_of_the_built_in_ones() -> None:
         ModelOptions(call="graph,x")
     options = ModelOptions("gat", layers=2, hidden=6, heads=2)
     model = build_model(options, 4, 3)
-    assert str(options.call_of(model)) == "(graph, x)"
+    assert str(call_of(options, model)) == "(graph, x)"
     assert prepare_graph("as it is", ModelOptions("sage")) == "as it is"
 
 
@@ -307,7 +308,7 @@ def weighted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Grap
 
 def trained(path: str, *words: str) -> Any:
     words = ("--epochs", "1", "--no-progress", "--front-end", "sar", *words)
-    args = build_parser().parse_args(["train", path, "--model", "weighing:Net", *words])
+    args = read_words(["train", path, "--model", "weighing:Net", *words])
 
     def rank(group: Group) -> Any:
         trainer = make_trainer(args, group, torch.device("cpu"))

@@ -17,7 +17,7 @@ from harness.parts import Cutter
 from one_loop import misbehave
 
 import sar
-from sar.cli import called, parcel
+from sar.cli import call_files, worker
 from sar.cli.ranks import REPORT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,15 +68,15 @@ def test_an_error_that_cannot_be_pickled_comes_as_text(tmp_path: Path) -> None:
     class Own(Exception):
         pass
 
-    parcel.write_error(tmp_path, 2, sar.CommError("a peer is gone"))
-    assert parcel.first_error(tmp_path) is None
-    parcel.write_error(tmp_path, 1, Own("why"))
-    error = parcel.first_error(tmp_path)
+    call_files.write_error(tmp_path, 2, sar.CommError("a peer is gone"))
+    assert call_files.first_error(tmp_path) is None
+    call_files.write_error(tmp_path, 1, Own("why"))
+    error = call_files.first_error(tmp_path)
     assert type(error) is sar.SarError and str(error) == "Own: why"
     with pytest.raises(TypeError, match="main: returned a function that cannot be handed"):
-        parcel.write_result(tmp_path, lambda: 0)
-    parcel.write_result(tmp_path, {"loss": torch.ones(2)})
-    assert parcel.read_result(tmp_path)["loss"].tolist() == [1, 1]
+        call_files.write_result(tmp_path, lambda: 0)
+    call_files.write_result(tmp_path, {"loss": torch.ones(2)})
+    assert call_files.read_result(tmp_path)["loss"].tolist() == [1, 1]
 
 
 def top_level(_: Any = None) -> None:
@@ -130,19 +130,19 @@ def test_bad_options(options: dict[str, Any], error: type, match: str) -> None:
 
 def test_a_main_that_leaves(tmp_path: Path) -> None:
     """With the status 0 it returned None; with another it failed, and a silent end is told."""
-    assert called._call(sys.exit, ()) is None and called._call(sys.exit, (0,)) is None
+    assert worker._call(sys.exit, ()) is None and worker._call(sys.exit, (0,)) is None
     with pytest.raises(SystemExit, match="3"):
-        called._call(sys.exit, (3,))
+        worker._call(sys.exit, (3,))
     with pytest.raises(sar.SarError, match=r"rank 0: ended before main returned.*os\._exit"):
-        parcel.read_result(tmp_path)
+        call_files.read_result(tmp_path)
 
 
 def test_what_ranks_do_not_find_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a function that is defined under the script's guard."""
-    parcel.write_call(tmp_path, top_level, ())
+    call_files.write_call(tmp_path, top_level, ())
     monkeypatch.delattr(sys.modules[__name__], "top_level")
     with pytest.raises(TypeError, match="main, args: got what a rank does not find .*top_level"):
-        parcel.read_call(tmp_path)
+        call_files.read_call(tmp_path)
 
 
 def test_a_script_without_a_guard_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

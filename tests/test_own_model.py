@@ -16,7 +16,7 @@ from test_train import CLASSES, WIDTH, cut, graph
 from torch import nn
 
 import sar
-from sar.__main__ import build_parser, main
+from sar.__main__ import main, read_words
 from sar.cli.train import make_trainer
 from sar.comm import Group, ThreadGroup
 from sar.models.own import build_own, find_maker
@@ -70,7 +70,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def trained(place: Path, *words: str, size: int = 2) -> list[Any]:
     """What each rank's trainer started from, and its losses."""
     path = next((place / "parts2").glob("*.json"))
-    args = build_parser().parse_args(["train", str(path), "--no-progress", *words])
+    args = read_words(["train", str(path), "--no-progress", *words])
 
     def rank(group: Group) -> Any:
         trainer = make_trainer(args, group, torch.device("cpu"))

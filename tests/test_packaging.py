@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import sar
-from sar.__main__ import build_parser
+from sar.__main__ import read_words
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
@@ -153,7 +153,7 @@ def test_what_the_image_is_made_of_is_there() -> None:
     copied = [words[1] for words in lines if words[:1] == ["COPY"] and "--from" not in words[1]]
     assert copied and all((ROOT / name).exists() for name in copied)
     tried = [words[2:] for words in lines if words[:2] == ["RUN", "sar"]]
-    assert [build_parser().parse_args(words).nproc for words in tried] == [2]
+    assert [read_words(words).nproc for words in tried] == [2]
 
 
 # ---------------------------------------------------------------- completion of words
@@ -170,7 +170,7 @@ def script(shell: str, capsys: pytest.CaptureFixture) -> str:
     """What `sar --print-completion` writes."""
     pytest.importorskip("shtab")
     with pytest.raises(SystemExit) as stop:
-        build_parser().parse_args(["--print-completion", shell])
+        read_words(["--print-completion", shell])
     assert stop.value.code == 0
     return capsys.readouterr().out
 
@@ -204,6 +204,6 @@ def test_without_shtab_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(SystemExit) as stop:
-        build_parser().parse_args(["--print-completion", "bash"])
+        read_words(["--print-completion", "bash"])
     assert stop.value.code == 2
     assert "pip install 'sar-gnn[completion]'" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sar.__main__ import main
-from sar.cli.plan_picture import numbers, other_number
+from sar.cli.plan import numbers, other_number
 from sar.pictures import (
     DARK,
     LIGHT,

@@ -17,7 +17,7 @@ from harness.parts import Cutter
 import sar
 from sar.__main__ import main
 from sar.cli import plan as cli
-from sar.cli.values import parse_rate
+from sar.cli.options import parse_rate
 from sar.comm import sockets
 from sar.edges.out_edges import OutEdges
 from sar.edges.push_pull import linear_relation

@@ -23,7 +23,7 @@ import torch
 from harness import run_threads
 from torch import Tensor, nn
 
-from sar.__main__ import build_parser, main
+from sar.__main__ import main, read_words
 from sar.cli import evaluate, train
 from sar.comm import Group, LocalGroup
 from sar.errors import MissingDependencyError, SarError
@@ -614,7 +614,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def command(module: ModuleType, *words: object) -> None:
     """`sar train` or `sar evaluate` on two ranks that are threads."""
-    args = build_parser().parse_args([str(word) for word in words])
+    args = read_words([str(word) for word in words])
     run_threads(2, lambda group: module.work(args, group, CPU))
 
 

@@ -20,7 +20,7 @@ from harness.nursery import Child, Nursery
 from test_launch import ROOT, children, environment, variable, wait_for
 
 from benchmarks.hosts import Hosts, missing
-from sar.__main__ import build_parser, main
+from sar.__main__ import main, read_words
 from sar.cli.ranks import run_ranks
 from sar.errors import SarError
 from sar.partition.sources.generate import community_graph
@@ -289,7 +289,7 @@ def test_a_rank_that_stops_after_its_last_collective(tmp_path: Path) -> None:
     graph = community_graph(60, 300, 3, classes=3, features=8)
     parts = write_partitions(graph, np.arange(60) % 2, tmp_path / "parts")
     words = ["train", parts, "--hidden", "8", "--epochs", "1", "--no-progress"]
-    args = {key: value for key, value in vars(build_parser().parse_args(words)).items()}
+    args = {key: value for key, value in vars(read_words(words)).items()}
     plain = json.dumps({key: value for key, value in args.items() if not callable(value)})
     paths = environment(PYTHONPATH=f"{tmp_path}:{ROOT}", OMP_NUM_THREADS="1")
     with pytest.raises(SarError, match="rank 1: did not end within 3 seconds after other ranks"):

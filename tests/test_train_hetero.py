@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from harness.graphs import to_dgl
 from torch import Tensor, nn
 
-from sar.__main__ import build_parser, main
+from sar.__main__ import main, read_words
 from sar.cli.evaluate import work
 from sar.cli.train import make_trainer
 from sar.comm import Group, ThreadGroup
@@ -53,7 +53,7 @@ def trained(
 
     Parameters come of a generator of their own: threads share torch's.
     """
-    args = build_parser().parse_args(["train", path, "--no-progress", *words])
+    args = read_words(["train", path, "--no-progress", *words])
 
     def rank(group: Group) -> Any:
         trainer = make_trainer(args, group, torch.device("cpu"))
@@ -155,7 +155,7 @@ def test_learned_rows_are_part_of_the_checkpoint(tmp_path: Path) -> None:
     for size, name in ((2, "a"), (1, "b"), (3, "b")):
         out = tmp_path / f"{name}{size}"
         where = ["--checkpoint", str(run / name), "--out", str(out), "--gather", "--logits"]
-        args = build_parser().parse_args(["evaluate", cut(arrays, size, tmp_path), *where])
+        args = read_words(["evaluate", cut(arrays, size, tmp_path), *where])
         predict = partial(work, args, device=torch.device("cpu"))
         ThreadGroup.run(size, lambda group, predict=predict: predict(group=group), timeout=60)
         found.append(np.load(out / "predictions.npz")["logits"])

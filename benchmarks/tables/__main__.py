@@ -9,8 +9,8 @@ from dataclasses import asdict
 from benchmarks import report
 from benchmarks.registry import Table
 from benchmarks.tables import measured, output
-from benchmarks.tables.contenders import MODELS, Request
-from sar.cli.arguments.bench import add_arguments, check
+from benchmarks.tables.contenders import Request
+from sar.cli.commands import COMMANDS
 
 
 def request_of(args: argparse.Namespace) -> Request:
@@ -24,11 +24,7 @@ def request_of(args: argparse.Namespace) -> Request:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and write; the exit status."""
-    parser = argparse.ArgumentParser(prog="sar bench", description=__doc__)
-    add_arguments(parser, MODELS)
-    args = parser.parse_args(arguments)
-    for problem in check(args):
-        parser.error(problem)
+    args = COMMANDS["bench"].read(sys.argv[1:] if arguments is None else arguments, "sar bench")
     request = request_of(args)
     machine = report.machine()
     report.print_machine(machine)

@@ -11,8 +11,6 @@ from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
 from benchmarks.hosts import Hosts
 from benchmarks.registry import Options
 
-MODELS = ("sage", "gat", "gatv2")
-
 
 @dataclass(frozen=True)
 class Request:

@@ -101,7 +101,7 @@ def _median_epoch(cluster: Cluster, epochs: int) -> Row:
 
 def bits(rate: str) -> float:
     """Bits a second of a rate as tc writes it; raises ``ValueError``."""
-    from sar.cli.values import parse_rate
+    from sar.cli.options import parse_rate
 
     return parse_rate(rate)
 

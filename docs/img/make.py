@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sar.__main__ import main
-from sar.cli.plan_picture import draw
+from sar.cli.plan import draw
 from sar.plan import KNOWN, Hardware, Work, estimate, measure_costs
 from sar.train.options import ModelOptions
 

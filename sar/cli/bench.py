@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import sar
+from sar.cli.commands import COMMANDS
 from sar.cli.pictures import need_matplotlib
 from sar.errors import SarError
+from sar.options import FLAG
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,9 +40,12 @@ def package_root() -> Path:
 
 
 def _words(args: argparse.Namespace) -> list[str]:
+    """The command's words once more, of the options that have a value."""
     words = []
-    for name in ("scale", "method", "model", "epochs", "out", "cache"):
-        words += [f"--{name}", str(getattr(args, name))]
-    words += ["--ranks", *map(str, args.ranks), "--bandwidth", *args.bandwidth]
-    words += ["--dark"] * args.dark
-    return words + (["--sar-path", str(args.sar_path)] if args.sar_path is not None else [])
+    for one in COMMANDS["bench"].groups[0].options:
+        value = getattr(args, one.name)
+        if one.kind is FLAG:
+            words += one.flags * value
+        elif value is not None:
+            words += [*one.flags, *map(str, value if one.many else [value])]
+    return words

@@ -11,7 +11,7 @@ import numpy as np
 from sar.partition.arrays import GraphArrays
 from sar.partition.quality import CutQuality, balance
 from sar.plan import GraphStatistics, Work, from_quality, measure_costs, predict_bytes
-from sar.train.options import ModelOptions
+from sar.run_options import ModelOptions
 
 _INDENT = 9  # columns of a label
 CLASSES = 16  # of the predicted model where nobody says

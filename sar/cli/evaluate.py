@@ -14,19 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.cli.inputs import resolve_parts
+from sar.cli.inputs import load_rank, put_columns, resolve_parts
 from sar.cli.launch import check_rank_arguments, joined, launch, run_rank
 from sar.cli.outputs import check_writable
-from sar.cli.rank_data import load_rank, put_columns
 from sar.comm import Group
 from sar.files import naming, remove_left_over, staged
-from sar.models import ModelOptions, build_model, prepare_graph
+from sar.models import ModelOptions, build_model, call_of, prepare_graph
 from sar.partition.load import PartitionData
+from sar.run_options import DataOptions, TrainOptions
 from sar.train.checkpoint import FILE_NAME, check_fields, load_checkpoint, load_model
 from sar.train.data import NodeData
 from sar.train.fields import check_names
 from sar.train.metrics import predict
-from sar.train.options import DataOptions, TrainOptions
 from sar.train.tables import load_tables
 from sar.train.trainer import Trainer
 
@@ -72,7 +71,7 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     model = build_model(model_options, *sizes, graph=graph, target_type=data.ntype).to(device)
     epoch = load_model(model, content, args.which)
     load_tables(args.checkpoint, content.get("tables", {}), model, None, group)
-    call = model_options.call_of(model)
+    call = call_of(model_options, model)
     put_columns(graph, partition, call.columns)
     options = TrainOptions(metric=config["metric"], mfgs="off")
     trainer = Trainer(model, graph, data, options, group=group, call=call)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sar.cli.call_files import first_error, read_result, write_call
 from sar.cli.launch import worker_environment
-from sar.cli.parcel import first_error, read_result, write_call
 from sar.cli.ranks import REPORT, run_ranks
 from sar.comm import DEFAULT_TIMEOUT
 from sar.errors import SarError
@@ -56,7 +56,7 @@ def launch(
         write_call(folder, main, tuple(args))
         environment = worker_environment(nproc, threads, allocator)
         try:
-            run_ranks(["sar.cli.called", str(folder)], nproc, environment, timeout)
+            run_ranks(["sar.cli.worker", "function", str(folder)], nproc, environment, timeout)
         except SarError as failure:
             error = first_error(folder)
             if error is None:

@@ -7,16 +7,22 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from sar import __version__
+import torch
+
+import sar
+from sar.cli.launch import policy_of
 from sar.cli.partition import WARNING
 from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
 from sar.partition import child
-from sar.partition.load import read_book
+from sar.partition.load import PartitionData, read_book
 from sar.partition.sources.inputs import reads_other_files
+from sar.run_options import DataOptions
+from sar.train.data import NodeData, load_node_data
 
 DEFAULT_PARTS = 2
 
@@ -56,6 +62,43 @@ def parts_of_rank(args: argparse.Namespace, group: Group) -> str:
     return path
 
 
+def load_rank(
+    args: argparse.Namespace,
+    options: DataOptions,
+    group: Group,
+    device: torch.device,
+    need_labels: bool = True,
+) -> tuple[PartitionData, sar.ShardedGraph, NodeData]:
+    """This rank's partition, its view of the graph, and its data; collective."""
+    path = parts_of_rank(args, group)
+    partition = sar.load_partition_data(path, group.rank, device, verify=args.verify)
+    data = load_node_data(
+        partition,
+        options,
+        need_labels=need_labels,
+        map_features=args.map_features,
+        group=group,
+    )
+    graph = sar.construct_full_graph(partition, policy_of(args))
+    return partition, graph, data.to(device)
+
+
+def put_columns(graph: sar.ShardedGraph, partition: PartitionData, names: Sequence[str]) -> None:
+    """Let the graph have columns of edges that its model is called with.
+
+    Raises ``ValueError``, alike on every rank, where the partitions hold none of the name.
+    """
+    for name in names:
+        if len(graph.canonical_etypes) > 1:
+            raise ValueError(f"call: got {name!r}, a column of edges of one relation, for several")
+        prefix = ":".join(graph.canonical_etypes[0]) + "/"
+        if prefix + name not in partition.edge_features:
+            known = [key.removeprefix(prefix) for key in partition.edge_features]
+            found = ", ".join(known) or "none"
+            raise ValueError(f"call: got {name!r}, expected a column of the edges: {found}")
+        graph.edata[name] = partition.edge_features[prefix + name]
+
+
 def cut_into_cache(source: str, parts: int, method: str, seed: int) -> Path:
     """The JSON of ``source`` cut in ``parts``; made at most once.
 
@@ -88,7 +131,7 @@ def cache_folder() -> Path:
 
 def cache_name(source: str, parts: int, method: str, seed: int) -> str:
     """A readable name with a digest of all that the cut depends on, also a file's age and size."""
-    about = [source, parts, method, seed, __version__]
+    about = [source, parts, method, seed, sar.__version__]
     path = Path(source)
     if path.is_file():
         status = path.stat()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from sar.comm import Group, join_others, shutdown
 from sar.comm.setup import leave_after
 from sar.config import Policy
 from sar.files import remove_left_over
+from sar.options import take
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
@@ -43,16 +45,7 @@ def _check_allocator(name: str) -> None:
 
 def policy_of(args: argparse.Namespace) -> Policy:
     """How halos are streamed."""
-    return Policy(
-        args.rounds,
-        args.memory_budget,
-        not args.no_rematerialize,
-        args.block_bytes,
-        constant_inputs=args.constant_inputs,
-        structure=args.structure,
-        exchange=args.exchange,
-        zeros=args.zeros,
-    )
+    return take(Policy, args)
 
 
 def backend_of(args: argparse.Namespace) -> str:
@@ -161,3 +154,12 @@ def worker_environment(
 
 def _as_json(args: argparse.Namespace) -> str:
     return json.dumps(vars(args))
+
+
+def print_environment(args: argparse.Namespace) -> int:
+    """`sar environment`: what to set for ranks that something else starts."""
+    is_preloaded(args.allocator)  # raises where something else is
+    for name, value in allocator_environment(args.allocator).items():
+        if not os.environ.get(name):
+            print(f"export {name}={shlex.quote(value)}")
+    return 0

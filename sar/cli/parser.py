@@ -1,218 +1,179 @@
-"""The parser of every command: all mistakes at once, help in two lengths, options from a file."""
+"""The words of a command: all mistakes at once, help in two lengths, options from a file."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from sar.cli import config_file
+from sar.cli.options import COMMON, FILES
+from sar.options import FLAG, Option, closest, one_of
 
 USER_ERROR = 2  # a status, argparse's own
-_BAD: Any = object()  # in place of a value that could not be read
+HELP = ("-h", "--help", "--help-all")
+SHELL = one_of(("bash", "zsh", "fish", "tcsh"))
 _WIDTH, _HELP_COLUMN = 100, 26
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant, as the end of a message; else nothing."""
-    found = difflib.get_close_matches(word, [*known], n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+Rule = Callable[[argparse.Namespace], Iterable[str]]
+Offer = tuple[argparse.Action, Option]
 
 
-class Formatter(argparse.HelpFormatter):
-    """Choices behind the text, then the default: one style for all options."""
+class Group:
+    """Options below one title; ``--help`` leaves those for experts out."""
 
-    def __init__(self, prog: str) -> None:
-        width = min(_WIDTH, shutil.get_terminal_size().columns)
-        super().__init__(prog, max_help_position=_HELP_COLUMN, width=width)
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text = action.help or ""
-        if action.choices is not None and not isinstance(action, argparse._SubParsersAction):
-            text += (": " if text else "") + ", ".join(map(str, action.choices))
-        shown = action.default
-        if not action.option_strings or shown is argparse.SUPPRESS:
-            return text
-        if shown is None or shown == [] or isinstance(shown, bool | dict):
-            return text
-        if isinstance(shown, list | tuple):
-            shown = " ".join(map(str, shown))
-        shown = f"{shown:g}" if isinstance(shown, float) else shown
-        return f"{text}; default: {shown}".removeprefix("; ").replace("%", "%%")
-
-    def _metavar_formatter(self, action: argparse.Action, default: str) -> Any:
-        if action.metavar is not None or not action.option_strings:
-            return super()._metavar_formatter(action, default)
-        name = "WORD" if action.choices is not None else getattr(action.type, "metavar", default)
-        return lambda size: (name,) * size
+    def __init__(self, title: str, *options: Option, note: str = "", expert: bool = False) -> None:
+        self.title, self.options, self.note = title, options, note
+        self.short = () if expert else tuple(one for one in options if not one.expert)
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser without abbreviations that notes what is wrong and tells all of it.
+class Command:
+    """A sub-command.
 
-    Attributes:
-        check: of what options say together: gives messages; called when each alone is right.
+    Args:
+        run: the module and its function that takes what was read.
+        rules: of what options say together: give messages; asked when each alone is right.
+        fixed: of what is read, beside the options.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.update(allow_abbrev=False, add_help=False, formatter_class=Formatter)
-        super().__init__(*args, **kwargs)
-        self.check: Callable[[argparse.Namespace], Iterable[str]] = lambda args: ()
-        self._problems: list[str] = []
-        self._bad_values = False
-        self._off: set[str] = set()  # flags that the command line takes back
-        self._hidden: set[str] = set()
+    def __init__(
+        self, name: str, run: str, help: str, description: str, *groups: Group,
+        rules: Sequence[Rule] = (), usage: str = "", epilog: str | None = None,
+        fixed: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.name, self.run, self.help, self.description = name, run, help, description
+        self.groups = (*groups, Group("the command itself", *COMMON))
+        self.rules, self.usage, self.epilog, self.fixed = rules, usage, epilog, fixed
+        self.options = [one for group in self.groups for one in group.options]
 
-    def for_experts(self, *names: str) -> None:
-        """Options, or titles of groups, that ``--help`` leaves out and ``--help-all`` shows."""
-        self._hidden.update(names)
-
-    def add_common(self) -> None:
-        """What every command takes."""
-        common = self.add_argument_group("the command itself")
-        common.add_argument("--config", metavar="FILE", help="read options from this YAML file")
-        common.add_argument(
-            "--save-config", metavar="FILE", help="write all options in effect to it"
-        )
-        common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        add_help(common)
-        self.for_experts("--debug")
-
-    def command(self, name: str) -> Parser:
-        """The parser of a sub-command."""
-        actions = (one for one in self._actions if isinstance(one, argparse._SubParsersAction))
-        return next(actions).choices[name]
-
-    def format_help(self, everything: bool = False) -> str:
-        """The help text, without what :meth:`for_experts` named unless ``everything`` is wanted."""
-        formatter, left_out = self._get_formatter(), 0
-        formatter.add_usage(self.usage or self._short_usage(), [], [])
-        formatter.add_text(self.description)
-        for group in self._action_groups:
-            shown = [one for one in group._group_actions if everything or not self._hides(one)]
-            if group.title in self._hidden and not everything:
-                shown = []
-            left_out += len(group._group_actions) - len(shown)
+    def fill(self, parser: argparse.ArgumentParser, everything: bool = True) -> list[Offer]:
+        """Give ``parser`` the options. It takes all words for values: they are read later."""
+        parser.description, parser.epilog = self.description, self.epilog
+        parser.usage = f"{parser.prog} {self.usage}" if self.usage else self._usage(parser.prog)
+        offers = []
+        for group in self.groups:
+            shown = group.options if everything else group.short
             if shown:
-                formatter.start_section(group.title)
-                formatter.add_text(group.description)
-                formatter.add_arguments(shown)
-                formatter.end_section()
-        formatter.add_text(self.epilog)
-        formatter.add_text(f"{left_out} more: {self.prog} --help-all" if left_out else None)
-        return formatter.format_help()
+                section = parser.add_argument_group(group.title, group.note or None)
+                offers += [(_add(section, one), one) for one in shown]
+        section.add_argument(*HELP, action="store_true", help="show the options; all of them")
+        return offers
 
-    def _hides(self, action: argparse.Action) -> bool:
-        return not self._hidden.isdisjoint(action.option_strings)
+    def _usage(self, prog: str) -> str:
+        places = [one.value_word for one in self.options if one.place]
+        named = [f"{one.flags[0]} {one.value_word}" for one in self.options if one.required]
+        return " ".join([prog, *places, *named, "[options]"])
 
-    def _short_usage(self) -> str:
-        words = [self.prog]
-        for action in self._actions:
-            if not action.option_strings:
-                words.append(str(action.metavar or action.dest))
-            elif action.required:
-                words += [action.option_strings[0], str(action.metavar)]
-        return " ".join([*words, "[options]"])
+    def show_help(self, prog: str, everything: bool) -> None:
+        """Print the help text."""
+        parser = new_parser(prog)
+        hidden = len(self.options) - len(self.fill(parser, everything))
+        more = f"\n{hidden} more: {prog} --help-all\n" if hidden else ""
+        sys.stdout.write(parser.format_help() + more)
 
-    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        result, left = self.parse_known_args(args, namespace)
-        self._note_words(left)
-        self._tell()
-        return result
+    def read(self, words: Sequence[str], prog: str) -> argparse.Namespace:
+        """What the words and the file of options say, an attribute for each option.
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        words = list(sys.argv[1:] if args is None else args)
-        if self._subparsers is not None:
-            return super().parse_known_args(words, namespace)
-        words = list(self._mended(words))
-        self._read_config(words)
-        result, left = super().parse_known_args(words, namespace)
-        if not any("unknown option" in one for one in self._problems):
-            self._note_words(left)  # else they may be values of those
-        if not self._bad_values:
-            self._problems += self.check(result)
-        self._tell()
-        return result, []
+        Ends the program after ``--help``, and where something is wrong: all of it is told.
+        """
+        if not set(HELP).isdisjoint(words):
+            self.show_help(prog, "--help-all" in words)
+            sys.exit(0)
+        return _Reading(self, prog).read(words)
+
+
+class _Reading:
+    """One reading of a command's words, which notes what is wrong.
+
+    Attributes:
+        off: names of the flags that the words take back from a file.
+    """
+
+    def __init__(self, command: Command, prog: str) -> None:
+        self.command, self.prog = command, prog
+        self.known = {flag: one for one in command.options for flag in one.flags}
+        self.problems: list[str] = []
+        self.off: set[str] = set()
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        given = self._split([*self._mended(words)])
+        found = argparse.Namespace(command=self.command.name, **self.command.fixed)
+        if self._read_values(given, found):
+            self.problems += [text for rule in self.command.rules for text in rule(found)]
+        if self.problems:
+            end(self.prog, self.problems)
+        return found
 
     def _mended(self, words: Sequence[str]) -> Iterator[str]:
         """The words with those options that were probably meant, so that the rest can be read."""
-        known = self._option_string_actions
         for word in _joined(words):
             name, equals, value = word.partition("=")
-            if not re.match("--?[A-Za-z]", word) or name in known:
+            if not re.match("--?[A-Za-z]", word) or name in self.known:
                 yield word
-                continue
-            flag = self._taken_back(name)
-            if flag is not None:
-                self._off.add(flag.dest)
-                continue
-            hint = closest(name, known)
-            self._problems.append(f"{name}: unknown option{hint}")
-            meant = hint.removeprefix("; did you mean ").removesuffix("?")
-            if meant and not isinstance(known[meant], Help):
-                yield f"{meant}{equals}{value}"
+            elif (flag := self._taken_back(name)) is not None:
+                self.off.add(flag.name)
+            else:
+                hint = closest(name, [*self.known, *HELP[1:]])
+                self.problems.append(f"{name}: unknown option{hint}")
+                meant = hint.removeprefix("; did you mean ").removesuffix("?")
+                if meant in self.known:
+                    yield f"{meant}{equals}{value}"
 
-    def _taken_back(self, name: str) -> argparse.Action | None:
+    def _taken_back(self, name: str) -> Option | None:
         """The flag that ``--no-flag`` takes back, which a file of options may have set."""
         other = name.replace("--no-", "--", 1) if name.startswith("--no-") else f"--no-{name[2:]}"
-        action = self._option_string_actions.get(other)
-        return action if action is not None and action.nargs == 0 else None
+        found = self.known.get(other)
+        return found if found is not None and found.kind is FLAG else None
 
-    def _read_config(self, words: Sequence[str]) -> None:
-        """Values of the file that the words name become defaults."""
-        pairs = zip(words, [*words[1:], ""])
-        path = None
-        for word, value in pairs:
-            if word == "--config":
-                path = value
-            elif word.startswith("--config="):
-                path = word.partition("=")[2]
-        if path is None:
-            return
-        self._problems += config_file.read_into(self, path, self._off)
-
-    def convert(self, action: argparse.Action, text: str) -> Any:
-        """The value that a word stands for. Raises ``argparse.ArgumentError``."""
-        value = super()._get_value(action, text)  # type: ignore[misc]
-        _expect_choice(action, value)
-        return value
-
-    def _get_value(self, action: argparse.Action, text: str) -> Any:
-        """As argparse; what is wrong is noted, and told with the rest."""
-        if isinstance(action, argparse._SubParsersAction):  # all words, the command among them
-            return text
+    def _split(self, words: list[str]) -> dict[str, Any]:
+        """The words by the options that they are of."""
+        parser = new_parser(self.prog)
+        self.command.fill(parser)
         try:
-            return self.convert(action, text)
+            given, left = parser.parse_known_args(words)
         except argparse.ArgumentError as error:
-            if self._subparsers is not None:  # options that act at once
-                raise
-            self._problems.append(plain(error))
-            self._bad_values = True
-            return _BAD
+            end(self.prog, [*self.problems, f"{error.argument_name}: {error.message}"])
+        if left and not any("unknown option" in one for one in self.problems):
+            self.problems.append(f"got more words than are read: {' '.join(left)}")
+        return vars(given)
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Done with the value, but for the command's name: without it nothing can be read."""
-        if isinstance(action, argparse._SubParsersAction):
-            _expect_choice(action, value)
+    def _read_values(self, given: dict[str, Any], found: argparse.Namespace) -> bool:
+        """Whether all options have values; those of the file stand where no words do."""
+        options, before = self.command.options, len(self.problems)
+        filed: dict[str, Any] = {}
+        if "config" in given:
+            filed, wrong = config_file.read(given["config"], options, self.prog)
+            self.problems += wrong
+        for one in options:
+            value = one.initial() if one.name in self.off else filed.get(one.name, one.initial())
+            if one.name in given:
+                try:
+                    value = _with_words(one, value, given[one.name])
+                except ValueError as error:
+                    self.problems.append(f"{one.title}: {error}")
+            setattr(found, one.name, value)
+        right = len(self.problems) == before
+        required = [one for one in options if one.place or one.required]
+        missing = [one.title for one in required if getattr(found, one.name) is None]
+        if missing:
+            self.problems.append(f"the following arguments are required: {', '.join(missing)}")
+        return right and not missing
 
-    def _note_words(self, words: Sequence[str]) -> None:
-        if words:
-            self._problems.append(f"got more words than are read: {' '.join(words)}")
 
-    def _tell(self) -> None:
-        if self._problems:
-            self.error("")
-
-    def error(self, message: str) -> NoReturn:
-        """Tell ``message`` and all that was noted, and end."""
-        message = re.sub("^argument ", "", message)
-        lines = list(dict.fromkeys(filter(None, [*self._problems, message])))
-        text = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems", *lines])
-        self.exit(USER_ERROR, f"{self.prog}: error: {text}\n")
+def _with_words(one: Option, before: Any, words: Any) -> Any:
+    """The value of an option that words give, beside those of a file where it may come often."""
+    if words is True:
+        return True
+    value = one.read(words)
+    if one.many == "each" and before:
+        return before | value if isinstance(before, dict) else before + value
+    return value
 
 
 def _joined(words: Sequence[str]) -> list[str]:
@@ -226,31 +187,64 @@ def _joined(words: Sequence[str]) -> list[str]:
     return found
 
 
-class Help(argparse.Action):
-    """Print the help text and end; all of it for ``--help-all``."""
-
-    def __init__(self, **named: Any) -> None:
-        super().__init__(**named, nargs=0, default=argparse.SUPPRESS)
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        sys.stdout.write(parser.format_help(option == "--help-all"))
-        parser.exit()
-
-
-def add_help(group: Any, everything: bool = True) -> None:
-    """``--help``, and ``--help-all`` where there is more to show."""
-    names = ["-h", "--help", *(["--help-all"] if everything else [])]
-    text = "show the options; all of them" if everything else "show this"
-    group.add_argument(*names, action=Help, dest="help", help=text)
+def new_parser(prog: str) -> argparse.ArgumentParser:
+    """A parser without abbreviations whose result has only what was given."""
+    width = min(_WIDTH, shutil.get_terminal_size().columns)
+    style = partial(argparse.HelpFormatter, max_help_position=_HELP_COLUMN, width=width)
+    return argparse.ArgumentParser(
+        prog, formatter_class=style, allow_abbrev=False, add_help=False, exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
-def _expect_choice(action: argparse.Action, value: Any) -> None:
-    if action.choices is not None and value not in action.choices:
-        known = [str(one) for one in action.choices]
-        text = f"got {value!r}, expected one of {', '.join(known)}{closest(str(value), known)}"
-        raise argparse.ArgumentError(action, text)
+def _add(section: Any, one: Option) -> argparse.Action:
+    more: dict[str, Any] = {"help": one.text().replace("%", "%%")}
+    if one.place:
+        return section.add_argument(one.name, nargs="?", metavar=one.value_word, **more)
+    if one.kind is FLAG:
+        return section.add_argument(*one.flags, dest=one.name, action="store_true", **more)
+    if one.many == "?":
+        more |= {"nargs": "?", "const": True}
+    elif one.many in {"+", "*"}:
+        more["nargs"] = one.many
+    elif one.many == "each":
+        more["action"] = "append"
+    return section.add_argument(*one.flags, dest=one.name, metavar=one.value_word, **more)
 
 
-def plain(error: argparse.ArgumentError) -> str:
-    """The message of an error of one argument."""
-    return f"{error.argument_name}: {error.message}" if error.argument_name else error.message
+def end(prog: str, problems: Iterable[str]) -> NoReturn:
+    """Tell what is wrong, one mistake in a line, several in a line each, and end."""
+    lines = list(dict.fromkeys(problems))
+    text = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems", *lines])
+    print(f"{prog}: error: {text}", file=sys.stderr)
+    sys.exit(USER_ERROR)
+
+
+def program(prog: str, commands: Iterable[Command]) -> tuple[argparse.ArgumentParser, list[Offer]]:
+    """A parser of the whole program, for its help and for completion, and what it offers."""
+    top, offers = new_parser(prog), []
+    top.description = "Exact full-batch training over many hosts."
+    top.usage = f"{prog} COMMAND [options]"
+    section = top.add_subparsers(metavar="COMMAND", parser_class=argparse.ArgumentParser)
+    for one in commands:
+        sub = section.add_parser(one.name, help=one.help, add_help=False)
+        offers += one.fill(sub)
+    top.add_argument(*HELP[:2], action="store_true", help="show this")
+    top.add_argument("--version", action="store_true", help="show the program's version")
+    shells = Option("print_completion", "write a script that completes words in a shell", SHELL)
+    offers.append((_add(top, shells), shells))
+    return top, offers
+
+
+def completion(shell: str, prog: str, commands: Iterable[Command]) -> str:
+    """A script by which a shell completes commands, options and files. It is text: no key press
+    starts Python. Raises ``ImportError`` without shtab."""
+    import shtab
+
+    top, offers = program(prog, commands)
+    for action, one in offers:
+        if one.kind.words:
+            action.choices = one.kind.words
+        elif one.kind in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return shtab.complete(top, shell)

@@ -75,11 +75,10 @@ def _options(args: argparse.Namespace) -> PartitionOptions:
     method: str | Method = args.method or DEFAULT_METHOD
     if args.assignment is not None:
         method = Given(args.assignment)
-    balance = None if args.balance is None else args.balance.split(",")
     return PartitionOptions(
         args.parts,
         method,
-        None if balance is None else frozenset(balance),
+        None if args.balance is None else frozenset(args.balance),
         args.seed,
         Transforms(args.symmetrise, args.drop_duplicates, args.self_loops),
         args.allow_nan,

@@ -1,14 +1,16 @@
-"""What commands check before they work of what they draw after it."""
+"""Pictures of commands, checked before the work; `sar report`: those of a training run."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sar.cli.outputs import check_file
 from sar.errors import MissingDependencyError
+from sar.partition.summary import summarize
 from sar.pictures import SUFFIXES, draw_cut, draw_run, palette, read_run, save, write_report
 from sar.pictures.cut import SIZE as CUT_SIZE
 from sar.pictures.training import SIZE as RUN_SIZE
@@ -63,3 +65,23 @@ def draw_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
         save(Path(args.plot), draw, RUN_SIZE, palette(args.dark))
     if args.report is not None:
         write_report(read_run(result), Path(args.report))
+
+
+def run(args: argparse.Namespace) -> int:
+    check_picture(args.out, "--out", (*PAGE, *SUFFIXES))
+    found = read_run(_read(args.result))
+    cut = None if args.cut is None else summarize(args.cut)
+    if args.out.suffix.lower() in PAGE:
+        write_report(found, args.out, cut)
+    else:
+        save(args.out, partial(draw_run, found), RUN_SIZE, palette(args.dark))
+    print(f"written to {args.out}")
+    return 0
+
+
+def _read(path: Path) -> Any:
+    """The JSON in a file; raises ``ValueError``."""
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"RUN.json: {str(path)!r} is no JSON: {error}") from error

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from sar.cli.inspect import aligned
-from sar.cli.models import model_options
+from sar.cli.options import parse_rate
 from sar.cli.pictures import check_plot
-from sar.cli.plan_picture import draw, settings_of
-from sar.cli.values import parse_rate
 from sar.config import parse_bytes
+from sar.options import closest, take
+from sar.pictures import Plan, draw_plan, palette, save
+from sar.pictures.plan import SIZE
 from sar.plan import (
     KNOWN,
+    Costs,
     GraphStatistics,
     Hardware,
     Prediction,
+    Setting,
     Work,
     estimate,
     from_parts,
     measure_costs,
     predict,
+    random_share,
 )
+from sar.run_options import ModelOptions
+
+_MOST = 1024  # ranks of an estimate, whose rows are counted for each pair
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table of settings, or a JSON of it."""
-    model = model_options(args)
+    model = take(ModelOptions, args)
     hardware = _hardware(args)
     check_plot(args)
     graph = _graph(args)
@@ -73,11 +81,8 @@ def _graph(args: argparse.Namespace) -> GraphStatistics:
             )
         return graph
     if args.graph not in KNOWN:
-        near = difflib.get_close_matches(args.graph, KNOWN, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(
-            f"graph: got {args.graph!r}, expected PARTS.json or one of {', '.join(KNOWN)}{hint}"
-        )
+        known = f"{', '.join(KNOWN)}{closest(args.graph, KNOWN)}"
+        raise ValueError(f"graph: got {args.graph!r}, expected PARTS.json or one of {known}")
     if args.hosts is None:
         raise ValueError("--hosts: got nothing, expected the number of hosts for a known graph")
     data = KNOWN[args.graph]
@@ -127,3 +132,55 @@ def render(graph: GraphStatistics, found: list[Prediction]) -> list[str]:
     elif any(one.fits is False for one in found):
         lines += ["", "no setting fits: take more hosts, or hosts with more memory"]
     return lines
+
+
+def settings_of(size: int, activations: Sequence[str]) -> list[Setting]:
+    """Strict rounds of each way to treat activations and, where they differ, one round."""
+    strict = max(1, size - 1)
+    rounds = [("strict", strict)] + ([("one-shot", 1)] if strict > 1 else [])
+    return [
+        Setting(f"{word}, {one}", number, one) for one in activations for word, number in rounds
+    ]
+
+
+def draw(
+    path: Path, dark: bool, name: str,
+    graph: GraphStatistics, costs: Mapping[str, Costs], hardware: Hardware,
+) -> None:  # fmt: skip
+    """Draw predictions for the ranks of ``graph``, and for an eighth to the fourfold of them."""
+    asked = graph.size
+    least = min(asked, hardware.ranks_per_host)
+    sizes = [number for number in numbers(asked) if number >= least]
+    memory: dict[str, list[tuple[int, float]]] = {}
+    seconds: dict[str, list[tuple[int, float]]] = {}
+    for number in sizes:
+        sized = graph if number == asked else other_number(graph, number)
+        for setting in settings_of(max(3, number), list(costs)):  # one-shot is a line of its own
+            setting = replace(setting, rounds=min(setting.rounds, max(1, number - 1)))
+            found = predict(sized, costs[setting.activations], setting, hardware)
+            memory.setdefault(setting.name, []).append((number, found.memory_bytes))
+            seconds.setdefault(setting.name, []).append((number, found.seconds))
+    ranks = "1 rank" if asked == 1 else f"{asked} ranks"
+    note = f"dotted: {ranks}" if graph.estimated else f"dotted: {ranks}, counted; others: estimates"
+    limit = None if hardware.memory is None else hardware.memory / hardware.ranks_per_host
+    plan = Plan(name, note, memory, seconds, asked, limit)
+    save(path, partial(draw_plan, plan), SIZE, palette(dark))
+
+
+def numbers(asked: int) -> list[int]:
+    """An eighth of the ranks, twice as many, and so on to four times as many."""
+    found = {max(1, asked * 2**power // 8) for power in range(6)}
+    return sorted(number for number in found if number <= max(asked, _MOST))
+
+
+def other_number(graph: GraphStatistics, number: int) -> GraphStatistics:
+    """``graph`` in another number of parts, by a cut that is better than a random one, or worse,
+    by as much as the cut of ``graph`` is."""
+    nodes, edges = (sum(getattr(rank, name) for rank in graph.ranks) for name in ("nodes", "edges"))
+    share = random_share(nodes, edges, number)
+    if graph.size > 1:
+        share *= graph.rows_sent() / max(1, nodes) / random_share(nodes, edges, graph.size)
+    return estimate(
+        graph.name, nodes, edges, number, features=graph.features, classes=graph.classes,
+        halo_share=min(share, number - 1),
+    )  # fmt: skip

@@ -1,10 +1,16 @@
-"""What a training run tells when it ends: a few lines, and a JSON of every epoch and rank."""
+"""What a training run shows: lines before its first epoch and at its end, and a JSON of it all."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import logging
+import os
 import platform
 import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,14 +18,77 @@ from typing import Any
 import torch
 
 import sar
+from sar.cli.launch import backend_of
+from sar.cli.ranks import LAUNCHER_PID
 from sar.comm import Group
 from sar.comm.gather import gather_json
 from sar.files import write_whole
 from sar.kernels.device import is_host, peak_bytes
+from sar.partition.book import PartitionBook
 from sar.train import memory
 from sar.train.callbacks import Record, without_old_names
 from sar.train.data import SPLITS
 from sar.train.trainer import Trainer
+
+
+def print_ranks(args: argparse.Namespace, book: PartitionBook, size: int, threads: int) -> None:
+    """The graph and the ranks: known before any of them has started."""
+    nodes, edges = f"{book.num_nodes():,} nodes", f"{book.num_edges():,} edges"
+    _print("graph", f"{book.graph_name}: {nodes}, {edges}, {_count(book.num_parts, 'part')}")
+    each = f"{_count(threads, 'thread')} each"
+    _print("ranks", f"{size} on {args.device}, {backend_of(args)}, {each}")
+
+
+def print_ranks_joined(args: argparse.Namespace, book: PartitionBook, group: Group) -> None:
+    """The same by rank 0, where something else than this command started the ranks."""
+    if group.rank == 0 and LAUNCHER_PID not in os.environ:
+        print_ranks(args, book, group.size, torch.get_num_threads())
+
+
+def print_model(args: argparse.Namespace, trainer: Trainer) -> None:
+    """The data and the model; collective."""
+    data, group = trainer.data, trainer.group
+    counts = torch.tensor([len(data.rows.get(split, ())) for split in SPLITS])
+    total = group.all_reduce(counts).tolist()
+    if group.rank != 0:
+        return
+    nodes = ", ".join(f"{count:,} {split}" for split, count in zip(SPLITS, total, strict=True))
+    kind = "labels a node" if data.multilabel else "classes"
+    widths = data.widths if isinstance(data.widths, dict) else {"": data.widths}
+    width = " and ".join(f"{one:,} features {of}".rstrip() for of, one in widths.items())
+    _print("data", f"{width}, {data.num_classes:,} {kind}; nodes: {nodes}")
+    parameters = sum(param.numel() for param in trainer.model.parameters())
+    epochs = _count(trainer.options.epochs, "epoch")
+    done = f", {trainer.epoch:,} of them done" if trainer.epoch else ""
+    _print("model", f"{args.model}, {parameters:,} parameters; {epochs}{done}")
+    if ":" in args.model:
+        _print("called", f"{trainer.call}, front end {trainer.call.front_end}")
+    _print("metric", f"{trainer.metric}; blocks of the training nodes: {trainer.mfgs}")
+
+
+@contextmanager
+def log_layers(group: Group) -> Iterator[None]:
+    """Inside, rank 0 shows what computes the layers, which the first forward pass tells."""
+    logger = logging.getLogger("sar")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter(f"{'layers':<8} %(message)s"))
+    level = logger.level
+    if group.rank == 0:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _print(what: str, text: str) -> None:
+    print(f"{what:<8} {text}", flush=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def gather_ranks(baseline: float, group: Group, device: torch.device) -> list[dict[str, Any]]:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from sar.cli.launch import backend_of
-from sar.cli.models import model_options
-from sar.cli.result_options import result_options
 from sar.comm import Group
-from sar.train.options import DataOptions, ModelOptions, SampledOptions, TrainOptions
+from sar.options import take
+from sar.run_options import DataOptions, ModelOptions, SampledOptions, TrainOptions
 
 _TOLD = (
     "input", "epochs", "eval_every", "device", "rounds", "memory_budget", "block_bytes",
@@ -22,34 +21,14 @@ _TOLD = (
 
 def options_of(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, TrainOptions]:
     """The model, its data and the loop."""
-    data = DataOptions(
-        args.features, args.labels, args.multilabel, args.normalize_features, args.target_type
-    )
-    train = TrainOptions(
-        epochs=args.epochs,
-        lr=args.lr,
-        weight_decay=args.weight_decay,
-        schedule=args.schedule,
-        clip_norm=args.clip_norm,
-        seed=args.seed,
-        metric=args.metric,
-        eval_every=args.eval_every,
-        checkpoint_every=args.checkpoint_every,
-        progress=not args.no_progress,
-        mfgs="off" if args.sampled and args.sampled_epochs is None else args.mfgs,
-        checkpoint_steps=args.checkpoint_steps or 0,
-        **result_options(args),
-    )
-    return model_options(args), data, train
+    mfgs = "off" if args.sampled and args.sampled_epochs is None else args.mfgs
+    train = take(TrainOptions, args, progress=not args.no_progress, mfgs=mfgs)
+    return take(ModelOptions, args), take(DataOptions, args), train
 
 
 def sampled_options(args: argparse.Namespace) -> SampledOptions | None:
     """How to sample, or ``None`` for full-batch training."""
-    if not args.sampled:
-        return None
-    fanouts = SampledOptions.fanouts if args.fanouts is None else tuple(args.fanouts)
-    size = SampledOptions.batch_size if args.batch_size is None else args.batch_size
-    return SampledOptions(fanouts, size, args.sampled_epochs)
+    return take(SampledOptions, args) if args.sampled else None
 
 
 def kept_config(

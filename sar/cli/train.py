@@ -6,29 +6,43 @@ import argparse
 import importlib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import sar
 from sar._private import prepare_optimizers
-from sar.cli.header import layers_told, tell_model, tell_ranks, tell_ranks_joined
-from sar.cli.inputs import resolve_parts
+from sar.cli.inputs import load_rank, put_columns, resolve_parts
 from sar.cli.launch import check_rank_arguments, joined, launch, run_rank, threads_of
-from sar.cli.outputs import check_file, check_writable
+from sar.cli.outputs import callbacks_of, check_file, check_results, check_writable
 from sar.cli.pictures import check_run_pictures, draw_result
-from sar.cli.rank_data import load_rank, put_columns
-from sar.cli.report import gather_layers, gather_ranks, report
-from sar.cli.result_options import callbacks_of, check_results, with_metric_of
+from sar.cli.report import (
+    gather_layers,
+    gather_ranks,
+    log_layers,
+    print_model,
+    print_ranks,
+    print_ranks_joined,
+    report,
+)
 from sar.cli.settings import kept_config, options_of, sampled_options, told_config
 from sar.comm import Group
 from sar.kernels.device import reset_peak
-from sar.models import ModelOptions, build_model, for_several_types, prepare_graph, try_own
+from sar.models import (
+    ModelOptions,
+    build_model,
+    call_of,
+    for_several_types,
+    prepare_graph,
+    try_own,
+)
 from sar.partition.book import PartitionBook
+from sar.run_options import DataOptions
 from sar.train import memory
 from sar.train.checkpoint import FILE_NAME, saved_until
 from sar.train.fields import check_fields
-from sar.train.options import DataOptions
+from sar.train.metrics import metric_of_dataset
 from sar.train.sampled import Batches, check_takes_blocks
 from sar.train.trainer import Trainer
 
@@ -62,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     _check_outputs(args)
     args.input, nproc = resolve_parts(args, args.nproc)
     book = _check_graph(args, model, data)
-    tell_ranks(args, book, nproc, threads_of(args, nproc))
+    print_ranks(args, book, nproc, threads_of(args, nproc))
     launch("train", args, nproc)
     return 0
 
@@ -74,7 +88,7 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
     if model.is_own and (sampled is not None or not book.is_homogeneous):
         made = try_own(model.model, model.args, [] if book.is_homogeneous else having)
         if made is not None and sampled is not None:
-            check_takes_blocks(made, sampled, model.call_of(made))
+            check_takes_blocks(made, sampled, call_of(model, made))
     if model.is_own or book.is_homogeneous:
         return book
     if model.model != "rgcn":
@@ -117,10 +131,10 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     trainer = make_trainer(args, group, device)
     if args.resume:
         trainer.resume()
-    tell_model(args, trainer)
+    print_model(args, trainer)
     if args.explain:
         _explain(trainer)
-    with layers_told(group), sar.trace(args.trace, group=group) as recorded:
+    with log_layers(group), sar.trace(args.trace, group=group) as recorded:
         trainer.fit()
     if trainer.batches is not None:
         trainer.batches.close()
@@ -135,8 +149,9 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
     """This rank's data, model and loop; collective."""
     model_options, data_options, options = options_of(args)
     partition, graph, data = load_rank(args, data_options, group, device)
-    options = with_metric_of(partition.book.graph_name, options)
-    tell_ranks_joined(args, partition.book, group)
+    metric = options.metric or metric_of_dataset(partition.book.graph_name)
+    options = replace(options, metric=metric)
+    print_ranks_joined(args, partition.book, group)
     sampled, batches = sampled_options(args), None
     num_edges = graph.num_edges_global()
     graph = prepare_graph(graph, model_options)
@@ -144,7 +159,7 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
     model = build_model(
         model_options, data.widths, data.num_classes, graph=graph, target_type=data.ntype
     ).to(device)
-    call = model_options.call_of(model)
+    call = call_of(model_options, model)
     put_columns(graph, partition, call.columns)
     call.arguments(graph, data.features)  # raises where whole graphs have them not
     if sampled is not None:

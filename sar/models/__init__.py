@@ -4,11 +4,12 @@
 """
 
 from sar.models.blocks import SampledBlock
-from sar.models.build import ModelOptions, build_model, for_several_types, prepare_graph
+from sar.models.build import build_model, call_of, for_several_types, prepare_graph
 from sar.models.calling import Call, read_call
 from sar.models.convs import GATConv, GINConv, GraphConv, SAGEConv
 from sar.models.own import find_maker, try_own
 from sar.models.stack import RelationalStack, Stack
+from sar.run_options import ModelOptions
 
 __all__ = [
     "Call",
@@ -21,6 +22,7 @@ __all__ = [
     "SampledBlock",
     "Stack",
     "build_model",
+    "call_of",
     "find_maker",
     "for_several_types",
     "prepare_graph",

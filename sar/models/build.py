@@ -1,14 +1,12 @@
-"""Which model: its options, and the model that they describe."""
+"""The model that options describe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar import expect
 from sar.graph import GraphView
 from sar.models.calling import Call, read_call
 from sar.models.convs import GATConv, GINConv, GraphConv, SAGEConv
@@ -16,59 +14,12 @@ from sar.models.own import build_own, expect_logits
 from sar.models.stack import RelationalStack, Stack
 from sar.nn import DistributedBN1D
 from sar.partition.arrays import NTYPE_HOMO
-from sar.words import MODELS
+from sar.run_options import ModelOptions
 
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """A built-in stack of graph layers, or a model of the user's own.
-
-    Args:
-        model: ``sage`` (mean), ``gcn`` (symmetric norm), ``gin`` (sum) or ``gat`` (attention);
-            ``gcn`` and ``gat`` give each node one self loop. ``rgcn`` is for several node types.
-            One's own is ``module:Class`` or ``file.py:Class``; only ``args`` counts for it.
-        layers: number of graph layers; hidden: width between them.
-        dropout: probability on every layer's input.
-        batch_norm: normalize every hidden layer over the nodes of all ranks.
-        heads: of ``gat``; a hidden layer's lie side by side, the last one's are averaged.
-        args: what the constructor of one's own model gets, plain values by name.
-        call: what its ``forward`` gets, see :func:`sar.models.read_call`; ``None``: read there.
-        front_end: whose kind of graph and mini-batches that is; ``None`` as by that function.
-    """
-
-    model: str = "sage"
-    layers: int = 3
-    hidden: int = 256
-    dropout: float = 0.0
-    batch_norm: bool = False
-    heads: int = 4
-    args: dict[str, Any] = field(default_factory=dict)
-    call: str | None = None
-    front_end: str | None = None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is a model of the user's own."""
-        return ":" in self.model
-
-    def call_of(self, model: nn.Module) -> Call:
-        """How the model that these options made is called."""
-        return read_call(model, self.call, self.front_end) if self.is_own else Call()
-
-    def __post_init__(self) -> None:
-        if not self.is_own:
-            expect.one_of(self.model, "model", MODELS)
-            for name in ("args", "call", "front_end"):
-                if value := getattr(self, name):
-                    raise ValueError(f"{name}: got {value}, expected none for {self.model!r}")
-        for name in ("layers", "hidden", "heads"):
-            expect.integer(getattr(self, name), name, at_least=1)
-        if self.model == "gat" and self.hidden % self.heads:
-            raise ValueError(
-                f"heads: got {self.heads}, expected a divisor of hidden, which is {self.hidden}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: got {self.dropout}, expected 0 <= dropout < 1")
+def call_of(options: ModelOptions, model: nn.Module) -> Call:
+    """How the model that these options made is called."""
+    return read_call(model, options.call, options.front_end) if options.is_own else Call()
 
 
 def prepare_graph(graph: Any, options: ModelOptions) -> Any:

@@ -36,7 +36,7 @@ from sar.config import Policy
 from sar.errors import SarError
 from sar.files import scratch_folder
 from sar.kernels.device import is_host
-from sar.models import ModelOptions, build_model, prepare_graph
+from sar.models import ModelOptions, build_model, call_of, prepare_graph
 from sar.tracing.edge_rows import EdgeRows
 
 _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
@@ -140,7 +140,7 @@ class _Run:
         self.x = data.node_features["_N/feat"]
         self.y = data.node_features["_N/label"].long()
         self.model = build_model(work.model, work.features, work.classes, graph=self.graph)
-        self.call = work.model.call_of(self.model)
+        self.call = call_of(work.model, self.model)
         sar.sync_params(self.model, group=group)
         sar.set_activations(self.model, work.activations)
         self.graph = self.graph.with_policy(whole)  # a new one knows the layers imported since

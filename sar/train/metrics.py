@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
-from sar.train.options import METRICS
+from sar.words import METRICS
 
 OGB_METRICS = {  # its names are acc and rocauc
     "ogbn-arxiv": "ogb-acc",
