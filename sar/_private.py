@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import resource
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -126,19 +126,6 @@ def frees_graph() -> bool:
     return in_backward() and not keeps()
 
 
-def in_forward_mode() -> bool:
-    """Whether gradients in forward mode are computed; missing: taken not to be."""
-    return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
-
-
-def function_modes() -> list[Any]:
-    """The modes that see torch's functions, outermost first; missing: as if there were none."""
-    return list(_modes())
-
-
-_modes: Any = _found("torch.overrides._get_current_function_mode_stack", list)
-
-
 def innermost_saving_hooks() -> Any:
     """(pack, unpack) of the hooks of saved tensors that are in force, or ``None``; missing: as if
     there were none."""
@@ -197,29 +184,36 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     return getattr(module, "_modules", None) or dict(module.named_children())
 
 
-DEVICE_MODES = "torch.utils._device"
-"""Module of the mode behind ``torch.device`` as a context, which changes no result of a layer;
-missing: nobody has its name."""
-
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 
 
-def hooked_one(modules: Iterable[nn.Module]) -> nn.Module | None:
-    """The first of some modules that has hooks on its passes; missing: as if they had none."""
-    for module in modules:
+def looked_into(layer: nn.Module) -> str | None:
+    """Who could see now that a layer is computed as a whole, or would have it compute another, in a
+    few words: hooks of its parts, modes, autocast, gradients in forward mode; missing: whatever has
+    another name than it had. Hooks of the layer itself run outside of it.
+    """
+    for name in _GLOBAL_HOOKS:
+        if getattr(nn.modules.module, name, None):
+            return "torch has global hooks of modules, which look into it"
+    for part in layer.modules():
         for name in _HOOKS:
-            if getattr(module, name, None):
-                return module
+            if getattr(part, name, None) and part is not layer:
+                return f"{type(part).__name__} in it has a hook"
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return "autocast is on"
+    for mode in _modes():
+        if not isinstance(mode, getattr(_found(_DEVICE, ()), "DeviceContext", ())):
+            return f"the mode {type(mode).__name__} looks at torch functions"
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        return "forward mode gradients are computed"
     return None
 
 
-def has_global_hooks() -> bool:
-    """Whether there are hooks on the passes of all modules; missing: as if there were none."""
-    for name in _GLOBAL_HOOKS:
-        if getattr(nn.modules.module, name, None):
-            return True
-    return False
+_modes: Any = _found("torch.overrides._get_current_function_mode_stack", list)
+_DEVICE = "torch.utils._device"
+"""Module of the mode behind ``torch.device`` as a context, which changes no result of a layer;
+missing: it looks into layers as others do."""
 
 
 NormBase: Any = _found(

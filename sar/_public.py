@@ -41,8 +41,14 @@ from sar.frontends.dgl import (
     load_dgl_partition_data,
     load_partition_data,
 )
-from sar.layers import Explanation, explain, optimize, prepare
-from sar.memory import set_activations
+from sar.models import (
+    Explanation,
+    explain,
+    optimize,
+    prepare,
+    set_activations,
+    trace,
+)
 from sar.nn import (
     DistributedBN1D,
     binary_cross_entropy_with_logits,
@@ -56,7 +62,6 @@ from sar.nn import (
     mse_loss,
     overlap_gradients,
     sync_params,
-    trace,
 )
 from sar.partition.homogeneous import to_homogeneous
 from sar.partition.options import PartitionOptions

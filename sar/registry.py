@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -18,9 +19,12 @@ class FrontEnd(Protocol):
     Attributes:
         BLOCKS: what its blocks are called, where its batches are lists of them, one a hop, for
             which all nodes draw again at each hop; else ``None``.
+        LAYERS: what it says of its library's layers, a :class:`sar.models.adapter.Layers`.
     """
 
     BLOCKS: str | None
+
+    LAYERS: Any
 
     def install(self) -> None:
         """Let the library's layers take sharded graphs; called before a model runs on one."""
@@ -77,6 +81,14 @@ def front_ends() -> list[str]:
     return list(_LIBRARIES)
 
 
+def imported() -> list[Any]:
+    """The front ends that are in use, as somebody has imported them."""
+    for name, module in _MODULES.items():
+        if name not in _KNOWN and module in sys.modules:
+            _KNOWN[name] = sys.modules[module]
+    return list(_KNOWN.values())
+
+
 def is_installed(name: str) -> bool:
     """Whether the front end's library is there; nothing is imported."""
     library = _LIBRARIES.get(name)
@@ -85,5 +97,5 @@ def is_installed(name: str) -> bool:
 
 def install() -> None:
     """Let layers of all libraries whose front ends are in use take sharded graphs."""
-    for one in list(_KNOWN.values()):
+    for one in imported():
         one.install()

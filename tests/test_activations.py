@@ -25,7 +25,7 @@ import sar
 from sar.comm.pool import BufferPool
 from sar.frontends.dgl import patches
 from sar.memory import paging
-from sar.memory.activations import layers_of
+from sar.models.activations import layers_of
 from sar.train import ModelOptions, build_model
 
 WIDTHS = (NUM_FEATURES, 8, 8, 4)
@@ -275,7 +275,7 @@ def test_layers_are_found() -> None:
     linear = nn.Linear(2, 2)
     assert layers_of(linear) == [linear]
     stack = build_model(ModelOptions(batch_norm=True), 4, 3)
-    names = ["convs.0.fc_self.bias", "norms.1.weight"]
+    names = ["convs.0.bias", "norms.1.weight"]
     assert set(names) <= set(stack.state_dict()) and len(layers_of(stack)) == 3
     assert not any("layer" in name for name in stack.state_dict())
 

@@ -67,7 +67,7 @@ BELOW = {
 }
 WITHOUT_DGL = {
     "config", "errors", "expect", "files", "options", "run_options", "splitmix", "words", "comm",
-    "kernels", "stream", "edges", "ops", "graph", "memory", "nn", "tracing", "layers",
+    "kernels", "stream", "edges", "ops", "graph", "memory", "nn", "tracing", "layers", "models",
 }  # fmt: skip
 LAUNCHER = ("torch.distributed.run", "torch.distributed.launcher", "torch.distributed.elastic")
 

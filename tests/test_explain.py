@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 import sar
 from sar.comm import Group
-from sar.layers import LayerRow
-from sar.ops.saving import is_innermost, looked_on, owns_saved, spares_memory, takes_notes
+from sar.models import LayerRow
+from sar.ops.saving import is_innermost, is_recomputed, looked_on, owns_saved, spares_memory
 from sar.train import DataOptions, Trainer, TrainOptions, load_node_data
 
 F32 = 4
@@ -310,7 +310,7 @@ def test_who_looks_on_changes_nothing() -> None:
     seen: list[Tensor] = []
     x = torch.ones(3, requires_grad=True)
     with looked_on(seen.append):
-        assert owns_saved() and is_innermost() and not spares_memory() and not takes_notes()
+        assert owns_saved() and is_innermost() and not spares_memory() and not is_recomputed()
         x.square()
     assert len(seen) == 1 and owns_saved() and is_innermost()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):

@@ -27,6 +27,7 @@ import sar
 from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.frontends.dgl import patches
+from sar.models import LayerOptions
 
 
 class Own(dgl.nn.SAGEConv):
@@ -352,7 +353,7 @@ def test_gradients_of_gradients_raise(width: int, partitioned: Cutter) -> None:
 def test_what_was_asked_for_stays_with_the_layer() -> None:
     model = sar.optimize(nn.Sequential(sage(), nn.ReLU()), donate=True)
     for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert one[0].sar_options == sar.layers.LayerOptions(donate=True)
+        assert one[0].sar_options == LayerOptions(donate=True)
     assert not hasattr(model[1], "sar_options") and "sar_options" not in model.state_dict()
     assert sar.optimize(model) is model and not model[0].sar_options.donate
     with pytest.raises(TypeError, match="model: got list"):

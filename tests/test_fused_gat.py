@@ -27,10 +27,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import sar
+from sar.comm.meter import Meter
 from sar.graph.layer_blocks import plan_blocks
 from sar.kernels.attention import add_projected_grads, head_sums
 from sar.kernels.attention_loops import FEW
-from sar.layers import choice
 
 FEATURES, WIDTH, HEADS = 6, 5, 3
 TOTAL = mixed().total_nodes
@@ -50,13 +50,14 @@ def make(kind: str = "gat", features: int = FEATURES, **options: Any) -> nn.Modu
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What computed each layer of the table."""
     seen: list[str] = []
-    made = choice.Choice.__init__
+    tell = Meter.tell
 
-    def noted(self: Any, implementation: str, *rest: Any) -> None:
-        seen.append(implementation)
-        made(self, implementation, *rest)
+    def noted(self: Meter, what: str, reason: str | None = None) -> None:
+        if what in ("fused", "plain"):
+            seen.append(what)
+        tell(self, what, reason)
 
-    monkeypatch.setattr(choice.Choice, "__init__", noted)
+    monkeypatch.setattr(Meter, "tell", noted)
     return seen
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.comm import Group
-from sar.layers import options_of
+from sar.models import options_of
 
 
 class Model(nn.Module):

@@ -508,27 +508,30 @@ class Noted(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_function_modes_in_force(without: Any) -> None:
-    with torch.device("cpu"):
-        assert type(_private.function_modes()[-1]).__module__ == _private.DEVICE_MODES
-    with Noted() as outer, Noted() as inner:
-        assert _private.function_modes()[-2:] == [outer, inner]
-        old = without("torch.overrides", "_get_current_function_mode_stack")
-        assert old.function_modes() == []
+def test_who_looks_into_a_layer(without: Any) -> None:
+    from torch.autograd import forward_ad
 
-
-def test_hooks_of_modules() -> None:
-    part, bare = nn.Linear(2, 2), types.SimpleNamespace()
-    assert _private.hooked_one([part, bare]) is None  # type: ignore[list-item]
+    layer = nn.Sequential(part := nn.Linear(2, 2))
+    assert _private.looked_into(layer) is None
+    layer.register_forward_hook(lambda *_: None)  # outside
     adders = ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"]
     for name in adders:
         handle = getattr(part, f"register_{name}")(lambda *_: None)
-        assert _private.hooked_one([bare, part]) is part, name  # type: ignore[list-item]
+        assert _private.looked_into(layer) == "Linear in it has a hook", name
         handle.remove()
-    assert _private.hooked_one([part]) is None and not _private.has_global_hooks()
+    assert _private.looked_into(layer) is None
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert _private.has_global_hooks()
+    assert "global hooks" in str(_private.looked_into(layer))
     handle.remove()
+    with torch.device("cpu"):
+        assert _private.looked_into(layer) is None
+        with Noted():
+            assert "the mode Noted" in str(_private.looked_into(layer))
+            old = without("torch.overrides", "_get_current_function_mode_stack")
+            assert old.looked_into(layer) is None
+    with forward_ad.dual_level():
+        assert "forward mode" in str(_private.looked_into(layer))
+    assert without("torch.autograd.forward_ad", "_current_level").looked_into(layer) is None
 
 
 def test_whether_a_backward_pass_keeps_its_graph(without: Any) -> None:
@@ -553,15 +556,6 @@ def test_whether_a_backward_pass_keeps_its_graph(without: Any) -> None:
     old = without("torch:_C:_autograd", "_get_current_graph_task_keep_graph")
     Asks.apply(x, old.frees_graph).backward()
     assert found[2:] == [False]
-
-
-def test_forward_mode(without: Any) -> None:
-    from torch.autograd import forward_ad
-
-    assert not _private.in_forward_mode()
-    with forward_ad.dual_level():
-        assert _private.in_forward_mode()
-    assert not without("torch.autograd.forward_ad", "_current_level").in_forward_mode()
 
 
 # ---- the compiler

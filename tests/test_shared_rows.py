@@ -375,7 +375,7 @@ def case_recompute(group: Any, path: str) -> None:
     apart = dglnn.HeteroGraphConv({n: Unknown(WIDTH, OUT, "mean") for n in NAMES}).double()
     apart.load_state_dict(conv.state_dict())
     for layer, activations in ((conv, "keep"), (apart, "recompute"), *[(conv, "recompute")] * 2):
-        sar.nn.set_activations(layer, activations)
+        sar.set_activations(layer, activations)
         rows = {t: r.clone().requires_grad_() for t, r in x.items()}
         out = layer(graph, rows)
         sent()

@@ -47,8 +47,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
 def case(group: Group, parts: str, file: str) -> dict[str, Any]:
     data = sar.load_dgl_partition_data(parts, group.rank)
     graph, x = sar.construct_full_graph(data), data.node_features["_N/feat"]
-    torch.manual_seed(0)
     model = Model(x.shape[1])
+    sar.sync_params(model, group=group)
     sar.global_mean(model(graph, x).sum(1), group=group).backward()  # before the trace
     counters = group.counters
     before = counters.sent_bytes, counters.received_bytes

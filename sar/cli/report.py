@@ -113,7 +113,7 @@ def gather_ranks(baseline: float, group: Group, device: torch.device) -> list[di
 
 
 def gather_layers(rows: list[dict[str, Any]], group: Group) -> list[dict[str, Any]]:
-    """Rows of :meth:`sar.nn.tracing.Trace.summary` over all ranks, on rank 0; collective.
+    """Rows of :meth:`sar.models.tracing.Trace.summary` over all ranks, on rank 0; collective.
 
     Seconds are means over ranks, with the longest ``compute`` and ``wait`` beside them; bytes and
     exchanges are sums.

@@ -3,6 +3,6 @@
 A front end is a subclass of :class:`GraphView` with a library's names; see docs/extending.md.
 """
 
-from sar.graph.view import GraphView, Scope
+from sar.graph.view import GraphArgument, GraphView, Scope, graphs_among
 
-__all__ = ["GraphView", "Scope"]
+__all__ = ["GraphArgument", "GraphView", "Scope", "graphs_among"]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from sar._private import tree_leaves
 from sar.comm import Group
 from sar.config import BY_CONFIG, Config, Policy
 from sar.edges import AnyRelation, Relation
@@ -28,7 +29,22 @@ class Scope:
     device: torch.device
 
 
-class GraphView:
+class GraphArgument:
+    """What says a graph to layers, among their arguments: the graph, or what names its edges."""
+
+    @property
+    def sharded_graph(self) -> GraphView:
+        """The graph."""
+        raise NotImplementedError
+
+
+def graphs_among(nest: Any) -> list[GraphView]:
+    """The graphs that arguments of a call, in tuples, lists and dicts, say."""
+    leaves = tree_leaves(nest)
+    return [leaf.sharded_graph for leaf in leaves if isinstance(leaf, GraphArgument)]
+
+
+class GraphView(GraphArgument):
     """Structure and counts; counts are local unless the name says global.
 
     Args:
@@ -52,6 +68,11 @@ class GraphView:
         if etypes is None and self._is_slice:
             etypes = self.canonical_etypes
         return type(self)(store, etypes, self._policy)
+
+    @property
+    def sharded_graph(self) -> GraphView:
+        """Itself."""
+        return self
 
     @property
     def group(self) -> Group:

@@ -13,19 +13,7 @@ from sar.edges import Relation
 from sar.kernels.attention import Incoming, Normalizer, Scores, add_projected_grads, deltas
 from sar.kernels.attention import head_sums as sums_of_heads
 from sar.kernels.attention_loops import ADDITIVE
-from sar.layers.attending import (
-    Arriving,
-    Call,
-    agree,
-    copies,
-    finish,
-    finished,
-    grad_of_rows,
-    inputs_of_sum,
-    like,
-    why_not,
-)
-from sar.layers.entry import FusedLayer, Inputs
+from sar.layers.attending import Arriving, Call, copies, finish, grad_of_rows, like
 from sar.ops.attention import attention_backward
 from sar.ops.attention_passes import Attention, agreed, attention_forward, widened
 from sar.ops.first_order import first_order
@@ -69,6 +57,7 @@ def gat(
     Returns:
         [num_dst, H, D]; ``bias`` alone where no edge ends.
     """
+    relation.group.meter.tell("fused")
     width = weight.shape[0] // heads
     spec = Attention(relation, policy, Scores(ADDITIVE, heads, width, slope=slope), dropout)
     made_of = [x, weight, fc_bias]
@@ -193,26 +182,3 @@ class _Gat(Function):
         given = (attn_src, attn_dst)
         dattn = [d.to(x.dtype).view_as(a) for d, a in zip(dvectors, given, strict=True)]
         return None, dx, dweight, dfc_bias, *dattn
-
-
-def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:
-    if inputs["edge_weight"] is not None:
-        return "edges have weights"
-    return why_not(layer, graph, inputs, ("fc",))
-
-
-def _agree(layer: Any, graph: Any, inputs: Inputs, fused: bool) -> bool:
-    numbers = layer._num_heads * (layer._out_feats + 1)
-    return agree(getattr(layer, "fc", None), numbers, graph, inputs, fused)
-
-
-def _run(layer: Any, graph: Any, inputs: Inputs, agreed: bool) -> Tensor:
-    x, known = inputs_of_sum(layer, graph, inputs["feat"])
-    weights = layer.fc.weight, layer.attn_l, layer.attn_r, layer.bias
-    known |= {"fc_bias": layer.fc.bias, "input_travels": agreed}
-    return finished(layer, gat(graph.sole_relation, x, *weights, graph.policy, **known), x)
-
-
-GAT = FusedLayer(
-    "dgl.nn.pytorch.conv.gatconv", "GATConv", ("c6642c862834763c",), _why_not, _run, agree=_agree
-)

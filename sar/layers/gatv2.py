@@ -12,19 +12,7 @@ from sar.config import Policy
 from sar.edges import Relation
 from sar.kernels.attention import Incoming, Normalizer, Scores, deltas
 from sar.kernels.attention_loops import MIXED
-from sar.layers.attending import (
-    Arriving,
-    Call,
-    agree,
-    copies,
-    finish,
-    finished,
-    grad_of_rows,
-    inputs_of_sum,
-    like,
-    why_not,
-)
-from sar.layers.entry import FusedLayer, Inputs
+from sar.layers.attending import Arriving, Call, copies, finish, grad_of_rows, like
 from sar.ops.attention import attention_backward
 from sar.ops.attention_passes import Attention, agreed, attention_forward, widened
 from sar.ops.first_order import first_order
@@ -63,6 +51,7 @@ def gatv2(
     Returns:
         [num_dst, H, D]; 0 where no edge ends.
     """
+    relation.group.meter.tell("fused")
     width = src[0].shape[0] // heads
     spec = Attention(relation, policy, Scores(MIXED, heads, width, slope=slope), dropout)
     read = {
@@ -189,31 +178,3 @@ class _GatV2(Function):
             dx[: len(dquery)].addmm_(dquery, used.dst_weight)
         dweight_of_scores = None if dattn is None else dattn.to(x.dtype).view(ctx.shape)
         return None, dx, dweight_of_scores, dweight, dbias, ddst_weight, ddst_bias
-
-
-def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:
-    return why_not(layer, graph, inputs, ("fc_src", "fc_dst"))
-
-
-def _agree(layer: Any, graph: Any, inputs: Inputs, fused: bool) -> bool:
-    return agree(layer.fc_src, layer._num_heads * layer._out_feats, graph, inputs, fused)
-
-
-def _run(layer: Any, graph: Any, inputs: Inputs, agreed: bool) -> Tensor:
-    x, known = inputs_of_sum(layer, graph, inputs["feat"])
-    src, dst = ((part.weight, part.bias) for part in (layer.fc_src, layer.fc_dst))
-    ends = src, None if layer.share_weights else dst
-    known |= {"input_travels": agreed}
-    return finished(
-        layer, gatv2(graph.sole_relation, x, *ends, layer.attn, graph.policy, **known), x
-    )
-
-
-GATV2 = FusedLayer(
-    "dgl.nn.pytorch.conv.gatv2conv",
-    "GATv2Conv",
-    ("8c3cd994a1a3d714",),
-    _why_not,
-    _run,
-    agree=_agree,
-)

@@ -1,11 +1,11 @@
-"""Graph convolution (arXiv 1609.02907) as one function of autograd: DGL's ``GraphConv``.
+"""Graph convolution (arXiv 1609.02907) as one function of autograd.
 
-z = N A (M x) W + b, then the activation; M and N are powers of the out- and in-degrees, or 1.
+z = N A (M x) W + b; M and N are powers of degrees, or 1.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,27 +16,31 @@ from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.constant import constants_of
 from sar.edges.relation import Relation
-from sar.layers.choice import graph_reason, may_donate, rows_reason
-from sar.layers.entry import FusedLayer, Inputs
 from sar.ops.aggregate import aggregate, summed
 from sar.ops.first_order import first_order
-from sar.ops.rectify import is_relu, rectified
 from sar.ops.saving import owns_saved
 from sar.ops.sums import Sums, agree_way, sums_over
 from sar.stream.plan import agree_on_gradients
 
-# What the degrees of sources and destinations count with, by DGL's name of the norm.
-_POWERS: dict[str, tuple[float | None, float | None]] = {
-    "none": (None, None),
-    "left": (-1.0, None),
-    "right": (None, -1.0),
-    "both": (-0.5, -0.5),
-}
+
+class Degrees(NamedTuple):
+    """A power of degrees, by which rows are multiplied.
+
+    Attributes:
+        of: ``"in"`` or ``"out"``: the edges that end in a row, or start in it on any rank.
+        power: -1 divides by them.
+        empty: what rows without such edges are multiplied by.
+    """
+
+    of: str
+    power: float
+    empty: float = 1.0
 
 
 def gcn(
     relation: Relation, x: Tensor, weight: Tensor | None, bias: Tensor | None, policy: Policy,
-    *, norm: str = "both", weight_first: bool = False, donate: bool = False,
+    *, src: Degrees | None = None, dst: Degrees | None = None, weight_first: bool = False,
+    donate: bool = False,
 ) -> Tensor:  # fmt: skip
     """N A (M x) @ weight + bias, the sum over edges (j -> i); collective, as is its backward.
 
@@ -47,47 +51,43 @@ def gcn(
         x: [num_src, width_in] contiguous owned source rows, float32 or float64.
         weight: [width_in, width] of the dtype of ``x``; ``None``: width is width_in.
         bias: [width] or none.
-        norm: ``"none"``; ``"left"``: M = 1 / out-degree; ``"right"``: N = 1 / in-degree;
-            ``"both"``: both to the power of 1/2. Rows without edges count as of degree 1.
+        src, dst: what M and N are, of source and of destination rows; ``None`` is 1. In-degrees of
+            sources are for relations whose sources are their destinations.
         weight_first: rows are multiplied before they are summed.
         donate: backward writes dx over ``x`` where it reads ``x``, unless it keeps the graph.
 
     Returns:
         [num_dst, width], which nobody else has or saved.
     """
+    relation.group.meter.tell("fused")
     first = weight if weight_first else None
     asks = x.requires_grad or (first is not None and first.requires_grad)
     if not (asks and torch.is_grad_enabled()):
-        return _of_constant_rows(relation, x, weight, bias, policy, norm, weight_first)
-    before, after = _POWERS[norm]
-    factor = degree_factor(relation, x.dtype, before, ends=False)
+        return _of_constant_rows(relation, x, weight, bias, policy, src, dst, weight_first)
+    factor = degree_factor(relation, x.dtype, src)
     is_made = factor is not None or first is not None
     width = None if not is_made else x.shape[1] if first is None else first.shape[1]
 
     def scale() -> Tensor | None:
-        return degree_factor(relation, x.dtype, after, ends=True)
+        return degree_factor(relation, x.dtype, dst)
 
-    sums = sums_over(relation, x, policy, f"gcn {norm}", scale, width=width)
+    sums = sums_over(relation, x, policy, f"gcn {src} {dst}", scale, width=width)
     if first is not None:
         return _WeightFirst.apply(x, first, bias, factor, sums, donate)
     return _WeightLast.apply(x, weight, bias, factor, sums)
 
 
-def degree_factor(
-    relation: Relation, dtype: torch.dtype, power: float | None, *, ends: bool
-) -> Tensor | None:
-    """[num_dst] in-degrees, or [num_src] out-degrees, to a power, at least 1 before; kept.
-
-    Not to be written into.
-    """
-    if power is None:
+def degree_factor(relation: Relation, dtype: torch.dtype, degrees: Degrees | None) -> Tensor | None:
+    """[n] what rows are multiplied by; kept, and not to be written into."""
+    if degrees is None:
         return None
 
     def make() -> Tensor:
-        degrees = relation.in_degrees if ends else relation.out_degrees
-        return degrees.to(dtype).clamp_(min=1).pow_(power)
+        found = relation.in_degrees if degrees.of == "in" else relation.out_degrees
+        factor = found.to(dtype).pow_(degrees.power)
+        return factor.masked_fill_(found == 0, degrees.empty)
 
-    return relation.derived(("degrees", ends, power, dtype), make)
+    return relation.derived(("degrees", degrees, dtype), make)
 
 
 def _scaled(x: Tensor, factor: Tensor | None) -> Tensor:
@@ -96,18 +96,16 @@ def _scaled(x: Tensor, factor: Tensor | None) -> Tensor:
 
 def _of_constant_rows(
     relation: Relation, x: Tensor, weight: Tensor | None, bias: Tensor | None, policy: Policy,
-    norm: str, weight_first: bool,
+    src: Degrees | None, dst: Degrees | None, weight_first: bool,
 ) -> Tensor:  # fmt: skip
     """The same where no gradient travels: the sums may be those of an earlier call."""
-    before, after = _POWERS[norm]
-    factor = degree_factor(relation, x.dtype, before, ends=False)
-    scale = degree_factor(relation, x.dtype, after, ends=True)
+    factor, scale = (degree_factor(relation, x.dtype, degrees) for degrees in (src, dst))
     if weight is not None and weight_first:
         rows = _scaled(x, factor) @ weight
         agree_on_gradients(relation.plan, [("rows of a sum", rows)], 1)
         z = _scaled(aggregate(relation, rows, "sum", policy), scale)
         return z if bias is None else z + bias
-    sums = _constant_sums(relation, x, factor, scale, policy, norm)
+    sums = _constant_sums(relation, x, factor, scale, policy, f"gcn {src} {dst}")
     if weight is not None:
         return F.linear(sums, weight.t(), bias)
     return sums.clone() if bias is None else sums + bias
@@ -115,7 +113,7 @@ def _of_constant_rows(
 
 def _constant_sums(
     relation: Relation, x: Tensor, factor: Tensor | None, scale: Tensor | None, policy: Policy,
-    norm: str,
+    name: str,
 ) -> Tensor:  # fmt: skip
     """N A M x, not to be written into.
 
@@ -134,7 +132,7 @@ def _constant_sums(
 
     if policy.constant_inputs == "off":
         return compute()
-    return constants_of(relation).reduce([x], f"gcn {norm}", policy, compute, own=False)
+    return constants_of(relation).reduce([x], name, policy, compute, own=False)
 
 
 class _WeightLast(Function):
@@ -243,53 +241,3 @@ class _WeightFirst(Function):
             donate = ctx.donate and ctx.owns and frees_graph()
             dx = torch.mm(dy, weight.t(), out=x.detach() if donate else None)
         return dx, dweight, dbias, None, None, None
-
-
-def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:
-    if inputs["edge_weight"] is not None:
-        return "edges have weights"
-    x, weight, bias = inputs["feat"], inputs["weight"], layer.bias
-    if weight is not None and layer.weight is not None:
-        return "it has a weight and gets another, of which its own code complains"
-    weight = layer.weight if weight is None else weight
-    reason = graph_reason(graph)
-    if reason is not None:
-        return reason
-    relation, given = graph.sole_relation, [one for one in (weight, bias) if one is not None]
-    reason = rows_reason(x, relation.num_src, *given)
-    if reason is not None:
-        return reason
-    width = x.shape[1]
-    if weight is not None:
-        if weight.dim() != 2 or weight.shape[0] != width:
-            return "the weight does not fit the rows"
-        width = weight.shape[1]
-    if bias is not None and tuple(bias.shape) != (width,):
-        return "the bias does not fit the rows"
-    if not layer._allow_zero_in_degree and relation.has_no_edge_somewhere:
-        return "nodes without edges, of which its own code complains"
-    return None
-
-
-def _run(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
-    x, weight = inputs["feat"].contiguous(), inputs["weight"]
-    z = gcn(
-        graph.sole_relation, x, layer.weight if weight is None else weight, layer.bias,
-        graph.policy, norm=layer._norm, weight_first=layer._in_feats > layer._out_feats,
-        donate=may_donate(layer, x),
-    )  # fmt: skip
-    activation = layer._activation
-    if activation is None:
-        return z
-    return rectified(z) if is_relu(activation) else activation(z)
-
-
-def _reduces(layer: Any) -> str | None:
-    is_given = layer._norm in ("none", "right") and layer._in_feats <= layer._out_feats
-    return "sum" if is_given else None
-
-
-GCN = FusedLayer(
-    "dgl.nn.pytorch.conv.graphconv", "GraphConv", ("a6a1ee0fcbb62d01",), _why_not, _run,
-    reduces=_reduces,
-)  # fmt: skip

@@ -1,7 +1,6 @@
-"""Graph isomorphism network (arXiv 1810.00826), its sum as one function of autograd: DGL's
-``GINConv`` with sums or means.
+"""Sums of a graph isomorphism network (arXiv 1810.00826) as one function of autograd.
 
-z = (1 + eps) O x + S A x, then the layer's function and activation.
+z = (1 + eps) O x + S A x.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from torch.autograd import Function
 from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.layers.choice import graph_reason, may_donate, rows_reason
-from sar.layers.entry import FusedLayer, Inputs
 from sar.ops.aggregate import aggregate
 from sar.ops.first_order import first_order
 from sar.ops.saving import owns_saved
@@ -43,6 +40,7 @@ def gin_sum(
     Returns:
         [num_dst, width], which nobody else has or saved.
     """
+    relation.group.meter.tell("fused")
     if not (x.requires_grad and torch.is_grad_enabled()):
         agree_on_gradients(relation.plan, [("rows of a sum", x)], 1)
         sums = aggregate(relation, x, op, policy)
@@ -99,31 +97,3 @@ class _SumAndSelf(Function):
         home = ctx.sums.home(dz, place)
         home.own()[: len(dz)].addcmul_(dz, 1 + eps)
         return home.finish(), deps, None, None
-
-
-def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:
-    if layer._aggregator_type not in ("sum", "mean"):
-        return f"the aggregator {layer._aggregator_type!r} has no fused form"
-    if inputs["edge_weight"] is not None:
-        return "edges have weights"
-    reason = graph_reason(graph)
-    if reason is None:
-        reason = rows_reason(inputs["feat"], graph.sole_relation.num_src, layer.eps)
-    if reason is None and tuple(layer.eps.shape) != (1,):
-        reason = "eps is not one number"
-    return reason
-
-
-def _run(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
-    x, op = inputs["feat"].contiguous(), layer._aggregator_type
-    donate = may_donate(layer, x)
-    z = gin_sum(graph.sole_relation, x, layer.eps, graph.policy, op=op, donate=donate)
-    if layer.apply_func is not None:
-        z = layer.apply_func(z)
-    return z if layer.activation is None else layer.activation(z)
-
-
-GIN = FusedLayer(
-    "dgl.nn.pytorch.conv.ginconv", "GINConv", ("e16747eb7781463c",), _why_not, _run,
-    reduces=lambda layer: layer._aggregator_type,
-)  # fmt: skip

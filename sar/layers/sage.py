@@ -1,11 +1,10 @@
-"""GraphSAGE's layer of means as one function of autograd: DGL's ``SAGEConv(.., "mean")``.
+"""GraphSAGE's layer of means (arXiv 1706.02216) as one function of autograd.
 
-z = x W_own^T + b + mean(x) W^T, then the layer's activation and norm.
+z = x W_own^T + b + mean(x) W^T.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +15,8 @@ from torch.autograd import Function
 from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.layers.choice import graph_reason, linear_reason, may_donate, rows_reason
-from sar.layers.entry import FusedLayer, Inputs
-from sar.layers.sage_columns import sage_mean_by_columns
 from sar.ops.aggregate import aggregate
 from sar.ops.first_order import first_order
-from sar.ops.rectify import is_relu, rectified
 from sar.ops.saving import owns_saved
 from sar.ops.sums import Sums, mean_scale, sums_over
 from sar.stream.plan import agree_on_gradients
@@ -29,7 +24,7 @@ from sar.stream.plan import agree_on_gradients
 
 def sage_mean(
     relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-    policy: Policy, *, donate: bool = False,
+    policy: Policy, *, sum_first: bool | None = None, donate: bool = False,
 ) -> Tensor:  # fmt: skip
     """O x @ own^T + bias + mean @ weight^T: mean_i is that of the rows x_j over edges (j -> i).
 
@@ -43,12 +38,15 @@ def sage_mean(
             destinations.
         own, weight: [width, width_in] of the dtype of ``x``, float32 or float64.
         bias: [width] or none.
+        sum_first: rows are summed before they are multiplied by ``weight``; by default unless that
+            makes them narrower.
         donate: backward writes dx over ``x``, unless it keeps the graph.
 
     Returns:
         [num_dst, width], which nobody else has or saved.
     """
-    is_narrow = weight.shape[1] > weight.shape[0]  # rows are made narrower before they are summed
+    relation.group.meter.tell("fused")
+    is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
     asks = torch.is_grad_enabled() and (x.requires_grad or (is_narrow and weight.requires_grad))
     if not asks:
         return _of_constant_rows(relation, x, own, weight, bias, policy, is_narrow)
@@ -182,68 +180,3 @@ class _NarrowMeanLayer(Function):
             dx = torch.mm(dy, weight, out=x.detach() if donate else None)
             dx[: len(dz)].addmm_(dz, own)
         return dx, down, dweight, dbias, None, None
-
-
-def _why_not(layer: Any, graph: Any, inputs: Inputs) -> str | None:
-    if layer._aggre_type != "mean":
-        return f"the aggregator {layer._aggre_type!r} has no fused form"
-    if inputs["edge_weight"] is not None:
-        return "edges have weights"
-    x = inputs["feat"]
-    reason = linear_reason(layer, "fc_self", "fc_neigh") or graph_reason(graph)
-    if reason is not None:
-        return reason
-    own, neigh = layer.fc_self, layer.fc_neigh
-    weights = [own.weight, neigh.weight, *own.parameters()]
-    reason = rows_reason(x, graph.sole_relation.num_src, *weights)
-    if reason is not None:
-        return reason
-    if own is neigh or neigh.bias is not None:
-        return "fc_neigh has a bias, or is fc_self"
-    if not own.weight.shape == neigh.weight.shape == (len(own.weight), x.shape[1]):
-        return "weights do not fit the rows"
-    return None
-
-
-def _why_not_recomputed(layer: Any, graph: Any, inputs: Inputs) -> str | None:
-    if graph.policy.zeros != "send":
-        return "rows travel without their zeros"
-    return None if inputs["feat"].requires_grad else "rows ask for no gradient"
-
-
-def _run(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
-    return _computed(sage_mean, layer, graph, inputs["feat"])
-
-
-def _run_recomputed(layer: Any, graph: Any, inputs: Inputs) -> Tensor:
-    return _computed(sage_mean_by_columns, layer, graph, inputs["feat"])
-
-
-def _computed(function: Callable[..., Tensor], layer: Any, graph: Any, x: Tensor) -> Tensor:
-    own, neigh = layer.fc_self, layer.fc_neigh
-    x = layer.feat_drop(x).contiguous()
-    relation, policy, donate = graph.sole_relation, graph.policy, may_donate(layer, x)
-    z = function(relation, x, own.weight, neigh.weight, own.bias, policy, donate=donate)
-    activation = layer.activation
-    if activation is not None:
-        z = rectified(z) if is_relu(activation) else activation(z)
-    return z if layer.norm is None else layer.norm(z)
-
-
-def _reduces(layer: Any) -> str | None:
-    drops = layer.feat_drop.training and getattr(layer.feat_drop, "p", 0)
-    if drops or layer._in_src_feats > layer._out_feats:
-        return None
-    return {"mean": "mean", "gcn": "sum"}.get(layer._aggre_type)
-
-
-SAGE = FusedLayer(
-    "dgl.nn.pytorch.conv.sageconv",
-    "SAGEConv",
-    ("4499b40ca6d15ecf",),
-    _why_not,
-    _run,
-    _why_not_recomputed,
-    _run_recomputed,
-    reduces=_reduces,
-)

@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar._private import frees_graph
+from sar.comm import Group
 from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.ops.first_order import first_order
-from sar.ops.saving import once, owns_saved, repeats, valued
+from sar.ops.saving import is_recomputed, once, owns_saved, repeats, valued
 from sar.ops.sums import Sums, mean_scale, sums_over
 
 BLOCK = 32  # columns: at most two cache lines of a row
@@ -34,7 +35,7 @@ BLOCK = 32  # columns: at most two cache lines of a row
 
 def sage_mean_by_columns(
     relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-    policy: Policy, *, donate: bool = False,
+    policy: Policy, *, sum_first: bool | None = None, donate: bool = False,
 ) -> Tensor:  # fmt: skip
     """:func:`sar.layers.sage.sage_mean` in a layer that is recomputed.
 
@@ -44,11 +45,33 @@ def sage_mean_by_columns(
         x: [num_src, width_in] contiguous owned source rows, which are the destinations, too; asks
             for a gradient. Others are those of :func:`sar.layers.sage.sage_mean`.
     """
-    blocks = once(lambda: _Blocks(relation, policy))
+    relation.group.meter.tell("fused, recomputed")
+    is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
+    blocks = once(lambda: _Blocks(relation, policy, is_narrow))
     blocks.kept.clear()
     saved = _MeanLayerByColumns.apply(x, own, weight, bias, blocks, donate)
     tensors = [None if t is None else t.detach() for t in (x, own, weight, bias)]
     return valued(saved, lambda: blocks.forward(*tensors))  # type: ignore[arg-type]
+
+
+def all_by_columns(group: Group, policy: Policy, x: Any, fused: bool) -> bool:
+    """Whether all ranks take :func:`sage_mean_by_columns`, which they can in a layer that is
+    recomputed; collective there.
+
+    Args:
+        x: the layer's rows, or whatever it got.
+        fused: whether this rank computes the layer as a whole.
+    """
+    if not is_recomputed():
+        return False
+    mine = fused and policy.zeros == "send" and x.requires_grad
+
+    def agreed() -> bool:
+        if group.size == 1:
+            return mine
+        return bool(group.all_reduce(torch.tensor(int(mine)), "min"))
+
+    return once(agreed)
 
 
 @dataclass
@@ -57,12 +80,13 @@ class _Blocks:
 
     relation: Relation
     policy: Policy
+    is_narrow: bool
     kept: list[Tensor] = field(default_factory=list)  # means of a repeated forward pass
 
     def forward(self, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's value."""
         out = F.linear(x, own, bias)
-        if weight.shape[1] > weight.shape[0]:
+        if self.is_narrow:
             out.add_(self.mean(x @ weight.t()))
         else:
             for columns in _columns(x):
@@ -76,7 +100,7 @@ class _Blocks:
 
     def backward(self, x: Tensor, dz: Tensor, own: Tensor, weight: Tensor, dx: Tensor) -> Tensor:
         """dweight; fills ``dx``, which may be ``x``."""
-        if weight.shape[1] > weight.shape[0]:
+        if self.is_narrow:
             dy = self.home(dz)
             dweight = dy.t() @ x
             torch.mm(dz, own, out=dx).addmm_(dy, weight)
@@ -134,7 +158,7 @@ class _MeanLayerByColumns(Function):
 
     Backward with D = dz, by blocks c of columns: dweight_c = D^T (S A x_c);
     dx_c = D own_c + A^T S (D weight_c); before, down = D^T x; db = the sum of the rows of D. Where
-    weight has fewer rows than columns, dy = A^T S D, dweight = dy^T x, dx = D own + dy weight.
+    rows are multiplied first, dy = A^T S D, dweight = dy^T x, dx = D own + dy weight.
     """
 
     @staticmethod

@@ -2,7 +2,3 @@
 
 How operations find out which of these happens around them is in :mod:`sar.ops.saving`.
 """
-
-from sar.memory.activations import set_activations
-
-__all__ = ["set_activations"]

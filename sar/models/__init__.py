@@ -1,21 +1,37 @@
-"""The library's own models, which need no other library: stacks of SAGE, GCN, GIN, GAT and R-GCN.
+"""Models on sharded graphs: which code computes their layers, what that costs, what they keep.
 
-:func:`build_model` makes them, or a model of the user's own, from options.
+And the library's own, which need no other library: stacks of SAGE, GCN, GIN, GAT and R-GCN, which
+:func:`build_model` makes. What a front end says of another library's layers is in
+:mod:`sar.models.adapter`.
 """
 
+from sar.models.activations import set_activations
+from sar.models.adapter import Adapter, LayerOptions, Layers, fingerprint, options_of
 from sar.models.blocks import SampledBlock
 from sar.models.build import build_model, call_of, for_several_types, prepare_graph
 from sar.models.calling import Call, read_call
+from sar.models.choice import choose
 from sar.models.convs import GATConv, GINConv, GraphConv, SAGEConv
+from sar.models.explain import Explanation, LayerRow, explain, layers_logged
+from sar.models.front_end import LAYERS
 from sar.models.own import find_maker, try_own
+from sar.models.prepare import optimize, prepare
 from sar.models.stack import RelationalStack, Stack
+from sar.models.standing import standing
+from sar.models.tracing import mark_layers, trace
 from sar.run_options import ModelOptions
 
 __all__ = [
+    "Adapter",
     "Call",
+    "Explanation",
     "GATConv",
     "GINConv",
     "GraphConv",
+    "LAYERS",
+    "LayerOptions",
+    "LayerRow",
+    "Layers",
     "ModelOptions",
     "RelationalStack",
     "SAGEConv",
@@ -23,9 +39,20 @@ __all__ = [
     "Stack",
     "build_model",
     "call_of",
+    "choose",
+    "explain",
     "find_maker",
+    "fingerprint",
     "for_several_types",
+    "layers_logged",
+    "mark_layers",
+    "optimize",
+    "options_of",
+    "prepare",
     "prepare_graph",
     "read_call",
+    "set_activations",
+    "standing",
+    "trace",
     "try_own",
 ]

@@ -6,7 +6,7 @@ its sources. Parameters start, and follow each other, as those of DGL's layers o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar.kernels.registry import has
-from sar.layers import FusedLayer, choose, options_of, register
 from sar.layers.attending import input_travels
-from sar.layers.choice import DTYPES, graph_reason, may_donate, rows_reason
 from sar.layers.gat import gat
-from sar.layers.gcn import gcn
+from sar.layers.gcn import Degrees, gcn
 from sar.layers.gin import gin_sum
 from sar.layers.sage import sage_mean
-from sar.layers.sage_columns import sage_mean_by_columns
+from sar.layers.sage_columns import all_by_columns, sage_mean_by_columns
+from sar.models.adapter import Adapter, Arguments, Layers, Run, options_of
+from sar.models.choice import DTYPES, choose, graph_reason, may_donate, rows_reason
 from sar.ops import Inputs, Messages, run_messages
 from sar.ops.rectify import is_relu, rectified
 
@@ -177,78 +177,95 @@ def _root(degrees: Tensor, like: Tensor) -> Tensor:
 # -- the fused functions -------------------------------------------------------------------------
 
 
-def _fused(entry: FusedLayer, layer: nn.Module, graph: Any, x: Tensor) -> Tensor | None:
+def _fused(adapter: Adapter, layer: nn.Module, graph: Any, x: Tensor) -> Tensor | None:
     """The layer's result before its activation; ``None`` where its own code has to compute it."""
-    inputs = {"x": x}
-    run = choose(entry, None, layer, graph, inputs).run
-    return None if run is None else run(layer, graph, inputs)
+    run = choose(adapter, type(layer).forward, layer, graph, {"x": x})
+    return None if run is None else run()
 
 
-def _why_not(layer: Any, graph: Any, inputs: Any) -> str | None:
-    parameters = layer.parameters(recurse=False)
-    reason = graph_reason(graph)
-    return reason or rows_reason(inputs["x"], graph.sole_relation.num_src, *parameters)
+def _reason(layer: Any, graph: Any, x: Tensor, *more: torch.dtype) -> str | None:
+    """Why a call is not fused; ``more``: dtypes that the layer takes besides the usual ones."""
+    reason, parameters = graph_reason(graph), layer.parameters(recurse=False)
+    if reason is not None:
+        return reason
+    return rows_reason(x, graph.sole_relation.num_src, *parameters, dtypes=(*DTYPES, *more))
 
 
-def _why_not_by_columns(layer: Any, graph: Any, inputs: Any) -> str | None:
-    if graph.policy.zeros != "send":
-        return "rows travel without their zeros"
-    return None if inputs["x"].requires_grad else "rows ask for no gradient"
+def _bind_sage(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
+    return _reason(layer, graph, inputs["x"]) or partial(_sage, layer, graph, inputs["x"])
 
 
-def _sage(function: Callable[..., Tensor], layer: Any, graph: Any, inputs: Any) -> Tensor:
-    x = inputs["x"].contiguous()
+def _sage(layer: Any, graph: Any, x: Tensor, by_columns: bool) -> Tensor:
+    function, x = sage_mean_by_columns if by_columns else sage_mean, x.contiguous()
     return function(
         graph.sole_relation, x, layer.own, layer.neigh, layer.bias, graph.policy,
         donate=may_donate(layer, x),
     )  # fmt: skip
 
 
-def _run_gcn(layer: Any, graph: Any, inputs: Any) -> Tensor:
-    x = inputs["x"].contiguous()
+def _agree_sage(layer: Any, graph: Any, inputs: Arguments, fused: bool) -> bool:
+    if graph.is_block:
+        return False
+    return all_by_columns(graph.group, graph.policy, inputs["x"], fused)
+
+
+def _bind_gcn(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
+    return _reason(layer, graph, inputs["x"]) or partial(_gcn, layer, graph, inputs["x"])
+
+
+def _gcn(layer: Any, graph: Any, x: Tensor) -> Tensor:
+    x = x.contiguous()
     return gcn(
-        graph.sole_relation, x, layer.weight, layer.bias, graph.policy,
+        graph.sole_relation, x, layer.weight, layer.bias, graph.policy, src=_BY_OUT, dst=_BY_IN,
         weight_first=layer.narrows, donate=may_donate(layer, x),
     )  # fmt: skip
 
 
-def _run_gin(layer: Any, graph: Any, inputs: Any) -> Tensor:
-    x = inputs["x"].contiguous()
+_BY_OUT, _BY_IN = Degrees("out", -0.5), Degrees("in", -0.5)
+
+
+def _bind_gin(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
+    return _reason(layer, graph, inputs["x"]) or partial(_gin, layer, graph, inputs["x"])
+
+
+def _gin(layer: Any, graph: Any, x: Tensor) -> Tensor:
+    x = x.contiguous()
     return gin_sum(graph.sole_relation, x, layer.eps, graph.policy, donate=may_donate(layer, x))
 
 
-def _why_not_gat(layer: Any, graph: Any, inputs: Any) -> str | None:
-    x, parameters = inputs["x"], layer.parameters(recurse=False)
-    reason = graph_reason(graph)
-    kinds = (*DTYPES, torch.bfloat16)
-    reason = reason or rows_reason(x, graph.sole_relation.num_src, *parameters, dtypes=kinds)
+def _bind_gat(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
+    x = inputs["x"]
+    reason = _reason(layer, graph, x, torch.bfloat16)
     if reason is None and not has("attend", x.device, x.dtype):
         reason = f"there are no kernels of attention on {x.device}"
-    return reason
+    return reason or partial(_gat, layer, graph, x)
 
 
-def _agree(layer: Any, graph: Any, inputs: Any, fused: bool) -> bool:
+def _agree_gat(layer: Any, graph: Any, inputs: Arguments, fused: bool) -> bool:
     relation, numbers = graph.sole_relation, layer.num_heads + len(layer.weight)
     if relation is None:
         return False
     return input_travels(relation, inputs["x"], layer.weight, numbers, graph.policy, fused)
 
 
-def _run_gat(layer: Any, graph: Any, inputs: Any, agreed: bool) -> Tensor:
+def _gat(layer: Any, graph: Any, x: Tensor, travels: bool) -> Tensor:
     weights = layer.weight, layer.attn_src, layer.attn_dst, layer.bias
     return gat(
-        graph.sole_relation, inputs["x"], *weights, graph.policy, heads=layer.num_heads,
-        slope=layer.slope, input_travels=agreed, donate=options_of(layer).donate,
+        graph.sole_relation, x, *weights, graph.policy, heads=layer.num_heads, slope=layer.slope,
+        input_travels=travels, donate=options_of(layer).donate,
     )  # fmt: skip
 
 
-_SAGE = FusedLayer(
-    __name__, "SAGEConv", (), _why_not, partial(_sage, sage_mean),
-    _why_not_by_columns, partial(_sage, sage_mean_by_columns),
-)  # fmt: skip
-_GCN = FusedLayer(__name__, "GraphConv", (), _why_not, _run_gcn)
-_GIN = FusedLayer(__name__, "GINConv", (), _why_not, _run_gin)
-_GAT = FusedLayer(__name__, "GATConv", (), _why_not_gat, _run_gat, agree=_agree)
+_SAGE, _GAT = Adapter(_bind_sage, {}, _agree_sage), Adapter(_bind_gat, {}, _agree_gat)
+_GCN, _GIN = Adapter(_bind_gcn, {}), Adapter(_bind_gin, {})
 
-for _entry in (_SAGE, _GCN, _GIN, _GAT):
-    register(_entry)
+
+class OwnLayers(Layers):
+    """Those of this module; see :class:`sar.models.adapter.Layers`."""
+
+    def adapters(self) -> Mapping[type, Adapter]:
+        """By class."""
+        return {SAGEConv: _SAGE, GraphConv: _GCN, GINConv: _GIN, GATConv: _GAT}
+
+
+LAYERS = OwnLayers()

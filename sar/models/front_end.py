@@ -10,8 +10,9 @@ from torch import Tensor
 from sar.errors import NotSupportedError
 from sar.models.blocks import block_maker
 from sar.models.calling import arguments
+from sar.models.convs import LAYERS
 
-__all__ = ["BLOCKS", "arguments", "batch_maker", "install", "read_batch"]
+__all__ = ["BLOCKS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = "sar's blocks"
 
 

@@ -1,6 +1,5 @@
 """What a training step needs beside the graph: normalization, losses, parameters and gradients."""
 
-from sar.memory.activations import set_activations
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.drift import check
 from sar.nn.dropout import Dropout, convert_dropout, dropout_rows, same_dropout
@@ -16,7 +15,6 @@ from sar.nn.ranking import rank_links
 from sar.nn.replicas import ShardedParameter
 from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
 from sar.nn.torch_losses import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from sar.nn.tracing import mark_layers, trace
 from sar.ops.rectify import relu
 
 __all__ = [
@@ -41,7 +39,6 @@ __all__ = [
     "global_sum",
     "hits_at",
     "link_loss",
-    "mark_layers",
     "mse_loss",
     "negative_ranks",
     "overlap_gradients",
@@ -50,8 +47,6 @@ __all__ = [
     "relu",
     "same_dropout",
     "score_edges",
-    "set_activations",
     "sync_params",
-    "trace",
     "wire_first",
 ]

@@ -85,14 +85,15 @@ def onlooker() -> Callable[[Tensor], None] | None:
     return _state.see
 
 
-def takes_notes() -> bool:
-    """Whether this forward pass notes what it does, or repeats it by its notes."""
-    return _state.notes is not None
-
-
 def is_innermost() -> bool:
     """Whether nobody inside of the forward pass has hooks of saved tensors, as to repeat a part."""
     return _state.hooks == innermost_saving_hooks()
+
+
+def is_recomputed() -> bool:
+    """Whether this forward pass notes what it does, or repeats it by its notes, and no part of it
+    does so by itself."""
+    return _state.notes is not None and is_innermost()
 
 
 def owns_saved() -> bool:

@@ -19,13 +19,11 @@ from sar import registry
 from sar.comm import Group, current_group
 from sar.errors import SarError
 from sar.graph import GraphView
-from sar.layers import layers_logged, parts_of_fused, prepare
-from sar.models import Call
+from sar.models import Call, layers_logged, mark_layers, prepare
 from sar.nn import (
     check,
     clip_grad_norm_,
     global_mean,
-    mark_layers,
     overlap_gradients,
     sync_params,
 )
@@ -151,7 +149,7 @@ class Trainer:
         self._callbacks.start(self._about(), done)
         with (
             Progress(self.epoch, self.options, self.group) as progress,
-            mark_layers(self.model, self.group, without=parts_of_fused(self.model)),
+            mark_layers(self.model, self.group),
             layers_logged(self.model, self.group),
         ):
             while not self.is_over:

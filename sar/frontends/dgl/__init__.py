@@ -8,11 +8,13 @@ from sar.frontends.dgl.build import (
     load_dgl_partition_data,
     load_partition_data,
 )
+from sar.frontends.dgl.front_end import LAYERS
 from sar.frontends.dgl.mfg import construct_mfgs
 from sar.frontends.dgl.patches import install
 from sar.frontends.dgl.sharded import ShardedGraph
 
 __all__ = [
+    "LAYERS",
     "ShardedGraph",
     "construct_full_graph",
     "construct_mfgs",

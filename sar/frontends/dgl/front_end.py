@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from sar.frontends.dgl.adapters import LAYERS
 from sar.frontends.dgl.batches import dgl_blocks, dgl_subgraph
 from sar.frontends.dgl.patches import install
 from sar.models.calling import arguments_by
 
-__all__ = ["BLOCKS", "arguments", "batch_maker", "install", "read_batch"]
+__all__ = ["BLOCKS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = "DGL's blocks"
 
 

@@ -8,10 +8,9 @@ use; :func:`uninstall` puts every original back.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from threading import Lock
 from types import FunctionType, ModuleType
@@ -29,12 +28,13 @@ from sar._private import (
     TYPED_SPMM,
 )
 from sar.frontends.dgl import loops, operators, readout
+from sar.frontends.dgl.adapters import LAYERS, graph_first
 from sar.frontends.dgl.counts import Counts, LocalCount
-from sar.frontends.dgl.fused import fused, named
 from sar.frontends.dgl.sharing import sharing
 from sar.frontends.dgl.typed import in_functions
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
-from sar.layers import entries
+from sar.models.adapter import Adapter
+from sar.models.standing import standing
 from sar.nn.local_norms import watched
 
 Replace = Callable[[Any], Any]  # the original to what stands in its place
@@ -98,25 +98,29 @@ def _patches_of(name: str, module: ModuleType) -> Iterator[tuple[Any, str, Repla
     if name == _TORCH:
         yield from watched()
     if name == _LAYERS:
-        for entry in (one for one in entries() if one.module.startswith("dgl.")):
-            yield getattr(sys.modules.get(entry.module), entry.name, None), "forward", fused(entry)
-        kinds = [one for one in vars(module).values() if isinstance(one, type)]
-        for kind in dict.fromkeys(kinds):
+        kinds, adapters = [*vars(module).values()], LAYERS.adapters()
+        for kind in dict.fromkeys([*adapters, *(one for one in kinds if isinstance(one, type))]):
             if issubclass(kind, nn.Module):
-                yield from _patches_of_layer(kind)
+                yield from _patches_of_layer(kind, adapters.get(kind))
 
 
-def _patches_of_layer(kind: type) -> Iterator[tuple[Any, str, Replace]]:
+def _patches_of_layer(kind: type, adapter: Adapter | None) -> Iterator[tuple[Any, str, Replace]]:
     if reason := UNDISTRIBUTED.get(kind.__name__):
         for name, method in list(vars(kind).items()):
             if isinstance(method, FunctionType) and (name == "__init__" or name[0] != "_"):
                 yield kind, name, lambda original: refusing(original, kind.__name__, reason)
-    elif (forward := vars(kind).get("forward")) and _takes_graph(forward):
-        yield kind, "forward", named
+    elif adapter or ((forward := vars(kind).get("forward")) and graph_first(forward)):
+        yield (
+            kind,
+            "forward",
+            partial(standing, adapter=adapter, graph=0, rows=1, columns=_OF_EDGES),
+        )
 
 
-def _takes_graph(forward: Callable) -> bool:
-    return list(inspect.signature(forward).parameters)[1:2] in (["graph"], ["g"])
+_OF_EDGES = {
+    "distances", "edge_feat", "edge_feats", "edge_weight", "efeat", "efeats", "etype", "etypes",
+    "pseudo",
+}  # fmt: skip
 
 
 def _for(kind: type, function: Callable) -> Replace:

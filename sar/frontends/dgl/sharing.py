@@ -25,7 +25,7 @@ from sar.edges import Relation
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.joint import reduce_jointly, stream_of
 from sar.graph.store import EType, GraphStore
-from sar.layers import reduction_of
+from sar.models.adapter import reduction_of
 
 
 class Reads(NamedTuple):

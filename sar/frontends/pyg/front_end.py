@@ -10,8 +10,10 @@ from torch import Tensor
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.batches import pyg_data
 from sar.graph import GraphView
+from sar.models.adapter import Layers
 
 BLOCKS = None
+LAYERS = Layers()
 
 
 def install() -> None:

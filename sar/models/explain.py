@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sar._private import tree_leaves, width_wanted
+from sar._private import tree_leaves
+from sar.comm import Group
 from sar.comm.meter import OTHER, Meter, Told
-from sar.graph import GraphView
-from sar.layers.choice import own_forward
-from sar.layers.saved_bytes import SavedBytes, backward, measure
-from sar.layers.table import entry_of
-from sar.layers.untouched import untouched
-from sar.nn.tracing import mark_layers
+from sar.graph import GraphArgument, GraphView, graphs_among
+from sar.models.adapter import adapted, known_layers, own_forward
+from sar.models.measure import SavedBytes, backward, measure, untouched
+from sar.models.tracing import mark_layers
+
+logger = logging.getLogger("sar")
 
 DENSE = "dense"
 _FUSED = ("fused", "fused, recomputed")
@@ -122,20 +126,33 @@ def explain(model: nn.Module, graph: Any, *inputs: Any, **named: Any) -> Explana
         TypeError: ``model`` is no module, or ``graph`` no graph of this library.
         ValueError: no inputs are given and their width cannot be told.
     """
-    graphs = _graphs(model, graph)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
+    graphs = _graphs(graph, inputs, named)
     if not inputs and not named:
-        inputs = (_made_rows(model, graph, graphs),)
-    group, parts = graphs[0].group, parts_of_fused(model)
+        inputs = (_made_rows(model, graphs),)
+    return explained(model, lambda: model(graph, *inputs, **named), graphs, [graph, inputs, named])
+
+
+def explained(
+    model: nn.Module, call: Callable[[], Any], graphs: list[GraphView], held: Any
+) -> Explanation:
+    """As :func:`explain`, of a call of ``model`` on ``graphs``; collective.
+
+    Args:
+        held: what the call is given.
+    """
+    group = graphs[0].group
     for _ in range(2):
         told, calls = Told(undo=[]), _Calls()
-        with untouched(model, graphs, inputs, named, told):
+        with untouched(model, graphs, held, told):
             meter = group.meter
-            with mark_layers(model, group, without=parts, watch=calls):
-                backward(model(graph, *inputs, **named))
-    again, saved = Told(undo=[]), SavedBytes([model, graphs, inputs, named])
-    with untouched(model, graphs, inputs, named, again):
-        with mark_layers(model, group, without=parts, watch=saved):
-            measure(saved, lambda: model(graph, *inputs, **named))
+            with mark_layers(model, group, watch=calls):
+                backward(call())
+    again, saved = Told(undo=[]), SavedBytes([model, graphs, held])
+    with untouched(model, graphs, held, again):
+        with mark_layers(model, group, watch=saved):
+            measure(saved, call)
     rows = _Rows(meter, told, calls.number, _known_bytes(told, again, saved))
     return Explanation(tuple(rows.of(model)), group.rank, group.size)
 
@@ -145,18 +162,8 @@ def _known_bytes(told: Told, again: Told, saved: SavedBytes) -> dict[str, int] |
     return saved.number if set(told.ways) == set(again.ways) else None
 
 
-def parts_of_fused(model: nn.Module) -> set[nn.Module]:
-    """Modules inside of known layers, which marks would keep from being fused."""
-    found: set[nn.Module] = set()
-    for layer in model.modules():
-        entry = entry_of(type(layer))
-        if entry is not None and own_forward(layer, entry) is None:
-            found |= {part for part in layer.modules() if part is not layer}
-    return found
-
-
 class _Calls:
-    """How often each layer is called, see :class:`sar.nn.tracing.Watch`."""
+    """How often each layer is called, see :class:`sar.models.tracing.Watch`."""
 
     def __init__(self) -> None:
         self.number: dict[str, int] = {}
@@ -212,28 +219,25 @@ def way_of(
             return what, reason
     if what == DENSE or what in _FUSED:
         return what, None
-    entry, kind = entry_of(type(module)), type(module).__name__
-    return what, own_forward(module, entry) if entry else f"no fused layer stands for {kind}"
+    if adapted(type(module)) is None:
+        return what, f"no fused layer stands for {type(module).__name__}"
+    return what, own_forward(module)
 
 
 def _joined(whats: Iterable[str]) -> str:
     return " + ".join(dict.fromkeys(whats)) or DENSE
 
 
-def _graphs(model: Any, graph: Any) -> list[GraphView]:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
-    graphs = tree_leaves(graph)
-    for one in graphs:
-        if not isinstance(one, GraphView):
-            got = type(one).__name__
-            raise TypeError(f"graph: got {got}, expected a sharded graph or a list of blocks")
-    if not graphs:
-        raise TypeError("graph: got an empty list, expected a sharded graph or a list of blocks")
+def _graphs(graph: Any, inputs: Any, named: Any) -> list[GraphView]:
+    graphs = graphs_among((graph, inputs, named))
+    others = [one for one in tree_leaves(graph) if not isinstance(one, GraphArgument)]
+    if not graphs or (others and isinstance(graph, (list, tuple))):
+        got = type(others[0]).__name__ if others else "an empty list"
+        raise TypeError(f"graph: got {got}, expected a sharded graph or a list of blocks")
     return graphs
 
 
-def _made_rows(model: nn.Module, graph: Any, graphs: list[GraphView]) -> Tensor:
+def _made_rows(model: nn.Module, graphs: list[GraphView]) -> Tensor:
     """[num_src, width] numbers for a model of one kind of rows."""
     width = _first_width(model)
     if width is None or not all(one.is_homogeneous for one in graphs):
@@ -248,8 +252,51 @@ def _first_width(model: nn.Module) -> int | None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             return module.in_features
-        if (width := width_wanted(module)) is not None:
+        widths = (one.width(module) for one in known_layers())
+        if (width := next((one for one in widths if one is not None), None)) is not None:
             return width
         if next(module.parameters(recurse=False), None) is not None:
             return None
     return None
+
+
+@contextmanager
+def layers_logged(model: nn.Module, group: Group) -> Iterator[None]:
+    """When the first forward pass of ``model`` inside ends, rank 0 logs what computed its layers.
+
+    Layers are known by :func:`sar.models.mark_layers`, which has to be around; no communication.
+    """
+    meter = group.meter
+    if group.rank != 0 or meter.told is not None:
+        yield
+        return
+    told = meter.told = Told()
+
+    def end(*_: Any) -> None:
+        handle.remove()
+        meter.told = None
+        for line in lines_of(model, told):
+            logger.info(line)
+
+    handle = model.register_forward_hook(end)
+    try:
+        yield
+    finally:
+        handle.remove()
+        meter.told = None
+
+
+def lines_of(model: nn.Module, told: Told) -> list[str]:
+    """``SAGEConv x 3: fused`` and the like, in the order of the modules."""
+    counted: Counter[tuple[str, str, str | None]] = Counter()
+    names = {layer for layer, _, _ in told.ways}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if (name or kind) in names:
+            what, why = way_of(module, name or kind, told.ways)
+            counted[kind, what, why] += 1
+    lines = []
+    for (kind, what, why), number in counted.items():
+        reason = "" if why is None else f", not fused: {why} (sar.explain shows more)"
+        lines.append(f"{kind} x {number}: {what}{reason}")
+    return lines

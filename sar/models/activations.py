@@ -15,12 +15,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from sar._private import tree_leaves
 from sar.comm import Group, current_group
-from sar.graph import GraphView
+from sar.graph import GraphArgument, graphs_among
 from sar.graph.rows import KnownRows
 from sar.kernels.device import is_host
 from sar.memory.forwards import Forward, replace, reset
 from sar.memory.inputs import LayerInputs
 from sar.memory.paging import Offload, RoundToBfloat16, in_memory
+from sar.models.adapter import known_layers
 from sar.ops.randomness import SameRandom
 from sar.ops.saving import Notes, hooked, onlooker
 from sar.words import ACTIVATIONS
@@ -39,7 +40,7 @@ def set_activations(
     * ``"keep"``: as torch does; undoes an earlier call.
     * ``"recompute"``: each layer keeps its inputs alone and runs its forward pass again in
       backward, with the same dropout, batch statistics and buffers. Rows of other ranks are fetched
-      again. Layers are those of ``dgl.nn``, a module of yours that is called with a graph and holds
+      again. Layers are those of DGL, a module of yours that is called with a graph and holds
       at most one such layer, or what a method ``graph_layers()`` of yours returns; in a list, the
       modules themselves. Backward of one layer at a time has its activations in memory.
     * ``"offload"``: everything saved inside the module is written to a file and mapped when
@@ -88,8 +89,7 @@ def _layers(module: nn.Module) -> list[nn.Module]:
     said = getattr(module, "graph_layers", None)
     if callable(said):
         return list(said())
-    of_dgl = type(module).__module__.startswith("dgl.nn.")
-    if of_dgl and _takes_graph(module) and not isinstance(module, nn.Sequential):
+    if any(one.is_own(module) and one.takes_graph(module) for one in known_layers()):
         return [module]
     found = [layer for child in module.children() for layer in _layers(child)]
     found = list(dict.fromkeys(found))
@@ -228,7 +228,7 @@ class _Elsewhere(Forward):
 
 
 def _group_of(leaves: list[Any]) -> Group:
-    graphs = [leaf for leaf in leaves if isinstance(leaf, GraphView)]
+    graphs = graphs_among(leaves)
     return graphs[0].group if graphs else current_group()
 
 
@@ -236,8 +236,8 @@ def held_by_others(module: nn.Module, leaves: list[Any]) -> set[int]:
     """Addresses of storages that others hold: parameters, buffers, arguments, graph columns."""
     tensors = [*module.parameters(), *module.buffers()]
     for leaf in leaves:
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, GraphArgument):
+            tensors.extend(leaf.sharded_graph.stored_columns())
+        elif isinstance(leaf, Tensor):
             tensors.append(leaf)
-        elif isinstance(leaf, GraphView):
-            tensors.extend(leaf.stored_columns())
     return {t.untyped_storage().data_ptr() for t in tensors if t.layout == torch.strided}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,9 @@ from sar.comm import Group, current_group
 from sar.comm.gather import gather_json
 from sar.comm.meter import COMPUTE, OTHER, Meter, Span
 from sar.files import write_whole
+from sar.graph import GraphArgument
 from sar.kernels.device import StreamClock, clock_of
+from sar.models.adapter import parts_of_fused
 
 Row = dict[str, Any]
 _MARKED = "sar.layer"  # key in an autograd node's own dictionary
@@ -38,24 +40,21 @@ def mark_layers(
     model: nn.Module,
     group: Group | None = None,
     *,
-    without: Collection[nn.Module] = (),
     watch: Watch | None = None,
 ) -> Iterator[None]:
     """Inside, the group's meter knows which layer of ``model`` is at work, in both passes.
 
     A layer is a module that is called with a graph. What it does outside of inner layers counts
-    for itself; backward belongs to a layer from its output to the output of the next. Modules of
-    ``torch.nn``, which take no graph, get no hooks: with some on its parts, a layer of DGL would
-    run as somebody watches it, part by part.
+    for itself; backward belongs to a layer from its output to the output of the next. Parts of
+    layers that may be fused get no hooks: with some, these would run as somebody watches them.
 
     Args:
-        without: other modules that get none.
         watch: is told of each layer.
     """
     meter = (group or current_group()).meter
-    handles = []
+    handles, parts = [], parts_of_fused(model)
     for name, module in model.named_modules():
-        if type(module).__module__.startswith("torch.nn.") or module in without:
+        if module in parts:
             continue
         mark = _Marks(name or type(module).__name__, meter, watch)
         handles.append(module.register_forward_pre_hook(mark.enter, with_kwargs=True))
@@ -83,7 +82,7 @@ class _Marks:
         self._before: list[tuple[str, str] | None] = []
 
     def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(_is_graph(value) for value in (*args, *kwargs.values())):
+        if any(isinstance(value, GraphArgument) for value in (*args, *kwargs.values())):
             self._before.append(self.meter.switch(self.name, "forward"))
             if self.watch is not None:
                 self.watch.enter(self.name, [*args, *kwargs.values()])
@@ -109,10 +108,6 @@ class _Marks:
         before = self.meter.switch(self.name, "backward")
         if before[1] != "backward":  # the first layer that this backward meets
             after_backward(lambda: self.meter.switch(*before))
-
-
-def _is_graph(value: Any) -> bool:
-    return not isinstance(value, Tensor) and hasattr(value, "update_all")
 
 
 def _tensors(output: Any) -> list[Tensor]:
