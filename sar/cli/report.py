@@ -13,7 +13,7 @@ import torch
 
 import sar
 from sar.comm import Group
-from sar.comm.gather import gather_json
+from sar.comm.collectives import gather_json
 from sar.files import write_whole
 from sar.kernels.device import is_host, peak_bytes
 from sar.train import memory
