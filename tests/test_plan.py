@@ -186,7 +186,7 @@ def test_seconds_are_those_that_made_the_runs(monkeypatch: pytest.MonkeyPatch) -
         "remote": (fixed + nodes * (node + 8 * edge) + 4e5 * byte, 4e5),
     }
     monkeypatch.setattr(probing, "_timed", lambda work, path: runs[path])
-    monkeypatch.setattr(probing.sockets, "byte_seconds", lambda: 1e-9)
+    monkeypatch.setattr(probing.network, "byte_seconds", lambda: 1e-9)
     found = probing._seconds(Work(ModelOptions(), 12, 5), list(runs), nodes)
     assert found == pytest.approx((fixed, node, edge, byte + 1e-9))
 
