@@ -7,7 +7,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from sar.comm.allocation import set_soft_limit
+from sar.comm.environment import set_soft_limit
 from sar.errors import MissingDependencyError
 from sar.words import ALLOCATORS
 

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 import sar
-from sar.comm.pool import BufferPool
+from sar.comm.group import BufferPool
 from sar.frontends.dgl import patches
 from sar.memory import paging
 from sar.memory.activations import layers_of

@@ -23,7 +23,7 @@ from sar.allocator import (
 )
 from sar.cli.launch import worker_environment
 from sar.comm import initialize_comms
-from sar.comm.allocation import tune_allocator
+from sar.comm.environment import tune_allocator
 from sar.errors import MissingDependencyError, NotSupportedError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -569,7 +569,7 @@ def test_version_and_requirements_agree() -> None:
 
 # Of sar.comm what has to know where tensors of a transport lie.
 LOOK_AT_DEVICES = {
-    f"comm/{name}.py" for name in ("group", "host_memory", "pool", "process", "setup", "watched")
+    f"comm/{name}.py" for name in ("environment", "failure", "group", "host_memory", "process")
 }
 
 

@@ -18,7 +18,7 @@ from harness.covering import by_pairs
 from harness.late import run_late
 
 from sar.comm import LocalGroup, current_group, exchange_counts, legacy, serve_store, use_group
-from sar.comm.pool import BufferPool
+from sar.comm.group import BufferPool
 from sar.config import Config, Policy
 from sar.errors import CommError, NotSupportedError, PartitionError, SarError
 from sar.kernels import add_rows
@@ -796,18 +796,17 @@ def test_who_makes_a_group_does_not_outwait_the_store(
     keeper: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for ranks that connect, for minutes: without the store nobody can any more."""
-    from sar.comm import watched
-    from sar.comm.failure import FailureBoard
+    from sar.comm import failure
 
-    monkeypatch.setattr(watched, "_stuck", [])  # this process does not end at once for it
+    monkeypatch.setattr(failure, "_stuck", [])  # this process does not end at once for it
     kept = [serve_store("127.0.0.1", 0, 2, timedelta(seconds=60))]
     here = dist.TCPStore("127.0.0.1", kept[0].port, 2, wait_for_workers=False)
-    board, over = FailureBoard(1, 2, here, keeper=keeper), threading.Event()
+    board, over = failure.FailureBoard(1, 2, here, keeper=keeper), threading.Event()
     end = threading.Timer(1.0, kept.clear)
     end.start()
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
-        watched.watched(over.wait, board, torch.device("cpu"), 60)
+        failure.guarded(over.wait, board, torch.device("cpu"), 60)
     assert time.monotonic() - begin < 20
     who = "the launcher" if keeper is None else "rank 0"
     assert f"{who}, which keeps the ranks' store, has ended" in board.explain("no answer")
@@ -817,11 +816,13 @@ def test_who_makes_a_group_does_not_outwait_the_store(
 
 def test_who_has_ended_is_told_by_the_system() -> None:
     """Neither who works or sleeps, nor who cannot be reached from here."""
-    from sar.comm.presence import Presence
+    from sar.comm.diagnosis import Liveness
 
-    one, two, other = (Presence("127.0.0.1") for _ in range(3))
-    host, address, port = other.name()
-    for rank, name in enumerate((one.name(), two.name(), [host + 1, address, port], [0, 0, 0])):
+    one, two, other = (Liveness("127.0.0.1") for _ in range(3))
+    host, address, port = other.address()
+    for rank, name in enumerate(
+        (one.address(), two.address(), [host + 1, address, port], [0, 0, 0])
+    ):
         one.learn(rank, name)  # rank 2 is behind another host's loopback, 3 does not listen
     assert one.ended(range(5)) == []
     two.close()

@@ -19,7 +19,7 @@ from harness.training import Setting, case_train, start_state
 from torch import Tensor
 
 import sar
-from sar.comm.pool import BufferPool
+from sar.comm.group import BufferPool
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.tracing.lazy import eager
 
@@ -339,9 +339,7 @@ def test_a_budget_too_small_names_what_is_needed(partitioned: Cutter) -> None:
     """Two rounds of the busiest rank, what comes and what goes."""
     path = partitioned(mixed(), 4, "random")
     needed, ranks = halo_rows(path, 4), range(4)
-    rounds = [
-        [needed[r][(r + d) % 4] + needed[(r - d) % 4][r] for d in (1, 2, 3)] for r in ranks
-    ]
+    rounds = [[needed[r][(r + d) % 4] + needed[(r - d) % 4][r] for d in (1, 2, 3)] for r in ranks]
     least = ROW * max(a + b for one in rounds for a, b in pairwise(one))
 
     def case(group: Any) -> None:

@@ -18,7 +18,7 @@ import sar
 from sar.__main__ import main
 from sar.cli import plan as cli
 from sar.cli.options import parse_rate
-from sar.comm import sockets
+from sar.comm import network
 from sar.edges.out_edges import OutEdges
 from sar.edges.push_pull import linear_relation
 from sar.models import build_model, prepare_graph
@@ -172,8 +172,8 @@ def test_rounds_and_messages_cost_what_they_are() -> None:
 
 
 def test_sockets_cost_something() -> None:
-    assert 1e-12 < sockets.byte_seconds() < 1e-6
-    assert 1e-7 < sockets.message_seconds() < 1e-2
+    assert 1e-12 < network.byte_seconds() < 1e-6
+    assert 1e-7 < network.message_seconds() < 1e-2
 
 
 def test_seconds_are_those_that_made_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:

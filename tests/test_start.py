@@ -117,7 +117,6 @@ def test_another_host_finds_no_port_of_a_job_on_one(
 MEETING = """
 import os, subprocess, sys, time
 import sar, torch
-from sar.comm import meeting
 from sar.errors import CommError
 {before}
 begin = time.monotonic()

@@ -21,7 +21,7 @@ import sar
 from sar.cli.launch import backend_of
 from sar.cli.ranks import LAUNCHER_PID
 from sar.comm import Group
-from sar.comm.gather import gather_json
+from sar.comm.collectives import gather_json
 from sar.files import write_whole
 from sar.kernels.device import is_host, peak_bytes
 from sar.partition.book import PartitionBook

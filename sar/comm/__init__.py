@@ -3,14 +3,13 @@
 import importlib
 from typing import Any
 
-from sar.comm.current import LocalGroup, current_group, set_process_group, use_group
+from sar.comm.collectives import exchange_counts
 from sar.comm.group import Counters, Group
 from sar.comm.legacy import all_reduce, all_to_all, exchange_single_tensor, exchange_tensors
-from sar.comm.meeting import serve_store, tell_failure
+from sar.comm.local import LocalGroup, ThreadGroup, current_group, set_process_group, use_group
 from sar.comm.network import nfs_ip_init
 from sar.comm.process import ProcessGroup
-from sar.comm.routing import exchange_counts
-from sar.comm.seeding import manual_seed
+from sar.comm.rendezvous import serve_store, tell_failure
 from sar.comm.seeds import SeedStream
 from sar.comm.setup import (
     DEFAULT_TIMEOUT,
@@ -20,11 +19,11 @@ from sar.comm.setup import (
     initialize_comms,
     is_initialized,
     join_others,
+    manual_seed,
     rank,
     shutdown,
     world_size,
 )
-from sar.comm.threads import ThreadGroup
 
 __all__ = [
     "DEFAULT_TIMEOUT",

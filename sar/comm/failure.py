@@ -1,17 +1,22 @@
-"""What ranks leave for each other when one fails, and who is to blame when nobody left a word."""
+"""What ranks leave for each other when one fails, and who is to blame when nobody left a word.
+
+Where ranks wait for each other in torch or in the system, :func:`guarded` gives up when a rank that
+they wait for has failed.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
-from sar.comm.places import named, place, told
-from sar.comm.presence import Presence
+from sar.comm.diagnosis import Liveness, rank_names, user_line, where_ranks_stand
 from sar.errors import CommError
 
 _T = TypeVar("_T")
@@ -20,13 +25,16 @@ _FIRST_ERROR = "sar/first_error"
 _SOME_LEFT = "sar/left"  # after an error
 _LEFT = "sar/left/{}"  # by rank
 _STUCK = "sar/stuck/{}"  # where ranks stand whose collective has failed, by rank
-_WORDS, _WORD = "sar/words/{}", "sar/word/{}/{}"  # by rank; by their number and rank
+_REPORTS, _REPORT = "sar/words/{}", "sar/word/{}/{}"  # by rank; by their number and rank
 _STORE_SECONDS = 2.0  # to wait for an answer of the store
 _WORD_SECONDS = 1.0  # for the failing rank to leave its error
 _CALL_SECONDS = 1.5  # for all that live to say so
 _LEAVE_SECONDS = 2.0  # for others to see that a rank has left
 _PAUSE, _WORD_PAUSE = 0.1, 0.01
+_LOOK_SECONDS = 0.5  # from one look at who has ended to the next, while ranks connect
+_GRACE_SECONDS = 1.5  # for what waits to end by itself then, with the better error
 _TEXT = 2000  # characters
+_stuck: list[threading.Thread] = []  # what did not end in time
 _GONE = "died or left early: the process has ended without a word"
 
 
@@ -35,7 +43,7 @@ class FailureBoard:
 
     Args:
         store: ``None`` where there is none.
-        presence: ``None`` where this rank could not listen: no rank is said to have ended then.
+        liveness: ``None`` where this rank could not listen: no rank is said to have ended then.
         keeper: the rank whose process the store is in; ``None``: a launcher's.
         names: of the ranks, where they are called something else than "rank 0".
 
@@ -49,11 +57,11 @@ class FailureBoard:
         rank: int,
         size: int,
         store: dist.Store | None,
-        presence: Presence | None = None,
+        liveness: Liveness | None = None,
         keeper: int | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        self.rank, self.size, self.store, self.presence = rank, size, store, presence
+        self.rank, self.size, self.store, self.liveness = rank, size, store, liveness
         self._keeper, self.names, self.is_gone = keeper, names, False
         self._unanswered: threading.Thread | None = None  # a question that waits too long
         self.explained: str | None = None
@@ -87,8 +95,8 @@ class FailureBoard:
     def wait_for(self, ranks: Iterable[int], seconds: float) -> None:
         """Return when they have left after an error, or after seconds; not for who has ended."""
         end, readers = time.monotonic() + seconds, set(ranks)
-        if self.presence is not None:
-            readers -= set(self.presence.ended(readers & set(self.missing(_LEFT))))
+        if self.liveness is not None:
+            readers -= set(self.liveness.ended(readers & set(self.missing(_LEFT))))
         while not readers.isdisjoint(self.missing(_LEFT)) and time.monotonic() < end:
             time.sleep(_PAUSE)
 
@@ -110,13 +118,13 @@ class FailureBoard:
         there = self._ask(partial(_known, key=key, ranks=everyone))
         return [] if there is None else [rank for rank in everyone if rank not in there]
 
-    def collect_words(self, rank: int, size: int, word: str) -> dict[int, str]:
-        """Leave a word at the end; on rank 0, those of the ranks that came within a second."""
+    def collect_reports(self, rank: int, size: int, report: str) -> dict[int, str]:
+        """Leave a report at the end; on rank 0, those of the ranks that came within a second."""
 
         def ask(store: dist.Store) -> dict[int, str]:
-            number = store.add(_WORDS.format(rank), 1)  # a store may outlive several groups
-            key, end = _WORD.format(number, "{}"), time.monotonic() + _WORD_SECONDS
-            store.set(key.format(rank), word)
+            number = store.add(_REPORTS.format(rank), 1)  # a store may outlive several groups
+            key, end = _REPORT.format(number, "{}"), time.monotonic() + _WORD_SECONDS
+            store.set(key.format(rank), report)
             if rank:
                 return {}
             everyone, here = list(range(size)), {0}
@@ -138,7 +146,7 @@ class FailureBoard:
         while True:
             first = self.first_error() or self.ended()
             if first is not None:
-                mine = told({self.rank: place()}) if _GONE in first else ""
+                mine = where_ranks_stand({self.rank: user_line()}) if _GONE in first else ""
                 first += f"{mine}; does every rank get there?" if mine else ""
                 return f"stopped because another rank failed first: {first}"
             if time.monotonic() > end:
@@ -155,8 +163,8 @@ class FailureBoard:
 
     def _stand(self) -> None:
         """Tell the others where this rank stands, as it waits in vain."""
-        where = place()
-        self._ask(lambda store: store.set(_STUCK.format(self.rank), where))
+        line = user_line()
+        self._ask(lambda store: store.set(_STUCK.format(self.rank), line))
 
     def _where(self) -> str:
         """What to say of where this rank stands, and those that have told."""
@@ -165,20 +173,20 @@ class FailureBoard:
             known = _known(store, _STUCK, list(range(self.size)))
             return {rank: store.get(_STUCK.format(rank)).decode() for rank in known}
 
-        return told({self.rank: place(), **(self._ask(read) or {})})
+        return where_ranks_stand({self.rank: user_line(), **(self._ask(read) or {})})
 
     def ended(self, ranks: Sequence[int] = ()) -> str | None:
         """The ranks, of all or some, whose processes are gone and who said nothing; also told to
         the others."""
-        if self.presence is None:
+        if self.liveness is None:
             return None
         everyone = ranks or range(self.size)
-        gone = self.presence.ended(rank for rank in everyone if rank != self.rank)
-        told = self._ask(partial(_known, key=_LEFT, ranks=gone)) if gone else None
-        gone = [rank for rank in gone if rank not in (told or ())]
+        gone = self.liveness.ended(rank for rank in everyone if rank != self.rank)
+        left = self._ask(partial(_known, key=_LEFT, ranks=gone)) if gone else None
+        gone = [rank for rank in gone if rank not in (left or ())]
         if not gone:
             return None
-        if told is None:  # there is no store, or it may have ended with rank 0: others follow
+        if left is None:  # there is no store, or it may have ended with rank 0: others follow
             gone = gone[:1]
         text = f"{self.called(gone)}: {_GONE}"
         self._ask(lambda store: store.compare_set(_FIRST_ERROR, "", text))
@@ -211,7 +219,7 @@ class FailureBoard:
 
     def called(self, ranks: list[int]) -> str:
         """ "rank 1", "ranks 1, 2" or their names, the first of them."""
-        return named(ranks, self.names)
+        return rank_names(ranks, self.names)
 
     def _ask(self, question: Callable[[dist.Store], _T]) -> _T | None:
         """Ask the store, for a bounded time: the host that keeps it may be gone without a word.
@@ -243,3 +251,53 @@ class FailureBoard:
 def _known(store: Any, key: str, ranks: list[int]) -> set[int]:
     """The ranks whose key has been set."""
     return {rank for rank in ranks if store.check([key.format(rank)])}
+
+
+def stuck() -> bool:
+    """Whether this process gave up a thread that waits for others.
+
+    What it holds of torch may abort the process while that is taken down, also when it has ended.
+    """
+    return bool(_stuck)
+
+
+def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, limit: float) -> _T:
+    """Return what ``make`` returns, raise what it raises; ``TimeoutError`` if it does neither in
+    time, or a rank has failed meanwhile.
+
+    A thread does it: what torch waits for has limits of its own, one behind the other, and a
+    network or a rank that goes away before it has connected is not noticed.
+
+    Args:
+        device: of this rank; a thread has a current CUDA device of its own.
+        limit: seconds.
+    """
+    outcome: Future[_T] = Future()
+    index = torch.cuda.current_device() if device.type == "cuda" else None
+
+    def body() -> None:
+        try:
+            if index is not None:
+                torch.cuda.set_device(index)
+            outcome.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=body, name="sar-connecting", daemon=True)
+    _stuck.append(thread)  # also if an interrupt comes now
+    thread.start()
+    _watch(thread, board, limit)
+    if not outcome.done():
+        raise TimeoutError("no answer")
+    _stuck.remove(thread)
+    return outcome.result()
+
+
+def _watch(thread: threading.Thread, board: FailureBoard, limit: float) -> None:
+    """Return when it has ended, or the time is over, or a rank that it needs has ended."""
+    end = time.monotonic() + limit
+    while thread.is_alive() and (left := end - time.monotonic()) > 0:
+        thread.join(min(left, _LOOK_SECONDS))
+        if thread.is_alive() and board.hopeless():
+            thread.join(min(left, _GRACE_SECONDS))  # what ended may have met all before
+            return

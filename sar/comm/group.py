@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
-from sar.comm.agreement import agree
-from sar.comm.gradients import refuse_gradients
+from sar.comm.collectives import agree, refuse_gradients
+from sar.comm.diagnosis import user_line, where_ranks_stand
 from sar.comm.meter import Meter, Span
-from sar.comm.places import place, told
-from sar.comm.pool import BufferPool
 from sar.comm.seeds import SeedStream
 from sar.errors import CommError
 
-_PLACE_BYTES = 1024
+_LINE_BYTES = 1024
 
 
 @dataclass
@@ -45,21 +45,21 @@ class Work(Protocol):
         """Return when the receive buffer is filled and the send buffer may be reused."""
 
 
-class Farewell(Protocol):
-    """What a rank says when its group ends, without a collective: others may be gone."""
-
-    def word(self) -> str:
-        """Left for rank 0."""
-
-    def judge(self, words: Mapping[int, str]) -> str | None:
-        """What rank 0 warns of, from the words of the ranks that came."""
-
-
 class Done:
     """The :class:`Work` of an exchange that ended before it was returned."""
 
     def wait(self) -> None:
         return None
+
+
+class FinalCheck(Protocol):
+    """What ranks compare when their group ends, without a collective: others may be gone."""
+
+    def report(self) -> str:
+        """What this rank leaves for rank 0."""
+
+    def compare(self, reports: Mapping[int, str]) -> str | None:
+        """What rank 0 warns of, from the reports of the ranks that came."""
 
 
 class Group(ABC):
@@ -72,15 +72,18 @@ class Group(ABC):
         rank, size: this process' index and the number of ranks.
         backend: name of the transport.
         device: where a tensor has to lie to be sent; other tensors are staged there and back.
+        has_wire: whether rows travel while ranks compute, not only while they wait for them.
         seeds: of dropout; see :func:`sar.manual_seed`.
         meter: what each layer computes, waits for and moves.
+        pool: buffers of rows to send and receive.
         losses: how often a mean or sum over all ranks' rows was differentiated.
         graphs: of this group that are in use.
         names: of the ranks, where they are called something else than "rank 0".
-        farewell: what is compared when the group ends, if anything.
+        final_check: what is compared when the group ends, if anything.
     """
 
     names: Sequence[str] = ()
+    has_wire = True
 
     def __init__(self, rank: int, size: int, backend: str, device: torch.device) -> None:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
@@ -90,12 +93,7 @@ class Group(ABC):
         self.seeds = SeedStream()
         self.losses = 0
         self.graphs: WeakSet[Any] = WeakSet()
-        self.farewell: Farewell | None = None
-
-    @property
-    def has_wire(self) -> bool:
-        """Whether rows travel while ranks compute, not only while they wait for them."""
-        return True
+        self.final_check: FinalCheck | None = None
 
     @abstractmethod
     def beside(self) -> Group:
@@ -143,14 +141,9 @@ class Group(ABC):
         """Reduce ``tensor`` (any shape) over all ranks in place; ``op`` is sum, max or min."""
         if op not in ("sum", "max", "min"):
             raise ValueError(f"op: got {op!r}, expected 'sum', 'max' or 'min'")
-        refuse_gradients("all_reduce", tensor)
-        self.counters.collectives += 1
+        self._count("all_reduce", tensor)
         if self.size > 1:
-            staged = self._staged(tensor)
-            with self.meter.wait("all_reduce"):
-                self._all_reduce(staged, op)
-            if staged.data_ptr() != tensor.data_ptr():
-                tensor.copy_(staged)
+            self._in_place("all_reduce", tensor, partial(self._all_reduce, op=op))
         return tensor
 
     def sum_if_all(self, tensor: Tensor, ready: bool) -> bool:
@@ -162,16 +155,10 @@ class Group(ABC):
         Returns:
             Whether all were; else the tensor is left as it was.
         """
-        refuse_gradients("sum_if_all", tensor)
-        self.counters.collectives += 1
+        self._count("sum_if_all", tensor)
         if self.size == 1 or not tensor.numel():
             return ready and self.size == 1
-        staged = self._staged(tensor)
-        with self.meter.wait("all_reduce"):
-            all_ready = self._sum_if_all(staged, ready)
-        if all_ready and staged.data_ptr() != tensor.data_ptr():
-            tensor.copy_(staged)
-        return all_ready
+        return self._in_place("all_reduce", tensor, partial(self._sum_if_all, ready=ready))
 
     def _sum_if_all(self, tensor: Tensor, ready: bool) -> bool:
         flag = torch.tensor([ready], dtype=torch.int32, device=self.device)
@@ -190,37 +177,30 @@ class Group(ABC):
         All ranks begin, and wait for, the same sums in the same order, but not necessarily between
         the same other collectives.
         """
-        refuse_gradients("begin_sum", tensor)
-        self.counters.collectives += 1
+        self._count("begin_sum", tensor)
         if self.size == 1:
             return Done()
         work = self._begin_sum(tensor)
-        return _Metered(self, work, self.meter.flight(work, "gradients"))
+        return _Metered(self.meter, work, self.meter.flight(work, "gradients"))
 
     def _begin_sum(self, tensor: Tensor) -> Work:
-        """Transports that cannot do it beside the stream of rows sum when it is waited for."""
-        return _LateSum(self, tensor)
+        """Transports that cannot sum beside the stream of rows do it when it is waited for."""
+        return _Later(partial(self._staged, tensor, partial(self._all_reduce, op="sum")))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks in rank order; shapes and dtypes must be equal."""
-        refuse_gradients("all_gather", tensor)
-        self.counters.collectives += 1
+        self._count("all_gather", tensor)
         if self.size == 1:
             return [tensor.clone()]
         with self.meter.wait("all_gather"):
-            parts = self._all_gather(self._staged(tensor))
+            parts = self._all_gather(tensor.detach().to(self.device).contiguous())
         return [part.to(tensor.device) for part in parts]
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Overwrite ``tensor`` with the one of rank ``src``, in place."""
-        refuse_gradients("broadcast", tensor)
-        self.counters.collectives += 1
+        self._count("broadcast", tensor)
         if self.size > 1:
-            staged = self._staged(tensor)
-            with self.meter.wait("broadcast"):
-                self._broadcast(staged, src)
-            if staged.data_ptr() != tensor.data_ptr():
-                tensor.copy_(staged)
+            self._in_place("broadcast", tensor, partial(self._broadcast, src=src))
         return tensor
 
     def exchange(
@@ -239,12 +219,14 @@ class Group(ABC):
             distances: for a large exchange, on all ranks alike: rows travel from rank r + d to
                 rank r for these d alone. The transport may send one distance after another.
         """
-        refuse_gradients("exchange", send, recv)
+        if send.requires_grad or recv.requires_grad:
+            refuse_gradients("exchange", send, recv)
         counters, here = self.counters, self.meter.here
         sent, received = send.nbytes, recv.nbytes
-        if send_counts[self.rank] or recv_counts[self.rank]:
-            sent = _bytes_to_others(send, send_counts, self.rank)
-            received = _bytes_to_others(recv, recv_counts, self.rank)
+        if own := send_counts[self.rank]:
+            sent -= own * (sent // send.shape[0])
+        if own := recv_counts[self.rank]:
+            received -= own * (received // recv.shape[0])
         counters.collectives += 1
         counters.sent_bytes += sent
         counters.received_bytes += received
@@ -256,15 +238,16 @@ class Group(ABC):
             work = self._exchange(recv, send, *counts, distances)
         else:
             landing = torch.empty_like(recv, device=self.device)
-            work = self._exchange(landing, self._staged(send), *counts, distances)
-            work = _StagedWork(work, landing, recv)
+            sending = send.detach().to(self.device).contiguous()
+            work = self._exchange(landing, sending, *counts, distances)
+            work = _Later(work.wait, partial(recv.copy_, landing))
         here.exchanges += 1
         here.sent_bytes += sent
         here.received_bytes += received
         span = None
         if self.meter.spans is not None:
             span = self.meter.flight(work, "rows", sent, received)
-        return _Metered(self, work, span)
+        return _Metered(self.meter, work, span)
 
     def all_to_all(self, rows: Tensor, send_counts: list[int], recv_counts: list[int]) -> Tensor:
         """Rows grouped by destination rank in, rows grouped by source rank out."""
@@ -274,7 +257,7 @@ class Group(ABC):
         return recv
 
     def agree(self, error: Exception | None, what: str = "", alike: object = None) -> None:
-        """Raise on every rank if any rank passes an error; see :mod:`sar.comm.agreement`."""
+        """Raise on every rank if any passes an error; see :func:`sar.comm.collectives.agree`."""
         agree(self, error, what, alike)
 
     @contextmanager
@@ -292,32 +275,43 @@ class Group(ABC):
 
     def _apart(self, calls: str) -> CommError:
         """What to raise on every rank where ranks turn out to call different things; collective."""
-        words = list(place().encode()[:_PLACE_BYTES].ljust(_PLACE_BYTES, b"\0"))
-        mine = torch.tensor(words, dtype=torch.uint8, device=self.device)
+        line = user_line().encode()[:_LINE_BYTES].ljust(_LINE_BYTES, b"\0")
+        mine = torch.tensor(list(line), dtype=torch.uint8, device=self.device)
         found = [bytes(one.tolist()).rstrip(b"\0") for one in self._all_gather(mine)]
-        places = {rank: words.decode(errors="ignore") for rank, words in enumerate(found)}
-        differ = f"ranks call different things, or for different numbers; {calls}{told(places)}"
-        return CommError(f"rank {self.rank}: {differ}")
+        lines = {rank: one.decode(errors="ignore") for rank, one in enumerate(found)}
+        return CommError(
+            f"rank {self.rank}: ranks call different things, or for different numbers; "
+            f"{calls}{where_ranks_stand(lines)}"
+        )
 
-    def _await(self, work: Work) -> None:
-        """Wait for an exchange; subclasses may say more of what fails."""
-        work.wait()
+    def _count(self, call: str, tensor: Tensor) -> None:
+        refuse_gradients(call, tensor)
+        self.counters.collectives += 1
 
-    def _staged(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to(self.device).contiguous()
+    def _in_place(self, call: str, tensor: Tensor, run: Callable[[Tensor], Any]) -> Any:
+        with self.meter.wait(call):
+            return self._staged(tensor, run)
+
+    def _staged(self, tensor: Tensor, run: Callable[[Tensor], Any]) -> Any:
+        """Run on ``tensor`` where it can be sent from, and write what that leaves back into it."""
+        staged = tensor.detach().to(self.device).contiguous()
+        result = run(staged)
+        if staged.data_ptr() != tensor.data_ptr():
+            tensor.copy_(staged)
+        return result
 
 
 class _Metered:
     """Something in flight whose waiting is accounted for."""
 
-    __slots__ = ("group", "span", "work")
+    __slots__ = ("meter", "span", "work")
 
-    def __init__(self, group: Group, work: Work, span: Span | None) -> None:
-        self.group, self.work, self.span = group, work, span
+    def __init__(self, meter: Meter, work: Work, span: Span | None) -> None:
+        self.meter, self.work, self.span = meter, work, span
 
     def wait(self) -> None:
-        meter, begin = self.group.meter, time.perf_counter()
-        self.group._await(self.work)
+        meter, begin = self.meter, time.perf_counter()
+        self.work.wait()
         if meter.spans is None:
             meter.here.wait_seconds += time.perf_counter() - begin
         else:
@@ -326,31 +320,77 @@ class _Metered:
             self.span.end = time.perf_counter()
 
 
-class _LateSum:
-    """A sum that happens when it is waited for."""
+class _Later:
+    """What is done when it is waited for: a sum, or a copy of rows that have landed."""
 
-    def __init__(self, group: Group, tensor: Tensor) -> None:
-        self.group, self.tensor = group, tensor
-
-    def wait(self) -> None:
-        staged = self.group._staged(self.tensor)
-        self.group._all_reduce(staged, "sum")
-        if staged.data_ptr() != self.tensor.data_ptr():
-            self.tensor.copy_(staged)
-
-
-class _StagedWork:
-    """An exchange whose rows land on the wire's device and are copied to their own on ``wait``."""
-
-    def __init__(self, work: Work, landing: Tensor, recv: Tensor) -> None:
-        self.work, self.landing, self.recv = work, landing, recv
+    def __init__(self, *steps: Callable[[], Any]) -> None:
+        self._steps = steps
 
     def wait(self) -> None:
-        self.work.wait()
-        self.recv.copy_(self.landing)
+        for step in self._steps:
+            step()
 
 
-def _bytes_to_others(buffer: Tensor, counts: Sequence[int], rank: int) -> int:
-    if not counts[rank]:
-        return buffer.nbytes
-    return (sum(counts) - counts[rank]) * (buffer.nbytes // max(1, buffer.shape[0]))
+class _Idle(NamedTuple):
+    """A buffer that was given back; what torch says of a storage takes microseconds each time."""
+
+    nbytes: int
+    device: torch.device
+    storage: UntypedStorage
+
+
+class BufferPool:
+    """Keeps the few largest buffers that were given back and hands them out again.
+
+    Fresh ones for each round cost page faults and fragment the heap.
+    """
+
+    LIMIT = 4  # two rounds in flight, each a send and a receive buffer
+    WASTE = 8  # times what is asked for, a buffer is too good for it
+
+    def __init__(self) -> None:
+        self._free: list[_Idle] = []
+
+    def take(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, most: int = 0
+    ) -> Tensor:
+        """An uninitialised contiguous tensor; return it with :meth:`give` when done.
+
+        Args:
+            most: rows that will be asked for later; a new buffer has room for them on the CPU,
+                where memory takes none before it is written.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        best, least, is_small = -1, self.WASTE * nbytes + 1, False
+        for index, idle in enumerate(self._free):
+            is_small |= idle.nbytes < nbytes
+            if nbytes <= idle.nbytes < least and idle.device == device:
+                best, least = index, idle.nbytes
+        if best < 0:
+            if is_small:
+                self.shrink(len(self._free) - 1)  # too small for this width: room before growing
+            rows = max(most, shape[0]) if device.type == "cpu" else shape[0]
+            return torch.empty((rows, *shape[1:]), dtype=dtype, device=device)[: shape[0]]
+        storage = self._free.pop(best).storage
+        return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape)  # type: ignore[call-overload]
+
+    def give(self, buffer: Tensor) -> None:
+        """Take a buffer back. The caller holds no view of it any more."""
+        storage = buffer.untyped_storage()
+        self._free.append(_Idle(storage.nbytes(), buffer.device, storage))
+        if len(self._free) > self.LIMIT:
+            self.shrink(self.LIMIT)
+
+    def shrink(self, number: int) -> None:
+        """Let all idle buffers go but the largest ``number``."""
+        while len(self._free) > number:
+            del self._free[min(range(len(self._free)), key=lambda i: self._free[i].nbytes)]
+
+    def clear(self) -> None:
+        """Let all idle buffers go."""
+        self._free.clear()
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes held for reuse."""
+        return sum(idle.nbytes for idle in self._free)

@@ -17,7 +17,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -70,21 +70,25 @@ class Flight:
     """
 
     def __init__(
-        self, mail: HostMemory, key: _Key, buffers: tuple[Tensor, ...], coming: dict[int, _Part]
+        self, memory: HostMemory, key: _Key, buffers: tuple[Tensor, ...], coming: dict[int, _Part]
     ) -> None:
-        self._mail, self.key, self.buffers = mail, key, buffers
+        self._memory, self.key, self.buffers = memory, key, buffers
         self.coming, self.unread = coming, set[int]()
 
     def wait(self) -> None:
         """Serve all exchanges in flight until all rows of this one have come and what was sent is
         free."""
-        mail = self._mail
-        end = time.monotonic() + mail.timeout
-        while self.coming or self.unread:
-            missing = mail.gone & (self.coming.keys() | self.unread)
-            if missing:
-                raise ConnectionError(f"rank {min(missing)} has left")
-            mail.serve(end)
+        memory = self._memory
+        end = time.monotonic() + memory.timeout
+        try:
+            while self.coming or self.unread:
+                missing = memory.gone and memory.gone & (self.coming.keys() | self.unread)
+                if missing:
+                    raise ConnectionError(f"rank {min(missing)} has left")
+                memory.serve(end)
+        except (RuntimeError, OSError) as error:
+            memory.on_failure(error)
+            raise
 
 
 class HostMemory:
@@ -96,6 +100,7 @@ class HostMemory:
 
     Attributes:
         gone: peers that have left.
+        on_failure: is told of an error before it is raised, and may raise another one.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class HostMemory:
         for number in self._ranks:
             self._poll.register(number, select.POLLIN)
         self.gone = set[int]()
+        self.on_failure: Callable[[Exception], None] = lambda error: None
         self._begun = [0, 0]  # exchanges of each channel
         self._flights: dict[_Key, Flight] = {}
         self._early: dict[tuple[_Key, int], bytes] = {}  # of exchanges that begin here later
@@ -135,16 +141,20 @@ class HostMemory:
         key = channel, self._begun[channel]
         self._begun[channel] += 1
         flight = self._flights[key] = Flight(self, key, (recv, send), coming)
-        for step in range(1, len(self._sockets) + 1):  # not all to the same rank first
-            peer = (self._rank + step) % (len(self._sockets) + 1)
-            if peer in going:
-                self._post(flight, peer, *going[peer])
-        for peer in self._sockets:
-            early = self._early.pop((key, peer), None)
-            if early is not None:
-                self._land(flight, peer, early)
-        if not coming:
-            self._forget_if_over(flight)
+        try:
+            for step in range(1, len(self._sockets) + 1):  # not all to the same rank first
+                peer = (self._rank + step) % (len(self._sockets) + 1)
+                if peer in going:
+                    self._post(flight, peer, *going[peer])
+            for peer in self._sockets:
+                early = self._early.pop((key, peer), None)
+                if early is not None:
+                    self._land(flight, peer, early)
+        except (RuntimeError, OSError) as error:
+            self.on_failure(error)
+            raise
+        if not flight.coming and not flight.unread:
+            self._flights.pop(key, None)  # whether or not somebody ever waits for it
         return flight
 
     def hang_up(self) -> None:
@@ -196,21 +206,16 @@ class HostMemory:
     def _take(self, peer: int, message: bytes) -> None:
         kind, channel, number, _, _ = _HEAD.unpack_from(message)
         key = channel, number
-        if kind == _READ:
-            flight = self._flights[key]
-            flight.unread.discard(peer)
-            self._forget_if_over(flight)
-        elif number >= self._begun[channel]:
+        if kind != _READ and number >= self._begun[channel]:
             self._early[key, peer] = message
+            return
+        flight = self._flights.get(key) or Flight(self, key, (), {})  # over: expects nothing
+        if kind == _READ:
+            flight.unread.discard(peer)
         else:
-            flight = self._flights.get(key) or Flight(self, key, (), {})  # over: expects nothing
             self._land(flight, peer, message)
-            self._forget_if_over(flight)
-
-    def _forget_if_over(self, flight: Flight) -> None:
-        """Whether or not somebody ever waits for it."""
         if not flight.coming and not flight.unread:
-            self._flights.pop(flight.key, None)
+            self._flights.pop(key, None)
 
     def _land(self, flight: Flight, peer: int, message: bytes) -> None:
         """Copy a peer's rows to their place."""

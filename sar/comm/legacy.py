@@ -1,19 +1,38 @@
-"""Row exchanges with the original library's names and arguments, over the current group."""
+"""The original library's names: exchanges of rows over the current group, and keywords."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sar.comm.current import current_group
-from sar.comm.gradients import refuse_gradients
-from sar.comm.routing import exchange_counts
+from sar.comm.collectives import exchange_counts, refuse_gradients
+from sar.comm.local import current_group
 from sar.config import Config
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_KEYWORDS = ("rank", "world_size", "comm_device")
 _NAMES = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
+
+
+def with_old_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``function``, which is also called with ``_rank``, ``_world_size`` and ``_comm_device``."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> _R:
+        for name in _KEYWORDS:
+            if f"_{name}" in kwargs:
+                if name in kwargs:
+                    raise TypeError(f"{name}: got it twice, as {name} and as _{name}")
+                kwargs[name] = kwargs.pop(f"_{name}")
+        return function(*args, **kwargs)
+
+    return call
 
 
 def all_reduce(

@@ -1,4 +1,4 @@
-"""Which network interface reaches the other hosts."""
+"""The network of this host: which interface reaches the others, and what its sockets cost."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import os
 import socket
 import struct
 import time
+from datetime import timedelta
 from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
 
-from sar.comm.old_names import with_old_names
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sar.comm.legacy import with_old_names
 from sar.errors import CommError
 from sar.files import write_whole
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_RANKS, _EXCHANGES, _TIMEOUT = 8, 100, timedelta(seconds=60)  # whose messages are measured
 _DOCUMENTATION_ADDRESS = "192.0.2.1"  # routed like any other, belongs to nobody
 
 
@@ -110,3 +118,50 @@ def nfs_ip_init(rank: int, ip_file: str, *, timeout: float = 300.0) -> str:
             )
         time.sleep(0.2)
     return path.read_text(encoding="utf-8").splitlines()[0].strip()
+
+
+def byte_seconds() -> float:
+    """Processor seconds that a byte costs both ends of a connection."""
+    rows = torch.randn(1 << 15, 256)
+    begin = time.process_time()
+    _send(rows, torch.empty_like(rows))
+    return (time.process_time() - begin) / rows.nbytes
+
+
+def _send(rows: Tensor, into: Tensor) -> None:
+    """Send ``rows`` to this process: what the system spends on both ends."""
+    sent, left = (one.numpy().data.cast("B") for one in (rows, into))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as out, server.accept()[0] as peer:
+            sender = Thread(target=out.sendall, args=(sent,))
+            sender.start()
+            while left:
+                left = left[peer.recv_into(left) :]
+            sender.join()
+
+
+def message_seconds() -> float:
+    """Processor seconds that an exchange over gloo costs a rank for each other rank, whether rows
+    go there or not.
+
+    Ranks are threads of this process, each with a process group of its own.
+    """
+    store, together, spent = dist.HashStore(), Barrier(_RANKS, timeout=60), []
+
+    def body(rank: int) -> None:
+        group: Any = dist.ProcessGroupGloo(store, rank, _RANKS, _TIMEOUT)
+        ones, numbers = [1] * _RANKS, torch.zeros(2, _RANKS)
+        for _ in range(2):  # the first to connect and to warm up
+            together.wait()
+            begin = time.process_time()
+            for _ in range(_EXCHANGES):
+                group.alltoall_base(numbers[0], numbers[1], ones, ones).wait()
+            together.wait()
+            spent.append(time.process_time() - begin)
+
+    ranks = [Thread(target=body, args=(rank,)) for rank in range(_RANKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return min(spent) / (_EXCHANGES * _RANKS * (_RANKS - 1))

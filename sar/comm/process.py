@@ -7,19 +7,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import direct
-from sar.comm.failure import FailureBoard
+from sar.comm.failure import FailureBoard, guarded
 from sar.comm.group import Group, Work
 from sar.comm.host_memory import SMALL, HostMemory
 from sar.comm.one_host import connect
 from sar.comm.paced import Begun, Lane, Message, Turn, Turns, steps_of
-from sar.comm.watched import watched
 from sar.errors import CommError
 
 _T = TypeVar("_T")
@@ -67,6 +66,8 @@ class ProcessGroup(Group):
         if self._is_gloo:
             is_able, seconds = device.type == "cpu", timeout.total_seconds()
             self._host = connect(self.rank, self.size, self._all_gather, seconds, is_able)
+        if self._host is not None:
+            self._host.on_failure, self.has_wire = self._fail, False
         self._lane = Lane() if self._is_gloo and self._host is None else None
         # the other direction of pairs that send to each other in one step
         self._back: Any = None
@@ -83,7 +84,7 @@ class ProcessGroup(Group):
 
         Raises ``CommError`` when another rank has ended.
         """
-        return self._watched(self._torch_group)
+        return self._guarded(self._torch_group)
 
     def _torch_group(self) -> Any:
         spare = self._spare.get(tuple(self._members))
@@ -103,25 +104,25 @@ class ProcessGroup(Group):
         self._check_open()
         options = self.backend, self.device, self._timeout, self.board
         first = self._first or self
-        made = self._watched(partial(ProcessGroup, *options, first=first, members=members))
+        made = self._guarded(partial(ProcessGroup, *options, first=first, members=members))
         self._beside = [one for one in self._beside if not one._is_closed] + [made]
         return made
 
-    def _watched(self, make: Callable[[], _T]) -> _T:
+    def _guarded(self, make: Callable[[], _T]) -> _T:
         """What connects ranks: until it has, no connection breaks when one of them ends."""
         seconds = self._timeout.total_seconds()
-        return self._call(watched, make, self.board, self.device, seconds)  # type: ignore[no-any-return]
+        return self._call(guarded, make, self.board, self.device, seconds)  # type: ignore[no-any-return]
 
     def _check_open(self) -> None:
+        """Begin nothing after the end, nor after a failure: who is gone for one of this process'
+        groups is gone for all, and each would wait as long again."""
         if self._is_closed:
             raise CommError(
                 f"rank {self.rank}: the group was shut down; make graphs anew after "
                 "sar.initialize_comms"
             )
-
-    @property
-    def has_wire(self) -> bool:
-        return self._host is None
+        if self.board.explained is not None:
+            raise CommError(self.board.explained)
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
         self._check_open()
@@ -154,8 +155,7 @@ class ProcessGroup(Group):
     def _swap(self, recv: Tensor, send: Tensor) -> None:
         if self._host is not None:
             counts = [len(recv) // self.size] * self.size
-            flight = self._call(self._host.exchange, recv, send, counts, counts, SMALL)
-            self._call(flight.wait)
+            self._host.exchange(recv, send, counts, counts, SMALL).wait()
             return
         self._run(dist.all_to_all_single, recv, send, group=self._small)
 
@@ -171,10 +171,10 @@ class ProcessGroup(Group):
         send_counts: list[int],
         distances: Sequence[int] = (),
     ) -> Work:
-        if self._is_closed:
+        if self._is_closed or self.board.explained is not None:
             self._check_open()
         if self._host is not None:
-            return self._call(self._host.exchange, recv, send, recv_counts, send_counts)  # type: ignore[no-any-return]
+            return self._host.exchange(recv, send, recv_counts, send_counts)
         if self._lane is None:
             return self._begin(recv, send, recv_counts, send_counts, self._rows)
         if not distances:
@@ -190,9 +190,6 @@ class ProcessGroup(Group):
             self._lane.add(turns[-1], large=True)
         return Turns(turns, self._check_others)
 
-    def _await(self, work: Work) -> None:
-        self._call(work.wait)
-
     def _begin_step(self, messages: list[Message]) -> list[Begun]:
         works: list[Begun] = []
         for message in messages:
@@ -205,7 +202,7 @@ class ProcessGroup(Group):
 
     def _begin(
         self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int], group: Any
-    ) -> _Watched:
+    ) -> _TorchWork:
         return self._started(
             dist.all_to_all_single,
             recv,
@@ -226,21 +223,17 @@ class ProcessGroup(Group):
             return super()._begin_sum(tensor)
         return self._started(dist.all_reduce, tensor, op=_OPS["sum"], group=self._sums)
 
-    def _started(self, collective: Callable[..., Any], *args: Any, **options: Any) -> _Watched:
+    def _started(self, collective: Callable[..., Any], *args: Any, **options: Any) -> _TorchWork:
         """A collective of torch's, begun."""
         work = self._call(collective, *args, async_op=True, **options)
-        return _Watched(work, self._call, self._check_others if self._is_gloo else None)
+        return _TorchWork(work, self._call, self._check_others if self._is_gloo else None)
 
     def _run(self, collective: Callable[..., Any], *args: Any, **options: Any) -> None:
         """The same, and its end."""
         self._started(collective, *args, **options).wait()
 
     def _call(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a collective; a transport failure becomes a :class:`CommError` with its cause.
-
-        None is begun after one: who is gone for one of this process' groups is gone for all, and
-        each would wait as long again.
-        """
+        """Run a collective; a transport's failure becomes a :class:`CommError` with its cause."""
         if self.board.explained is not None:
             raise CommError(self.board.explained)
         try:
@@ -248,16 +241,21 @@ class ProcessGroup(Group):
         except CommError:  # says already what happened
             raise
         except (RuntimeError, OSError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        if self.board.explained is None:
             if self._host is not None:
                 self._host.hang_up()  # others that wait say where, too
-            raise CommError(self.board.explain(str(error))) from error
+            self.board.explain(str(error))
+        raise CommError(self.board.explained) from error
 
-    def part_with(self) -> str | None:
-        """What :class:`sar.comm.group.Farewell` finds, on rank 0; within seconds, no collective."""
-        if self.farewell is None or self._is_closed:
+    def compare_at_end(self) -> str | None:
+        """What :class:`sar.comm.group.FinalCheck` finds, on rank 0; in seconds, no collective."""
+        if self.final_check is None or self._is_closed:
             return None
-        words = self.board.collect_words(self.rank, self.size, self.farewell.word())
-        return self.farewell.judge(words)
+        report = self.final_check.report()
+        return self.final_check.compare(self.board.collect_reports(self.rank, self.size, report))
 
     def close(self) -> None:
         """End the process groups made here, not torch's default one; a no-op the second time.
@@ -282,8 +280,8 @@ class ProcessGroup(Group):
 
     def _end(self) -> None:
         """End what all groups that came of this one have used."""
-        if self.board.presence is not None:
-            self.board.presence.close()
+        if self.board.liveness is not None:
+            self.board.liveness.close()
         for groups in self._spare.values():
             while groups:
                 with suppress(ValueError):  # the user has destroyed them all with the default one
@@ -322,7 +320,7 @@ class ProcessGroup(Group):
             raise CommError(self.board.explain("it left"))
 
 
-class _Watched:
+class _TorchWork:
     """A collective of torch's in flight, whose failure is explained.
 
     Args:

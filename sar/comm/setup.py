@@ -1,4 +1,4 @@
-"""Making and ending the process group; the only place that reads the launcher's environment."""
+"""Joining the other ranks, and leaving them: at the end, or after an error."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from sar.comm.allocation import tune_process
-from sar.comm.current import (
+from sar import expect
+from sar.comm import environment
+from sar.comm.failure import stuck
+from sar.comm.group import Group
+from sar.comm.legacy import with_old_names
+from sar.comm.local import (
     LocalGroup,
     current_group,
     has_group,
     process_group,
     set_process_group,
 )
-from sar.comm.group import Group
-from sar.comm.meeting import Meeting
 from sar.comm.network import choose_interface
-from sar.comm.old_names import with_old_names
 from sar.comm.process import ProcessGroup
-from sar.comm.watched import stuck
+from sar.comm.rendezvous import Rendezvous
+from sar.comm.seeds import signed
 from sar.errors import CommError, MissingDependencyError, MistakeWarning
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
-DEFAULT_PORT = 12345
-_LAST_PORT = 65535
 DEFAULT_TIMEOUT = 300.0  # seconds
-_COUNTS_OF_OTHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # mpirun, srun
+_LOWEST_SEED, _HIGHEST_SEED = -(2**63), 2**64 - 1  # what torch.manual_seed takes
 _INTERRUPTED = 130  # as shells call it
 _made: dict[str, Any] = {}  # torch's default group and variables, where initialize_comms made them
 _ending: dict[str, int] = {}  # the status to end with, after an error
@@ -99,37 +99,36 @@ def _joined(
 ) -> Group:
     """As :func:`initialize_comms`; ``names`` of the ranks."""
     known = process_group()
-    if _is_alone(rank, world_size):
+    if (rank, world_size) == (None, None) and environment.is_alone():
         if known is not None and known.size == 1:
             return known
         rank, world_size, master_ip_address, master_port_number = 0, 1, "127.0.0.1", 0
-    rank = _from_environment("rank", rank, "RANK")
-    size = _from_environment("world_size", world_size, "WORLD_SIZE")
+    rank = environment.number("rank", rank, "RANK")
+    size = environment.number("world_size", world_size, "WORLD_SIZE")
     _check_place(rank, size)
     backend = _checked_backend(backend)
     if not 0 < timeout < math.inf:
         raise ValueError(f"timeout: got {timeout}, expected seconds > 0")
     device = torch.device(comm_device or ("cuda" if backend == "nccl" else "cpu"))
-    tune_process()
-    _take_device(device)
+    environment.tune_process()
+    environment.take_device(device)
     address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
-    port = _port(master_port_number, size)
-    limit = timedelta(seconds=timeout)
-    where = address, port, limit, names
-    return _met(partial(Meeting, rank, size, backend, device, *where), address)
+    port = environment.port(master_port_number, size)
+    where = address, port, timedelta(seconds=timeout), names
+    return _met(partial(Rendezvous, rank, size, backend, device, *where), address)
 
 
-def _met(meeting: Callable[[], Meeting], address: str) -> Group:
+def _met(rendezvous: Callable[[], Rendezvous], address: str) -> Group:
     """The group of those that meet, the current one from now on and until the process ends."""
     is_users = dist.is_initialized()
     if not is_users:
         _made["variables"] = choose_interface(address)
     _report_uncaught()
     try:
-        group = meeting().group()
+        group = rendezvous().group()
     except CommError:
         if not stuck():
-            _forget_meeting(is_users)
+            _forget_joining(is_users)
         raise
     if not is_users:
         _made["default"] = dist.group.WORLD
@@ -153,8 +152,10 @@ def join_others(
     ``RANK`` and ``WORLD_SIZE`` count those of this launch alone; without a launcher this process
     is the only one. For the rest it is :func:`initialize_comms`.
     """
-    rank = _from_environment("RANK", None, "RANK") if "RANK" in os.environ else 0
-    size = _from_environment("WORLD_SIZE", None, "WORLD_SIZE") if "RANK" in os.environ else 1
+    rank, size = 0, 1
+    if "RANK" in os.environ:
+        rank = environment.number("RANK", None, "RANK")
+        size = environment.number("WORLD_SIZE", None, "WORLD_SIZE")
     place, names = (servers + rank, servers + size + trainers), list[str]()
     if servers or trainers:
         names += [f"server {one}" for one in range(servers or size)]
@@ -172,45 +173,42 @@ def shutdown() -> None:
     differ: it waits a second at most for the others, so that this is no collective and no error.
     """
     group, ending = process_group(), current_group()
-    told = ending.part_with() if isinstance(ending, ProcessGroup) else None
+    problem = ending.compare_at_end() if isinstance(ending, ProcessGroup) else None
     set_process_group(None)
     atexit.unregister(shutdown)
     if isinstance(group, ProcessGroup):
         group.close()
     default = _made.pop("default", None)
-    _forget_meeting(default is None or default is not dist.group.WORLD)
-    if told is not None:
-        warnings.warn(told, MistakeWarning, stacklevel=2)
+    _forget_joining(default is None or default is not dist.group.WORLD)
+    if problem is not None:
+        warnings.warn(problem, MistakeWarning, stacklevel=2)
 
 
-def _is_alone(rank: int | None, size: int | None) -> bool:
-    """Whether nobody says that there are other ranks.
+def manual_seed(seed: int, *, group: Group | None = None) -> None:
+    """Seed torch's generators and restart the group's stream of dropout seeds; collective.
 
-    Raises ``ValueError`` where a launcher that is not asked started several: each would train
-    alone.
+    Args:
+        seed: int, the same on every rank.
+
+    Raises:
+        TypeError, ValueError: on every rank, when a seed is no int, out of torch's range
+            [-2**63, 2**64) or not the one of the other ranks.
     """
-    if (rank, size) != (None, None) or {"RANK", "WORLD_SIZE"} & set(os.environ):
-        return False
-    for variable in _COUNTS_OF_OTHERS:
-        if os.environ.get(variable, "1") not in ("", "0", "1"):
-            raise ValueError(
-                f"rank: got nothing, and {variable}={os.environ[variable]} says that there are "
-                "several processes; expected RANK and WORLD_SIZE (docs/launching.md says how)"
-            )
-    return True
+    group = group or current_group()
+    with group.agreed("manual_seed", {"seed": seed}):
+        expect.integer(seed, "seed", at_least=_LOWEST_SEED, at_most=_HIGHEST_SEED)
+    torch.manual_seed(seed)
+    group.seeds.restart(signed(seed))
 
 
 def check_joined() -> None:
     """Raise ``CommError`` where a launcher started several processes and this one joined nobody."""
-    if has_group():
-        return
-    for variable in ("WORLD_SIZE", *_COUNTS_OF_OTHERS):
-        count = os.environ.get(variable, "")
-        if count.isdecimal() and int(count) > 1:
-            raise CommError(
-                f"nobody called sar.initialize_comms(), and {variable}={count} says that several "
-                "processes were started: each would train alone; call it before a graph is loaded"
-            )
+    said = None if has_group() else environment.several_processes()
+    if said is not None:
+        raise CommError(
+            f"nobody called sar.initialize_comms(), and {said} says that several processes were "
+            "started: each would train alone; call it before a graph is loaded"
+        )
 
 
 def _check_place(rank: int, size: int) -> None:
@@ -224,7 +222,7 @@ def _check_place(rank: int, size: int) -> None:
         raise CommError("initialize_comms: called a second time, expected sar.shutdown() before")
 
 
-def _forget_meeting(is_users: bool) -> None:
+def _forget_joining(is_users: bool) -> None:
     """Undo what joining did to this process; torch's default group may be the user's."""
     if isinstance(sys.excepthook, _ReportingHook):
         sys.excepthook = sys.excepthook.before
@@ -232,40 +230,6 @@ def _forget_meeting(is_users: bool) -> None:
         dist.destroy_process_group()
     for variable in _made.pop("variables", ()):
         os.environ.pop(variable, None)
-
-
-def _take_device(device: torch.device) -> None:
-    """Under a launcher, make the CUDA device of this process' place on its host the current one,
-    unless the script chose one: all ranks of a host would share the first."""
-    place = os.environ.get("LOCAL_RANK", "")
-    if device.type != "cuda" or not place.isdigit() or torch.cuda.current_device() != 0:
-        return
-    torch.cuda.set_device(int(place) % torch.cuda.device_count())
-
-
-def _port(number: int | None, size: int) -> int:
-    if number is None and "MASTER_PORT" not in os.environ:
-        return DEFAULT_PORT
-    port = _from_environment("master_port_number", number, "MASTER_PORT")
-    if not 0 <= port <= _LAST_PORT:
-        raise ValueError(f"master_port_number, MASTER_PORT: got {port}, expected 0 to {_LAST_PORT}")
-    if port == 0 and size > 1:
-        raise ValueError(
-            "master_port_number, MASTER_PORT: got 0, any free port, which only one rank alone can "
-            f"take; expected 1 to {_LAST_PORT}"
-        )
-    return port
-
-
-def _from_environment(name: str, value: int | None, variable: str) -> int:
-    if value is not None:
-        return int(value)
-    text = os.environ.get(variable)
-    if text is None:
-        raise ValueError(f"{name}: got nothing, expected an argument or {variable} from torchrun")
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{variable}: got {text!r}, expected a non-negative integer")
-    return int(text)
 
 
 def _checked_backend(backend: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from sar.comm.old_names import with_old_names
+from sar.comm.legacy import with_old_names
 
 logger = logging.getLogger("sar")
 

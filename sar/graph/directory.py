@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sar.comm.routing import ask_rows, send_rows
+from sar.comm.collectives import ask_rows, send_rows
 from sar.graph.view import GraphView
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sar.comm.routing import send_rows
+from sar.comm.collectives import send_rows
 from sar.edges import as_stored
 from sar.edges.edge_list import EdgeEnds, edge_ends, relation_of_edges
 from sar.graph.transform import with_edges

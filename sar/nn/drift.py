@@ -197,8 +197,8 @@ def compare_at_end(model: nn.Module, group: Group) -> None:
     steps = steps_of(group)
     if all(known() is not model for known in steps.roots):
         steps.roots.append(ref(model))
-    if group.farewell is None:
-        group.farewell = Farewell(steps)
+    if group.final_check is None:
+        group.final_check = Farewell(steps)
 
 
 def _named(params: Sequence[nn.Parameter]) -> dict[str, Tensor]:

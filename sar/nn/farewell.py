@@ -18,12 +18,12 @@ from sar.nn.steps import Steps
 
 
 class Farewell:
-    """A :class:`sar.comm.group.Farewell` with the models of a loop that still live."""
+    """A :class:`sar.comm.group.FinalCheck` with the models of a loop that still live."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
 
-    def word(self) -> str:
+    def report(self) -> str:
         """JSON: per model its class, what has to be alike for it to be compared, digests by name.
 
         Ranks may write to a model after training, as rank 0 does that loads the best one; so only
@@ -41,9 +41,9 @@ class Farewell:
             digests = {name: digest_of(param) for name, param in params.items()}
             yield type(model).__name__, [*layout_of(params), writes], digests
 
-    def judge(self, words: Mapping[int, str]) -> str | None:
-        """What is wrong, from the words of ranks, rank 0 among them."""
-        said: dict[int, list[Any]] = {rank: json.loads(word) for rank, word in words.items()}
+    def compare(self, reports: Mapping[int, str]) -> str | None:
+        """What is wrong, from the reports of ranks, rank 0 among them."""
+        said: dict[int, list[Any]] = {rank: json.loads(word) for rank, word in reports.items()}
         for place, mine in enumerate(said.get(0, ())):
             for rank, models in sorted(said.items()):
                 other = models[place] if place < len(models) else None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sar import expect
 from sar.comm import Group, current_group
-from sar.comm.routing import ask_rows, send_rows
+from sar.comm.collectives import ask_rows, send_rows
 
 
 def negative_ranks(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar import expect
-from sar.comm.routing import send_rows
+from sar.comm.collectives import send_rows
 from sar.graph import GraphView
 from sar.graph.edge_graph import global_ends, locate
 from sar.nn.link import Ends, link_inputs

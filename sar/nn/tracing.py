@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sar._private import after_backward
 from sar.comm import Group, current_group
-from sar.comm.gather import gather_json
+from sar.comm.collectives import gather_json
 from sar.comm.meter import COMPUTE, OTHER, Meter, Span
 from sar.files import write_whole
 from sar.kernels.device import StreamClock, clock_of

@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from sar._private import memory_events
 from sar.allocator import allocator_environment
-from sar.comm import Group, ThreadGroup, current_group, sockets
+from sar.comm import Group, ThreadGroup, current_group, network
 from sar.comm.group import Work as Exchange
 from sar.config import Policy
 from sar.errors import SarError
@@ -204,7 +204,7 @@ def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
         fixed, per_node, per_edge, per_byte = _seconds(work, graphs, nodes)
     return replace(
         costs, fixed_seconds=fixed, node_seconds=per_node, edge_seconds=per_edge,
-        byte_seconds=per_byte, round_seconds=rounds, message_seconds=sockets.message_seconds(),
+        byte_seconds=per_byte, round_seconds=rounds, message_seconds=network.message_seconds(),
     )  # fmt: skip
 
 
@@ -276,7 +276,7 @@ def _seconds(work: Work, graphs: list[str], nodes: int) -> tuple[float, float, f
     per_edge = max(0.0, many - few) / (nodes * (_DENSE - _DEGREE))
     per_node = (few - fixed) / nodes - _DEGREE * per_edge
     per_byte = max(0.0, remote - few) / max(1.0, runs[-1][1])
-    return fixed, max(0.0, per_node), per_edge, per_byte + sockets.byte_seconds()
+    return fixed, max(0.0, per_node), per_edge, per_byte + network.byte_seconds()
 
 
 def _timed(work: Work, path: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Where ranks meet: the store, the process groups, and one limit of time for all of it."""
+"""How ranks find each other: the store, the process groups, and one limit of time for all of it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sar.comm.failure import FailureBoard
+from sar.comm.diagnosis import ADDRESS_LENGTH, Liveness
+from sar.comm.failure import FailureBoard, guarded
 from sar.comm.network import own_address
-from sar.comm.presence import NAME_LENGTH, Presence
 from sar.comm.process import ProcessGroup
-from sar.comm.watched import watched
 from sar.errors import CommError
 
 _ARRIVED, _JOINS = "sar/arrived/{}", "sar/joins/{}"  # by rank
@@ -34,7 +33,7 @@ _LEAVE_SECONDS = 2.0  # for ranks of other launches to read what happened
 _COME_SECONDS = 10.0  # and to come
 _REACHED = timedelta(seconds=10)  # for a store that has answered a moment ago
 _HINT = "is the port in use, the address reachable, every rank started?"
-_WATCHED = 32  # ranks that a rank looks at while not all have come
+_LOOKED_AT = 32  # ranks that a rank looks at while not all have come
 
 
 def serve_store(address: str, port: int, size: int, timeout: timedelta) -> dist.TCPStore:
@@ -85,13 +84,13 @@ def agent_keeps_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-class Meeting:
-    """One rank's way to the others.
+class Rendezvous:
+    """Joins one rank to the others.
 
     Args:
         address, port: of the store.
-        limit: of all the way.
-        names: of the ranks; those who meet have the same.
+        limit: of all that it takes.
+        names: of the ranks; all who join give the same.
     """
 
     def __init__(
@@ -108,11 +107,11 @@ class Meeting:
         self.rank, self.size, self.backend, self.device = rank, size, backend, device
         self.address, self.port, self.limit = address, port, limit
         self._doing, self._keeps_store = "looking for the store", False
-        presence: Presence | None = None
+        liveness: Liveness | None = None
         with suppress(OSError):
-            presence = Presence(own_address(address))
+            liveness = Liveness(own_address(address))
         keeper = None if agent_keeps_store() else 0
-        self._board = FailureBoard(rank, size, None, presence, keeper, names)
+        self._board = FailureBoard(rank, size, None, liveness, keeper, names)
 
     @property
     def _title(self) -> str:
@@ -122,7 +121,7 @@ class Meeting:
         """The group of all ranks. Raises ``CommError`` when they did not meet in time."""
         begin = time.monotonic()
         try:
-            return watched(self._meet, self._board, self.device, self.limit.total_seconds())
+            return guarded(self._meet, self._board, self.device, self.limit.total_seconds())
         except (RuntimeError, OSError, TimeoutError) as error:
             seconds, blame = time.monotonic() - begin, self._blame()
             self._board.leave_word(None if blame == _HINT else blame)
@@ -204,39 +203,42 @@ class Meeting:
             text = f"{self._title} was started as one of {own}, others of {told}"
             self._board.leave_word(text)
             raise CommError(text)
-        presence = self._board.presence
-        name = [0] * NAME_LENGTH if presence is None else presence.name()
-        store.set(_ARRIVED.format(self.rank), json.dumps(name))
+        store.set(_ARRIVED.format(self.rank), json.dumps(self._address()))
         if store.add(_NUM_ARRIVED, 1) == self.size:
             store.set(_ALL_ARRIVED, "")
-        after = [(self.rank + step) % self.size for step in range(1, min(self.size, _WATCHED + 1))]
-        watched, look = {0, *after} - {self.rank}, time.monotonic()
+        after = [
+            (self.rank + step) % self.size for step in range(1, min(self.size, _LOOKED_AT + 1))
+        ]
+        unseen, look = {0, *after} - {self.rank}, time.monotonic()
         while not store.check([_ALL_ARRIVED]):
             time.sleep(_PAUSE)
             if time.monotonic() > look:
-                here = {rank for rank in watched if store.check([_ARRIVED.format(rank)])}
+                here = {rank for rank in unseen if store.check([_ARRIVED.format(rank)])}
                 self._learn(store, here)
-                watched, look = watched - here, time.monotonic() + _LOOK_SECONDS
+                unseen, look = unseen - here, time.monotonic() + _LOOK_SECONDS
                 first = self._board.first_error()
                 if first is not None:
                     raise CommError(first)
         self._learn(store, range(self.size))
         store.set(_JOINS.format(self.rank), "")
 
+    def _address(self) -> list[int]:
+        """Where others ask whether this process lives; zeros where they cannot."""
+        liveness = self._board.liveness
+        return [0] * ADDRESS_LENGTH if liveness is None else liveness.address()
+
     def _learn(self, store: Any, ranks: Iterable[int]) -> None:
-        """Where to ask whether they have ended."""
+        """Learn the addresses of ranks from the store."""
         keys = [_ARRIVED.format(rank) for rank in ranks]
-        if self._board.presence is not None and keys:
-            for rank, name in zip(ranks, store.multi_get(keys), strict=True):
-                self._board.presence.learn(rank, json.loads(name))
+        if self._board.liveness is not None and keys:
+            for rank, address in zip(ranks, store.multi_get(keys), strict=True):
+                self._board.liveness.learn(rank, json.loads(address))
 
     def _learn_from(self, group: ProcessGroup) -> None:
-        """The same where there is no store; collective."""
-        presence = self._board.presence
-        name = [0] * NAME_LENGTH if presence is None else presence.name()
-        for rank, found in enumerate(group.all_gather(torch.tensor(name))):
-            if presence is not None:
-                presence.learn(rank, found.tolist())
+        """Learn them where there is no store; collective."""
+        for rank, found in enumerate(group.all_gather(torch.tensor(self._address()))):
+            if self._board.liveness is not None:
+                self._board.liveness.learn(rank, found.tolist())
 
     def _blame(self) -> str:
         """Who failed or did not come, as far as the others or the store tell."""

@@ -1,20 +1,104 @@
-"""Ranks that are threads of one process: the same streaming without a network, for tests."""
+"""Groups of one process: a rank alone, ranks that are threads for tests, and the group in use."""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar.comm.current import use_group
-from sar.comm.group import Done, Farewell, Group, Work
-from sar.comm.places import named, place, told
+from sar.comm.diagnosis import rank_names, user_line, where_ranks_stand
+from sar.comm.group import Done, FinalCheck, Group, Work
 from sar.errors import CommError, MistakeWarning
+
+
+class LocalGroup(Group):
+    """One rank and no process group: what runs before ``initialize_comms``."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, "local", torch.device("cpu"))
+
+    def beside(self) -> LocalGroup:
+        return LocalGroup()
+
+    def part(self, members: Sequence[int]) -> LocalGroup:
+        return LocalGroup()
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        return None
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor.clone()]
+
+    def _broadcast(self, tensor: Tensor, src: int) -> None:
+        return None
+
+    def _exchange(
+        self,
+        recv: Tensor,
+        send: Tensor,
+        recv_counts: list[int],
+        send_counts: list[int],
+        distances: Sequence[int] = (),
+    ) -> Work:
+        recv.copy_(send)
+        return Done()
+
+
+class _State(threading.local):
+    """The group in use: one for the process, unless a thread has entered :func:`use_group`."""
+
+    thread_group: Group | None = None
+
+
+_thread = _State()
+_process: dict[str, Group] = {}
+
+
+def current_group() -> Group:
+    """The group made by ``initialize_comms``; before it, a :class:`LocalGroup` of one rank."""
+    if _thread.thread_group is not None:
+        return _thread.thread_group
+    if "group" not in _process:
+        return _process.setdefault("local", LocalGroup())
+    return _process.get("part") or _process["group"]
+
+
+def has_group() -> bool:
+    """Whether somebody has said which group is current; else this process counts as alone."""
+    return _thread.thread_group is not None or "group" in _process
+
+
+def process_group() -> Group | None:
+    """The group made by ``initialize_comms``, whatever a thread has entered; ``None`` before."""
+    return _process.get("group")
+
+
+def set_process_group(group: Group | None, part: Group | None = None) -> None:
+    """Make ``group``, or a part of it, what :func:`current_group` returns in this process.
+
+    ``None`` forgets both.
+    """
+    _process.clear()
+    if group is not None:
+        _process["group"] = group
+    if part is not None:
+        _process["part"] = part
+
+
+@contextmanager
+def use_group(group: Group) -> Iterator[Group]:
+    """Make ``group`` current for this thread inside the ``with`` block."""
+    before, _thread.thread_group = _thread.thread_group, group
+    try:
+        yield group
+    finally:
+        _thread.thread_group = before
 
 
 class _Run:
@@ -42,10 +126,10 @@ class _Run:
                 self.first_error = self.first_error or text
             self.changed.notify_all()
 
-    def places(self) -> str:
+    def where(self) -> str:
         """What to say of where the threads stand that still run."""
         ranks = set(range(len(self.threads))) - self.ended
-        return told({rank: place(self.threads[rank]) for rank in ranks})
+        return where_ranks_stand({rank: user_line(self.threads[rank]) for rank in ranks})
 
 
 class _Room:
@@ -78,13 +162,13 @@ class _Room:
             return f"stopped because another rank failed first: {self.run.first_error}"
         gone = sorted(self.run.ended.intersection(self.members))
         if gone:
-            return f"{named(gone)} has ended{self.run.places()}; does every rank get there?"
+            return f"{rank_names(gone)} has ended{self.run.where()}; does every rank get there?"
         return "a collective has failed before" if self._is_left else ""
 
     def _late(self) -> str:
         late = [one for rank, one in enumerate(self.members) if rank not in self._here]
         within = f"did not answer within the timeout ({self.run.timeout:g} s)"
-        return f"a collective failed: {named(late)} {within}{self.run.places()}"
+        return f"a collective failed: {rank_names(late)} {within}{self.run.where()}"
 
 
 class ThreadGroup(Group):
@@ -102,17 +186,17 @@ class ThreadGroup(Group):
         """
         run, results, failures = _Run(timeout), [None] * size, []
         room = _Room(run, range(size))
-        words: dict[int, str] = {}
-        judges: list[Farewell] = []
+        reports: dict[int, str] = {}
+        checks: list[FinalCheck] = []
 
         def body(rank: int) -> None:
             group = cls(rank, size, room)
             try:
                 with use_group(group):
                     results[rank] = fn(group)
-                if group.farewell is not None:
-                    words[rank] = group.farewell.word()
-                    judges[:] = [group.farewell] if rank == 0 else judges
+                if group.final_check is not None:
+                    reports[rank] = group.final_check.report()
+                    checks[:] = [group.final_check] if rank == 0 else checks
                 run.end(rank)
             except BaseException as error:  # noqa: BLE001 - handed to the caller below
                 failures.append(error)
@@ -127,8 +211,8 @@ class ThreadGroup(Group):
         if failures:
             causes = [error for error in failures if not isinstance(error, CommError)]
             raise (causes or failures)[0]
-        if judges and (told := judges[0].judge(words)):
-            warnings.warn(told, MistakeWarning, stacklevel=2)
+        if checks and (problem := checks[0].compare(reports)):
+            warnings.warn(problem, MistakeWarning, stacklevel=2)
         return results
 
     def beside(self) -> ThreadGroup:
@@ -136,12 +220,12 @@ class ThreadGroup(Group):
         return ThreadGroup(self.rank, self.size, self._meet("beside", made, lambda rooms: rooms[0]))
 
     def part(self, members: Sequence[int]) -> ThreadGroup:
-        chosen = tuple(members)
-        self._parts[chosen] += 1
-        key = id(self._room), chosen, self._parts[chosen]
-        made = _Room(self._room.run, [self._room.members[rank] for rank in chosen])
+        ranks = tuple(members)
+        self._parts[ranks] += 1
+        key = id(self._room), ranks, self._parts[ranks]
+        made = _Room(self._room.run, [self._room.members[rank] for rank in ranks])
         room = self._room.run.rooms.setdefault(key, made)
-        return ThreadGroup(chosen.index(self.rank), len(chosen), room)
+        return ThreadGroup(ranks.index(self.rank), len(ranks), room)
 
     def _meet(self, call: str, offering: Any, read: Callable[[list[Any]], Any]) -> Any:
         """Offer a value, read everybody's, and leave together."""

@@ -1,0 +1,166 @@
+"""What an error can say of other ranks: whose process has ended, and in which lines ranks stand.
+
+A transport says that a connection broke, not whose process ended first. So every rank listens on a
+port of its own that nobody ever serves: as long as the process lives, working or stopped, the
+kernel takes connections for it; when it has ended, by whatever signal, the kernel refuses them.
+Nothing runs in the background, and nothing is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import select
+import socket
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+ADDRESS_LENGTH = 3
+_BACKLOG = 128
+_ASK_SECONDS = 1.0  # for hosts that say nothing at all
+_LOOPBACK = "127."
+_MOST_LINES, _MOST_PLACES, _MOST_CHARACTERS, _MOST_NAMED = 3, 4, 100, 8
+_SAR, _TORCH = (str(Path(one).parents[1]) for one in (__file__, torch.__file__))
+_INSTALLED = (_SAR, _TORCH, *sysconfig.get_paths().values(), "<frozen", "<string>")
+
+
+class Liveness:
+    """Which ranks' processes still run: this rank's port, and those of the others.
+
+    Args:
+        address: IPv4, of this host on the network that joins the ranks.
+
+    Raises ``OSError`` where it cannot listen there.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._listener = socket.create_server((address, 0), backlog=_BACKLOG)
+        self._others: dict[int, tuple[str, int]] = {}
+
+    def address(self) -> list[int]:
+        """What the others have to know: host, address, port."""
+        address, port = self._listener.getsockname()
+        return [_host(), int.from_bytes(socket.inet_aton(address), "big"), port]
+
+    def learn(self, rank: int, address: Sequence[int]) -> None:
+        """Take the :meth:`address` of a rank, or zeros of one that does not listen."""
+        host, number, port = address
+        dotted = socket.inet_ntoa(number.to_bytes(4, "big"))
+        is_reachable = not dotted.startswith(_LOOPBACK) or host == _host()
+        if port and is_reachable:
+            self._others[rank] = dotted, port
+
+    def ended(self, ranks: Iterable[int]) -> list[int]:
+        """Those of ``ranks`` whose process has ended for certain; takes a second at most.
+
+        A rank whose whole host is gone, or behind a broken network, is not among them.
+        """
+        calls: dict[int, tuple[int, socket.socket]] = {}
+        try:
+            for rank in ranks:
+                if rank in self._others:
+                    one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                    one.setblocking(False)
+                    calls[one.fileno()] = rank, one
+                    one.connect_ex(self._others[rank])
+            return sorted(_refused(calls))
+        finally:
+            for _, one in calls.values():
+                one.close()
+
+    def close(self) -> None:
+        """From now on this rank counts as ended; harmless the second time."""
+        with suppress(OSError):
+            self._listener.close()
+
+
+def _host() -> int:
+    """A number that ranks behind one loopback interface have alike, and no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        text = boot.read_text(encoding="ascii") + os.readlink("/proc/self/ns/net")
+    except OSError:  # not Linux, or hidden
+        text = socket.gethostname()
+    return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
+
+
+def _refused(calls: dict[int, tuple[int, socket.socket]]) -> Iterator[int]:
+    """The ranks that are refused, until all hosts have answered or a second is over."""
+    poll, waiting = select.poll(), set(calls)
+    for number in waiting:
+        poll.register(number, select.POLLOUT)
+    end = time.monotonic() + _ASK_SECONDS
+    while waiting and (left := end - time.monotonic()) > 0:
+        for number, _ in poll.poll(left * 1000):
+            rank, one = calls[number]
+            poll.unregister(number)
+            waiting.discard(number)
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
+                yield rank
+
+
+def user_line(thread: threading.Thread | None = None) -> str:
+    """The innermost line of the user's that a thread is in, and what called it; "" for none.
+
+    This thread's by default. Where it has none, as in the autograd engine's, the main thread's.
+    For messages: it decides nothing.
+    """
+    frames = _frames()
+    for one in (thread or threading.current_thread(), threading.main_thread()):
+        stack = traceback.extract_stack(frames[one.ident]) if one.ident in frames else []
+        lines = [
+            _line(step) for step in reversed(stack) if not step.filename.startswith(_INSTALLED)
+        ]
+        if lines:
+            return ", called in ".join(lines[:_MOST_LINES])
+    return ""
+
+
+def _frames() -> dict[int, FrameType]:
+    """Where all threads are, without the collector of garbage: what it finds may let another thread
+    go on, which in Python before 3.11.9 then waits for this one for ever (gh-106883)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def where_ranks_stand(lines: Mapping[int, str]) -> str:
+    """What to say of the :func:`user_line` of each rank, as far as it is known."""
+    ranks: dict[str, list[int]] = {}
+    for rank, line in sorted(lines.items()):
+        if line:
+            ranks.setdefault(line, []).append(rank)
+    told = [f"{rank_names(those)} stood in {line}" for line, those in ranks.items()][:_MOST_PLACES]
+    if len(ranks) > 1:
+        told.append("is one of these lines run by some ranks only, as under `if rank == 0`?")
+    return "".join(f"; {one}" for one in told)
+
+
+def rank_names(ranks: list[int], names: Sequence[str] = ()) -> str:
+    """ "rank 1" or "ranks 1, 2", or what they are called instead; the first of them."""
+    shown = ", ".join(names[rank] if names else str(rank) for rank in ranks[:_MOST_NAMED])
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    noun = "" if names else "rank " if len(ranks) == 1 else "ranks "
+    return f"{noun}{shown}{more}"
+
+
+def _line(step: traceback.FrameSummary) -> str:
+    here = os.path.relpath(step.filename)
+    file = step.filename if here.startswith("..") else here
+    text = f"{file}:{step.lineno}"
+    return f"{text} `{step.line[:_MOST_CHARACTERS]}`" if step.line else text

@@ -1,0 +1,127 @@
+"""What the environment tells a rank, and what its process can still set; see Note [Allocators]."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import warnings
+
+import torch
+
+from sar.comm import one_host
+from sar.errors import NotSupportedError
+
+GONE = "gone: --allocator system keeps nothing, --allocator tbb all that it likes"
+_SOFT_LIMIT = "SAR_SOFT_LIMIT"
+_COUNTS_OF_OTHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # mpirun, srun
+_DEFAULT_PORT, _LAST_PORT = 12345, 65535
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's mallopt
+_BIG_BUFFER = 1 << 20
+
+
+def number(name: str, value: int | None, variable: str) -> int:
+    """``value``, or what a variable says; ``ValueError`` where neither says anything."""
+    if value is not None:
+        return int(value)
+    text = os.environ.get(variable)
+    if text is None:
+        raise ValueError(f"{name}: got nothing, expected an argument or {variable} from torchrun")
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{variable}: got {text!r}, expected a non-negative integer")
+    return int(text)
+
+
+def port(value: int | None, size: int) -> int:
+    """Where the store of ``size`` ranks listens."""
+    if value is None and "MASTER_PORT" not in os.environ:
+        return _DEFAULT_PORT
+    found = number("master_port_number", value, "MASTER_PORT")
+    if not 0 <= found <= _LAST_PORT:
+        raise ValueError(
+            f"master_port_number, MASTER_PORT: got {found}, expected 0 to {_LAST_PORT}"
+        )
+    if found == 0 and size > 1:
+        raise ValueError(
+            "master_port_number, MASTER_PORT: got 0, any free port, which only one rank alone can "
+            f"take; expected 1 to {_LAST_PORT}"
+        )
+    return found
+
+
+def is_alone() -> bool:
+    """Whether nobody says that there are other ranks.
+
+    Raises ``ValueError`` where a launcher that is not asked started several: each would train
+    alone.
+    """
+    if {"RANK", "WORLD_SIZE"} & set(os.environ):
+        return False
+    for variable in _COUNTS_OF_OTHERS:
+        if os.environ.get(variable, "1") not in ("", "0", "1"):
+            raise ValueError(
+                f"rank: got nothing, and {variable}={os.environ[variable]} says that there are "
+                "several processes; expected RANK and WORLD_SIZE (docs/launching.md says how)"
+            )
+    return True
+
+
+def several_processes() -> str | None:
+    """What says that a launcher started several processes, if anything does."""
+    for variable in ("WORLD_SIZE", *_COUNTS_OF_OTHERS):
+        count = os.environ.get(variable, "")
+        if count.isdecimal() and int(count) > 1:
+            return f"{variable}={count}"
+    return None
+
+
+def take_device(device: torch.device) -> None:
+    """Under a launcher, make the CUDA device of this process' place on its host the current one,
+    unless the script chose one: all ranks of a host would share the first."""
+    place = os.environ.get("LOCAL_RANK", "")
+    if device.type != "cuda" or not place.isdigit() or torch.cuda.current_device() != 0:
+        return
+    torch.cuda.set_device(int(place) % torch.cuda.device_count())
+
+
+def tune_process() -> None:
+    """Set what a running process can still set: threads, and :func:`tune_allocator`'s.
+
+    Raises ``ValueError`` for what cannot be read in the environment, before anybody waits.
+
+    torchrun sets ``OMP_NUM_THREADS=1`` for several ranks of a host when the user did not; then this
+    rank's share of the cores is used instead, with a warning.
+    """
+    tune_allocator()
+    one_host.is_wanted()
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    share = max(1, len(os.sched_getaffinity(0)) // local_ranks)
+    silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    if silent and local_ranks > 1 and share > 1 and os.environ.get("SAR_KEEP_THREADS") is None:
+        warnings.warn(
+            f"torchrun set OMP_NUM_THREADS=1; using {share} threads, this rank's share of the "
+            "cores. Set SAR_KEEP_THREADS=1 to keep one.",
+            stacklevel=3,
+        )
+        torch.set_num_threads(share)
+
+
+def tune_allocator() -> None:
+    """Have buffers of 1 MiB and more mapped, so that freeing them returns memory (``mallopt``),
+    unless ``MALLOC_MMAP_THRESHOLD_`` says otherwise.
+
+    Raises ``ValueError`` where ``SAR_SOFT_LIMIT`` is set.
+    """
+    text = os.environ.get(_SOFT_LIMIT)
+    if text:
+        raise ValueError(f"{_SOFT_LIMIT}: got {text!r}, but soft limits are {GONE}")
+    if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(_MMAP_THRESHOLD, _BIG_BUFFER)
+            libc.mallopt(_TRIM_THRESHOLD, _BIG_BUFFER)
+
+
+def set_soft_limit(size: int) -> None:
+    """Gone. Raises ``NotSupportedError``."""
+    raise NotSupportedError(f"soft_limit: got {size}, but soft limits are {GONE}")
