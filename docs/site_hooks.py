@@ -58,9 +58,7 @@ def on_files(files: Files, config: Any) -> Files:
         text = (ROOT / name).read_text()
         files.append(File.generated(config, place(name), content=text))
     for path in EXAMPLES:
-        files.append(
-            File.generated(config, place(f"examples/{path.name}"), content=example(path))
-        )
+        files.append(File.generated(config, place(f"examples/{path.name}"), content=example(path)))
     for name in ("es5/tex-svg.js", "LICENSE"):
         target = f"assets/mathjax/{Path(name).name}"
         files.append(File.generated(config, target, abs_src_path=str(MATHJAX / name)))

@@ -218,6 +218,7 @@ def test_units() -> None:
 
 def test_numbers_of_an_svg_are_whole(tmp_path: Path) -> None:
     """What shortens the file leaves the words alone; the same picture has the same bytes."""
+
     def draw(figure: Any, _: Any) -> None:
         figure.add_subplot().set_title("0.123456789 $y_2$ <&>")
 
@@ -253,8 +254,19 @@ def test_a_page_holds_each_setting_and_asks_for_nothing() -> None:
     for name, value in run["config"].items():
         assert name in found.words or name == "num_nodes", name
         assert isinstance(value, (dict, bool, int)) or str(value) in found.words, name
-    for word in ("12,345", "place -, share 1.0", "yes", "convs.0", "904 MiB",
-                 "200 ms", "100 ms", "100 B", "3 MB", "0.1.0", "Halo rows between parts"):
+    for word in (
+        "12,345",
+        "place -, share 1.0",
+        "yes",
+        "convs.0",
+        "904 MiB",
+        "200 ms",
+        "100 ms",
+        "100 B",
+        "3 MB",
+        "0.1.0",
+        "Halo rows between parts",
+    ):
         assert word in found.words or word == "904 MiB", word
     assert not {"script", "link", "iframe", "img", "base", "object"} & set(found.tags)
     assert not re.search(r"https?:|@import|url\((?!#)", text)

@@ -160,9 +160,7 @@ def hit(victim: Child, number: int) -> None:
     pytest.fail(f"no signal reached the trainer in {START} s: {victim.text('err')}")
 
 
-def test_trainers_and_servers_that_do_not_fit(
-    nursery: Nursery, parts: str, tmp_path: Path
-) -> None:
+def test_trainers_and_servers_that_do_not_fit(nursery: Nursery, parts: str, tmp_path: Path) -> None:
     """As many in all, but other kinds: each tells both."""
     with servers(nursery, parts) as (process, address):
         script = tmp_path / "trainer.py"

@@ -141,8 +141,11 @@ def meet(
         command = [*hosts.command(rank), sys.executable, "-c", textwrap.dedent(code)]
         ranks.append(
             subprocess.Popen(
-                command, env=environment(**hosts.environment(), **own, **more),
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                command,
+                env=environment(**hosts.environment(), **own, **more),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )  # fmt: skip
         )
     return ranks

@@ -17,9 +17,7 @@ ENDS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=25)
 def homogeneous(pairs, count=7) -> GraphArrays:
     src, dst = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T.contiguous()
     data = {"weight": torch.arange(len(src)) * 1.5, "mask": torch.arange(len(src)) % 2 == 0}
-    return GraphArrays(
-        "g", {NTYPE_HOMO: count}, {ETYPE_HOMO: (src, dst)}, {}, {ETYPE_HOMO: data}
-    )
+    return GraphArrays("g", {NTYPE_HOMO: count}, {ETYPE_HOMO: (src, dst)}, {}, {ETYPE_HOMO: data})
 
 
 def expected(pairs, wanted: Transforms, count=7) -> list[tuple]:

@@ -103,9 +103,7 @@ class Numbering:
             some = given[first : first + _IDS_AT_ONCE]
             self._make_room(len(some))
             numbers = out[first : first + _IDS_AT_ONCE]
-            self.count = _number(
-                self._table, self._shift, self._nodes, self.count, some, numbers
-            )
+            self.count = _number(self._table, self._shift, self._nodes, self.count, some, numbers)
         return local
 
     def find(self, ids: Tensor) -> Tensor:

@@ -115,8 +115,21 @@ def _weighted_again(chosen: Any, weights: Any, fanout: int, row: Any) -> int:
 
 @_compiled
 def _draw(
-    out: Any, at: int, indptr: Any, neighbor: Any, eid: Any, weight: Any, time: Any, rows: Any,
-    keys: Any, trees: Any, base: Any, fanout: int, replace: bool, last: bool, chosen: Any,
+    out: Any,
+    at: int,
+    indptr: Any,
+    neighbor: Any,
+    eid: Any,
+    weight: Any,
+    time: Any,
+    rows: Any,
+    keys: Any,
+    trees: Any,
+    base: Any,
+    fanout: int,
+    replace: bool,
+    last: bool,
+    chosen: Any,
     best: Any,
 ) -> int:
     pair, is_weighted, has_trees = at + rows.shape[0], weight.shape[0] > 0, trees.shape[0] > 0
@@ -178,8 +191,15 @@ class Csc(NamedTuple):
 
 
 def draw(
-    out: Tensor, at: int, edges: Csc, rows: Tensor, keys: Tensor, base: int, fanout: int,
-    replace: bool, last: bool = False,
+    out: Tensor,
+    at: int,
+    edges: Csc,
+    rows: Tensor,
+    keys: Tensor,
+    base: int,
+    fanout: int,
+    replace: bool,
+    last: bool = False,
 ) -> int:
     """Draw in-edges of some rows into ``out[at:]``; returns where the next may begin.
 

@@ -49,7 +49,7 @@ def page(run: Run, found: Mapping[str, Any] | None = None) -> str:
         _section("Settings", _settings(run)),
         _section("Versions", _table(["package", "version"], run.versions.items())),
     ]
-    head = f"<meta charset=\"utf-8\"><title>{escape(name)}</title><style>{_css()}</style>"
+    head = f'<meta charset="utf-8"><title>{escape(name)}</title><style>{_css()}</style>'
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     body = f"<header><h1>{escape(name)}</h1></header><main>{''.join(sections)}</main>"
     return f'<!DOCTYPE html>\n<html lang="en"><head>{view}{head}</head><body>{body}</body></html>\n'
@@ -87,7 +87,7 @@ def _tiles(run: Run) -> str:
         ("sent by all ranks in an epoch", short(sent, TRAFFIC)),
     ]
     cells = (f"<div><dt>{escape(word)}</dt><dd>{escape(value)}</dd></div>" for word, value in tiles)
-    return f"<dl class=\"tiles\">{''.join(cells)}</dl>"
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
 
 
 def _pictures(run: Run, size: tuple[float, float], panels: Mapping[str, Panel]) -> str:

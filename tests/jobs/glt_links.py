@@ -47,9 +47,7 @@ def main():
         for batch in made["train"]:
             optimizer.zero_grad()
             found = scores(model, batch)
-            values = F.binary_cross_entropy_with_logits(
-                found, batch.edge_label, reduction="none"
-            )
+            values = F.binary_cross_entropy_with_logits(found, batch.edge_label, reduction="none")
             (sar.global_mean(values) * group.size).backward()
             optimizer.step()
             total += torch.tensor([float(values.sum()), len(values)])
