@@ -105,6 +105,16 @@ def tensor(
     return value
 
 
+def indices(values: torch.Tensor, name: str, what: str, count: int) -> torch.Tensor:
+    """Integers from 0 to ``count`` - 1: places among so many, which the message calls ``what``."""
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < count:
+        raise ValueError(
+            f"{name}: got {what} from {int(values.min())} to {int(values.max())}, "
+            f"expected 0 to {count - 1}"
+        )
+    return values
+
+
 def wrong_type(value: Any, name: str, expected: str) -> TypeError:
     """The error about a value of another type."""
     return TypeError(f"{name}: got {type(value).__name__}, expected {expected}")

@@ -17,7 +17,7 @@ from torch import nn
 
 import sar
 from sar.comm import Group
-from sar.nn.steps import CHECK_EVERY, is_due, steps_of
+from sar.nn.history import CHECK_EVERY, history_of, is_due
 from sar.train import NodeData, Trainer, TrainOptions
 
 
@@ -106,7 +106,7 @@ def test_gather_grads_looks_now_and_then(forget: str, told: str) -> None:
         mine = model(group.rank, seed=1)
         with pytest.raises(sar.DriftError, match=told):
             train(group, mine, 2, forget)
-        return steps_of(group).calls["sum"][mine]
+        return history_of(group).calls["sum"][mine]
 
     assert run_threads(2, case) == [2 if forget == "step" else 1] * 2
 

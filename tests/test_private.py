@@ -265,7 +265,7 @@ def test_backward_follows_the_numbers_of_nodes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_numbers_torchs_order_stays() -> None:
-    from sar.nn.order import wire_first
+    from sar.nn import wire_first
 
     assert not _private.can_be_renumbered(Bare()) and not _private.can_be_renumbered(None)
     wire_first(types.SimpleNamespace(grad_fn=Bare()))  # type: ignore[arg-type]

@@ -26,8 +26,7 @@ from sar.models.choice import warn_once
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.drift import check_call
 from sar.nn.dropout import convert_dropout
-from sar.nn.params import sync_params
-from sar.nn.replicas import replicated
+from sar.nn.params import replicated, sync_params
 
 M = TypeVar("M", bound=nn.Module)
 logger = logging.getLogger("sar")

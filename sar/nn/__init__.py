@@ -4,17 +4,19 @@ from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.drift import check
 from sar.nn.dropout import Dropout, convert_dropout, dropout_rows, same_dropout
 from sar.nn.embedding import ShardedEmbedding
-from sar.nn.link import link_loss, score_edges
-from sar.nn.link_metrics import hits_at, negative_ranks, ranking_metrics
-from sar.nn.loss import global_mean, global_sum
-from sar.nn.negative import NegativeSampler
-from sar.nn.order import wire_first
-from sar.nn.overlap import overlap_gradients
-from sar.nn.params import clip_grad_norm_, gather_grads, sync_params
-from sar.nn.ranking import rank_links
-from sar.nn.replicas import ShardedParameter
+from sar.nn.gradients import clip_grad_norm_, gather_grads
+from sar.nn.link import NegativeSampler, link_loss, score_edges
+from sar.nn.losses import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    global_mean,
+    global_sum,
+    mse_loss,
+)
+from sar.nn.overlap import overlap_gradients, wire_first
+from sar.nn.params import ShardedParameter, sync_params
+from sar.nn.ranking import hits_at, negative_ranks, rank_links, ranking_metrics
 from sar.nn.scorers import DistMultScorer, DotScorer, LinkScorer, MLPScorer
-from sar.nn.torch_losses import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from sar.ops.rectify import relu
 
 __all__ = [

@@ -1,9 +1,11 @@
-"""Whether every rank still trains the same model."""
+"""Whether every rank still trains the same model: in a call, now and then, and at the end."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from weakref import ref
 
 import torch
@@ -11,15 +13,21 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sar import expect
+from sar._private import version_of
 from sar.comm import Group, current_group
 from sar.errors import DriftError
-from sar.nn.farewell import Farewell
+from sar.nn.history import CHECK_EVERY, History, history_of, is_due, warn_of_factors
 from sar.nn.local_norms import warn_of_local_norms
-from sar.nn.replicas import agree_on_layout, digest_of, layout_of, replicated
-from sar.nn.steps import Steps, is_due, steps_of
-from sar.nn.sums import warn_of_factors
+from sar.nn.params import ShardedParameter, agree_on_layout, digest_of, layout_of, replicated
+from sar.ops.capture import leaves_of
 
-_MOST_RANKS_NAMED, _LOOSE = 8, "parameter number"
+_MOST_RANKS_NAMED, _UNREGISTERED = 8, "parameter number"
+_WHERE = "behind the loss or a graph's rows"
+
+# Calls of each kind in which parameters are searched: odd and even ones, as there may be two in a
+# step; and the first in which ranks are compared, when a step has been made. Later: every 49th.
+_LOSSES, _FIRST_LOSS = {1, 2, 3, 5, 8, 13, 21, 34}, 2
+_ROWS, _FIRST_ROWS = {1, 2, 3, 4, 5, 8, 13, 21, 34}, 5
 
 
 def check(
@@ -59,7 +67,7 @@ def check(
     group = group or current_group()
     tensors: dict[str, Tensor] = dict(replicated(model))
     warn_of_local_norms(model, group)
-    if every > 1 and steps_of(group).count("check", model) % every:
+    if every > 1 and history_of(group).count("check", model) % every:
         return
     if optimizer is not None:
         tensors |= _states(optimizer, replicated(model))
@@ -90,25 +98,25 @@ def check_sums(model: nn.Module, group: Group, factor: float = math.nan) -> None
     Collective now and then, in the same calls on all ranks.
 
     Args:
-        factor: by which gradients were changed after backward, as of :mod:`sar.nn.sums`.
+        factor: by which gradients were changed after backward, as of :mod:`sar.nn.history`.
     """
-    steps = steps_of(group)
-    if model not in steps.summed:
-        steps.summed.update(model.modules())
+    history = history_of(group)
+    if model not in history.summed:
+        history.summed.update(model.modules())
         warn_of_local_norms(model, group)
     if group.size == 1:
         return
-    steps.warn_of_local_losses(model, group)
-    if is_due(steps.count("sum", model)):
-        steps.summed.update(model.modules())  # there may be new ones
-        known = {id(param) for part in steps.summed for param in part.parameters(recurse=False)}
-        loose = [param for param in steps.loose_params() if id(param) not in known]
-        _compare(dict(replicated(model)), model, group, _named(loose), factor)
+    history.warn_of_local_losses(model, group)
+    if is_due(history.count("sum", model)):
+        history.summed.update(model.modules())  # there may be new ones
+        known = {id(param) for part in history.summed for param in part.parameters(recurse=False)}
+        unregistered = [param for param in history.unregistered_params() if id(param) not in known]
+        _compare(dict(replicated(model)), model, group, _named(unregistered), factor)
 
 
 def check_layout(model: nn.Module, number: int, group: Group) -> None:
     """Compare parameters once they are of another number; collective after ranks agreed on it."""
-    seen = steps_of(group).layouts.setdefault(model, set())
+    seen = history_of(group).layouts.setdefault(model, set())
     if group.size > 1 and seen and number not in seen:
         _compare(dict(replicated(model)), model, group)
     seen.add(number)
@@ -123,62 +131,57 @@ def check_call(model: nn.Module, group: Group, *, is_layer: bool = False) -> Non
     """
     if group.size == 1 or not torch.is_grad_enabled() or not model.training:
         return
-    steps = steps_of(group)
-    if model in steps.summed or (is_layer and model in steps.called):
+    history = history_of(group)
+    if model in history.summed or (is_layer and model in history.called):
         return
-    number = steps.count("call", model)
+    number = history.count("call", model)
     if number == 1 and not is_layer:
-        steps.called.update(model.modules())
+        history.called.update(model.modules())
     if is_due(number):
         params = replicated(model)
-        is_trained = steps.see_written(params.values())
+        is_trained = history.see_written(params.values())
         if number > 1 and _compare(dict(params), model, group, is_trained=is_trained):
             compare_at_end(model, group)
-
-
-def compare_loose(group: Group, is_trained: bool) -> None:
-    """Compare the parameters that were found behind a loss or rows; collective."""
-    _compare({}, None, group, _named(steps_of(group).loose_params()), is_trained=is_trained)
 
 
 def _compare(
     tensors: dict[str, Tensor],
     model: nn.Module | None,
     group: Group,
-    loose: Mapping[str, Tensor] | None = None,
+    unregistered: Mapping[str, Tensor] | None = None,
     factor: float | None = None,
     is_trained: bool = True,
 ) -> bool:
     """Raise ``DriftError`` on every rank unless all hold the same tensors; collective.
 
     Args:
-        loose: compared as well where ranks have equally shaped ones; they need not.
+        unregistered: compared as well where ranks have equally shaped ones; they need not.
         factor: see :func:`check_sums`.
         is_trained: on some rank, else nothing is raised; not with a factor.
 
     Returns whether it is.
     """
     digests = [0 if is_lazy(tensor) else digest_of(tensor) for tensor in tensors.values()]
-    others = [digest_of(tensor) for tensor in (loose or {}).values()]
+    others = [digest_of(tensor) for tensor in (unregistered or {}).values()]
     beside = int(is_trained) if factor is None else _bits(factor)
-    found, steps = _gathered([hash((*digests, *others)), beside], group), steps_of(group)
+    found, history = _gathered([hash((*digests, *others)), beside], group), history_of(group)
     if factor is None and not found[:, 1].any():
         return False
-    if factor is not None and model is not None and model not in steps.changed:
+    if factor is not None and model is not None and model not in history.rescaled:
         if warn_of_factors(model, found[:, 1].view(torch.float64), group):
-            steps.changed.add(model)
+            history.rescaled.add(model)
     if bool((found[:, 0] == found[0, 0]).all()):
         return True
     agree_on_layout(tensors, group)
-    if loose is not None:
-        layouts = _gathered(list(layout_of(loose)), group)
+    if unregistered is not None:
+        layouts = _gathered(list(layout_of(unregistered)), group)
         if bool((layouts == layouts[0]).all()):
-            tensors, digests = {**tensors, **loose}, [*digests, *others]
+            tensors, digests = {**tensors, **unregistered}, [*digests, *others]
     differ = (found := _gathered(digests, group)) != found[0]
     if differ.any():
-        steps.is_told = True
+        history.has_drifted = True
         name = list(tensors)[int(differ.any(0).nonzero()[0])]
-        raise DriftError(f"{_first_difference(tensors, differ)}; {_cause(name, model, steps)}")
+        raise DriftError(f"{_first_difference(tensors, differ)}; {_cause(name, model, history)}")
     return True
 
 
@@ -194,16 +197,16 @@ def _bits(number: float) -> int:
 
 def compare_at_end(model: nn.Module, group: Group) -> None:
     """Have a model that is trained compared once more when the group ends."""
-    steps = steps_of(group)
-    if all(known() is not model for known in steps.roots):
-        steps.roots.append(ref(model))
+    history = history_of(group)
+    if all(known() is not model for known in history.roots):
+        history.roots.append(ref(model))
     if group.final_check is None:
-        group.final_check = Farewell(steps)
+        group.final_check = FinalModelCheck(history)
 
 
 def _named(params: Sequence[nn.Parameter]) -> dict[str, Tensor]:
     return {
-        f"{_LOOSE} {number} of shape {list(param.shape)} behind the loss or a graph's rows": param
+        f"{_UNREGISTERED} {number} of shape {list(param.shape)} {_WHERE}": param
         for number, param in enumerate(params)
     }
 
@@ -219,18 +222,117 @@ def _first_difference(tensors: Mapping[str, Tensor], differ: Tensor) -> str:
     )
 
 
-def _cause(name: str, model: nn.Module | None, steps: Steps) -> str:
+def _cause(name: str, model: nn.Module | None, history: History) -> str:
     """Of a difference in the tensor ``name`` of ``model``, or in one that is behind a loss."""
-    if model is None or name.startswith(_LOOSE):
+    if model is None or name.startswith(_UNREGISTERED):
         return (
             "its model was not given to sar.prepare(model, graph) or sar.sync_params(model) before "
             "the first step, or not to sar.gather_grads(model) after each loss.backward()"
         )
     owner = dict(model.named_modules()).get(name.rpartition(".")[0], model)
-    if missing := steps.missing(owner):
+    if missing := history.missing(owner):
         return f"nobody called {missing}"
     return (
         "parameters were synchronized and gradients summed: does every rank step with an optimizer "
         "of the same options (learning rate), after sar.gather_grads, and is no parameter added "
         "after sar.sync_params(model), or written otherwise?"
     )
+
+
+def watch_loss(values: Any, group: Group) -> None:
+    """Find parameters that a loss over all ranks depends on, of models that nobody named; now and
+    then. They are compared here, a collective, where no gradients are summed, else in the next
+    comparison of :func:`sar.gather_grads`."""
+    number = _count("loss", group)
+    if _is_searched(number, _LOSSES):
+        _search([values], number >= _FIRST_LOSS, group)
+
+
+def watch_rows(rows: Callable[[], Iterable[Any]], group: Group) -> None:
+    """The same of rows that a graph gets, where there is no loss over all ranks either."""
+    number, history = _count("rows", group), history_of(group)
+    if _is_searched(number, _ROWS) and not (history.summed or history.numbers["loss"]):
+        _search(rows(), number >= _FIRST_ROWS, group)
+
+
+def _count(what: str, group: Group) -> int:
+    """How many such calls there were, or 0 where no gradient is recorded; the same on all ranks,
+    though values may ask for a gradient on some alone."""
+    if group.size == 1 or not torch.is_grad_enabled():
+        return 0
+    numbers = history_of(group).numbers
+    numbers[what] += 1
+    return numbers[what]
+
+
+def _is_searched(number: int, first: set[int]) -> bool:
+    return number in first or (number > 0 and number % (CHECK_EVERY - 1) == 0)
+
+
+def _search(tensors: Iterable[Any], is_compared: bool, group: Group) -> None:
+    history, found = history_of(group), _params_behind(tensors, group)
+    history.unregistered = [ref(param) for param in found]
+    is_trained = history.see_written(found)
+    if is_compared and not history.summed:
+        _compare({}, None, group, _named(found), is_trained=is_trained)
+
+
+def _params_behind(tensors: Iterable[Any], group: Group) -> list[nn.Parameter]:
+    """The parameters that all ranks should hold alike: none with a row per node or edge."""
+    own = {count for graph in list(group.graphs) for count in graph.row_counts}
+    asking = [t for t in tensors if type(t) is Tensor and t.grad_fn is not None]
+    found = {id(leaf): leaf for leaf in leaves_of(asking) if isinstance(leaf, nn.Parameter)}
+    return [
+        param
+        for param in found.values()
+        if not isinstance(param, ShardedParameter)
+        and not is_lazy(param)
+        and not (param.dim() and param.shape[0] in own)
+    ]
+
+
+class FinalModelCheck:
+    """A :class:`sar.comm.group.FinalCheck` of the models that still live: are they the same?
+
+    Rank 0 warns: results are computed, and others may be gone.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def report(self) -> str:
+        """JSON: per model its class, what has to be alike for it to be compared, digests by name.
+
+        Ranks may write to a model after training, as rank 0 does that loads the best one; so only
+        those with as many writes are compared.
+        """
+        return json.dumps([] if self._history.has_drifted else list(self._models()))
+
+    def _models(self) -> Iterator[tuple[str, list[int], dict[str, int]] | None]:
+        for model in (known() for known in self._history.roots):
+            params = {} if model is None else replicated(model)
+            if model is None or any(map(is_lazy, params.values())):
+                yield None
+                continue
+            writes = sum(map(version_of, params.values()))
+            digests = {name: digest_of(param) for name, param in params.items()}
+            yield type(model).__name__, [*layout_of(params), writes], digests
+
+    def compare(self, reports: Mapping[int, str]) -> str | None:
+        """What is wrong, from the reports of ranks, rank 0 among them."""
+        said: dict[int, list[Any]] = {rank: json.loads(word) for rank, word in reports.items()}
+        for place, mine in enumerate(said.get(0, ())):
+            for rank, models in sorted(said.items()):
+                other = models[place] if place < len(models) else None
+                if mine and other and mine[1] == other[1] and mine[2] != other[2]:
+                    name = next(n for n in mine[2] if mine[2][n] != other[2].get(n))
+                    return self._warning(self._history.roots[place](), mine[0], name, rank)
+        return None
+
+    def _warning(self, model: nn.Module | None, kind: str, name: str, rank: int) -> str:
+        missing = "" if model is None else self._history.missing(model)
+        why = f"nobody called {missing}" if missing else "sar.check(model, optimizer) says more"
+        return (
+            f"{kind}: at the end {name} of rank {rank} is not the same as rank 0's, so ranks have "
+            f"trained models of their own; {why}"
+        )

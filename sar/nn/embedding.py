@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sar import expect
 from sar.graph import GraphView
-from sar.nn.replicas import ShardedParameter
+from sar.nn.params import ShardedParameter
 from sar.ops.keyed import keyed_uniform
 
 _BLOCK_ROWS = 1 << 16

@@ -1,22 +1,22 @@
-"""Parameters that start equal and gradients that are summed over ranks; parameters that are not."""
+"""Parameters that every rank holds whole: made equal, and compared by layout and digest."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+import hashlib
+from collections.abc import Mapping
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sar import expect
 from sar.comm import Group, current_group
-from sar.nn.drift import check_layout, check_sums, compare_at_end
-from sar.nn.replicas import ShardedParameter, agree_on_layout, layout_of, replicated
-from sar.nn.steps import is_due, steps_of
-from sar.nn.sums import Watch
-from sar.ops.reduce import wide_dtype
+from sar.nn.history import history_of
+
+
+class ShardedParameter(nn.Parameter):
+    """A parameter of which every rank holds rows of its own: neither synced nor summed."""
 
 
 def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
@@ -33,183 +33,56 @@ def sync_params(model: nn.Module, *, group: Group | None = None) -> None:
     with torch.no_grad():
         for tensor in tensors.values():
             group.broadcast(tensor)
-    steps_of(group).synced.update(model.modules())
+    history_of(group).synced.update(model.modules())
 
 
-def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
-    """Sum the gradients of all ranks, in place, so that every rank holds the same; collective.
-
-    A rank whose gradient is ``None`` contributes zeros; a gradient stays ``None`` only where it is
-    so on every rank. One flat bucket per dtype is sent; 16-bit gradients are summed in float32.
-    Sharded parameters are left alone: their gradients are whole on their rank. Afterwards
-    ``torch.nn.utils.clip_grad_norm_`` clips by the global norm as it stands, and
-    :func:`clip_grad_norm_` does where there are sharded parameters.
-
-    Calls 1, 2, 4, .. 32 and every 50th for a model compare its parameters over the ranks, as
-    :func:`sar.check` does, and look at what was done to gradients since the last call. Ten calls in
-    a row without a loss of :func:`sar.global_mean`, :func:`sar.global_sum` or
-    :func:`sar.nn.link_loss` warn once that each rank's own mean may be the loss. Gradients that
-    were clipped before are a warning, too.
-
-    Raises, on every rank:
-        ValueError: the ranks' parameters differ in number, name, shape or dtype; gradients that
-            were summed before would be summed again.
-        TypeError: a gradient is sparse.
-        DriftError: parameters have become unequal.
-    """
-    group = group or current_group()
-    named = {name: param for name, param in replicated(model).items() if param.requires_grad}
-    problem, factor = end_watch(model, group)
-    sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
-    error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else problem
-    params = [param for param in named.values() if param.grad is not None]
-    present = bytes(param.grad is not None for param in named.values())
-    unclear = error is not None or any(map(is_lazy, named.values()))
-    mine = None if unclear else _signature(named, present, params)
-    if not _summed_as_before(params, mine, group):
-        if agree_on_layout(named, group, error, present):
-            _before[group] = mine
-        else:
-            _before.pop(group, None)
-            params = _with_gradient_somewhere(list(named.values()), group)
-        check_layout(model, len(named), group)
-        for bucket in _buckets(params):
-            sum_bucket(bucket, group)
-    check_sums(model, group, factor)  # now that ranks agree on the model
-    begin_watch(model, params, group)
+def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that every rank holds whole, by name."""
+    expect.instance(model, "model", nn.Module, "a torch.nn.Module")
+    return {n: p for n, p in model.named_parameters() if not isinstance(p, ShardedParameter)}
 
 
-def begin_watch(model: nn.Module, params: Iterable[nn.Parameter], group: Group) -> None:
-    """After a sum: look at what is done to gradients until the next, where ranks compare there."""
-    end_watch(model, group)
-    compare_at_end(model, group)
-    steps = steps_of(group)
-    if group.size > 1 and is_due(steps.calls["sum"][model] + 1):
-        trained = [param for param in params if param.grad is not None]
-        if trained:
-            steps.watches[model] = Watch(min(trained, key=Tensor.numel))
-
-
-def end_watch(model: nn.Module, group: Group) -> tuple[ValueError | None, float]:
-    """Before a sum: what :meth:`sar.nn.sums.Watch.end` says, if somebody has looked."""
-    watch = steps_of(group).watches.pop(model, None)
-    return (None, math.nan) if watch is None else watch.end()
-
-
-def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = None) -> Tensor:
-    """Scale all gradients so that their joint L2 norm is at most ``max_norm``; collective.
-
-    For after :func:`gather_grads`: gradients that all ranks share count once, rows of sharded
-    parameters count on the rank that holds them.
+def agree_on_layout(
+    tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None, also: bytes = b""
+) -> bool:
+    """Raise on every rank unless all ranks hold equally named and shaped tensors.
 
     Returns:
-        The norm before, a float64 scalar, equal on every rank.
-
-    Raises:
-        TypeError, ValueError: ``max_norm`` is not a number, or not positive.
+        Whether ``also`` is the same on all ranks.
     """
-    if not hasattr(max_norm, "__float__"):
-        raise TypeError(f"max_norm: got {type(max_norm).__name__}, expected a number")
-    if not max_norm > 0:
-        raise ValueError(f"max_norm: got {max_norm!r}, expected more than 0")
-    squares = torch.zeros(2, dtype=torch.float64)
-    grads: list[Tensor] = []
-    for param in model.parameters():
-        if param.grad is not None:
-            if param.grad.is_sparse:
-                param.grad = param.grad.coalesce()
-            grads.append(param.grad)
-            values = param.grad.values() if param.grad.is_sparse else param.grad
-            kind = int(isinstance(param, ShardedParameter))
-            squares[kind] += values.double().square().sum().cpu()
-    if any(isinstance(param, ShardedParameter) for param in model.parameters()):
-        (group or current_group()).all_reduce(squares[1:])
-    norm = squares.sum().sqrt()
-    share = float(max_norm / (norm + 1e-6))  # as torch's
-    if share < 1:
-        for grad in grads:
-            grad.mul_(share)
-    return norm
+    lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
+    if lazy and error is None:
+        error = ValueError(f"{lazy[0]}: got a lazy parameter, expected a forward pass before this")
+    layout = (0, 0, 0) if error is not None else layout_of(tensors)
+    mine = torch.tensor([*layout, _digest(also), error is not None])
+    found = [tuple(one.tolist()) for one in group.all_gather(mine)]
+    if any(failed for *_, failed in found):
+        group.agree(error)
+    layouts = [one[:3] for one in found]
+    first = layouts[0]
+    other = next((rank for rank, layout in enumerate(layouts) if layout != first), None)
+    if other is not None:
+        raise ValueError(
+            f"model: rank {other} has {layouts[other][0]} tensors with {layouts[other][1]} "
+            f"elements, rank 0 has {first[0]} with {first[1]}; expected equal names, shapes and "
+            "dtypes on all ranks"
+        )
+    return len({one[3] for one in found}) == 1
 
 
-def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
-    """The parameters that have a gradient on at least one rank."""
-    present = torch.tensor([param.grad is not None for param in params], dtype=torch.int32)
-    if len(params):
-        group.all_reduce(present, "max")
-    return [param for param, has_grad in zip(params, present.tolist()) if has_grad]
+def layout_of(tensors: Mapping[str, Tensor]) -> tuple[int, int, int]:
+    """Number of tensors, of elements, and 63 bits of a digest of names, shapes and dtypes."""
+    text = repr([(name, tuple(t.shape), str(t.dtype)) for name, t in tensors.items()])
+    elements = sum(tensor.numel() for tensor in tensors.values())
+    return len(tensors), elements, _digest(text.encode())
 
 
-# Gradients of unequal models must not be added, but asking first is a collective in every step.
-# After a step in which all ranks had the same gradients, each sends as much as it did then, and
-# says beside it whether it still has these. Only if one has not do they ask, and sum again.
+def digest_of(tensor: Tensor) -> int:
+    """63 bits of its bytes."""
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+    data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    return xxhash.xxh3_64_intdigest(data) >> 1
 
 
-@dataclass(frozen=True)
-class _Signature:
-    """What a rank sums: its parameters and which of them have gradients, and the first bucket."""
-
-    layout: tuple[int, int, int]
-    present: bytes
-    size: int
-    dtype: torch.dtype
-
-
-_before: WeakKeyDictionary[Group, _Signature | None] = WeakKeyDictionary()  # equal on all ranks
-
-
-def _signature(
-    named: Mapping[str, Tensor], present: bytes, params: list[nn.Parameter]
-) -> _Signature | None:
-    """``None`` where there is nothing to sum."""
-    if not params:
-        return None
-    first = _buckets(params)[0]
-    size = sum(param.numel() for param in first)
-    return _Signature(layout_of(named), present, size, wide_dtype(first[0].dtype))
-
-
-def _summed_as_before(params: list[nn.Parameter], mine: _Signature | None, group: Group) -> bool:
-    """Sum the gradients if all ranks have those that they had before; else leave them."""
-    before = _before.get(group)
-    if before is None:
-        return False
-    is_same = mine == before
-    buckets = _buckets(params)
-    if is_same:
-        flat = _flat(buckets[0])
-    else:
-        flat = torch.zeros(before.size, dtype=before.dtype, device=group.device)
-    if not group.sum_if_all(flat, is_same):
-        return False
-    _copy_back(flat, buckets[0])
-    for bucket in buckets[1:]:
-        sum_bucket(bucket, group)
-    return True
-
-
-def _buckets(params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """By dtype."""
-    return [[p for p in params if p.dtype == d] for d in dict.fromkeys(p.dtype for p in params)]
-
-
-def sum_bucket(params: list[nn.Parameter], group: Group) -> None:
-    """Sum the gradients of parameters of one dtype over all ranks, ``None`` counting as 0."""
-    for param in params:
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
-    if group.size > 1:
-        _copy_back(group.all_reduce(_flat(params)), params)
-
-
-def _flat(params: list[nn.Parameter]) -> Tensor:
-    """Their gradients, in the dtype to sum in."""
-    flat = torch.cat([param.grad.reshape(-1) for param in params if param.grad is not None])
-    return flat.detach().to(wide_dtype(flat.dtype))
-
-
-def _copy_back(flat: Tensor, params: list[nn.Parameter]) -> None:
-    parts = flat.split([param.numel() for param in params])
-    for param, part in zip(params, parts, strict=True):
-        if param.grad is not None:
-            param.grad.copy_(part.view_as(param))
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1

@@ -25,7 +25,7 @@ from sar.graph.frame import Frame, FrameSet
 from sar.graph.rows import current
 from sar.graph.store import EType, GraphStore
 from sar.kernels.jit import untraced
-from sar.nn.loose import look_behind_rows
+from sar.nn.drift import watch_rows
 from sar.tracing.lazy import eager
 
 ALL = "__ALL__"  # dgl.ALL
@@ -216,7 +216,7 @@ class ShardedGraph(Counts, OriginalMembers):
         else:
             step = multi.Step(message_func, reduce_func, apply_node_func)
             multi.update_all(self._store, self._canonical(etype), step, self.policy)
-        self._look_behind()
+        self._watch_rows()
 
     @untraced
     def multi_update_all(
@@ -244,7 +244,7 @@ class ShardedGraph(Counts, OriginalMembers):
         """
         steps = multi.read_steps(etype_dict, cross_reducer, self._canonical)
         multi.multi_update_all(self._store, steps, cross_reducer, apply_node_func, self.policy)
-        self._look_behind()
+        self._watch_rows()
 
     @partial(untraced, otherwise=partial(refuse_compiled, "graph.apply_edges"))
     def apply_edges(
@@ -296,13 +296,13 @@ class ShardedGraph(Counts, OriginalMembers):
         """
         relation = self._relation(etype)
         out = passing.aggregate_rows(relation, x, op, edge_weight, self.policy)
-        self._look_behind(x)
+        self._watch_rows(x)
         return out
 
-    def _look_behind(self, *rows: Tensor) -> None:
+    def _watch_rows(self, *rows: Tensor) -> None:
         """Compare now and then what rows depend on; that of DGL's layers is compared with them."""
         if all(call.module is None for call in current.stack):
-            look_behind_rows(lambda: [*rows, *self.stored_columns()], self.group)
+            watch_rows(lambda: [*rows, *self.stored_columns()], self.group)
 
     # -- refusals -------------------------------------------------------------------------------
 

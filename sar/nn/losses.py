@@ -1,4 +1,4 @@
-"""Losses of ``torch.nn.functional`` whose mean is over the rows of all ranks."""
+"""Losses over the rows of all ranks: means, sums, and those of ``torch.nn.functional``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,69 @@ from torch import Tensor
 
 from sar.comm import Group, current_group
 from sar.kernels.jit import untraced
-from sar.nn.chosen import choose, problem_of_shape, problem_of_values, problem_of_weights
-from sar.nn.loose import look_behind_loss
-from sar.ops.reduce import mean_of_rows, wide_dtype
+from sar.nn.drift import watch_loss
+from sar.ops.reduce import mean_of_rows, sum_of_rows, wide_dtype
 from sar.tracing.lazy import eager
+
+
+@untraced
+def global_mean(
+    values: Tensor,
+    mask: Tensor | None = None,
+    *,
+    weight: Tensor | None = None,
+    group: Group | None = None,
+) -> Tensor:
+    """Mean of ``values`` over the rows of all ranks; collective.
+
+    The gradient that flows back is this rank's share (1 / the number of values of all ranks), so
+    parameter gradients are *summed* over ranks afterwards, by :func:`sar.nn.gather_grads`.
+
+    Args:
+        values: [N] or [N, C], float; N may differ between ranks and be 0. Of an edge tensor the
+            values of the local edges, which are then held in memory.
+        mask: which rows count: bool [N] (or bool [N, C] to choose single values), or int64
+            indices of rows. ``None`` takes all. Values outside of the mask never matter, also NaN;
+            but where the function that *made* them has a NaN derivative (a NaN label), select the
+            rows before it: ``global_mean(loss(logits[rows], labels[rows]))``.
+        weight: [N], or as ``values``: how much each counts, without a gradient. The result is the
+            sum of weighted values over the sum of weights.
+        group: ranks to average over; the current group by default.
+
+    Returns:
+        A scalar, equal on every rank, float32 for 16-bit types, else of ``values``' type.
+
+    Raises, on every rank:
+        TypeError: ``values`` is not float or ``mask`` neither bool nor int64.
+        ValueError: mask or weight do not fit, no rank has a value, or the weights' sum is 0.
+    """
+    group, values = group or current_group(), eager(values)
+    watch_loss(values, group)
+    error = problem_of_values(values, mask)
+    if error is None:
+        error = problem_of_weights(values.shape, values.shape[:1], weight=weight)
+    if error is not None or weight is None:
+        return mean_of_rows(values if error else choose(values, mask), group, error)
+    weight = weight.to(values.device, wide_dtype(values.dtype))
+    if weight.dim() < values.dim():
+        weight = weight[:, None].expand_as(values)
+    weight = choose(weight, mask)
+    total = float(weight.sum(dtype=torch.float64))
+    return mean_of_rows(choose(values, mask) * weight, group, divisor=total)
+
+
+@untraced
+def global_sum(values: Tensor, mask: Tensor | None = None, *, group: Group | None = None) -> Tensor:
+    """Sum of ``values`` over the rows of all ranks; collective.
+
+    For a loss with a divisor of its own. The gradient of each value is 1, this rank's share, for
+    :func:`sar.nn.gather_grads` to sum. Arguments and result are those of :func:`global_mean`; where
+    no rank has a value the sum is 0.
+    """
+    group, values = group or current_group(), eager(values)
+    watch_loss(values, group)
+    error = problem_of_values(values, mask)
+    return sum_of_rows(values if error else choose(values, mask), group, error)
 
 
 @untraced
@@ -48,7 +107,7 @@ def cross_entropy(
         ValueError: a shape does not fit, a label is no class, or no rank has a row that counts.
     """
     group, logits = group or current_group(), eager(logits)
-    look_behind_loss(logits, group)
+    watch_loss(logits, group)
     error = _problem_of_classes(logits, labels, mask, weight, ignore_index)
     if error is not None:
         return mean_of_rows(logits, group, error)
@@ -97,7 +156,7 @@ def binary_cross_entropy_with_logits(
     Returns, raises: as :func:`sar.cross_entropy`.
     """
     group, logits = group or current_group(), eager(logits)
-    look_behind_loss(logits, group)
+    watch_loss(logits, group)
     weights = {"weight": weight, "pos_weight": pos_weight}
     error = problem_of_values(logits, mask, "logits")
     if error is None:
@@ -134,7 +193,7 @@ def mse_loss(
     Returns, raises: as :func:`sar.cross_entropy`.
     """
     group, values = group or current_group(), eager(values)
-    look_behind_loss(values, group)
+    watch_loss(values, group)
     error = problem_of_values(values, mask)
     if error is None:
         error = problem_of_shape("targets", targets, values.shape)
@@ -177,3 +236,64 @@ def _problem_of_classes(
         f"labels: got class {int(wrong[0])}, expected 0 to {logits.shape[1] - 1}, or "
         f"ignore_index={ignored}; is the mask right?"
     )
+
+
+def choose(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The values that count: [K, ...] rows, or [K] where the mask is as wide as the values."""
+    if mask is None:
+        return values
+    mask = mask.to(values.device)
+    if mask.dim() == 2:
+        return values.masked_select(mask)
+    rows = mask.nonzero()[:, 0] if mask.dtype == torch.bool else mask
+    return values.index_select(0, rows)
+
+
+def problem_of_values(
+    values: Tensor, mask: Tensor | None, name: str = "values", whole_rows: bool = False
+) -> Exception | None:
+    """Why ``mask`` cannot choose among ``values``; with ``whole_rows`` they are [N, C]."""
+    if not isinstance(values, Tensor):
+        return expect.wrong_type(values, name, "a tensor")
+    if not values.is_floating_point():
+        return TypeError(f"{name}: got {values.dtype}, expected a floating point type")
+    if values.dim() != 2 and (whole_rows or values.dim() != 1):
+        expected = "[N, C]" if whole_rows else "[N] or [N, C]"
+        return ValueError(f"{name}: got shape {tuple(values.shape)}, expected {expected}")
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        return expect.wrong_type(mask, "mask", "a tensor")
+    if mask.dtype not in (torch.bool, torch.int64):
+        return TypeError(f"mask: got {mask.dtype}, expected bool or int64 indices")
+    if mask.dtype == torch.bool:
+        shapes = {values.shape[:1]} if whole_rows else {values.shape[:1], values.shape}
+        if mask.shape not in shapes:
+            expected = " or ".join(str(tuple(shape)) for shape in sorted(shapes))
+            return ValueError(f"mask: got shape {tuple(mask.shape)}, expected {expected}")
+    elif mask.dim() != 1:
+        return ValueError(f"mask: got shape {tuple(mask.shape)}, expected a vector of indices")
+    else:
+        return expect.problem(expect.indices, mask, "mask", "indices", len(values))
+    return None
+
+
+def problem_of_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> Exception | None:
+    """Why ``tensor`` is not one of these shapes."""
+    if not isinstance(tensor, Tensor):
+        return expect.wrong_type(tensor, name, "a tensor")
+    if tensor.shape not in shapes:
+        expected = " or ".join(str(tuple(shape)) for shape in dict.fromkeys(shapes))
+        return ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
+    return None
+
+
+def problem_of_weights(*shapes: tuple[int, ...], **weights: Tensor | None) -> Exception | None:
+    """Why one of some weights, where given, is not a constant of one of these shapes."""
+    for name, weight in weights.items():
+        error = None if weight is None else problem_of_shape(name, weight, *shapes)
+        if error is not None:
+            return error
+        if weight is not None and weight.requires_grad:
+            return ValueError(f"{name}: got a tensor that asks for a gradient, expected a constant")
+    return None
