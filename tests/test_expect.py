@@ -32,6 +32,8 @@ ROWS = torch.zeros(3, 2)
         (partial(expect.tensor, shape=(3, ...)), ROWS),
         (partial(expect.tensor, shape=(3, "D", ...)), ROWS),
         (partial(expect.tensor, dtypes=(torch.bool, torch.int64)), ROWS.bool()),
+        (partial(expect.indices, what="rows", count=3), torch.tensor([2, 0])),
+        (partial(expect.indices, what="rows", count=0), torch.tensor([]).long()),
     ],
 )
 def test_what_fits_is_returned(check: Callable[..., Any], value: object) -> None:
@@ -57,6 +59,8 @@ def test_what_fits_is_returned(check: Callable[..., Any], value: object) -> None
         (partial(expect.tensor, floating=True), ROWS.int(), TypeError, "a floating point tensor"),
         (partial(expect.tensor, dtypes=(torch.bool, torch.int64)), ROWS, TypeError,
          "got torch.float32, expected bool or int64"),
+        (partial(expect.indices, what="rows", count=3), torch.tensor([1, 3]), ValueError,
+         "got rows from 1 to 3, expected 0 to 2"),
         (partial(expect.tensor, shape=(4, "D")), ROWS, ValueError, "shape (3, 2), expected [4, D]"),
         (partial(expect.tensor, shape=("n",)), ROWS, ValueError, "got shape (3, 2), expected [n]"),
         (partial(expect.tensor, shape=("n", 2, "h", ...)), ROWS, ValueError, "[n, 2, h, ..]"),

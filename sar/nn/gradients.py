@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sar import expect
 from sar.comm import Group, current_group
 from sar.nn.drift import check_layout, check_sums, compare_at_end
 from sar.nn.history import GradientWatch, history_of, is_due
-from sar.nn.params import ShardedParameter, agree_on_layout, layout_of, replicated
+from sar.nn.params import ShardedParameter, agree_on_layout, layout_of, trained
 from sar.ops.reduce import wide_dtype
 
 
@@ -40,7 +41,7 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
         DriftError: parameters have become unequal.
     """
     group = group or current_group()
-    named = {name: param for name, param in replicated(model).items() if param.requires_grad}
+    named = trained(model)
     problem, factor = end_watch(model, group)
     sparse = [n for n, p in named.items() if p.grad is not None and p.grad.layout != torch.strided]
     error = TypeError(f"{sparse[0]}: got a sparse gradient, expected dense") if sparse else problem
@@ -67,9 +68,9 @@ def begin_watch(model: nn.Module, params: Iterable[nn.Parameter], group: Group) 
     compare_at_end(model, group)
     history = history_of(group)
     if group.size > 1 and is_due(history.calls["sum"][model] + 1):
-        trained = [param for param in params if param.grad is not None]
-        if trained:
-            history.watches[model] = GradientWatch(min(trained, key=Tensor.numel))
+        summed = [param for param in params if param.grad is not None]
+        if summed:
+            history.watches[model] = GradientWatch(min(summed, key=Tensor.numel))
 
 
 def end_watch(model: nn.Module, group: Group) -> tuple[ValueError | None, float]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sar import expect
 from sar.comm import Group, current_group
 from sar.kernels.jit import untraced
 from sar.nn.drift import watch_loss
@@ -46,17 +47,17 @@ def global_mean(
     """
     group, values = group or current_group(), eager(values)
     watch_loss(values, group)
-    error = problem_of_values(values, mask)
+    error = _problem_of_values(values, mask)
     if error is None:
-        error = problem_of_weights(values.shape, values.shape[:1], weight=weight)
+        error = _problem_of_weights(values.shape, values.shape[:1], weight=weight)
     if error is not None or weight is None:
-        return mean_of_rows(values if error else choose(values, mask), group, error)
+        return mean_of_rows(values if error else _choose(values, mask), group, error)
     weight = weight.to(values.device, wide_dtype(values.dtype))
     if weight.dim() < values.dim():
         weight = weight[:, None].expand_as(values)
-    weight = choose(weight, mask)
+    weight = _choose(weight, mask)
     total = float(weight.sum(dtype=torch.float64))
-    return mean_of_rows(choose(values, mask) * weight, group, divisor=total)
+    return mean_of_rows(_choose(values, mask) * weight, group, divisor=total)
 
 
 @untraced
@@ -69,8 +70,8 @@ def global_sum(values: Tensor, mask: Tensor | None = None, *, group: Group | Non
     """
     group, values = group or current_group(), eager(values)
     watch_loss(values, group)
-    error = problem_of_values(values, mask)
-    return sum_of_rows(values if error else choose(values, mask), group, error)
+    error = _problem_of_values(values, mask)
+    return sum_of_rows(values if error else _choose(values, mask), group, error)
 
 
 @untraced
@@ -111,8 +112,8 @@ def cross_entropy(
     error = _problem_of_classes(logits, labels, mask, weight, ignore_index)
     if error is not None:
         return mean_of_rows(logits, group, error)
-    rows = choose(logits, mask).to(wide_dtype(logits.dtype))
-    labels = choose(labels.to(rows.device), mask)
+    rows = _choose(logits, mask).to(wide_dtype(logits.dtype))
+    labels = _choose(labels.to(rows.device), mask)
     labels = labels.to(rows.dtype if labels.is_floating_point() else torch.int64)
     weight = None if weight is None else weight.to(rows)
     losses = F.cross_entropy(
@@ -158,11 +159,11 @@ def binary_cross_entropy_with_logits(
     group, logits = group or current_group(), eager(logits)
     watch_loss(logits, group)
     weights = {"weight": weight, "pos_weight": pos_weight}
-    error = problem_of_values(logits, mask, "logits")
+    error = _problem_of_values(logits, mask, "logits")
     if error is None:
-        error = problem_of_shape("labels", labels, logits.shape)
+        error = _problem_of_shape("labels", labels, logits.shape)
         shapes = logits.shape, logits.shape[-1:], (len(logits), 1)
-        error = error or problem_of_weights(*shapes, **weights)
+        error = error or _problem_of_weights(*shapes, **weights)
     if error is not None:
         return mean_of_rows(logits, group, error)
     rows, labels = _wide(logits, logits, mask), _wide(labels, logits, mask)
@@ -194,10 +195,10 @@ def mse_loss(
     """
     group, values = group or current_group(), eager(values)
     watch_loss(values, group)
-    error = problem_of_values(values, mask)
+    error = _problem_of_values(values, mask)
     if error is None:
-        error = problem_of_shape("targets", targets, values.shape)
-        error = error or problem_of_weights(values.shape, values.shape[:1], weight=weight)
+        error = _problem_of_shape("targets", targets, values.shape)
+        error = error or _problem_of_weights(values.shape, values.shape[:1], weight=weight)
     if error is not None:
         return mean_of_rows(values, group, error)
     rows, targets = _wide(values, values, mask), _wide(targets, values, mask)
@@ -213,22 +214,22 @@ def mse_loss(
 def _wide(given: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """What counts of a tensor that goes with ``values``, in the type to compute in."""
     given = given.to(values.device, wide_dtype(values.dtype))
-    return choose(given.broadcast_to(values.shape), mask)
+    return _choose(given.broadcast_to(values.shape), mask)
 
 
 def _problem_of_classes(
     logits: Tensor, labels: Tensor, mask: Tensor | None, weight: Tensor | None, ignored: int
 ) -> Exception | None:
-    error = problem_of_values(logits, mask, "logits", whole_rows=True)
+    error = _problem_of_values(logits, mask, "logits", whole_rows=True)
     if error is not None:
         return error
     are_shares = isinstance(labels, Tensor) and labels.is_floating_point()
     shape = logits.shape if are_shares else logits.shape[:1]
-    error = problem_of_shape("labels (classes [N], or probabilities [N, C])", labels, shape)
-    error = error or problem_of_weights(logits.shape[1:], weight=weight)
+    error = _problem_of_shape("labels (classes [N], or probabilities [N, C])", labels, shape)
+    error = error or _problem_of_weights(logits.shape[1:], weight=weight)
     if error is not None or are_shares:
         return error
-    labels = choose(labels, None if mask is None else mask.to(labels.device))
+    labels = _choose(labels, None if mask is None else mask.to(labels.device))
     wrong = labels[((labels < 0) | (labels >= logits.shape[1])) & (labels != ignored)]
     if not len(wrong):
         return None
@@ -238,7 +239,7 @@ def _problem_of_classes(
     )
 
 
-def choose(values: Tensor, mask: Tensor | None) -> Tensor:
+def _choose(values: Tensor, mask: Tensor | None) -> Tensor:
     """The values that count: [K, ...] rows, or [K] where the mask is as wide as the values."""
     if mask is None:
         return values
@@ -249,7 +250,7 @@ def choose(values: Tensor, mask: Tensor | None) -> Tensor:
     return values.index_select(0, rows)
 
 
-def problem_of_values(
+def _problem_of_values(
     values: Tensor, mask: Tensor | None, name: str = "values", whole_rows: bool = False
 ) -> Exception | None:
     """Why ``mask`` cannot choose among ``values``; with ``whole_rows`` they are [N, C]."""
@@ -271,14 +272,13 @@ def problem_of_values(
         if mask.shape not in shapes:
             expected = " or ".join(str(tuple(shape)) for shape in sorted(shapes))
             return ValueError(f"mask: got shape {tuple(mask.shape)}, expected {expected}")
-    elif mask.dim() != 1:
+        return None
+    if mask.dim() != 1:
         return ValueError(f"mask: got shape {tuple(mask.shape)}, expected a vector of indices")
-    else:
-        return expect.problem(expect.indices, mask, "mask", "indices", len(values))
-    return None
+    return expect.problem(expect.indices, mask, "mask", "indices", len(values))
 
 
-def problem_of_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> Exception | None:
+def _problem_of_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> Exception | None:
     """Why ``tensor`` is not one of these shapes."""
     if not isinstance(tensor, Tensor):
         return expect.wrong_type(tensor, name, "a tensor")
@@ -288,10 +288,10 @@ def problem_of_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> Exc
     return None
 
 
-def problem_of_weights(*shapes: tuple[int, ...], **weights: Tensor | None) -> Exception | None:
+def _problem_of_weights(*shapes: tuple[int, ...], **weights: Tensor | None) -> Exception | None:
     """Why one of some weights, where given, is not a constant of one of these shapes."""
     for name, weight in weights.items():
-        error = None if weight is None else problem_of_shape(name, weight, *shapes)
+        error = None if weight is None else _problem_of_shape(name, weight, *shapes)
         if error is not None:
             return error
         if weight is not None and weight.requires_grad:

@@ -16,7 +16,7 @@ from sar.comm.group import Work
 from sar.nn.drift import check_sums
 from sar.nn.gradients import begin_watch, end_watch, gather_grads, sum_bucket
 from sar.nn.local_norms import warn_of_local_norms
-from sar.nn.params import agree_on_layout, replicated
+from sar.nn.params import agree_on_layout, trained
 from sar.ops.aggregate import sends_gradients
 from sar.ops.reduce import wide_dtype
 
@@ -44,12 +44,12 @@ class OverlappedGradients:
         self._sent: dict[nn.Parameter, tuple[Tensor | None, int]] = {}
         self._group.prepare_sums()
         warn_of_local_norms(model, self._group)
-        agree_on_layout(_trained(model), self._group)
+        agree_on_layout(trained(model), self._group)
         self._arrange()
 
     def _arrange(self) -> None:
         """Pack the parameters that are trained now into buckets."""
-        self._params = list(reversed(_trained(self._model).values()))
+        self._params = list(reversed(trained(self._model).values()))
         self._buckets = _pack(self._params)
 
     def backward(self, loss: Tensor) -> None:
@@ -61,8 +61,8 @@ class OverlappedGradients:
     def __enter__(self) -> None:
         if self._handles:
             raise RuntimeError("overlap_gradients: entered inside itself")
-        trained = reversed(_trained(self._model).values())
-        self._is_changed = [id(p) for p in trained] != [id(p) for p in self._params]
+        now = reversed(trained(self._model).values())
+        self._is_changed = [id(p) for p in now] != [id(p) for p in self._params]
         self._ready: set[nn.Parameter] = set()
         for param in () if self._is_changed else self._params:
             hook = param.register_post_accumulate_grad_hook(self._accumulated)
@@ -175,10 +175,6 @@ def overlap_gradients(model: nn.Module, *, group: Group | None = None) -> Overla
         TypeError: on leaving, on every rank, for a sparse gradient.
     """
     return OverlappedGradients(model, group)
-
-
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: param for name, param in replicated(model).items() if param.requires_grad}
 
 
 def _pack(params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -42,6 +42,11 @@ def replicated(model: nn.Module) -> dict[str, nn.Parameter]:
     return {n: p for n, p in model.named_parameters() if not isinstance(p, ShardedParameter)}
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Those of :func:`replicated` that ask for a gradient."""
+    return {name: param for name, param in replicated(model).items() if param.requires_grad}
+
+
 def agree_on_layout(
     tensors: Mapping[str, Tensor], group: Group, error: Exception | None = None, also: bytes = b""
 ) -> bool:
