@@ -17,80 +17,78 @@ from sar.comm import Group, current_group
 from sar.errors import MistakeWarning
 from sar.nn.batch_norm import BATCH_NORMS, is_torchs_own
 
-_told: WeakSet[Any] = WeakSet()  # models, layers, and groups that called a function without a layer
+_warned: WeakSet[Any] = WeakSet()  # models, layers, groups that called a function without a layer
 
 
 def warn_of_local_norms(model: nn.Module, group: Group) -> None:
     """Say once, on rank 0, that a batch norm in training mode sees one rank's rows alone."""
-    if group.size == 1 or group.rank or model in _told:
+    if group.size == 1 or group.rank or model in _warned:
         return
     local = {n: part for n, part in model.named_modules() if isinstance(part, BATCH_NORMS)}
     local = {n: p for n, p in local.items() if p.training and not isinstance(p, nn.SyncBatchNorm)}
     if local:
-        _told.add(model)
-        if not _told.issuperset(local.values()):
+        _warned.add(model)
+        if not _warned.issuperset(local.values()):
             name, layer = next(iter(local.items()))
             _warn(name or "the model", layer, stacklevel=5)
-        _told.update(local.values())
+        _warned.update(local.values())
 
 
-def watched() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-    """What of torch says when it sees rows of a graph: (holder, attribute, what makes of it one
-    that does)."""
+def norm_patches() -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+    """What of torch is patched to warn of rows of a graph: (holder, attribute, wrapper)."""
     for kind in (nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.GroupNorm):
         own = next(one for one in kind.__mro__ if "forward" in vars(one))
-        yield own, "forward", _naming
+        yield own, "forward", _noting_layer
     for name in ("batch_norm", "instance_norm", "group_norm", "layer_norm"):
-        yield F, name, _watching
+        yield F, name, _warning
 
 
-class _Now(threading.local):
+class _Running(threading.local):
     """The norm whose ``forward`` this thread is in."""
 
     layer: nn.Module | None = None
 
 
-_now = _Now()
+_running = _Running()
 
 
-def _naming(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``forward`` of torch's norms, for what is said in it to name the layer."""
+def _noting_layer(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``forward`` of torch's norms, for warnings in it to name the layer."""
 
     @wraps(forward)
     def call(norm: Any, x: Any) -> Tensor:
         if torch.compiler.is_compiling():
             return forward(norm, x)
-        _now.layer = norm
+        _running.layer = norm
         try:
             return forward(norm, x)
         finally:
-            _now.layer = None
+            _running.layer = None
 
     return call
 
 
-def _watching(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of torch that says so, once for each layer, where it normalizes over rows of a
-    graph."""
+def _warning(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of torch that warns, once for each layer, where it normalizes over rows."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Tensor:
         if not torch.compiler.is_compiling():
             group = current_group()
             if group.size > 1 and not group.rank:
-                _look(function.__name__, args, kwargs, group)
+                _warn_of_rows(function.__name__, args, kwargs, group)
         return function(*args, **kwargs)
 
     call.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]  # TorchScript's
     return call
 
 
-def _look(name: str, args: tuple, kwargs: dict[str, Any], group: Group) -> None:
-    x, layer = args[0] if args else kwargs.get("input"), _now.layer
+def _warn_of_rows(name: str, args: tuple, kwargs: dict[str, Any], group: Group) -> None:
+    x, layer = args[0] if args else kwargs.get("input"), _running.layer
     key = group if layer is None else layer
-    if isinstance(x, Tensor) and x.dim() > 1 and key not in _told:
+    if isinstance(x, Tensor) and x.dim() > 1 and key not in _warned:
         if _are_rows(x.shape, _dims(name, args, kwargs, x.dim()), group):
-            _told.add(key)
+            _warned.add(key)
             if layer is None:
                 _warn(f"F.{name} of a tensor of shape {tuple(x.shape)}", None, stacklevel=4)
             else:

@@ -35,7 +35,7 @@ from sar.frontends.dgl.typed import in_functions
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
 from sar.models.adapter import Adapter
 from sar.models.standing import standing
-from sar.nn.local_norms import watched
+from sar.nn.local_norms import norm_patches
 
 Replace = Callable[[Any], Any]  # the original to what stands in its place
 
@@ -96,7 +96,7 @@ def _patches_of(name: str, module: ModuleType) -> Iterator[tuple[Any, str, Repla
         holder = getattr(module, outer[0], None) if outer else module
         yield holder, attribute, replace
     if name == _TORCH:
-        yield from watched()
+        yield from norm_patches()
     if name == _LAYERS:
         kinds, adapters = [*vars(module).values()], LAYERS.adapters()
         for kind in dict.fromkeys([*adapters, *(one for one in kinds if isinstance(one, type))]):
