@@ -53,7 +53,7 @@ def rank_links(
 
     Returns:
         float64 [q, 2] in the order of the queries: ranks of the source and of the destination, as
-        :mod:`sar.nn.link_metrics` counts them.
+        :mod:`sar.nn.ranking` counts them.
     """
     inputs = link_inputs(graph, scorer, h, edge_type)
     with graph.group.agreed("rank_links", {"filtered": filtered}):
