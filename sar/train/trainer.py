@@ -28,11 +28,11 @@ from sar.nn import (
     sync_params,
 )
 from sar.train import tables
-from sar.train.best import Best
-from sar.train.blocks import training_blocks
-from sar.train.callbacks import Callback, Callbacks, Record, without_old_names
+from sar.train.blocks import Batches, MeanLoss, training_blocks
+from sar.train.callbacks import Callback, Callbacks, Progress, Record, without_old_names
 from sar.train.checkpoint import (
     FORMAT,
+    Best,
     check_fields,
     load_checkpoint,
     load_model,
@@ -41,13 +41,10 @@ from sar.train.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
-from sar.train.continuing import check_config, check_graph, graph_identity
 from sar.train.data import SPLITS, NodeData
-from sar.train.lock import own_folder
+from sar.train.folder import check_config, check_graph, graph_identity, own_folder
 from sar.train.metrics import score
 from sar.train.options import TrainOptions
-from sar.train.progress import Progress
-from sar.train.sampled import Batches, MeanLoss
 from sar.train.schedule import check_validation, make_schedule
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
@@ -76,7 +73,7 @@ class Trainer:
 
     Attributes:
         epoch: epochs done. history: one record for each of them, see :meth:`fit`.
-        best: the record with the largest validation metric, see :class:`sar.train.best.Best`.
+        best: the record with the largest validation metric, see :class:`sar.train.checkpoint.Best`.
         step: steps done of a sampled epoch that has begun.
         blocks: what training runs on instead of the whole graph, or ``None``; ``mfgs`` says why.
     """
