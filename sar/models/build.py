@@ -25,6 +25,9 @@ from sar.nn import DistributedBN1D
 from sar.partition.arrays import NTYPE_HOMO
 from sar.run_options import ModelOptions
 
+Maker = Callable[..., nn.Module]
+_WIDTH = 16  # of a trial
+
 
 def call_of(options: ModelOptions, model: nn.Module) -> Call:
     """How the model that these options made is called."""
@@ -117,11 +120,6 @@ def _conv(options: ModelOptions, in_feats: int, out_feats: int, last: bool = Fal
         nn.Linear(in_feats, out_feats), nn.ReLU(), nn.Linear(out_feats, out_feats)
     )
     return GINConv(perceptron)
-
-
-Maker = Callable[..., nn.Module]
-
-_WIDTH = 16  # of a trial
 
 
 def find_maker(text: str) -> Maker:

@@ -195,11 +195,10 @@ def _choosing(forward: Callable[..., Any], adapter: Adapter) -> Callable[..., An
 
 def _agree_columns(layer: str, given: dict[str, Any], num_edges: int, group: Group) -> None:
     """Raise ``ValueError`` on every rank where a column has another number of rows; collective."""
-    error = None
-    for name, value in given.items():
-        if isinstance(value, Tensor) and value.shape[:1] != (num_edges,):
-            error = error or ValueError(
-                f"{name}: got shape {tuple(value.shape)}, expected {num_edges} rows, one for each "
-                "edge of this rank's graph"
-            )
-    group.agree(error, f"{layer}: {', '.join(given)}")
+    with group.agreed(f"{layer}: {', '.join(given)}"):
+        for name, value in given.items():
+            if isinstance(value, Tensor) and value.shape[:1] != (num_edges,):
+                raise ValueError(
+                    f"{name}: got shape {tuple(value.shape)}, expected {num_edges} rows, one for "
+                    "each edge of this rank's graph"
+                )

@@ -29,6 +29,8 @@ from sar.sampling.sample import Edges
 
 __all__ = ["BLOCKS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = "sar's blocks"
+_POLICY = Policy(constant_inputs="off")  # the rows of a block are read once
+_REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 def install() -> None:
@@ -49,10 +51,6 @@ def read_batch(batch: Any, input_type: str, name: str, device: Any) -> tuple[Any
     found = blocks[0].src_data
     features = {ntype: columns[name] for ntype, columns in found.items() if name in columns}
     return blocks, features, blocks[-1].dst_data[input_type]["input_id"]
-
-
-_POLICY = Policy(constant_inputs="off")  # the rows of a block are read once
-_REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 class SampledBlock:

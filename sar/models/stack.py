@@ -14,9 +14,8 @@ from sar.graph import GraphView
 from sar.nn import DistributedBN1D, Dropout, ShardedEmbedding
 from sar.ops import aggregate
 from sar.ops.rectify import rectified
+from sar.partition.book import EType
 from sar.stream.plan import agree_on_gradients
-
-EType = tuple[str, str, str]
 
 
 class Stack(nn.Module):
@@ -179,9 +178,6 @@ class RelationalLayer(nn.Module):
             found[etype[2]] = found[etype[2]] + mean if etype[2] in found else mean
         own = {t: self.own[t](h[t][: graph.num_dst_nodes(t)]) for t in ntypes}
         return {t: rows + found[t] if t in found else rows for t, rows in own.items()}
-
-
-EType = tuple[str, str, str]
 
 
 def sums_of_relations(

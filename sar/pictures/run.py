@@ -24,8 +24,8 @@ from sar.pictures.style import (
     unit_of,
     whole_numbers,
 )
+from sar.words import SPLITS
 
-SPLITS = ("train", "val", "test")
 _NEEDED = ("epochs", "ranks", "layers", "config")
 _NUMBERS = {  # that each row has
     "epochs": ("epoch", "loss", "seconds"),

@@ -23,6 +23,8 @@ from sar.train.data import NodeData
 from sar.train.options import ModelOptions, SampledOptions
 
 LEAST_SAVED = 0.2
+_INPUT = "sampled_input"  # the name under which a loader finds what the trainer has read
+_OWN = Call()
 
 
 @dataclass
@@ -104,10 +106,6 @@ def _too_many(data: NodeData, graph: GraphView, group: Group) -> str | None:
     if 1 - share >= LEAST_SAVED:
         return None
     return f"{100 * share:.0f} % of the nodes are training nodes"
-
-
-_INPUT = "sampled_input"  # the name under which a loader finds what the trainer has read
-_OWN = Call()
 
 
 @dataclass(frozen=True)

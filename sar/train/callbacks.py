@@ -136,7 +136,7 @@ class Progress:
         self._held = None
         splits = [
             f"{split} {record[split + '_acc']:.4f}"
-            for split in ("train", "val", "test")
+            for split in SPLITS
             if record[split + "_acc"] is not None
         ]
         words = [f"epoch {record['epoch']}/{self._options.epochs}", f"loss {record['loss']:.4f}"]

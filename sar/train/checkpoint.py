@@ -49,13 +49,9 @@ def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: G
 
     A process that is killed at any moment leaves the old file or the new one, never a part.
     """
-    error: Exception | None = None
-    if group.rank == 0:
-        try:
+    with group.agreed():
+        if group.rank == 0:
             write_sealed(Path(folder) / FILE_NAME, content)
-        except Exception as problem:  # any, too little memory as well: the others would wait
-            error = problem
-    group.agree(error)
 
 
 def load_checkpoint(folder: str | os.PathLike, group: Group) -> dict[str, Any]:
@@ -64,13 +60,10 @@ def load_checkpoint(folder: str | os.PathLike, group: Group) -> dict[str, Any]:
     Tensors come back on the CPU. Raises ``ValueError`` on every rank when there is no checkpoint,
     or a single byte of it is not as it was written, or it is of another program.
     """
-    blob, error = torch.empty(0, dtype=torch.uint8), None
-    if group.rank == 0:
-        try:
+    blob = torch.empty(0, dtype=torch.uint8)
+    with group.agreed():
+        if group.rank == 0:
             blob = _read(Path(folder) / FILE_NAME)
-        except Exception as problem:  # any, too little memory as well: the others would wait
-            error = problem
-    group.agree(error)
     size = int(group.broadcast(torch.tensor([len(blob)])))
     if group.rank != 0:
         blob = torch.empty(size, dtype=torch.uint8)
@@ -99,11 +92,7 @@ def _read(path: Path) -> torch.Tensor:
 
 
 def _parse(data: bytes, folder: str | os.PathLike) -> dict[str, Any]:
-    where = Path(folder) / FILE_NAME
-    content = load_archive(data, where)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{where}: expected a checkpoint of format {FORMAT}")
-    return content
+    return load_archive(data, Path(folder) / FILE_NAME, FORMAT)
 
 
 def check_fields(content: dict[str, Any]) -> None:

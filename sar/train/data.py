@@ -17,8 +17,8 @@ from sar.partition.column import RowFile
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData, read_book, read_node_features
 from sar.train.options import DataOptions
+from sar.words import SPLITS
 
-SPLITS = ("train", "val", "test")
 _BLOCK_ROWS = 1 << 14
 
 
@@ -94,15 +94,8 @@ def load_node_data(
     rank's reading raises, such as ``OSError`` or too little memory.
     """
     group = group or current_group()
-    error: Exception | None = None
-    data = None
-    try:
+    with group.agreed():
         data = _local(partition, options, need_labels, map_features)
-    except Exception as problem:  # any, too little memory as well: the others would wait
-        error = problem
-    group.agree(error)
-    if data is None:
-        raise RuntimeError("unreachable: agree raises where loading failed")
     data.num_classes = int(group.all_reduce(torch.tensor(data.num_classes), "max"))
     return data
 

@@ -31,6 +31,7 @@ from sar.train.sealed import check_file, load_archive, write_sealed
 
 FORMAT = 1
 _SET_BYTES = 8
+_STEM = "checkpoint"  # of a run's shards
 Columns = dict[str, Tensor]
 
 
@@ -163,13 +164,9 @@ def _state(
 
 def _write(path: Path, content: dict[str, Any], group: Group, rank: int | None) -> None:
     """Write a file, on one rank or on each; every rank raises when one could not."""
-    error: Exception | None = None
-    if rank is None or group.rank == rank:
-        try:
+    with group.agreed():
+        if rank is None or group.rank == rank:
             write_sealed(path, content)
-        except Exception as problem:  # any, too little memory as well: the others would wait
-            error = problem
-    group.agree(error)
 
 
 def _collect(
@@ -217,10 +214,7 @@ def _read(path: Path, verify: bool = True) -> dict[str, Any]:
         raise ValueError(f"{path}: no checkpoint of an embedding")
     if verify:
         check_file(path)
-    content = load_archive(path, path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected a checkpoint of format {FORMAT}")
-    return content
+    return load_archive(path, path, FORMAT)
 
 
 def _common(mine: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,9 +225,6 @@ def _common(mine: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
     hits = ascending[place] == mine if len(theirs) else torch.zeros(len(mine), dtype=torch.bool)
     positions = hits.nonzero().view(-1)
     return positions, order[place[positions]]
-
-
-_STEM = "checkpoint"
 
 
 def tables_of(model: nn.Module) -> dict[str, ShardedEmbedding]:

@@ -37,14 +37,11 @@ def own_folder(folder: Path | None, group: Group) -> Iterator[None]:
     if folder is None:
         yield
         return
-    number, error = None, None
-    if group.rank == 0:
-        try:
+    number = None
+    with group.agreed():
+        if group.rank == 0:
             number = _take(folder)
             remove_left_over(folder, _WRITTEN)
-        except Exception as problem:  # any: the others would wait
-            error = problem
-    group.agree(error)
     try:
         yield
     finally:

@@ -28,6 +28,8 @@ from sar.files import write_whole
 _MARK = b"\nsar xxh3-128 of:"
 _SEAL_BYTES = len(_MARK) + 16
 _BLOCK = 1 << 24
+_COPIES = 8  # of a tensor's numbers, under several names
+_BUFFERS = ("builtins bytearray", "__builtin__ bytearray")
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
@@ -110,17 +112,15 @@ def _damaged_entry(data: memoryview) -> str | None:
     return None if entry is None else f"entry {entry}"
 
 
-_COPIES = 8  # of a tensor's numbers, under several names
-_BUFFERS = ("builtins bytearray", "__builtin__ bytearray")
-
-
-def load_archive(source: bytes | Path, name: Path) -> Any:
+def load_archive(source: bytes | Path, name: Path, form: int) -> dict[str, Any]:
     """Plain values and tensors on the CPU, maps of the file where ``source`` is its path.
 
     Args:
         name: of the file, for messages.
+        form: what it says under ``format``.
 
-    Raises ``ValueError`` for what is damaged, foreign, or asks for more memory than its size.
+    Raises ``ValueError`` for what is damaged, foreign, of another format, or asks for more memory
+    than its size.
     """
     is_path = isinstance(source, Path)
     try:
@@ -129,6 +129,8 @@ def load_archive(source: bytes | Path, name: Path) -> Any:
         _check_sizes(content, size)
     except Exception as problem:  # torch raises many kinds for a damaged or foreign file
         raise ValueError(f"{name}: damaged, or not a checkpoint: {problem}") from problem
+    if not isinstance(content, dict) or content.get("format") != form:
+        raise ValueError(f"{name}: expected a checkpoint of format {form}")
     return content
 
 

@@ -27,7 +27,6 @@ from sar.nn import (
     overlap_gradients,
     sync_params,
 )
-from sar.train import tables
 from sar.train.blocks import Batches, MeanLoss, training_blocks
 from sar.train.callbacks import Callback, Callbacks, Progress, Record, without_old_names
 from sar.train.checkpoint import (
@@ -42,6 +41,14 @@ from sar.train.checkpoint import (
     save_checkpoint,
 )
 from sar.train.data import SPLITS, NodeData
+from sar.train.embedding import (
+    load_tables,
+    remove_old_tables,
+    save_tables,
+    shared_optimizer_state,
+    shared_state,
+    tables_of,
+)
 from sar.train.folder import check_config, check_graph, graph_identity, own_folder
 from sar.train.metrics import score
 from sar.train.options import TrainOptions
@@ -103,7 +110,7 @@ class Trainer:
         self.history: list[Record] = []
         self._best, self._callbacks = Best(), Callbacks(callbacks, self.group)
         if self.checkpoint is not None:
-            tables.tables_of(model)  # raises for rows that it would not find again
+            tables_of(model)  # raises for rows that it would not find again
         registry.install()  # where the model has imported a library after the graph was made
         self.blocks, self.mfgs = training_blocks(
             model, graph, data, options.mfgs, self.group, self.call
@@ -174,7 +181,7 @@ class Trainer:
 
     def _judge(self, record: Record) -> None:
         """What follows from the validation metric, the same on all ranks."""
-        keeps = self.checkpoint is not None and not tables.tables_of(self.model)
+        keeps = self.checkpoint is not None and not tables_of(self.model)
         if self._best.see(record) and keeps and self.group.rank == 0:
             self._best.keep(self.model)
         value = record["val_acc"]
@@ -315,9 +322,9 @@ class Trainer:
             "num_ranks": self.group.size,
             "random": random_states(self.group),
             "dropout_seeds": self.group.seeds.state(),
-            "model": tables.shared_state(self.model),
-            "optimizer": tables.shared_optimizer_state(self.optimizer),
-            "tables": tables.save_tables(self.checkpoint, self.model, self.optimizer, self.group),
+            "model": shared_state(self.model),
+            "optimizer": shared_optimizer_state(self.optimizer),
+            "tables": save_tables(self.checkpoint, self.model, self.optimizer, self.group),
             "scheduler": self.scheduler.state_dict(),
             "history": self.history,
             "config": self.config,
@@ -330,7 +337,7 @@ class Trainer:
         if self.step:
             content["begun"] = {"step": self.step, **vars(self._begun)}
         save_checkpoint(self.checkpoint, content, self.group)
-        tables.remove_old_tables(self.checkpoint, content["tables"], self.group)
+        remove_old_tables(self.checkpoint, content["tables"], self.group)
 
     def resume(self) -> int:
         """Continue from the checkpoint; returns the epochs it had done. Collective.
@@ -348,7 +355,7 @@ class Trainer:
         load_model(self.model, content)
         load_optimizer(self.optimizer, self.scheduler, content, self.plateau)
         heads = content.get("tables", {})
-        tables.load_tables(self.checkpoint, heads, self.model, self.optimizer, self.group)
+        load_tables(self.checkpoint, heads, self.model, self.optimizer, self.group)
         self.epoch, self.history = content["epoch"], list(content["history"])
         self._best.restore(self.history, content.get("best") if self.group.rank == 0 else None)
         begun = content.get("begun")
