@@ -27,7 +27,7 @@ from sar.partition.book import EType
 from sar.sampling.batch import NO_EDGES, Drawn, tensors
 from sar.sampling.sample import Edges
 
-__all__ = ["BLOCKS", "LAYERS", "arguments", "batch_maker", "install", "read_batch"]
+__all__ = ["BLOCKS", "LAYERS", "SampledBlock", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = "sar's blocks"
 _POLICY = Policy(constant_inputs="off")  # the rows of a block are read once
 _REDUCTIONS = ("sum", "mean", "max", "min")

@@ -26,6 +26,11 @@ from sar.pictures.style import (
 )
 from sar.words import SPLITS
 
+Series = Sequence[tuple[str, Sequence[float], str]]
+SIZE = (13.0, 8.0)  # inches
+CURVE, BARS = (4.6, 3.2), (6.4, 3.5)  # of one panel alone
+_DOTS = 20  # epochs up to which each is a dot
+_SLOW = 3.0  # times the median: epochs above are told in words
 _NEEDED = ("epochs", "ranks", "layers", "config")
 _NUMBERS = {  # that each row has
     "epochs": ("epoch", "loss", "seconds"),
@@ -113,12 +118,6 @@ def _check_rows(table: str, rows: Any) -> None:
                     f"run: {table}: got no number for {name!r}, expected the JSON of sar train "
                     "--json"
                 )
-
-
-SIZE = (13.0, 8.0)  # inches
-CURVE, BARS = (4.6, 3.2), (6.4, 3.5)  # of one panel alone
-_DOTS = 20  # epochs up to which each is a dot
-_SLOW = 3.0  # times the median: epochs above are told in words
 
 
 def draw_run(run: Run, figure: Any, colors: Palette) -> None:
@@ -215,9 +214,6 @@ def draw_traffic(axes: Any, run: Run, colors: Palette) -> None:
     ]
     title(axes, "Traffic of each rank in an epoch")
     beside(axes, pairs, [rank["rank"] for rank in run.ranks], TRAFFIC)
-
-
-Series = Sequence[tuple[str, Sequence[float], str]]
 
 
 def stacked(axes: Any, series: Series, ranks: Sequence[int], units: Any) -> None:

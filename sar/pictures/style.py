@@ -197,6 +197,8 @@ def themed(svg: str, name: str) -> str:
     return re.sub(r' ((width|height)="[^"]*pt"|xmlns(:xlink)?="[^"]*")', "", svg, count=4)
 
 
+# Numbers as people read them. MiB is 2**20 bytes and MB is a million: neither is called the other.
+# Memory is counted in the first, what travels in the second, as machines and networks are sold.
 MEMORY = ((1.0, "B"), (2.0**10, "KiB"), (2.0**20, "MiB"), (2.0**30, "GiB"), (2.0**40, "TiB"))
 TRAFFIC = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
 SECONDS = ((1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
