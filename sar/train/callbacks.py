@@ -102,7 +102,7 @@ class Progress:
     """
 
     def __init__(self, done: int, options: TrainOptions, group: Group) -> None:
-        self._options, self._bar, self._last = options, None, done
+        self._options, self._bar = options, None
         self._shows = options.progress and group.rank == 0
         self._held: Record | None = None
         if self._shows and sys.stderr.isatty():

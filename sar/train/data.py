@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
+from sar.options import closest
 from sar.partition.arrays import NTYPE_HOMO
 from sar.partition.book import PartitionBook
 from sar.partition.column import RowFile
@@ -199,8 +199,7 @@ def target_type(book: PartitionBook, store: FeatureStore, options: DataOptions) 
     name = options.target_type
     if name is not None:
         if name not in book.ntypes:
-            near = difflib.get_close_matches(name, book.ntypes, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = closest(name, book.ntypes)
             raise ValueError(
                 f"target_type: got {name!r}, expected one of {', '.join(book.ntypes)}{hint}"
             )
@@ -298,10 +297,8 @@ class Fields:
             there = sorted(
                 key[len(self.prefix) :] for key in self.store if key.startswith(self.prefix)
             )
-            near = difflib.get_close_matches(name, there, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             known = ", ".join(there) or "none"
-            raise ValueError(f"{what}: got {name!r}, expected one of {known}{hint}")
+            raise ValueError(f"{what}: got {name!r}, expected one of {known}{closest(name, there)}")
         return self.prefix + name
 
     def check_matrix(self, name: str, what: str) -> str:
