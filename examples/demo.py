@@ -225,7 +225,7 @@ def pictures(result: dict, single: dict, out: Path) -> None:
 def draw_learning(result: dict, figure, colors) -> None:
     """Loss and accuracy against the epoch."""
     from sar.pictures import read_run
-    from sar.pictures.training import draw_loss, draw_scores
+    from sar.pictures.run import draw_loss, draw_scores
 
     left, right = figure.subplots(1, 2)
     draw_loss(left, read_run(result), colors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # Training
+SPLITS = ("train", "val", "test")
 MODELS = ("sage", "gcn", "gin", "gat", "rgcn")
 METRICS = ("accuracy", "f1-micro", "f1-macro", "roc-auc", "ogb-acc", "ogb-rocauc")
 SCHEDULES = ("constant", "cosine", "plateau")

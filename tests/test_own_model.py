@@ -19,7 +19,7 @@ import sar
 from sar.__main__ import main, read_words
 from sar.cli.train import make_trainer
 from sar.comm import Group, ThreadGroup
-from sar.models.own import build_own, find_maker
+from sar.models.build import build_own, find_maker
 from sar.plan.probe import Work, probe_bytes
 from sar.train import ModelOptions, build_model
 

@@ -31,7 +31,7 @@ from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 from sar.train import Callback, NodeData, Trainer, TrainOptions, score
 from sar.train.checkpoint import FILE_NAME, load_checkpoint
-from sar.train.lock import LOCK_NAME
+from sar.train.folder import LOCK_NAME
 from sar.train.loggers import Csv, JsonLines, TensorBoard, Wandb, make_logger
 from sar.train.metrics import OGB_METRICS
 

@@ -23,7 +23,7 @@ from sar.nn.embedding import initial_rows
 from sar.partition.arrays import GraphArrays
 from sar.partition.sources.generate import bibliography_graph
 from sar.partition.write import write_partitions
-from sar.train.tables import shared_state, with_own_rows
+from sar.train.embedding import shared_state, with_own_rows
 
 PAPERS, EPOCHS = 120, 4
 

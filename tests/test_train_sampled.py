@@ -25,8 +25,8 @@ from sar.train import (
     build_model,
     load_node_data,
 )
+from sar.train.blocks import Batches
 from sar.train.options import SampledOptions
-from sar.train.sampled import Batches
 
 
 def trainer_of(

@@ -11,8 +11,7 @@ from typing import Any
 from benchmarks.tables.measured import Row
 from sar.pictures import Palette, palette, save
 from sar.pictures.plan import lines, log_log
-from sar.pictures.style import key_above, label_ends, title
-from sar.pictures.units import TRAFFIC, rate, these
+from sar.pictures.style import TRAFFIC, key_above, label_ends, rate, these, title
 
 TITLES = {
     "memory": "Activation memory of the largest rank",

@@ -23,10 +23,9 @@ from sar.models import ModelOptions, build_model, call_of, prepare_graph
 from sar.partition.load import PartitionData
 from sar.run_options import DataOptions, TrainOptions
 from sar.train.checkpoint import FILE_NAME, check_fields, load_checkpoint, load_model
-from sar.train.data import NodeData
-from sar.train.fields import check_names
+from sar.train.data import NodeData, check_names
+from sar.train.embedding import load_tables
 from sar.train.metrics import predict
-from sar.train.tables import load_tables
 from sar.train.trainer import Trainer
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sar.files import remove_left_over, scratch_folder
 from sar.train.callbacks import Callback
-from sar.train.lock import check_free
+from sar.train.folder import check_free
 from sar.train.loggers import JsonLines, LineFile, TensorBoard, make_logger
 
 

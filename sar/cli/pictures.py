@@ -13,7 +13,7 @@ from sar.errors import MissingDependencyError
 from sar.partition.summary import summarize
 from sar.pictures import SUFFIXES, draw_cut, draw_run, palette, read_run, save, write_report
 from sar.pictures.cut import SIZE as CUT_SIZE
-from sar.pictures.training import SIZE as RUN_SIZE
+from sar.pictures.run import SIZE as RUN_SIZE
 
 PAGE = (".html",)
 

@@ -40,10 +40,10 @@ from sar.models import (
 from sar.partition.book import PartitionBook
 from sar.run_options import DataOptions
 from sar.train import memory
+from sar.train.blocks import Batches, check_takes_blocks
 from sar.train.checkpoint import FILE_NAME, saved_until
-from sar.train.fields import check_fields
+from sar.train.data import check_fields
 from sar.train.metrics import metric_of_dataset
-from sar.train.sampled import Batches, check_takes_blocks
 from sar.train.trainer import Trainer
 
 

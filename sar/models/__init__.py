@@ -7,17 +7,21 @@ And the library's own, which need no other library: stacks of SAGE, GCN, GIN, GA
 
 from sar.models.activations import set_activations
 from sar.models.adapter import Adapter, LayerOptions, Layers, fingerprint, options_of
-from sar.models.blocks import SampledBlock
-from sar.models.build import build_model, call_of, for_several_types, prepare_graph
+from sar.models.build import (
+    build_model,
+    call_of,
+    find_maker,
+    for_several_types,
+    prepare_graph,
+    try_own,
+)
 from sar.models.calling import Call, read_call
-from sar.models.choice import choose
+from sar.models.choice import choose, standing
 from sar.models.convs import GATConv, GINConv, GraphConv, SAGEConv
 from sar.models.explain import Explanation, LayerRow, explain, layers_logged
-from sar.models.front_end import LAYERS
-from sar.models.own import find_maker, try_own
+from sar.models.front_end import LAYERS, SampledBlock
 from sar.models.prepare import optimize, prepare
 from sar.models.stack import RelationalStack, Stack
-from sar.models.standing import standing
 from sar.models.tracing import mark_layers, trace
 from sar.run_options import ModelOptions
 

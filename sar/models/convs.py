@@ -191,8 +191,13 @@ def _reason(layer: Any, graph: Any, x: Tensor, *more: torch.dtype) -> str | None
     return rows_reason(x, graph.sole_relation.num_src, *parameters, dtypes=(*DTYPES, *more))
 
 
-def _bind_sage(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
-    return _reason(layer, graph, inputs["x"]) or partial(_sage, layer, graph, inputs["x"])
+def _binds(run: Run) -> Callable[[Any, Any, Arguments], Run | str]:
+    """Binds calls to ``run`` where graph and rows allow."""
+
+    def bind(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
+        return _reason(layer, graph, inputs["x"]) or partial(run, layer, graph, inputs["x"])
+
+    return bind
 
 
 def _sage(layer: Any, graph: Any, x: Tensor, by_columns: bool) -> Tensor:
@@ -209,10 +214,6 @@ def _agree_sage(layer: Any, graph: Any, inputs: Arguments, fused: bool) -> bool:
     return all_by_columns(graph.group, graph.policy, inputs["x"], fused)
 
 
-def _bind_gcn(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
-    return _reason(layer, graph, inputs["x"]) or partial(_gcn, layer, graph, inputs["x"])
-
-
 def _gcn(layer: Any, graph: Any, x: Tensor) -> Tensor:
     x = x.contiguous()
     return gcn(
@@ -222,10 +223,6 @@ def _gcn(layer: Any, graph: Any, x: Tensor) -> Tensor:
 
 
 _BY_OUT, _BY_IN = Degrees("out", -0.5), Degrees("in", -0.5)
-
-
-def _bind_gin(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
-    return _reason(layer, graph, inputs["x"]) or partial(_gin, layer, graph, inputs["x"])
 
 
 def _gin(layer: Any, graph: Any, x: Tensor) -> Tensor:
@@ -256,8 +253,8 @@ def _gat(layer: Any, graph: Any, x: Tensor, travels: bool) -> Tensor:
     )  # fmt: skip
 
 
-_SAGE, _GAT = Adapter(_bind_sage, {}, _agree_sage), Adapter(_bind_gat, {}, _agree_gat)
-_GCN, _GIN = Adapter(_bind_gcn, {}), Adapter(_bind_gin, {})
+_SAGE, _GAT = Adapter(_binds(_sage), {}, _agree_sage), Adapter(_bind_gat, {}, _agree_gat)
+_GCN, _GIN = Adapter(_binds(_gcn), {}), Adapter(_binds(_gin), {})
 
 
 class OwnLayers(Layers):

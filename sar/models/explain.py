@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sar import expect
 from sar._private import tree_leaves
 from sar.comm import Group
 from sar.comm.meter import OTHER, Meter, Told
@@ -126,8 +127,7 @@ def explain(model: nn.Module, graph: Any, *inputs: Any, **named: Any) -> Explana
         TypeError: ``model`` is no module, or ``graph`` no graph of this library.
         ValueError: no inputs are given and their width cannot be told.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
+    expect.instance(model, "model", nn.Module, "a torch.nn.Module")
     graphs = _graphs(graph, inputs, named)
     if not inputs and not named:
         inputs = (_made_rows(model, graphs),)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from sar import expect
 from sar._private import looked_into, tree_leaves
 from sar.comm import Group
 from sar.errors import NotSupportedError
@@ -60,8 +61,7 @@ def prepare(
         ValueError: on every rank, ranks have different models; a parameter is lazy.
         NotSupportedError: ``strict``, and a layer has code of its own.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
+    expect.instance(model, "model", nn.Module, "a torch.nn.Module")
     leaves = tree_leaves(graph)
     if not leaves or not all(isinstance(one, GraphArgument) for one in leaves):
         got = type(graph).__name__
@@ -164,11 +164,9 @@ def optimize(model: M, *, donate: bool = False, strict: bool = False) -> M:
         ValueError: ``strict``, and no layer of the model is known.
         NotSupportedError: ``strict``, and a layer has a ``forward`` of its own.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
-    for name, value in (("donate", donate), ("strict", strict)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: got {type(value).__name__}, expected a bool")
+    expect.instance(model, "model", nn.Module, "a torch.nn.Module")
+    expect.boolean(donate, "donate")
+    expect.boolean(strict, "strict")
     layers = [layer for layer in model.modules() if adapted(type(layer)) is not None]
     if strict and not layers:
         raise ValueError(f"model: got {type(model).__name__}, expected one with a known layer")

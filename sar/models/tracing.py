@@ -254,12 +254,8 @@ def _name(kind: str, rank: int, lane: int, name: str) -> Row:
 def write_events(file: str | os.PathLike, events: list[Row], group: Group) -> None:
     """Write the events of all ranks into one file on rank 0; collective."""
     everybody = gather_json(events, group)
-    error = None
-    if everybody:
-        merged = [event for events in everybody for event in events]
-        try:
+    with group.agreed():
+        if everybody:
+            merged = [event for events in everybody for event in events]
             text = json.dumps({"traceEvents": merged, "displayTimeUnit": "ms"})
             write_whole(Path(file), lambda out: out.write(text.encode()))
-        except Exception as failure:  # any, the others would wait
-            error = failure
-    group.agree(error)

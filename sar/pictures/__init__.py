@@ -3,9 +3,8 @@
 from sar.pictures.cut import draw_cut
 from sar.pictures.plan import Plan, draw_plan
 from sar.pictures.report import write_report
-from sar.pictures.run import Run, read_run
+from sar.pictures.run import Run, draw_run, read_run
 from sar.pictures.style import DARK, LIGHT, SUFFIXES, Palette, palette, save
-from sar.pictures.training import draw_run
 
 __all__ = [
     "DARK",

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sar.pictures.style import Palette
-from sar.pictures.units import count, whole_numbers
+from sar.pictures.style import Palette, count, whole_numbers
 
 SIZE = (13.0, 7.5)  # inches
 _SIZES = {

@@ -6,8 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sar.pictures.style import Palette, label_ends, title
-from sar.pictures.units import MEMORY, SECONDS, powers, short, these, unit_of
+from sar.pictures.style import (
+    MEMORY,
+    SECONDS,
+    Palette,
+    label_ends,
+    powers,
+    short,
+    these,
+    title,
+    unit_of,
+)
 
 SIZE = (13.0, 5.4)  # inches
 _LINES = ("-", "--", "-.", ":")

@@ -9,19 +9,66 @@ from pathlib import Path
 from typing import Any
 
 from sar.files import write_whole
-from sar.pictures import cut, training
-from sar.pictures.report_style import RULES
-from sar.pictures.run import Run
-from sar.pictures.style import DARK, LIGHT, Draw, Palette, render, themed
-from sar.pictures.units import MEMORY, SECONDS, TRAFFIC, short
+from sar.pictures import cut
+from sar.pictures.run import (
+    BARS,
+    CURVE,
+    Run,
+    draw_loss,
+    draw_memory,
+    draw_scores,
+    draw_seconds,
+    draw_traffic,
+)
+from sar.pictures.style import (
+    DARK,
+    LIGHT,
+    MEMORY,
+    SECONDS,
+    TRAFFIC,
+    Draw,
+    Palette,
+    render,
+    short,
+    themed,
+)
 
 Panel = Callable[[Any, Run, Palette], None]
-_CURVES: dict[str, Panel] = {
-    "loss": training.draw_loss, "scores": training.draw_scores, "seconds": training.draw_seconds,
-}  # fmt: skip
-_OF_RANKS: dict[str, Panel] = {
-    "memory": training.draw_memory, "traffic": training.draw_traffic,
-}  # fmt: skip
+_CURVES: dict[str, Panel] = {"loss": draw_loss, "scores": draw_scores, "seconds": draw_seconds}
+_OF_RANKS: dict[str, Panel] = {"memory": draw_memory, "traffic": draw_traffic}
+# How the page looks, in the colors of either palette, which are variables of these names.
+_STYLES = """
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink)}
+body{font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif}
+header,main{max-width:1180px;margin:0 auto;padding:0 24px}
+header{padding-top:32px}
+h1{font-size:28px;line-height:1.25;margin:0;overflow-wrap:anywhere}
+h2{font-size:20px;margin:40px 0 12px}
+p{color:var(--quiet);margin:0 0 8px}
+main{padding-bottom:64px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));gap:12px;margin:0}
+.tiles div{border:1px solid var(--grid);border-radius:8px;padding:12px 16px}
+.tiles div{display:flex;flex-direction:column-reverse;justify-content:flex-end}
+.tiles dt{color:var(--quiet);font-size:14px}
+.tiles dd{margin:0;font-size:22px;font-weight:600;font-variant-numeric:tabular-nums}
+.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,360px),1fr));gap:16px}
+.pictures.wide{grid-template-columns:1fr;overflow-x:auto}
+.wide svg{min-width:800px}
+figure{margin:0}
+svg{display:block;width:100%;height:auto}
+.table{overflow-x:auto;margin-top:16px}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:6px 24px 6px 0;border-bottom:1px solid var(--grid)}
+th,td{vertical-align:top;overflow-wrap:anywhere}
+th{color:var(--quiet);font-weight:600;font-size:14px;white-space:nowrap}
+.bar{display:flex;width:200px;height:12px;margin-top:6px}
+.bar i{height:100%}
+.key i{display:inline-block;width:12px;height:12px;margin-left:12px}
+.compute{background:var(--first)}
+.wait{background:var(--second)}
+@media print{section{break-inside:avoid}}
+"""
 _GRAPH = ("input", "num_nodes", "num_edges", "in_feats", "num_classes", "num_ranks")
 
 
@@ -42,8 +89,8 @@ def page(run: Run, found: Mapping[str, Any] | None = None) -> str:
     name = f"{run.config.get('model', 'model')} on {Path(str(run.config.get('input'))).stem}"
     sections = [
         _section("Summary", _tiles(run)),
-        _section("Curves", _pictures(run, training.CURVE, _CURVES)),
-        _section("Memory and traffic", _pictures(run, training.BARS, _OF_RANKS), _ranks(run)),
+        _section("Curves", _pictures(run, CURVE, _CURVES)),
+        _section("Memory and traffic", _pictures(run, BARS, _OF_RANKS), _ranks(run)),
         _section("Layers", _layers(run)),
         _section("Graph and cut", *_graph(run, found)),
         _section("Settings", _settings(run)),
@@ -56,13 +103,13 @@ def page(run: Run, found: Mapping[str, Any] | None = None) -> str:
 
 
 def _css() -> str:
-    """Both palettes as variables, then the rules."""
+    """Both palettes as variables, then the styles."""
     light, dark = (
         "".join(f"--{role}:{color};" for role, color in vars(colors).items())
         for colors in (LIGHT, DARK)
     )
     themes = f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
-    return themes + RULES
+    return themes + _STYLES
 
 
 def _section(heading: str, *parts: str) -> str:

@@ -1,14 +1,36 @@
-"""A training run as pictures and reports see it: the JSON of `sar train`, checked and named."""
+"""A training run: the JSON of `sar train`, checked and named, and pictures of it.
+
+They show loss, scores and seconds; memory and traffic of each rank.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SPLITS = ("train", "val", "test")
+from sar.pictures.style import (
+    MEMORY,
+    SECONDS,
+    TRAFFIC,
+    Palette,
+    key_above,
+    label_ends,
+    short,
+    title,
+    unit_of,
+    whole_numbers,
+)
+from sar.words import SPLITS
+
+Series = Sequence[tuple[str, Sequence[float], str]]
+SIZE = (13.0, 8.0)  # inches
+CURVE, BARS = (4.6, 3.2), (6.4, 3.5)  # of one panel alone
+_DOTS = 20  # epochs up to which each is a dot
+_SLOW = 3.0  # times the median: epochs above are told in words
 _NEEDED = ("epochs", "ranks", "layers", "config")
 _NUMBERS = {  # that each row has
     "epochs": ("epoch", "loss", "seconds"),
@@ -96,3 +118,151 @@ def _check_rows(table: str, rows: Any) -> None:
                     f"run: {table}: got no number for {name!r}, expected the JSON of sar train "
                     "--json"
                 )
+
+
+def draw_run(run: Run, figure: Any, colors: Palette) -> None:
+    """All panels in one figure."""
+    cells = figure.add_gridspec(2, 6, hspace=0.08)
+    for column, draw in enumerate((draw_loss, draw_scores, draw_seconds)):
+        draw(figure.add_subplot(cells[0, 2 * column : 2 * column + 2]), run, colors)
+    draw_memory(figure.add_subplot(cells[1, :3]), run, colors)
+    draw_traffic(figure.add_subplot(cells[1, 3:]), run, colors)
+
+
+def draw_loss(axes: Any, run: Run, colors: Palette) -> None:
+    """The training loss against the epoch."""
+    steps, loss = run.column("epoch"), run.column("loss")
+    axes.plot(steps, loss, _dots(steps), color=colors.first)
+    axes.set_ylim(min(0.0, *loss), 1.08 * max(0.0, *loss) or 1.0)
+    title(axes, "Training loss", f"last: {loss[-1]:.4g}")
+    _epochs(axes, steps)
+
+
+def draw_scores(axes: Any, run: Run, colors: Palette) -> None:
+    """The metric of each split, with a ring around the best epoch."""
+    steps, ends = run.column("epoch"), []
+    for split, color in zip(SPLITS, colors.data):
+        column = run.scores.get(split, [])
+        known = [(step, score) for step, score in zip(steps, column) if score is not None]
+        if known:
+            axes.plot(*zip(*known), _dots(known), color=color)
+            ends.append((known[-1][1], f"{split} {known[-1][1]:.3f}", color))
+    best = _best(axes, run, colors)
+    title(axes, run.metric[:1].upper() + run.metric[1:], best or "was not evaluated")
+    _epochs(axes, steps)
+    if not ends:
+        return
+    if max(score for score, _, _ in ends) <= 1:
+        axes.set_ylim(top=min(1.02, axes.get_ylim()[1]))
+    label_ends(axes, ends)
+
+
+def _best(axes: Any, run: Run, colors: Palette) -> str:
+    """A ring at the best epoch and a line down to it; returns what it is called."""
+    if run.best is None:
+        return ""
+    split = "val" if "val" in run.scores else next(iter(run.scores))
+    epoch, score = run.epochs[run.best]["epoch"], run.scores[split][run.best]
+    axes.axvline(epoch, color=colors.quiet, linestyle=":", linewidth=1.2)
+    axes.plot([epoch], [score], "o", markersize=9, markerfacecolor="none", color=colors.ink)
+    return f"best: epoch {epoch}, {split} {score:.4f}"
+
+
+def draw_seconds(axes: Any, run: Run, colors: Palette) -> None:
+    """Seconds of each epoch; those that would flatten the others are told in words."""
+    steps, seconds = run.column("epoch"), run.column("seconds")
+    middle = statistics.median(seconds)
+    size, name = unit_of([middle], SECONDS)
+    slow = [(s, step) for s, step in zip(seconds, steps) if s > _SLOW * middle]
+    shown = [s / size if s <= _SLOW * middle else math.nan for s in seconds]
+    axes.plot(steps, shown, _dots(steps), color=colors.first)
+    axes.set_ylim(0, 1.25 * max(s for s in shown if s == s))
+    axes.set_ylabel(name)
+    title(axes, "Time of an epoch", _told(slow))
+    _epochs(axes, steps)
+    label_ends(axes, [(middle / size, f"median\n{short(middle, SECONDS)}", colors.first)])
+
+
+def _told(slow: Sequence[tuple[float, float]]) -> str:
+    """The (seconds, epoch) that are too high for the picture."""
+    if not slow:
+        return ""
+    most, epoch = max(slow)
+    more = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
+    return f"above: epoch {epoch}, {short(most, SECONDS)}{more}"
+
+
+def draw_memory(axes: Any, run: Run, colors: Palette) -> None:
+    """Memory of each rank at its peak: what the libraries take, and what the run took above it."""
+    start = [2**20 * rank["baseline_rss_mb"] for rank in run.ranks]
+    peak = [2**20 * rank["peak_rss_mb"] for rank in run.ranks]
+    above = [max(0.0, top - low) for top, low in zip(peak, start)]
+    stack = [
+        ("process with its libraries", start, colors.pale),
+        ("what the run took", above, colors.first),
+    ]
+    title(axes, "Memory of each rank at its peak")
+    stacked(axes, stack, [rank["rank"] for rank in run.ranks], MEMORY)
+
+
+def draw_traffic(axes: Any, run: Run, colors: Palette) -> None:
+    """Bytes that each rank sent and received, an epoch."""
+    number = len(run.epochs)
+    pairs = [
+        (word, [rank[f"{word}_bytes"] / number for rank in run.ranks], color)
+        for word, color in (("sent", colors.first), ("received", colors.second))
+    ]
+    title(axes, "Traffic of each rank in an epoch")
+    beside(axes, pairs, [rank["rank"] for rank in run.ranks], TRAFFIC)
+
+
+def stacked(axes: Any, series: Series, ranks: Sequence[int], units: Any) -> None:
+    """One bar a rank, in pieces of (name, values, color); its sum stands above."""
+    totals = [sum(values) for values in zip(*(values for _, values, _ in series))]
+    size, name = unit_of(totals, units)
+    floor = [0.0] * len(ranks)
+    for word, values, color in series:
+        heights = [value / size for value in values]
+        bars = axes.bar(ranks, heights, 0.72, bottom=floor, label=word, color=color)
+        floor = [a + b for a, b in zip(floor, heights)]
+    _write_over(axes, bars, [total / size for total in totals])
+    _finish_bars(axes, name, ranks, max(totals) / size)
+
+
+def beside(axes: Any, series: Series, ranks: Sequence[int], units: Any) -> None:
+    """A bar of each (name, values, color) for each rank, side by side."""
+    size, name = unit_of([value for _, values, _ in series for value in values], units)
+    wide = 0.8 / len(series)
+    for place, (word, values, color) in enumerate(series):
+        where = [rank - 0.4 + wide * (place + 0.5) for rank in ranks]
+        heights = [value / size for value in values]
+        bars = axes.bar(where, heights, 0.92 * wide, label=word, color=color)
+        if len(series) * len(ranks) <= 12:
+            _write_over(axes, bars, heights)
+    _finish_bars(axes, name, ranks, max(max(values) for _, values, _ in series) / size)
+
+
+def _write_over(axes: Any, bars: Any, values: Sequence[float]) -> None:
+    if len(values) <= 12:
+        texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
+        axes.bar_label(bars, texts, padding=2, fontsize=10)
+
+
+def _finish_bars(axes: Any, unit: str, ranks: Sequence[int], top: float) -> None:
+    axes.set_ylim(0, 1.12 * top or 1.0)
+    axes.set_xlim(min(ranks) - 0.6, max(ranks) + 0.6)
+    axes.set(xlabel="rank", ylabel=unit)
+    whole_numbers(axes.xaxis)
+    axes.tick_params(axis="x", length=0)
+    key_above(axes)
+
+
+def _epochs(axes: Any, steps: Sequence[float]) -> None:
+    axes.set_xlabel("epoch")
+    if len(steps) == 1:
+        axes.set_xlim(steps[0] - 1, steps[0] + 1)
+    whole_numbers(axes.xaxis)
+
+
+def _dots(points: Sequence[Any]) -> str:
+    return "o-" if len(points) <= _DOTS else "-"

@@ -1,9 +1,10 @@
 """Predicting memory, traffic and time of a training run before machines are rented."""
 
-from sar.plan.known import KNOWN, Dataset
 from sar.plan.predict import Bytes, Hardware, Prediction, Setting, predict, predict_bytes
 from sar.plan.probe import Costs, Work, measure_costs
 from sar.plan.statistics import (
+    KNOWN,
+    Dataset,
     GraphStatistics,
     RankStatistics,
     estimate,

@@ -156,6 +156,11 @@ class _Run:
         self.sar.gather_grads(self.model)
         self.optimizer.step()
 
+    def settle(self) -> None:
+        """Two epochs: what is constant is kept from the second on."""
+        self.step()
+        self.step()
+
 
 def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:
     """Edges of any nodes, inside of the parts of even and odd nodes, or across them."""
@@ -285,8 +290,7 @@ def _timed(work: Work, path: str) -> tuple[float, float]:
 
     def body(group: Any) -> tuple[float, float]:
         run, found = _Run(work, path, group), []
-        for _ in range(2):  # what is constant is kept from the second on
-            run.step()
+        run.settle()
         group.log.clear()
         for _ in range(_EPOCHS):
             begin = time.perf_counter()
@@ -302,8 +306,7 @@ def _timed(work: Work, path: str) -> tuple[float, float]:
 def _peak_bytes(work: Work, path: str) -> float:
     """Bytes of tensors at the peak of an epoch of one rank."""
     run = _Run(work, path, current_group())
-    for _ in range(2):
-        run.step()
+    run.settle()
     before = _live_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as prof:
         run.step()
@@ -330,8 +333,7 @@ def _exchanges(work: Work, path: str, **policy: Any) -> tuple[int, Log, int]:
 
     def body(group: Any) -> tuple[int, Log, int]:
         run = _Run(work, path, group, **policy)
-        for _ in range(2):  # what is constant is kept from the second on
-            run.step()
+        run.settle()
         group.log.clear()
         before = group.counters.collectives
         run.step()

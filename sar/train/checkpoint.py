@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from sar.comm import Group
 from sar.errors import SarError
-from sar.train.archive import load_archive
-from sar.train.sealed import check_seal, write_sealed
-from sar.train.tables import shared_state, with_own_rows
+from sar.train.callbacks import Record
+from sar.train.embedding import shared_state, with_own_rows
+from sar.train.sealed import check_seal, load_archive, write_sealed
 from sar.words import MODELS
 
 FILE_NAME = "checkpoint.pt"
@@ -49,13 +49,9 @@ def save_checkpoint(folder: str | os.PathLike, content: dict[str, Any], group: G
 
     A process that is killed at any moment leaves the old file or the new one, never a part.
     """
-    error: Exception | None = None
-    if group.rank == 0:
-        try:
+    with group.agreed():
+        if group.rank == 0:
             write_sealed(Path(folder) / FILE_NAME, content)
-        except Exception as problem:  # any, too little memory as well: the others would wait
-            error = problem
-    group.agree(error)
 
 
 def load_checkpoint(folder: str | os.PathLike, group: Group) -> dict[str, Any]:
@@ -64,13 +60,10 @@ def load_checkpoint(folder: str | os.PathLike, group: Group) -> dict[str, Any]:
     Tensors come back on the CPU. Raises ``ValueError`` on every rank when there is no checkpoint,
     or a single byte of it is not as it was written, or it is of another program.
     """
-    blob, error = torch.empty(0, dtype=torch.uint8), None
-    if group.rank == 0:
-        try:
+    blob = torch.empty(0, dtype=torch.uint8)
+    with group.agreed():
+        if group.rank == 0:
             blob = _read(Path(folder) / FILE_NAME)
-        except Exception as problem:  # any, too little memory as well: the others would wait
-            error = problem
-    group.agree(error)
     size = int(group.broadcast(torch.tensor([len(blob)])))
     if group.rank != 0:
         blob = torch.empty(size, dtype=torch.uint8)
@@ -99,11 +92,7 @@ def _read(path: Path) -> torch.Tensor:
 
 
 def _parse(data: bytes, folder: str | os.PathLike) -> dict[str, Any]:
-    where = Path(folder) / FILE_NAME
-    content = load_archive(data, where)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{where}: expected a checkpoint of format {FORMAT}")
-    return content
+    return load_archive(data, Path(folder) / FILE_NAME, FORMAT)
 
 
 def check_fields(content: dict[str, Any]) -> None:
@@ -250,3 +239,42 @@ def _own_random_state() -> torch.Tensor:
     if torch.cuda.is_available():
         states.append(torch.cuda.get_rng_state())
     return torch.cat(states)
+
+
+class Best:
+    """Of equals, the first. Every metric grows as the model gets better.
+
+    Attributes:
+        record: of that epoch; ``None`` before there is a validation metric.
+        model: its parameters and buffers; ``None`` where they are not kept.
+    """
+
+    def __init__(self) -> None:
+        self.record: Record | None = None
+        self.model: dict[str, Tensor] | None = None
+
+    def see(self, record: Record) -> bool:
+        """Whether this epoch is better than all before it."""
+        value = record["val_acc"]
+        if value is None or (self.record is not None and value <= self.record["val_acc"]):
+            return False
+        self.record, self.model = record, None
+        return True
+
+    def keep(self, model: nn.Module) -> None:
+        """The model is that of the best epoch now."""
+        self.model = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    def restore(self, history: list[Record], saved: dict[str, Any] | None) -> None:
+        """What a run knew that is continued; ``saved`` is :meth:`content`."""
+        self.record = None
+        for record in history:
+            self.see(record)
+        is_same = saved and self.record is not None and saved["epoch"] == self.record["epoch"]
+        self.model = saved["model"] if saved and is_same else None
+
+    def content(self) -> dict[str, Any] | None:
+        """For a checkpoint; ``None`` where there is no model."""
+        if self.record is None or self.model is None:
+            return None
+        return {"epoch": self.record["epoch"], "model": self.model}

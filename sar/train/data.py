@@ -1,21 +1,24 @@
-"""This rank's features, labels and splits, taken from its partition."""
+"""This rank's features, labels and splits: fields of its partition, found by their names."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
+from sar.options import closest
 from sar.partition.arrays import NTYPE_HOMO
+from sar.partition.book import PartitionBook
 from sar.partition.column import RowFile
-from sar.partition.load import PartitionData
-from sar.train.fields import Fields, target_type
+from sar.partition.features import FeatureStore
+from sar.partition.load import PartitionData, read_book, read_node_features
 from sar.train.options import DataOptions
+from sar.words import SPLITS
 
-SPLITS = ("train", "val", "test")
 _BLOCK_ROWS = 1 << 14
 
 
@@ -91,15 +94,8 @@ def load_node_data(
     rank's reading raises, such as ``OSError`` or too little memory.
     """
     group = group or current_group()
-    error: Exception | None = None
-    data = None
-    try:
+    with group.agreed():
         data = _local(partition, options, need_labels, map_features)
-    except Exception as problem:  # any, too little memory as well: the others would wait
-        error = problem
-    group.agree(error)
-    if data is None:
-        raise RuntimeError("unreachable: agree raises where loading failed")
     data.num_classes = int(group.all_reduce(torch.tensor(data.num_classes), "max"))
     return data
 
@@ -192,3 +188,132 @@ def _label_matrix(values: Tensor, name: str) -> Tensor:
     if not bool((values.isnan() | (values == 0) | (values == 1)).all()):
         raise ValueError(f"labels: {name!r} holds other values than 0, 1 and NaN")
     return values
+
+
+def target_type(book: PartitionBook, store: FeatureStore, options: DataOptions) -> str:
+    """The node type that labels are of.
+
+    Raises ``ValueError`` for one that there is not, and where none is named and not exactly one
+    has labels.
+    """
+    name = options.target_type
+    if name is not None:
+        if name not in book.ntypes:
+            hint = closest(name, book.ntypes)
+            raise ValueError(
+                f"target_type: got {name!r}, expected one of {', '.join(book.ntypes)}{hint}"
+            )
+        return name
+    if len(book.ntypes) == 1:
+        return book.ntypes[0]
+    having = [ntype for ntype in book.ntypes if f"{ntype}/{options.labels}" in store]
+    if len(having) != 1:
+        why = f"{', '.join(having)} have" if having else "none has"
+        raise ValueError(
+            f"target_type: got nothing and node types {', '.join(book.ntypes)}, of which {why} "
+            f"{options.labels!r}; expected --target-type TYPE"
+        )
+    return having[0]
+
+
+def check_fields(
+    json_path: str | os.PathLike,
+    options: DataOptions,
+    needed: Sequence[str] = (),
+) -> tuple[PartitionBook, list[str]]:
+    """Raise now what :func:`sar.train.load_node_data` would about names and types; local.
+
+    Reads the headers of the first part. Args: ``needed`` are masks.
+
+    Returns what the partitions are, and the node types that have features. The error tells all
+    that is wrong.
+    """
+    book = read_book(json_path)
+    store = read_node_features(book, 0)
+    ntype = target_type(book, store, options)
+    kinds = {t: Fields(book, 0, store, t) for t in book.ntypes}
+    having = [t for t, fields in kinds.items() if fields.has(options.features)]
+    looked_at = [(kinds[t].check_matrix, options.features, "features") for t in having or [ntype]]
+    looked_at.append((kinds[ntype].find, options.labels, "labels"))
+    looked_at += [(kinds[ntype].find, name, "mask") for name in needed]
+    problems = []
+    for check, name, what in looked_at:
+        try:
+            check(name, what)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return book, having
+
+
+def check_names(json_path: str | os.PathLike, names: dict[str, str | None]) -> None:
+    """Raise ``ValueError`` for a field that no node type has; ``None`` is not looked at."""
+    book = read_book(json_path)
+    store = read_node_features(book, 0)
+    kinds = [Fields(book, 0, store, ntype) for ntype in book.ntypes]
+    for what, name in names.items():
+        if name is not None and not any(fields.has(name) for fields in kinds):
+            kinds[0].find(name, what)
+
+
+class Fields:
+    """The fields of one node type, without its prefix."""
+
+    def __init__(self, book: PartitionBook, part_id: int, store: FeatureStore, ntype: str) -> None:
+        self.store = store
+        self.prefix = ntype + "/"
+        self.num_nodes = book.part_nodes(ntype, part_id)
+
+    def has(self, name: str) -> bool:
+        return self.prefix + name in self.store
+
+    def read(self, name: str, what: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A field; converted to ``dtype`` block by block where one is given."""
+        full = self.find(name, what)
+        return self.store[full] if dtype is None else self.store.get_as(full, dtype)
+
+    def matrix(self, name: str, what: str) -> Tensor:
+        """A float32 [n, F] field."""
+        return self.store.get_as(self.check_matrix(name, what), torch.float32)
+
+    def matrix_file(
+        self,
+        name: str,
+        change: Callable[[Tensor], Tensor] | None,
+        folder: str | os.PathLike | None,
+    ) -> RowFile:
+        """A float32 [n, F] field in a file, after ``change`` of its rows."""
+        full = self.check_matrix(name, "features")
+        try:
+            return self.store.to_file(full, torch.float32, folder, change)
+        except OSError as error:
+            where = folder or "the folder for temporary files"
+            raise OSError(f"map_features: no room or no access in {where}: {error}") from error
+
+    def find(self, name: str, what: str) -> str:
+        """The full name of a field that is there."""
+        if not self.has(name):
+            there = sorted(
+                key[len(self.prefix) :] for key in self.store if key.startswith(self.prefix)
+            )
+            known = ", ".join(there) or "none"
+            raise ValueError(f"{what}: got {name!r}, expected one of {known}{closest(name, there)}")
+        return self.prefix + name
+
+    def check_matrix(self, name: str, what: str) -> str:
+        """The full name of a field that is there with two dimensions."""
+        full = self.find(name, what)
+        shape = self.store.info(full)[1]
+        if len(shape) != 2:
+            raise ValueError(f"{what}: {name!r} has shape {shape}, expected [n, F]")
+        return full
+
+    def mask(self, name: str, needed: list[str]) -> Tensor:
+        """A bool [n] field; all False where it is missing and not needed."""
+        if not self.has(name) and name not in needed:
+            return torch.zeros(self.num_nodes, dtype=torch.bool)
+        values = self.read(name, "mask")
+        if values.dim() != 1:
+            raise ValueError(f"{name}: got shape {tuple(values.shape)}, expected [n]")
+        return values != 0

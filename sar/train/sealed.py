@@ -3,6 +3,9 @@
 The file is what ``torch.save`` writes, and ``torch.load`` reads it. Behind the archive, where
 readers of zip files look for nothing, stand 16 bytes of a mark and 16 of an XXH3 digest of all that
 comes before. It tells damage, not forgery.
+
+So nothing is read on trust: ``torch.load`` runs nothing that a file names, but would inflate
+entries, and make buffers, tensors without numbers of their own, and nests that refer to themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import io
 import mmap
 import os
+import pickletools
 import warnings
 import zipfile
 from pathlib import Path
@@ -17,12 +21,15 @@ from typing import Any, BinaryIO
 
 import torch
 import xxhash
+from torch import Tensor
 
 from sar.files import write_whole
 
 _MARK = b"\nsar xxh3-128 of:"
 _SEAL_BYTES = len(_MARK) + 16
 _BLOCK = 1 << 24
+_COPIES = 8  # of a tensor's numbers, under several names
+_BUFFERS = ("builtins bytearray", "__builtin__ bytearray")
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
@@ -103,3 +110,61 @@ def _damaged_entry(data: memoryview) -> str | None:
     except Exception as problem:  # zipfile and zlib raise many kinds for foreign bytes
         return f"its directory ({problem})"
     return None if entry is None else f"entry {entry}"
+
+
+def load_archive(source: bytes | Path, name: Path, form: int) -> dict[str, Any]:
+    """Plain values and tensors on the CPU, maps of the file where ``source`` is its path.
+
+    Args:
+        name: of the file, for messages.
+        form: what it says under ``format``.
+
+    Raises ``ValueError`` for what is damaged, foreign, of another format, or asks for more memory
+    than its size.
+    """
+    is_path = isinstance(source, Path)
+    try:
+        size = _check_entries(_opened(source))
+        content = torch.load(_opened(source), map_location="cpu", weights_only=True, mmap=is_path)
+        _check_sizes(content, size)
+    except Exception as problem:  # torch raises many kinds for a damaged or foreign file
+        raise ValueError(f"{name}: damaged, or not a checkpoint: {problem}") from problem
+    if not isinstance(content, dict) or content.get("format") != form:
+        raise ValueError(f"{name}: expected a checkpoint of format {form}")
+    return content
+
+
+def _opened(source: bytes | Path) -> Any:
+    return source if isinstance(source, Path) else io.BytesIO(source)
+
+
+def _check_entries(source: Any) -> int:
+    """The bytes of all entries, which lie one after another as they are."""
+    with zipfile.ZipFile(source) as archive:
+        entries = archive.infolist()
+        size = sum(entry.file_size for entry in entries)
+        room = max((entry.header_offset + entry.compress_size for entry in entries), default=0)
+        if size > room or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise ValueError(f"its entries take {size} bytes, the file has room for {room}")
+        for entry in entries:
+            if entry.filename.endswith("data.pkl"):
+                codes = pickletools.genops(archive.read(entry))
+                if any(argument in _BUFFERS for _, argument, _ in codes):
+                    raise ValueError("it makes a bytearray, expected tensors and plain values")
+    return size
+
+
+def _check_sizes(content: Any, size: int) -> None:
+    """Visit values as a tree: what is referred to twice counts twice."""
+    left, visits, numbers = [content], 0, 0
+    while left:
+        value = left.pop()
+        visits += 1
+        if isinstance(value, Tensor):
+            numbers += value.numel() * value.element_size()
+        elif isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list | tuple | set):
+            left += value
+        if visits > size or numbers > _COPIES * size:
+            raise ValueError(f"its values are larger than its {size} bytes can hold")

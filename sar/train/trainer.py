@@ -27,12 +27,11 @@ from sar.nn import (
     overlap_gradients,
     sync_params,
 )
-from sar.train import tables
-from sar.train.best import Best
-from sar.train.blocks import training_blocks
-from sar.train.callbacks import Callback, Callbacks, Record, without_old_names
+from sar.train.blocks import Batches, MeanLoss, training_blocks
+from sar.train.callbacks import Callback, Callbacks, Progress, Record, without_old_names
 from sar.train.checkpoint import (
     FORMAT,
+    Best,
     check_fields,
     load_checkpoint,
     load_model,
@@ -41,13 +40,18 @@ from sar.train.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
-from sar.train.continuing import check_config, check_graph, graph_identity
 from sar.train.data import SPLITS, NodeData
-from sar.train.lock import own_folder
+from sar.train.embedding import (
+    load_tables,
+    remove_old_tables,
+    save_tables,
+    shared_optimizer_state,
+    shared_state,
+    tables_of,
+)
+from sar.train.folder import check_config, check_graph, graph_identity, own_folder
 from sar.train.metrics import score
 from sar.train.options import TrainOptions
-from sar.train.progress import Progress
-from sar.train.sampled import Batches, MeanLoss
 from sar.train.schedule import check_validation, make_schedule
 
 Scheduler = torch.optim.lr_scheduler.LRScheduler
@@ -76,7 +80,7 @@ class Trainer:
 
     Attributes:
         epoch: epochs done. history: one record for each of them, see :meth:`fit`.
-        best: the record with the largest validation metric, see :class:`sar.train.best.Best`.
+        best: the record with the largest validation metric, see :class:`sar.train.checkpoint.Best`.
         step: steps done of a sampled epoch that has begun.
         blocks: what training runs on instead of the whole graph, or ``None``; ``mfgs`` says why.
     """
@@ -106,7 +110,7 @@ class Trainer:
         self.history: list[Record] = []
         self._best, self._callbacks = Best(), Callbacks(callbacks, self.group)
         if self.checkpoint is not None:
-            tables.tables_of(model)  # raises for rows that it would not find again
+            tables_of(model)  # raises for rows that it would not find again
         registry.install()  # where the model has imported a library after the graph was made
         self.blocks, self.mfgs = training_blocks(
             model, graph, data, options.mfgs, self.group, self.call
@@ -177,7 +181,7 @@ class Trainer:
 
     def _judge(self, record: Record) -> None:
         """What follows from the validation metric, the same on all ranks."""
-        keeps = self.checkpoint is not None and not tables.tables_of(self.model)
+        keeps = self.checkpoint is not None and not tables_of(self.model)
         if self._best.see(record) and keeps and self.group.rank == 0:
             self._best.keep(self.model)
         value = record["val_acc"]
@@ -318,9 +322,9 @@ class Trainer:
             "num_ranks": self.group.size,
             "random": random_states(self.group),
             "dropout_seeds": self.group.seeds.state(),
-            "model": tables.shared_state(self.model),
-            "optimizer": tables.shared_optimizer_state(self.optimizer),
-            "tables": tables.save_tables(self.checkpoint, self.model, self.optimizer, self.group),
+            "model": shared_state(self.model),
+            "optimizer": shared_optimizer_state(self.optimizer),
+            "tables": save_tables(self.checkpoint, self.model, self.optimizer, self.group),
             "scheduler": self.scheduler.state_dict(),
             "history": self.history,
             "config": self.config,
@@ -333,7 +337,7 @@ class Trainer:
         if self.step:
             content["begun"] = {"step": self.step, **vars(self._begun)}
         save_checkpoint(self.checkpoint, content, self.group)
-        tables.remove_old_tables(self.checkpoint, content["tables"], self.group)
+        remove_old_tables(self.checkpoint, content["tables"], self.group)
 
     def resume(self) -> int:
         """Continue from the checkpoint; returns the epochs it had done. Collective.
@@ -351,7 +355,7 @@ class Trainer:
         load_model(self.model, content)
         load_optimizer(self.optimizer, self.scheduler, content, self.plateau)
         heads = content.get("tables", {})
-        tables.load_tables(self.checkpoint, heads, self.model, self.optimizer, self.group)
+        load_tables(self.checkpoint, heads, self.model, self.optimizer, self.group)
         self.epoch, self.history = content["epoch"], list(content["history"])
         self._best.restore(self.history, content.get("best") if self.group.rank == 0 else None)
         begun = content.get("begun")

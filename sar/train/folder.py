@@ -1,4 +1,4 @@
-"""One run at a time saves in a folder."""
+"""The folder that a run saves in: one run at a time, continued on the same graph and options."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from typing import Any
 from sar.comm import Group
 from sar.errors import SarError
 from sar.files import naming, open_own, remove_left_over
+from sar.graph import GraphView
 
 LOCK_NAME = "run.lock"
-_WRITTEN = ("checkpoint.pt", "checkpoint.*.*.*.pt")  # see `sar.train.tables`
+_WRITTEN = ("checkpoint.pt", "checkpoint.*.*.*.pt")  # see `sar.train.embedding`
 
 # The file says who owns it, and is locked (`flock`) for as long as its owner lives. So a file that
 # nobody has locked is that of a process that was killed. Where a shared file system has no locks,
@@ -36,14 +37,11 @@ def own_folder(folder: Path | None, group: Group) -> Iterator[None]:
     if folder is None:
         yield
         return
-    number, error = None, None
-    if group.rank == 0:
-        try:
+    number = None
+    with group.agreed():
+        if group.rank == 0:
             number = _take(folder)
             remove_left_over(folder, _WRITTEN)
-        except Exception as problem:  # any: the others would wait
-            error = problem
-    group.agree(error)
     try:
         yield
     finally:
@@ -130,3 +128,44 @@ def _owner(number: int) -> dict[str, Any]:
 def _named(owner: dict[str, Any]) -> str:
     words = [f"process {owner.get('pid', '?')}", f"on {owner.get('host', '?')}"]
     return " ".join(words) + f" since {owner.get('since', '?')}"
+
+
+def graph_identity(graph: Any) -> dict[str, Any]:
+    """What tells the graph and its cut from others; empty for no graph of the library's."""
+    if not isinstance(graph, GraphView):
+        return {}
+    book = graph._store.book
+    return {"graph": book.graph_digest, "cut": book.digest(), "num_parts": book.num_parts}
+
+
+def check_graph(saved: dict[str, Any] | None, mine: dict[str, Any], group: Group) -> None:
+    """Refuse to go on with another graph, where partitions tell it; the same on all ranks."""
+    if not mine or not saved:
+        return
+    same_cut = saved["cut"] == mine["cut"]
+    known = saved["graph"] is not None and mine["graph"] is not None
+    same_graph = saved["graph"] == mine["graph"] if known else same_cut
+    if same_graph or same_cut:
+        return
+    if known or saved["num_parts"] == mine["num_parts"]:
+        raise ValueError(
+            "the checkpoint was made with another graph, or another cut of partitions that do "
+            "not tell what they are cuts of; train on the same one, or start anew"
+        )
+    if group.rank == 0:
+        warnings.warn(
+            "the checkpoint was made with another number of parts, and the partitions hold no "
+            "digest of the graph: that it is the same one cannot be told",
+            stacklevel=4,
+        )
+
+
+def check_config(saved: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Raise ``ValueError`` that names the options in which the run differs from its checkpoint."""
+    names = [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]
+    if names:
+        parts = [f"{name} {saved.get(name)!r}, now {mine.get(name)!r}" for name in names]
+        raise ValueError(
+            f"the checkpoint was made with other options: {'; '.join(parts)}. Give the same ones, "
+            "or start anew in another folder"
+        )
