@@ -242,7 +242,7 @@ mix = inlined(splitmix_mix)
 def keep_factor(key: int, column: int, seed: int, probability: float, keep: Any) -> Any:
     """What dropout multiplies an element by: ``keep`` = 1 / (1 - probability), or 0.
 
-    The same numbers as ``sar.ops.keyed.keyed_uniform``.
+    The same numbers as ``sar.kernels.keyed.keyed_uniform``.
     """
     row = mix(np.uint64(key) * STEP + np.uint64(seed))
     bits = mix(row + (np.uint64(column) + np.uint64(1)) * STEP)

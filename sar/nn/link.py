@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from sar import expect
 from sar.edges import as_stored
 from sar.graph import GraphView
+from sar.kernels import wide_dtype
 from sar.nn.loss import global_mean
 from sar.nn.scorers import LinkScorer
 from sar.ops import Inputs, Messages, run_messages
 from sar.ops.message_blocks import Rows
 from sar.ops.randomness import unchanged
-from sar.ops.reduce import wide_dtype
 from sar.tracing.capture import TORCH_CAPTURES
 from sar.tracing.chunks import Sample, refuse_chunked
 

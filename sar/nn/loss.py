@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from sar.comm import Group, current_group
+from sar.kernels import wide_dtype
 from sar.kernels.jit import untraced
 from sar.nn.chosen import choose, problem_of_values, problem_of_weights
 from sar.nn.loose import look_behind_loss
-from sar.ops.reduce import mean_of_rows, sum_of_rows, wide_dtype
+from sar.ops.readout import mean_of_rows, sum_of_rows
 from sar.tracing.lazy import eager
 
 

@@ -11,8 +11,8 @@ from sar import expect
 from sar.graph import GraphView
 from sar.graph.directory import NodeDirectory
 from sar.graph.edge_graph import edge_graph, global_ends
+from sar.kernels.keyed import keyed_uniform
 from sar.nn.link import of_one_relation
-from sar.ops.keyed import keyed_uniform
 
 # Which ends of an edge are replaced by random nodes: source, destination.
 _REPLACED = {
@@ -26,8 +26,8 @@ class NegativeSampler:
     """Draws ``k`` negative edges for each edge of a graph; made collectively.
 
     Negative j of the edge with original id e takes the node whose original id is
-    floor(N x uniform(seed, step, end, e, j)) of the N of its type (:mod:`sar.ops.keyed`): neither
-    the cut nor the number of ranks plays a part. Nobody looks whether it is a true edge.
+    floor(N x uniform(seed, step, end, e, j)) of the N of its type (:mod:`sar.kernels.keyed`):
+    neither the cut nor the number of ranks plays a part. Nobody looks whether it is a true edge.
 
     A negative belongs to the rank that owns its destination, as edges do. Drawing costs, in time
     and memory, in proportion to this rank's edges, negatives and the rows these need; what a rank

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from sar._private import version_of
 from sar.comm import Group, current_group
 from sar.comm.group import Work
+from sar.kernels import wide_dtype
 from sar.nn.drift import check_sums
 from sar.nn.local_norms import warn_of_local_norms
 from sar.nn.order import wire_first
 from sar.nn.params import begin_watch, end_watch, gather_grads, sum_bucket
 from sar.nn.replicas import agree_on_layout, replicated
-from sar.ops.reduce import wide_dtype
 
 BUCKET_BYTES = 1 << 18
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sar.comm import Group, current_group
+from sar.kernels import wide_dtype
 from sar.nn.drift import check_layout, check_sums, compare_at_end
 from sar.nn.replicas import ShardedParameter, agree_on_layout, layout_of, replicated
 from sar.nn.steps import is_due, steps_of
 from sar.nn.sums import Watch
-from sar.ops.reduce import wide_dtype
 
 
 def sync_params(model: nn.Module, *, group: Group | None = None) -> None:

@@ -21,8 +21,7 @@ from sar.ops.attention_passes import (
     attention_forward,
     widened,
 )
-from sar.ops.first_order import first_order
-from sar.ops.saving import Writes, any_rank
+from sar.ops.saving import Writes, any_rank, first_order
 
 
 def attention(
