@@ -103,14 +103,10 @@ def _reduce_by_blocks(
 ) -> None:
     for start, stop in _row_blocks(csc, x):
         sums = _scaled_sum(csc, x, factors, rows, start, stop)
-        if rows is None and add:
-            out[start:stop].add_(sums)
-        elif rows is None:
-            out[start:stop].copy_(sums)
-        elif add:  # int64 indices add twice as fast as int32
-            out.index_add_(0, rows[start:stop].long(), sums)
+        if rows is None:
+            _put(out[start:stop], sums, None, add)
         else:
-            out.index_copy_(0, rows[start:stop].long(), sums)
+            _put(out, sums, rows[start:stop], add)
 
 
 @implements("sum", "cpu", *_NONE)

@@ -19,9 +19,16 @@ from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.ops.capture import Recording
 from sar.ops.mailbox_blocks import MailboxGrads, MailboxPass, fetch_table
-from sar.ops.message_blocks import Inputs, MessagePass, Messages, block_size, pack_rows, unpack_rows
+from sar.ops.message_blocks import (
+    Inputs,
+    MessagePass,
+    Messages,
+    RowLayout,
+    block_size,
+    pack_rows,
+    unpack_rows,
+)
 from sar.ops.saving import first_order
-from sar.stream.packing import RowLayout
 
 _warned: set[tuple[str, str, int]] = set()
 

@@ -14,10 +14,17 @@ from torch import Tensor
 
 from sar.edges.arrivals import MailBlock
 from sar.kernels import add_rows
-from sar.ops.message_blocks import Block, MessagePass, Rows, pack_rows, row_bytes, unpack_rows
+from sar.ops.message_blocks import (
+    Block,
+    MessagePass,
+    RowLayout,
+    Rows,
+    pack_rows,
+    row_bytes,
+    unpack_rows,
+)
 from sar.ops.message_grads import BlockGrads
 from sar.stream import GradientMessages, GradientReturn, fetch
-from sar.stream.packing import RowLayout
 
 _MAX_RUNS = 2**32  # runs in a block, for the numbers that random functions are seeded by
 

@@ -15,16 +15,18 @@ from sar.ops.capture import block_gradients, detached_leaf
 from sar.ops.message_blocks import (
     Block,
     MessagePass,
+    RowLayout,
     block_size,
     blocks,
+    flat_rows,
     pack_rows,
     passing,
+    sum_layout,
     unpack_rows,
 )
 from sar.ops.reducers import Reducer
 from sar.ops.softmax_sum import Weights, softmax_sum
 from sar.stream import GradientMessages, GradientReturn, Round, Step
-from sar.stream.packing import RowLayout, flat_rows, sum_layout
 
 Grad = Tensor | None
 
