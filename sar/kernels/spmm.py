@@ -36,7 +36,7 @@ from sar.kernels.jit import (
 # the allocator maps fresh pages for it.
 _BLOCK_BYTES = 256 << 10
 _FEW_ADDED = 1 << 13  # numbers; torch adds fewer before a compiled loop has begun
-_LATER = 8  # rows between asking for one and adding into it
+_ROWS_AHEAD = 8  # rows between asking for one and adding into it
 _NONE = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in (torch.float32, torch.float64)}
 
 
@@ -104,9 +104,9 @@ def _reduce_by_blocks(
     for start, stop in _row_blocks(csc, x):
         sums = _scaled_sum(csc, x, factors, rows, start, stop)
         if rows is None:
-            _put(out[start:stop], sums, None, add)
+            _write_sums(out[start:stop], sums, None, add)
         else:
-            _put(out, sums, rows[start:stop], add)
+            _write_sums(out, sums, rows[start:stop], add)
 
 
 @implements("sum", "cpu", *_NONE)
@@ -276,7 +276,7 @@ def sum_by_matrix(
     multiplies what is added, no other tensor of rows is made.
     """
     if not csc.num_edges or not x.shape[1]:
-        _put(out, x.new_zeros(()).expand(csc.num_segments, x.shape[1]), rows, add)
+        _write_sums(out, x.new_zeros(()).expand(csc.num_segments, x.shape[1]), rows, add)
         return
     matrix, scale = _matrix(csc, x, factors), factors.row
     if rows is None and out.is_contiguous() and not (add and scale is not None):
@@ -287,12 +287,12 @@ def sum_by_matrix(
     sums = torch.sparse.mm(matrix, x)
     if scale is not None:
         sums.mul_((scale if rows is None else scale.index_select(0, rows)).unsqueeze(1))
-    _put(out, sums, rows, add)
+    _write_sums(out, sums, rows, add)
 
 
 def _matrix(csc: Csc, x: Tensor, factors: Factors) -> Tensor:
     """[segments, rows of x] with each edge's weight; a view of the edges' own arrays."""
-    _warned()
+    _quiet_beta_warning()
     weights = edge_weights(csc, factors, 0, csc.num_edges)
     if weights is None:
         weights = x.new_ones(csc.num_edges)
@@ -300,7 +300,7 @@ def _matrix(csc: Csc, x: Tensor, factors: Factors) -> Tensor:
     return torch.sparse_csr_tensor(csc.indptr, csc.indices, weights, size, check_invariants=False)
 
 
-def _put(out: Tensor, sums: Tensor, rows: Tensor | None, add: bool) -> None:
+def _write_sums(out: Tensor, sums: Tensor, rows: Tensor | None, add: bool) -> None:
     if rows is None:
         out.add_(sums) if add else out.copy_(sums)
     elif add:  # int64 indices add twice as fast as int32
@@ -310,7 +310,7 @@ def _put(out: Tensor, sums: Tensor, rows: Tensor | None, add: bool) -> None:
 
 
 @cache
-def _warned() -> None:
+def _quiet_beta_warning() -> None:
     """Torch tells once a process that such matrices are in beta; not to the user of a layer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -345,8 +345,8 @@ def _add_compiled(target: Tensor, idx: Tensor, rows: Tensor) -> None:
 @kernel
 def _add(target: Any, idx: Any, rows: Any, target_stride: Any, stride: Any, width: Any) -> None:
     for n in range(len(idx)):
-        if n + _LATER < len(idx):
-            start = np.uint64(idx[n + _LATER]) * target_stride * target.itemsize
+        if n + _ROWS_AHEAD < len(idx):
+            start = np.uint64(idx[n + _ROWS_AHEAD]) * target_stride * target.itemsize
             for byte in range(start, start + width * target.itemsize, LINE):
                 prefetch_byte(target, byte)
         to, low = np.uint64(idx[n]) * target_stride, np.uint64(n) * stride

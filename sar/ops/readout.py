@@ -153,15 +153,15 @@ def mean_of_rows(
     """
     if divisor is None and error is None:
         divisor = float(values.numel())
-    return _OverRanks.apply(values, group, error, divisor or 0.0, what)
+    return _ScalarOverRanks.apply(values, group, error, divisor or 0.0, what)
 
 
 def sum_of_rows(values: Tensor, group: Group, error: Exception | None = None) -> Tensor:
     """The sum over all ranks' ``values``, as :func:`mean_of_rows`; 0 without elements."""
-    return _OverRanks.apply(values, group, error, None, "")
+    return _ScalarOverRanks.apply(values, group, error, None, "")
 
 
-class _OverRanks(torch.autograd.Function):
+class _ScalarOverRanks(Function):
     """Ledger (n values on this rank, N on all; the divisor D is N for a mean
     unless it is given, 1 for a sum):
 
