@@ -36,7 +36,7 @@ from sar.kernels.attention import (
 )
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
-from sar.ops.keyed import keyed_dropout
+from sar.ops.randomness import keyed_dropout
 
 HEADS, WIDTH = 3, 5
 Step = Callable[[Any, Tensor], Tensor]

@@ -17,7 +17,7 @@ from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
 import sar
-from sar.edges import constant_halo
+from sar.edges import constant
 from sar.partition.arrays import ETYPE_HOMO
 
 FEATURES, WIDTH, SIZE, EPOCHS = 6, 8, 3, 6
@@ -277,7 +277,7 @@ def test_attention_without_room_for_files(
     def full(rows: Tensor) -> Tensor:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(constant_halo, "to_temporary_file", full)
+    monkeypatch.setattr(constant, "to_temporary_file", full)
     path = partitioned(mixed(), SIZE, "random")
     with pytest.warns(UserWarning, match="constant_inputs: no room in a temporary file: .*No spa"):
         sent = sends(path, gat, sar.Policy(constant_inputs="mapped"))
@@ -348,7 +348,7 @@ def test_feature_dropout_is_another_input_each_time(
     partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Tensor] = []
-    monkeypatch.setattr(constant_halo, "to_temporary_file", written.append)
+    monkeypatch.setattr(constant, "to_temporary_file", written.append)
     for sent in run_threads(SIZE, dropping, partitioned(mixed(), SIZE, "random")):
         assert sent[1:] == [sent[1]] * 3 and sent[1]
     assert not written

@@ -31,13 +31,12 @@ from sar.kernels import (
     implements,
     nonzero,
     norm,
-    registry,
     spmm,
     spmm_add,
     spmm_into,
     winners_only,
 )
-from sar.ops.keyed import keyed_dropout
+from sar.ops.randomness import keyed_dropout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 ROWS, SOURCES = 60, 40
@@ -101,9 +100,7 @@ def test_sums_of_cuda_are_those_of_the_processor(
     x[SOURCES:] = torch.inf
     factors = factors_of(names, number, dtype)
     want = sums(csc, x, factors)
-    monkeypatch.setitem(
-        registry.KERNELS, ("sum", "cpu", dtype), registry.KERNELS["sum", "cuda", dtype]
-    )
+    monkeypatch.setitem(device.KERNELS, ("sum", "cpu", dtype), device.KERNELS["sum", "cuda", dtype])
     for got, one in zip(sums(csc, x, factors), want, strict=True):
         torch.testing.assert_close(got, one, **tolerance(dtype))
 
@@ -113,16 +110,16 @@ def test_sums_of_cuda_take_some_of_the_edges(monkeypatch: pytest.MonkeyPatch) ->
     csc, number = edges("all rows")
     x, factors = torch.randn(SOURCES, 5), factors_of("edge gathered", number, torch.float32)
     want, part = spmm(csc, x, factors)[11:40], csc.segments(11, 40)
-    kernel = registry.KERNELS["sum", "cuda", torch.float32]
-    monkeypatch.setitem(registry.KERNELS, ("sum", "cpu", torch.float32), kernel)
+    kernel = device.KERNELS["sum", "cuda", torch.float32]
+    monkeypatch.setitem(device.KERNELS, ("sum", "cpu", torch.float32), kernel)
     torch.testing.assert_close(spmm(part, x, factors), want)
 
 
 def test_a_sum_is_written_where_it_belongs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums into all rows make no other tensor of that size."""
     csc, _ = edges("all rows")
-    kernel = registry.KERNELS["sum", "cuda", torch.float32]
-    monkeypatch.setitem(registry.KERNELS, ("sum", "cpu", torch.float32), kernel)
+    kernel = device.KERNELS["sum", "cuda", torch.float32]
+    monkeypatch.setitem(device.KERNELS, ("sum", "cpu", torch.float32), kernel)
     monkeypatch.setattr(torch.sparse, "mm", lambda *_: pytest.fail("a tensor of all rows"))
     x, out = torch.randn(SOURCES, 5), torch.ones(ROWS, 5)
     spmm_add(out, csc, x)
@@ -137,14 +134,14 @@ def test_what_is_filed_is_found() -> None:
         implements("nothing", "cpu", torch.float32)(lambda: None)
         assert has("nothing", CPU, torch.float32) and not has("nothing", CPU, torch.float64)
     finally:
-        del registry.KERNELS["nothing", "cpu", torch.float32]
+        del device.KERNELS["nothing", "cpu", torch.float32]
         has.cache_clear()
 
 
 def test_without_compiled_kernels_torch_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = everything(CPU)
-    for key in list(registry.KERNELS):
-        monkeypatch.delitem(registry.KERNELS, key)
+    for key in list(device.KERNELS):
+        monkeypatch.delitem(device.KERNELS, key)
     has.cache_clear()
     try:
         assert not has("drop", CPU, torch.float64)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.ops.keyed import keyed_dropout, keyed_uniform, reference_dropout
+from sar.ops.randomness import keyed_dropout, keyed_uniform, reference_dropout
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.tracing.lazy import EdgeTensor
 

@@ -345,7 +345,7 @@ def test_dropout_does_not_depend_on_rounds_and_blocks(
 
 
 def test_dropout_keeps_the_share_it_should() -> None:
-    from sar.ops.keyed import keyed_dropout, keyed_uniform
+    from sar.ops.randomness import keyed_dropout, keyed_uniform
 
     position = torch.arange(20_000, dtype=torch.int32)
     u = keyed_uniform(position, 4, seed=3)

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import sar
+from sar.kernels.keyed import keyed_uniform
 from sar.nn import (
     DistMultScorer,
     DotScorer,
@@ -32,7 +33,6 @@ from sar.nn import (
     ranking_metrics,
     score_edges,
 )
-from sar.ops.keyed import keyed_uniform
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.tracing.lazy import eager
 

@@ -7,7 +7,7 @@ import torch
 from sar import Policy
 from sar.comm import LocalGroup
 from sar.edges import build_relation
-from sar.kernels import add_rows, compress, norm, relu, spmm
+from sar.kernels import add_rows, compress, nonzero, norm, spmm
 from sar.kernels.attention import Scores, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE, MIXED
 from sar.ops.attention import Attention, attention
@@ -21,7 +21,7 @@ def load_kernels() -> None:
     rows = torch.ones(_ROWS, _HEADS * _WIDTH, requires_grad=True)
     add_rows(rows.detach().clone(), ring, rows.detach())
     spmm(compress(ring, ring.flip(0), _ROWS, compact=False, order=False), rows.detach())
-    relu.mask(rows.detach().clone(), relu.rectify(rows.detach().clone()))
+    nonzero.mask(rows.detach().clone(), nonzero.rectify(rows.detach().clone()))
     mean, m2, _ = norm.moments(rows.detach())
     done = norm.Norm(mean, m2, mean)
     y = norm.normalize(rows.detach(), done)

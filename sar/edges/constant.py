@@ -12,6 +12,13 @@ ask for no gradient begins with an agreement, one all-reduce of two numbers: in 
 rank's kept result was computed, 0 for none. Only when all name the same call is it used; it was
 computed from rows of which every owner now says that they are unchanged. Otherwise all ranks
 compute, and none waits for a rank that did not come.
+
+Note [Constant halo]. Where a layer's input travels as it is (Note [Projected on arrival]), both
+passes of every epoch would fetch the same rows. What is made of them is learned and cannot be
+kept, and the rows themselves are as many as the cut wants, more than a rank's memory is meant for.
+Under ``Policy(constant_inputs="mapped")`` each round that lands is written to a file of its own,
+and later passes read these, round by round like the stream. Which rows are the same is told as
+above; a forward pass writes that is not the first to see them.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,14 +35,16 @@ from torch import Tensor
 
 from sar._private import version_of
 from sar.comm import Group
-from sar.config import Policy
+from sar.config import CONSTANT_INPUTS, Policy
 from sar.edges.relation import Relation
 from sar.partition.column import RowFile
+from sar.stream import Round
 
 MOST_KEPT = 8  # results a relation; the one that was not used for longest goes
 _MOST_SEEN = 64
 
 _Key = tuple[tuple[str, Policy], tuple, bytes]  # what is computed, kinds of tensors, a digest
+Landed = Iterator[tuple[Round, Tensor]]
 
 
 class Kept(Protocol):
@@ -254,3 +263,55 @@ def to_temporary_file(tensor: Tensor) -> Tensor:
     Raises ``OSError`` when there is no room for it.
     """
     return RowFile(tuple(tensor.shape), tensor.dtype, [tensor.cpu()]).tensor
+
+
+@dataclass
+class _KeptHalo:
+    """The halo of each round, in files that nobody writes into any more."""
+
+    rounds: list[Tensor]
+
+    def unchanged(self) -> bool:
+        return True
+
+
+def constant_halo(
+    relation: Relation,
+    rows: Tensor,
+    rounds: Sequence[Round],
+    policy: Policy,
+    may_keep: bool,
+    fetch: Callable[[], Landed],
+) -> Landed:
+    """What ``fetch()`` gives, or the same from files; collective.
+
+    Args:
+        rows: [num_src, width] whose halo it is, as the caller of the layer has them.
+        may_keep: whether this pass writes files, if these rows came before.
+        fetch: begins to fetch the rounds.
+    """
+    mode = CONSTANT_INPUTS.index(policy.constant_inputs)
+    relation.plan.agree_once("number of the mode of constant_inputs", mode)
+    if policy.constant_inputs != "mapped":
+        return fetch()
+    what = f"halo in {len(rounds)} rounds"
+    use = constants_of(relation).use([rows], what, policy, learns=may_keep)
+    if isinstance(use.kept, _KeptHalo):
+        return zip(rounds, (halo.to(rows.device) for halo in use.kept.rounds), strict=True)
+    before, landed = relation.group.counters.sent_bytes, fetch()
+    return _writing(landed, use, before) if may_keep and use.again else landed
+
+
+def _writing(landed: Landed, use: Use, sent_bytes_before: int) -> Landed:
+    files = []
+    for step, halo in landed:
+        try:
+            files.append(to_temporary_file(halo))
+        except OSError as error:
+            warn_of_no_room(error)
+            yield step, halo
+            break
+        yield step, halo
+    else:
+        use.keep(_KeptHalo(files), sent_bytes_before)
+    yield from landed

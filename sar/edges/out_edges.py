@@ -1,7 +1,7 @@
 """The edges out of this rank's rows into those of other ranks, as these have told them.
 
 Edges are stored where they end. Where backward computes at their sources instead (Note [At the
-sources] in :mod:`sar.ops.attention_at_sources`), rows of the destinations travel there.
+sources] in :mod:`sar.ops.attention`), rows of the destinations travel there.
 """
 
 from __future__ import annotations

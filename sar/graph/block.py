@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sar.comm import Group, exchange_counts
 from sar.edges import AnyRelation, as_stored, build_relation
-from sar.edges.edge_list import owned_ends
+from sar.edges.build import owned_ends
 from sar.edges.relation import EdgeArrays
 from sar.graph.store import EID, EType, GraphStore, edge_frame, node_frames
 from sar.partition.book import PartitionBook

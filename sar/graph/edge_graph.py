@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sar.comm.collectives import send_rows
 from sar.edges import as_stored
-from sar.edges.edge_list import EdgeEnds, edge_ends, relation_of_edges
+from sar.edges.build import EdgeEnds, edge_ends, relation_of_edges
 from sar.graph.transform import with_edges
 from sar.graph.view import G, GraphView
 

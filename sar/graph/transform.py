@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.edges import Relation, as_stored, reverse_relation
-from sar.edges.edge_list import EdgeEnds, edge_ends, relation_of_edges
+from sar.edges.build import EdgeEnds, edge_ends, relation_of_edges
 from sar.graph.frame import Frame
 from sar.graph.store import EID, EType, GraphStore, edge_frame
 

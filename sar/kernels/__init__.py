@@ -3,12 +3,11 @@
 All that file an implementation are imported here, so that :func:`has` knows them.
 """
 
-from sar.kernels import attention, keyed, nonzero, norm, relu, sddmm, sparse, triple
+from sar.kernels import attention, keyed, nonzero, norm, sddmm
 from sar.kernels.csc import INT32_EDGES, Csc, compress, transpose
-from sar.kernels.registry import has, implements
-from sar.kernels.rows import add_rows
+from sar.kernels.device import has, implements
 from sar.kernels.segment import ExtremeReducer, add_to_winners, winners_only
-from sar.kernels.spmm import Factors, spmm, spmm_add, spmm_into, wide_dtype
+from sar.kernels.spmm import Factors, add_rows, spmm, spmm_add, spmm_into, wide_dtype
 
 __all__ = [
     "INT32_EDGES",
@@ -24,14 +23,11 @@ __all__ = [
     "keyed",
     "nonzero",
     "norm",
-    "relu",
     "sddmm",
-    "sparse",
     "spmm",
     "spmm_add",
     "spmm_into",
     "transpose",
-    "triple",
     "wide_dtype",
     "winners_only",
 ]

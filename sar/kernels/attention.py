@@ -27,8 +27,8 @@ from torch import Tensor
 
 from sar.kernels import attention_loops as loops
 from sar.kernels.csc import Csc
+from sar.kernels.device import implements
 from sar.kernels.jit import array, in_parallel, num_parts, rows_in_parallel
-from sar.kernels.registry import implements
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.kernels.registry import KERNELS, implements
+from sar.kernels.device import KERNELS, implements
 
 INT32_EDGES = 2**31 - 1  # positions and bounds are int32
 _NOWHERE = torch.empty(0, dtype=torch.int32).numpy()

@@ -1,17 +1,44 @@
-"""What differs between devices besides their kernels: chunks, generators, memory and clocks."""
+"""What depends on the device: which implementation an operation has, chunks, generators, memory
+and clocks.
+
+An implementation is filed where it is written, by :func:`implements`: by the operation's name, the
+device and the type of the numbers. What computes an operation looks it up in :data:`KERNELS`, once
+a call, and does it in torch's own operators where there is none. What has no such second form asks
+:func:`has` before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+F = TypeVar("F", bound=Callable[..., Any])
+KERNELS: dict[tuple[str, str, torch.dtype], Callable[..., Any]] = {}
 HOST_CHUNK_BYTES = 8 << 20  # stays in the caches
 DEVICE_CHUNK_BYTES = 1 << 30  # few launches: with chunks of 8 MiB a GPU waits for them
 _MARKS = 1 << 12  # that are kept before the device is waited for
+
+
+def implements(operation: str, device: str, *dtypes: torch.dtype) -> Callable[[F], F]:
+    """Decorator of what computes ``operation`` on a type of device, for numbers of ``dtypes``."""
+
+    def file(function: F) -> F:
+        for dtype in dtypes:
+            KERNELS[operation, device, dtype] = function
+        has.cache_clear()
+        return function
+
+    return file
+
+
+@cache
+def has(operation: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether an implementation is filed."""
+    return (operation, device.type, dtype) in KERNELS
 
 
 def is_host(device: torch.device) -> bool:

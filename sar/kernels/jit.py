@@ -48,8 +48,9 @@ _TYPES = {dtype: _ORDER + kind for dtype, kind in _KINDS.items()}
 
 # Kernels own no memory: counting who refers to an array costs more than what is done with
 # one edge. Where they need room, the caller passes it.
-_OPTIONS: Any = {"nogil": True, "cache": True, "fastmath": _FAST, **without_counting()}
-kernel: Any = njit(**_OPTIONS)
+_OPTIONS: Any = {"nogil": True, "cache": True, **without_counting()}
+kernel: Any = njit(**_OPTIONS, fastmath=_FAST)
+ordered_kernel: Any = njit(**_OPTIONS)  # whose sums are not reordered
 inlined: Any = numba.njit(inline="always")
 _emitted: Any = intrinsic  # the decorated function takes the arguments of the compiled one
 
@@ -242,7 +243,7 @@ mix = inlined(splitmix_mix)
 def keep_factor(key: int, column: int, seed: int, probability: float, keep: Any) -> Any:
     """What dropout multiplies an element by: ``keep`` = 1 / (1 - probability), or 0.
 
-    The same numbers as ``sar.ops.keyed.keyed_uniform``.
+    The same numbers as ``sar.kernels.keyed.keyed_uniform``.
     """
     row = mix(np.uint64(key) * STEP + np.uint64(seed))
     bits = mix(row + (np.uint64(column) + np.uint64(1)) * STEP)

@@ -1,4 +1,4 @@
-"""Dropout by keyed random numbers, compiled: the numbers of :func:`sar.ops.keyed.keyed_uniform`."""
+"""Random numbers that are a function of a seed and a row's key, and dropout by them, compiled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,39 @@ import torch
 from torch import Tensor
 
 from sar._private import njit
+from sar.kernels.device import implements
 from sar.kernels.jit import STEP, array, mix, rows_in_parallel
-from sar.kernels.registry import implements
+from sar.splitmix import MIX_1, MIX_2
 
 _BLOCK = 1 << 15  # elements of a 16-bit tensor that are widened at a time
+_MANTISSA = 53
+_STEP, _MIX_1, _MIX_2 = (int(one) - 2**64 for one in (STEP, MIX_1, MIX_2))  # as signed integers
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def keyed_uniform(keys: Tensor, width: int, seed: int) -> Tensor:
+    """float64 [n, width] in [0, 1), a function of seed, key and column only.
+
+    Args:
+        keys: int [n], what names each row (:class:`sar.partition.keys.Keys`).
+        seed: well mixed, as :class:`sar.comm.SeedStream` draws them: seeds that differ by a
+            multiple of a constant would give the same numbers to other keys.
+    """
+    signed = (seed + 2**63) % 2**64 - 2**63
+    row = _mix(keys.long() * _STEP + signed)
+    column = torch.arange(1, width + 1, device=keys.device, dtype=torch.int64) * _STEP
+    bits = _mix(row.unsqueeze(1) + column)
+    return _shift(bits, 64 - _MANTISSA).double() * 2.0**-_MANTISSA
 
 
 @njit(nogil=True, cache=True)

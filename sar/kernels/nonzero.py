@@ -1,7 +1,11 @@
-"""Rows without their zeros: a bit for each number, and the numbers whose bit is set, row by row.
+"""Numbers that are not zero, told by a bit each: rows packed without their zeros, and relu.
 
-A number counts as zero when all of its own bits are: a negative zero travels. A row's bits lie in
-words as wide as a number, the first number's in the lowest bit of the first word.
+Packed are the numbers whose bit is set, row by row. A number counts as zero when all of its own
+bits are: a negative zero travels. A row's bits lie in words as wide as a number, the first
+number's in the lowest bit of the first word.
+
+Relu's bits of a block of numbers lie in n bytes: bit b of byte i is that of number b * n + i. So
+numbers side by side have their bits in bytes side by side, and a loop takes a vector of each.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sar.kernels.jit import array, kernel
-from sar.kernels.registry import KERNELS, implements
+from sar.kernels.device import KERNELS, implements
+from sar.kernels.jit import array, kernel, rows_in_parallel
 
 SLACK = 1  # numbers behind the packed ones that are read, or written, and mean nothing
+DTYPES = (torch.float32, torch.float64)
+_BYTES = 1 << 10  # of a block: its numbers and bits stay in the first cache
+_BLOCK = 8 * _BYTES
 _WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -146,3 +153,60 @@ def _unpack(words: Any, numbers: Any, out: Any) -> None:
                 bit, number = (bits >> place) & 1, numbers[read]
                 out[row, low + place] = number if bit else 0
                 read += bit
+
+
+@implements("rectify", "cpu", *DTYPES)
+def rectify(x: Tensor) -> Tensor:
+    """Make ``x`` max(x, 0); NaN stays.
+
+    Args:
+        x: contiguous, on the CPU, of one of ``DTYPES``.
+
+    Returns:
+        uint8 [numbers / 8, rounded up]: which numbers are not zero now, as :func:`mask` reads it.
+    """
+    bits = torch.empty(-(-x.numel() // 8), dtype=torch.uint8)
+    _on_blocks(_rectify, x, bits)
+    return bits
+
+
+def mask(x: Tensor, bits: Tensor) -> None:
+    """Make numbers of ``x`` zero where the bit of :func:`rectify` is not set."""
+    _on_blocks(_mask, x, bits)
+
+
+def _on_blocks(function: Any, x: Tensor, bits: Tensor) -> None:
+    numbers, marks = array(x.detach().view(-1)), array(bits)
+    rows_in_parallel(
+        lambda part, first, last: function(numbers, marks, first, last),
+        -(-len(numbers) // _BLOCK),
+        len(numbers),
+    )
+
+
+@kernel
+def _rectify(x: Any, bits: Any, first: int, last: int) -> None:
+    zero = x.dtype.type(0)
+    for block in range(first, last):
+        marks = bits[block * _BYTES : (block + 1) * _BYTES]
+        numbers = x[block * _BLOCK : (block + 1) * _BLOCK]
+        marks[:] = 0
+        for bit in range(8):
+            some = numbers[bit * len(marks) : (bit + 1) * len(marks)]
+            for i in range(len(some)):
+                passes = not some[i] <= zero
+                marks[i] |= np.uint8(passes) << np.uint8(bit)
+                some[i] = some[i] if passes else zero
+
+
+@kernel
+def _mask(x: Any, bits: Any, first: int, last: int) -> None:
+    zero = x.dtype.type(0)
+    for block in range(first, last):
+        marks = bits[block * _BYTES : (block + 1) * _BYTES]
+        numbers = x[block * _BLOCK : (block + 1) * _BLOCK]
+        for bit in range(8):
+            some = numbers[bit * len(marks) : (bit + 1) * len(marks)]
+            for i in range(len(some)):
+                is_set = (marks[i] >> np.uint8(bit)) & np.uint8(1)
+                some[i] = some[i] if is_set else zero

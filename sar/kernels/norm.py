@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.kernels.device import KERNELS, implements
 from sar.kernels.jit import array, flat, kernel, rows_in_parallel
-from sar.kernels.registry import KERNELS, implements
 from sar.kernels.spmm import wide_dtype
 
 _COMPILED = ("cpu", torch.float32, torch.float64)

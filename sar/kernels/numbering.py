@@ -4,38 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from sar._private import njit, without_counting
-from sar.kernels.jit import STEP, prefetch_byte
+from sar.kernels.jit import STEP, inlined, ordered_kernel, prefetch_byte
 
 _EMPTY = -1  # in a table of ids
 _IDS_AHEAD = 16
 _IDS_AT_ONCE = 1 << 13  # so that the table grows by those that are new, not by all
 _ONE = np.uint64(1)
-# Without counting who refers to an array, as in all kernels: once for each id it costs half.
-_OPTIONS: Any = {"nogil": True, "cache": True, **without_counting()}
-_compiled: Any = njit(**_OPTIONS)
 
 
-@numba.njit(inline="always")
+@inlined
 def _home(shift: Any, wanted: Any) -> Any:
     """Where to look first: the highest bits of a product (Knuth 1998, section 6.4); the middle ones
     are looked for four times as long."""
     return (np.uint64(wanted) * STEP) >> shift
 
 
-@numba.njit(inline="always")
+@inlined
 def _ask_ahead(table: Any, shift: Any, ids: Any, i: int) -> None:
     if i + _IDS_AHEAD < ids.shape[0]:
         slot = _home(shift, ids[i + _IDS_AHEAD])
         prefetch_byte(table, np.int64(slot) * 2 * table.itemsize)
 
 
-@_compiled
+@ordered_kernel
 def _number(table: Any, shift: Any, nodes: Any, count: int, ids: Any, local: Any) -> int:
     mask = np.uint64(table.shape[0] - 1)
     for i in range(ids.shape[0]):
@@ -54,7 +49,7 @@ def _number(table: Any, shift: Any, nodes: Any, count: int, ids: Any, local: Any
     return count
 
 
-@_compiled
+@ordered_kernel
 def _find(table: Any, shift: Any, ids: Any, local: Any) -> None:
     mask = np.uint64(table.shape[0] - 1)
     for i in range(ids.shape[0]):

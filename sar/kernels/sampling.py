@@ -10,19 +10,19 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from sar._private import njit, without_counting
 from sar.kernels.jit import (
     LINE,
     STEP,
     STREAMED,
     copy_bytes,
     end_streams,
+    inlined,
     mix,
+    ordered_kernel,
     prefetch_byte,
     stream_bytes,
 )
@@ -32,13 +32,10 @@ _CACHED = 1 << 22  # bytes of rows; more leave the caches before they are read
 _ALL = np.empty(0, np.int32)
 _LOW = np.uint64(0xFFFFFFFF)
 _11, _32 = np.uint64(11), np.uint64(32)
-# Without counting who refers to an array, as in all kernels: once for each row it costs half.
-_OPTIONS: Any = {"nogil": True, "cache": True, **without_counting()}
 Make = Callable[..., Tensor]
-_compiled: Any = njit(**_OPTIONS)
 
 
-@numba.njit(inline="always")
+@inlined
 def _bounded(bits: Any, limit: Any) -> Any:
     """floor(bits / 2**64 * limit), for limits below 2**32."""
     bound = np.uint64(limit)
@@ -46,7 +43,7 @@ def _bounded(bits: Any, limit: Any) -> Any:
     return np.int64((high + (low >> _32)) >> _32)
 
 
-@_compiled
+@ordered_kernel
 def _uniform(chosen: Any, degree: int, fanout: int, row: Any, replace: bool) -> int:
     """Positions among ``degree`` edges; how many. Without replacement Floyd's sets (Bentley and
     Floyd 1987), in order of the draw."""
@@ -71,7 +68,7 @@ def _uniform(chosen: Any, degree: int, fanout: int, row: Any, replace: bool) -> 
     return fanout
 
 
-@_compiled
+@ordered_kernel
 def _weighted(chosen: Any, best: Any, weights: Any, fanout: int, row: Any) -> int:
     """Positions without replacement, with chances in proportion to weights: the largest of
     log(u) / w (Efraimidis and Spirakis 2006). Edges of weight 0 are never drawn."""
@@ -92,7 +89,7 @@ def _weighted(chosen: Any, best: Any, weights: Any, fanout: int, row: Any) -> in
     return count
 
 
-@_compiled
+@ordered_kernel
 def _weighted_again(chosen: Any, weights: Any, fanout: int, row: Any) -> int:
     """Positions with replacement, with chances in proportion to weights."""
     total = 0.0
@@ -113,7 +110,7 @@ def _weighted_again(chosen: Any, weights: Any, fanout: int, row: Any) -> int:
     return fanout
 
 
-@_compiled
+@ordered_kernel
 def _draw(
     out: Any,
     at: int,
@@ -236,7 +233,7 @@ def hashed(*words: int) -> int:
     return int(state)
 
 
-@_compiled
+@ordered_kernel
 def _split(
     ids: Any, bounds: Any, kept: Any, order: Any, rows: Any, counts: Any, owner: Any, cursor: Any
 ) -> None:
@@ -283,7 +280,7 @@ def split(
     return order, rows, counts.tolist()
 
 
-@_compiled
+@ordered_kernel
 def _counted(buffer: Any, starts: Any, sizes: Any, order: Any, offsets: Any) -> None:
     first = 0
     for p in range(starts.shape[0]):
@@ -294,7 +291,7 @@ def _counted(buffer: Any, starts: Any, sizes: Any, order: Any, offsets: Any) -> 
         offsets[i] += offsets[i - 1]
 
 
-@_compiled
+@ordered_kernel
 def _place(
     buffer: Any, starts: Any, sizes: Any, order: Any, offsets: Any, neighbor: Any, eid: Any, of: Any
 ) -> None:
@@ -346,7 +343,7 @@ def place(
     return Placed(offsets, *edges)
 
 
-@_compiled
+@ordered_kernel
 def _copy_rows(
     out: Any, to: Any, table: Any, rows: Any, count: int, nbytes: int, is_streamed: bool
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.kernels.csc import Csc
+from sar.kernels.device import KERNELS, implements
 from sar.kernels.jit import (
     array,
     flat,
@@ -19,7 +20,6 @@ from sar.kernels.jit import (
     prefetch_row,
     rows_in_parallel,
 )
-from sar.kernels.registry import KERNELS, implements
 
 _NO_EDGE = torch.iinfo(torch.int32).max
 _COMPILED = (torch.float32, torch.float64)

@@ -30,8 +30,7 @@ from sar.edges import Relation
 from sar.kernels import wide_dtype
 from sar.kernels.attention import deltas
 from sar.ops.attention_passes import Attention, widened
-from sar.ops.first_order import first_order
-from sar.ops.saving import Writes, once, owns_saved
+from sar.ops.saving import Writes, first_order, once, owns_saved
 from sar.stream.plan import agree_on_gradients
 
 

@@ -16,8 +16,7 @@ from sar.kernels.attention_loops import ADDITIVE
 from sar.layers.attending import Arriving, Call, copies, finish, grad_of_rows, like
 from sar.ops.attention import attention_backward
 from sar.ops.attention_passes import Attention, agreed, attention_forward, widened
-from sar.ops.first_order import first_order
-from sar.ops.saving import any_rank
+from sar.ops.saving import any_rank, first_order
 
 
 def gat(

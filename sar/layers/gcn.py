@@ -17,8 +17,7 @@ from sar.config import Policy
 from sar.edges.constant import constants_of
 from sar.edges.relation import Relation
 from sar.ops.aggregate import aggregate, summed
-from sar.ops.first_order import first_order
-from sar.ops.saving import owns_saved
+from sar.ops.saving import first_order, owns_saved
 from sar.ops.sums import Sums, agree_way, sums_over
 from sar.stream.plan import agree_on_gradients
 

@@ -15,8 +15,7 @@ from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.ops.aggregate import aggregate
-from sar.ops.first_order import first_order
-from sar.ops.saving import owns_saved
+from sar.ops.saving import first_order, owns_saved
 from sar.ops.sums import Sums, mean_scale, sums_over
 from sar.stream.plan import agree_on_gradients
 

@@ -26,8 +26,7 @@ from sar._private import frees_graph
 from sar.comm import Group
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.ops.first_order import first_order
-from sar.ops.saving import is_recomputed, once, owns_saved, repeats, valued
+from sar.ops.saving import first_order, is_recomputed, once, owns_saved, repeats, valued
 from sar.ops.sums import Sums, mean_scale, sums_over
 
 BLOCK = 32  # columns: at most two cache lines of a row

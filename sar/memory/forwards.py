@@ -1,4 +1,4 @@
-"""What stands before the forward passes of modules, and how it gets there and away."""
+"""What stands before the forward passes of modules, and what those were called with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from sar._private import frees_graph, tree_flatten, tree_unflatten
 
 
 class Forward:
@@ -37,3 +41,49 @@ def reset(modules: Iterable[nn.Module]) -> None:
             del module.__dict__["forward"]
             if forward.inner is not None:
                 module.forward = forward.inner
+
+
+class LayerInputs:
+    """The arguments of a layer's forward pass, let go when backward has taken them."""
+
+    def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.first: tuple[tuple, dict[str, Any]] | None = (args, kwargs)
+        leaves, self.spec = tree_flatten((args, kwargs))
+        self.tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        start = torch.empty(0, requires_grad=True)
+        # In torch 2.11 what a node saves goes with the node's result.
+        self.saved: Any = _Saved.apply(start, *(leaves[i] for i in self.tensors))
+
+    def take(self) -> tuple[tuple, dict[str, Any]]:
+        """For the forward pass; later for each backward pass, the last of which ends with them.
+
+        Raises ``RuntimeError`` when there was one that did not keep the graph.
+        """
+        if self.first is not None:
+            given, self.first = self.first, None
+            return given
+        if self.saved is None:
+            raise RuntimeError(
+                "backward: a recomputed layer has let its inputs go in a backward pass before; "
+                "expected retain_graph=True there"
+            )
+        leaves = list(self.others)
+        for i, tensor in zip(self.tensors, self.saved.grad_fn.saved_tensors, strict=True):
+            leaves[i] = tensor
+        if frees_graph():
+            self.saved = None
+        return tree_unflatten(leaves, self.spec)
+
+
+class _Saved(Function):
+    """Nothing, made of tensors that autograd watches and passes through hooks as any saved."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return start.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        return dout, *(None for _ in ctx.needs_input_grad[1:])

@@ -18,8 +18,7 @@ from sar.comm import Group, current_group
 from sar.graph import GraphArgument, graphs_among
 from sar.graph.rows import KnownRows
 from sar.kernels.device import is_host
-from sar.memory.forwards import Forward, replace, reset
-from sar.memory.inputs import LayerInputs
+from sar.memory.forwards import Forward, LayerInputs, replace, reset
 from sar.memory.paging import Offload, RoundToBfloat16, in_memory
 from sar.models.adapter import known_layers
 from sar.ops.randomness import SameRandom

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar.kernels.registry import has
+from sar.kernels import has
 from sar.layers.attending import input_travels
 from sar.layers.gat import gat
 from sar.layers.gcn import Degrees, gcn

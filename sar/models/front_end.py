@@ -21,7 +21,7 @@ from sar.kernels.device import is_host
 from sar.models.calling import arguments
 from sar.models.convs import LAYERS
 from sar.ops import aggregate
-from sar.ops.extreme import extreme_of_rows
+from sar.ops.aggregate import extreme_of_rows
 from sar.partition.arrays import ORIG_EID
 from sar.partition.book import EType
 from sar.sampling.batch import NO_EDGES, Drawn, tensors

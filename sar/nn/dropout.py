@@ -14,7 +14,7 @@ from sar.comm import current_group
 from sar.graph import GraphView
 from sar.graph.rows import Call, KeyedRows, Kind, current, keyed_rows, kinds_of
 from sar.kernels.jit import untraced
-from sar.ops.keyed import keyed_dropout
+from sar.ops.randomness import keyed_dropout
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.message_dropout import in_function
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sar import expect
 from sar.graph import GraphView
+from sar.kernels.keyed import keyed_uniform
 from sar.nn.params import ShardedParameter
-from sar.ops.keyed import keyed_uniform
 
 _BLOCK_ROWS = 1 << 16
 

@@ -13,10 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from sar import expect
 from sar.comm import Group, current_group
+from sar.kernels import wide_dtype
 from sar.nn.drift import check_layout, check_sums, compare_at_end
 from sar.nn.history import GradientWatch, history_of, is_due
 from sar.nn.params import ShardedParameter, agree_on_layout, layout_of, trained
-from sar.ops.reduce import wide_dtype
 
 
 def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:

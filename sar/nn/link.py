@@ -17,13 +17,13 @@ from sar.edges import as_stored
 from sar.graph import GraphView
 from sar.graph.directory import NodeDirectory
 from sar.graph.edge_graph import edge_graph, global_ends
+from sar.kernels import wide_dtype
+from sar.kernels.keyed import keyed_uniform
 from sar.nn.losses import global_mean
 from sar.nn.scorers import LinkScorer
 from sar.ops import Inputs, Messages, run_messages
-from sar.ops.keyed import keyed_uniform
 from sar.ops.message_blocks import Rows
 from sar.ops.randomness import unchanged
-from sar.ops.reduce import wide_dtype
 from sar.tracing.capture import TORCH_CAPTURES
 from sar.tracing.chunks import Sample, refuse_chunked
 
@@ -205,8 +205,8 @@ class NegativeSampler:
     """Draws ``k`` negative edges for each edge of a graph; made collectively.
 
     Negative j of the edge with original id e takes the node whose original id is
-    floor(N x uniform(seed, step, end, e, j)) of the N of its type (:mod:`sar.ops.keyed`): neither
-    the cut nor the number of ranks plays a part. Nobody looks whether it is a true edge.
+    floor(N x uniform(seed, step, end, e, j)) of the N of its type (:mod:`sar.kernels.keyed`):
+    neither the cut nor the number of ranks plays a part. Nobody looks whether it is a true edge.
 
     A negative belongs to the rank that owns its destination, as edges do. Drawing costs, in time
     and memory, in proportion to this rank's edges, negatives and the rows these need; what a rank

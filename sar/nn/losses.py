@@ -8,9 +8,10 @@ from torch import Tensor
 
 from sar import expect
 from sar.comm import Group, current_group
+from sar.kernels import wide_dtype
 from sar.kernels.jit import untraced
 from sar.nn.drift import watch_loss
-from sar.ops.reduce import mean_of_rows, sum_of_rows, wide_dtype
+from sar.ops.readout import mean_of_rows, sum_of_rows
 from sar.tracing.lazy import eager
 
 

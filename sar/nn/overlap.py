@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from sar._private import can_be_renumbered, sequence_number, set_sequence_number, version_of
 from sar.comm import Group, current_group
 from sar.comm.group import Work
+from sar.kernels import wide_dtype
 from sar.nn.drift import check_sums
 from sar.nn.gradients import begin_watch, end_watch, gather_grads, sum_bucket
 from sar.nn.local_norms import warn_of_local_norms
 from sar.nn.params import agree_on_layout, trained
 from sar.ops.aggregate import sends_gradients
-from sar.ops.reduce import wide_dtype
 
 BUCKET_BYTES = 1 << 18
 _SHIFT = 40  # bits of a node's own number, which counts the operations of a thread

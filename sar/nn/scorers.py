@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sar.ops.triple import triple_product
+from sar.ops.typed import triple_product
 
 _PAIR_ELEMENTS = 1 << 20  # of both ends' rows, expanded at once
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.config import Policy
-from sar.edges.constant_halo import constant_halo
+from sar.edges.constant import constant_halo
 from sar.edges.relation import LOCAL, Relation
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import (

@@ -17,8 +17,7 @@ from sar.kernels.norm import (
     moments,
     normalize,
 )
-from sar.ops.first_order import first_order
-from sar.ops.saving import once, valued
+from sar.ops.saving import first_order, once, valued
 
 
 def normalize_rows(

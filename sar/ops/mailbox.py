@@ -18,11 +18,17 @@ from torch.autograd import Function
 from sar.config import Policy
 from sar.edges.relation import Relation
 from sar.ops.capture import Recording
-from sar.ops.first_order import first_order
-from sar.ops.mailbox_blocks import MailboxPass, fetch_table
-from sar.ops.mailbox_grads import MailboxGrads
-from sar.ops.message_blocks import Inputs, MessagePass, Messages, block_size, pack_rows, unpack_rows
-from sar.stream.packing import RowLayout
+from sar.ops.mailbox_blocks import MailboxGrads, MailboxPass, fetch_table
+from sar.ops.message_blocks import (
+    Inputs,
+    MessagePass,
+    Messages,
+    RowLayout,
+    block_size,
+    pack_rows,
+    unpack_rows,
+)
+from sar.ops.saving import first_order
 
 _warned: set[tuple[str, str, int]] = set()
 

@@ -1,7 +1,11 @@
-"""A mailbox pass: the whole halo in one table, blocks of destinations, two functions a block."""
+"""A mailbox pass: the whole halo in one table, blocks of destinations, two functions a block.
+
+Backward has the halo again, blocks under grad, and sends gradients home in one table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -10,9 +14,17 @@ from torch import Tensor
 
 from sar.edges.arrivals import MailBlock
 from sar.kernels import add_rows
-from sar.ops.message_blocks import Block, MessagePass, Rows, row_bytes
+from sar.ops.message_blocks import (
+    Block,
+    MessagePass,
+    RowLayout,
+    Rows,
+    pack_rows,
+    row_bytes,
+    unpack_rows,
+)
+from sar.ops.message_grads import BlockGrads
 from sar.stream import GradientMessages, GradientReturn, fetch
-from sar.stream.packing import RowLayout
 
 _MAX_RUNS = 2**32  # runs in a block, for the numbers that random functions are seeded by
 
@@ -128,3 +140,62 @@ def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
         for peer, rows in zip(step.sources, parts, strict=True):
             rows.copy_(table[starts[peer] : starts[peer] + len(rows)])
     return home.finish()
+
+
+class MailboxGrads:
+    """One backward pass.
+
+    Args:
+        captures: what the forward recorded; ``tensors`` end in as many, then in ``hidden``.
+        needs: per tensor, whether autograd asks for its gradient.
+        src_needs: per source input, whether any rank's does: every rank sends those home.
+    """
+
+    def __init__(
+        self,
+        spec: MailboxPass,
+        captures: list[Tensor],
+        hidden: list[Tensor],
+        tensors: Sequence[Tensor],
+        needs: Sequence[bool],
+        src_needs: list[bool],
+    ) -> None:
+        self.spec, self.originals = spec, captures
+        self.src, *sides = spec.split([t.detach() for t in tensors])
+        self.own_needs, *others = spec.split(list(needs))
+        self.grads = BlockGrads(self.src, sides, src_needs, others, captures, hidden)
+
+    def run(self, grads: list[Tensor], kept: Tensor | None) -> list[Tensor | None]:
+        """Gradients of all inputs and captured tensors, ``None`` where nobody asked."""
+        relation = self.spec.messages.relation
+        layout, packed = pack_rows(self.src)
+        table = kept
+        if layout is not None and packed is not None and table is None:
+            table = fetch_table(self.spec, layout, packed)
+        del packed
+        target = None if table is None else self.grads.blank(len(table), table.device)
+        for block in relation.arrivals.blocks(self.spec.block_edges):
+            self._block(block, unpack_rows(layout, table, block.src), grads, target)
+        del table
+        home = None
+        if target is not None and layout is not None:
+            home = return_table(self.spec, layout, target)
+        src, sides, captured = self.grads.results(home)
+        asked = [grad if own else None for grad, own in zip(src, self.own_needs, strict=True)]
+        return [*asked, *sides, *captured]
+
+    def _block(
+        self, block: MailBlock, src: list[Tensor], grads: list[Tensor], target: Tensor | None
+    ) -> None:
+        """Recompute one block under grad and add its share to every gradient."""
+        at = block.ends, block.position, block.dst
+        src_rows, dst_rows, edge_rows, node_rows = rows = self.grads.leaves(src, at)
+        mode = self.spec.reduce.messages.capturing.replace(self.originals, self.grads.aliases)
+        with torch.enable_grad():
+            values = self.spec.compute(block, src_rows, dst_rows, edge_rows, node_rows, mode)
+        pairs = [
+            (value, grad.index_select(0, block.dst).to(value.dtype))
+            for value, grad in zip(values, grads, strict=True)
+            if value.requires_grad
+        ]
+        self.grads.add(pairs, rows, block.src, at, target)

@@ -19,7 +19,6 @@ from sar.config import Policy
 from sar.edges.relation import AnyRelation, Relation, ReversedRelation
 from sar.errors import NotSupportedError
 from sar.ops.capture import Recording
-from sar.ops.first_order import first_order
 from sar.ops.message_blocks import (
     Inputs,
     MessagePass,
@@ -32,9 +31,9 @@ from sar.ops.message_blocks import (
     unpack_rows,
 )
 from sar.ops.message_grads import MessageGrads
-from sar.ops.push import push_logsumexp, push_sum
-from sar.ops.push_extreme import push_extreme
+from sar.ops.push import push_extreme, push_logsumexp, push_sum
 from sar.ops.reducers import Reducer, make_reducer
+from sar.ops.saving import first_order
 from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
 from sar.stream.plan import agree_on_gradients
 

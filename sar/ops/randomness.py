@@ -1,4 +1,6 @@
-"""Borrowing torch's random generator: its state is put back as it was.
+"""Random numbers: torch's generator, borrowed and put back as it was, and dropout by keys.
+
+What dropout keeps is a function of a seed and a row's key, not of the order of evaluation.
 
 Ranks may be threads of one process, which has one CPU generator. Reading its state, torch waits
 for the interpreter while it holds the generator; writing it, for the generator while it holds the
@@ -7,13 +9,18 @@ interpreter. Two threads would stop each other for ever, so they take turns here
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd import Function
 
-from sar.kernels.device import is_host
+from sar.kernels.device import has, is_host
+from sar.kernels.keyed import drop, keyed_uniform
 
 _turn = threading.RLock()
 
@@ -72,3 +79,50 @@ def _read() -> torch.Tensor:
 def _write(state: torch.Tensor) -> None:
     with _turn:
         torch.default_generator.set_state(state)
+
+
+def keyed_dropout(x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
+    """``x`` [n, ...] with elements zeroed with ``probability``, the rest scaled by its inverse.
+
+    Row i, column c (counted over all dimensions but the first) is kept where
+    ``keyed_uniform(keys, width, seed)[i, c] >= probability``.
+    """
+    return _KeyedDropout.apply(x, keys, seed, probability)
+
+
+def reference_dropout(x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
+    """What :func:`keyed_dropout` computes, by :func:`keyed_uniform`."""
+    width = math.prod(x.shape[1:])
+    keep = keyed_uniform(keys, width, seed).view(x.shape) >= probability
+    return x * (keep.to(x.dtype) * _scale(probability))
+
+
+def _scale(probability: float) -> float:
+    return 0.0 if probability >= 1 else 1 / (1 - probability)
+
+
+class _KeyedDropout(Function):
+    """y_ic = x_ic m_ic / (1 - p), m_ic = [u(key_i, c) >= p]; backward the same of dy.
+
+    ======  ===================  =========================================================
+    tensor  shape                owner and lifetime
+    ======  ===================  =========================================================
+    x, y    [n, ...]             this rank; not saved
+    keys    [n] integer          this rank; saved (an input): the mask is computed again
+    m       [n, ...]             this rank; exists for one element at a time (compiled)
+    ======  ===================  =========================================================
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, seed: int, probability: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.seed, ctx.probability = seed, probability
+        if probability >= 1 or not has("drop", x.device, x.dtype):
+            return reference_dropout(x, keys, seed, probability)
+        rows = x.detach().contiguous().view(len(x), math.prod(x.shape[1:]))
+        return drop(rows, keys, seed, probability, _scale(probability)).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        (keys,) = ctx.saved_tensors
+        return keyed_dropout(grads[0], keys, ctx.seed, ctx.probability), None, None, None

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from sar.kernels import relu as kernels
-from sar.kernels.registry import has
+from sar.kernels import has
+from sar.kernels.nonzero import mask, rectify
 from sar.ops.saving import is_innermost, once
 
 _RELUS = (F.relu, torch.relu, Tensor.relu)
@@ -64,7 +64,7 @@ class _Rectify(Function):
         ctx.drops_zeros = True  # see sar.stream.zeros
         ctx.mark_dirty(x)
         ctx.by_bits = x.is_contiguous() and has("rectify", x.device, x.dtype)
-        marks = kernels.rectify(x) if ctx.by_bits else ~(x.relu_() <= 0)
+        marks = rectify(x) if ctx.by_bits else ~(x.relu_() <= 0)
         ctx.marks = once(lambda: marks) if is_innermost() else marks
         return x
 
@@ -74,8 +74,8 @@ class _Rectify(Function):
             return dy * ctx.marks
         if torch.is_grad_enabled():  # this pass is differentiated, too
             kept = torch.ones(dy.shape, dtype=dy.dtype)
-            kernels.mask(kept, ctx.marks)
+            mask(kept, ctx.marks)
             return dy * kept
         dx = dy.clone(memory_format=torch.contiguous_format)
-        kernels.mask(dx, ctx.marks)
+        mask(dx, ctx.marks)
         return dx

@@ -1,4 +1,5 @@
-"""What a layer whose saved tensors are not simply kept has to know about its own forward pass.
+"""What a layer has to know about its own passes: are saved tensors simply kept, is backward to be
+differentiated?
 
 A layer that is recomputed runs its forward pass again in backward. Results that are small, or
 that a rank has to get from the others, are noted the first time and taken from the notes then:
@@ -14,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from sar._private import innermost_saving_hooks, version_of
 from sar.comm import Group
+from sar.errors import NotSupportedError
 
 T = TypeVar("T")
 
@@ -171,3 +174,26 @@ def any_rank(group: Group, happened: bool) -> bool:
     if group.size == 1:
         return happened
     return bool(group.all_reduce(torch.tensor(int(happened)), "max"))
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``backward`` of a function that streams: gradients of gradients raise at once.
+
+    Torch's ``once_differentiable`` raises when the second backward pass comes by, but
+    ``torch.autograd.grad`` with named inputs never goes there: what is missing would be left out
+    of the result without a word.
+
+    Raises:
+        NotSupportedError: in a backward pass with ``create_graph=True``.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise NotSupportedError(
+                "create_graph: got True, expected False: gradients that streamed over the edges of "
+                "a sharded graph cannot be differentiated again"
+            )
+        return backward(ctx, *grads)
+
+    return checked

@@ -1,6 +1,7 @@
 """Keys: integers that name the nodes and edges of a graph alike, however it is cut.
 
-Random numbers are made from them (:mod:`sar.ops.keyed`), so that they stay with their node or edge.
+Random numbers are made from them (:mod:`sar.kernels.keyed`), so that they stay with their node or
+edge.
 """
 
 from __future__ import annotations

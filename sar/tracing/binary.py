@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sar.kernels.registry import has
+from sar.kernels import has
 from sar.ops import Inputs, Messages
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sar.ops.keyed import keyed_dropout
+from sar.ops.randomness import keyed_dropout
 
 DROPOUTS = (F.dropout, torch.dropout)
 

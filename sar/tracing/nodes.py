@@ -17,7 +17,7 @@ from torch import Tensor
 from sar._private import tree_flatten, tree_unflatten, version_of
 from sar.edges import AnyRelation
 from sar.errors import NotSupportedError
-from sar.ops.keyed import keyed_dropout
+from sar.ops.randomness import keyed_dropout
 from sar.tracing.message_dropout import Drawn, KeyedDropout
 from sar.tracing.udf import Probe, call_udf
 
@@ -154,8 +154,8 @@ class Udf(Node):
 class Dropout(Node):
     """Dropout whose mask is a function of a seed and the edge, the same in every evaluation.
 
-    Element (edge, column) is kept where :func:`sar.ops.keyed.keyed_uniform` of the edge's key in
-    ``relation.keys`` is at least ``probability``; columns run over all dimensions but the first.
+    Element (edge, column) is kept where :func:`sar.kernels.keyed.keyed_uniform` of the edge's key
+    in ``relation.keys`` is at least ``probability``; columns run over all dimensions but the first.
     """
 
     source: Node

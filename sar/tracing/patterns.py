@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from sar.edges import Relation
+from sar.kernels import has
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
-from sar.kernels.registry import has
 from sar.ops.attention import Attention, attention
 from sar.tracing.binary import apply_binary
 from sar.tracing.edge_rows import EdgeRows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sar.edges import as_stored
-from sar.edges.edge_list import edge_ends
+from sar.edges.build import edge_ends
 from sar.frontends.dgl import ShardedGraph
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData

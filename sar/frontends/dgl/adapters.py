@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sar._private import width_wanted
-from sar.kernels.registry import has
+from sar.kernels import has
 from sar.layers.attending import input_travels
 from sar.layers.gat import gat
 from sar.layers.gatv2 import gatv2

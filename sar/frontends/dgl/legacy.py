@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.edges import as_stored
-from sar.edges.edge_list import edge_ends
+from sar.edges.build import edge_ends
 from sar.errors import NotSupportedError
 from sar.frontends.dgl.edge_columns import EdgeColumns
 from sar.graph.frame import Frame

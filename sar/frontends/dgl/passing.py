@@ -16,9 +16,9 @@ from sar.frontends.dgl.mailbox import reduce_udf
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import reverse
-from sar.kernels.registry import has
+from sar.kernels import has
 from sar.ops import aggregate, run_messages
-from sar.ops.extreme import extreme_of_rows
+from sar.ops.aggregate import extreme_of_rows
 from sar.stream import agree_on_gradients
 from sar.tracing.binary import (
     BuiltinMessage,
