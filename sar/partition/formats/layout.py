@@ -1,4 +1,4 @@
-"""Where every node and edge of a graph goes when it is cut.
+"""Where every node and edge of a graph goes when it is cut, and the loops that put them there.
 
 Nodes are ordered by (part, type, original id) and edges by (part of the destination, type, original
 id), so each part owns one range of either. What is kept is a part and a new id for each node; of
@@ -13,15 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
-from sar.partition.formats.loops import (
-    count_each,
-    count_parts,
-    group_edges,
-    group_nodes,
-    number_nodes,
-)
+from sar.partition.compiled import compiled, inlined
 from sar.partition.progress import BLOCK, Counter, Progress, blocks, silent
 
+WORD = 64  # bits of an element of a bitmap
+_ONE, _SIX, _LOW = np.uint64(1), np.uint64(6), np.uint64(WORD - 1)
 COPIED_BYTES = 2 << 20  # in memory at once: fits a cache, and the allocator keeps little of it
 
 
@@ -100,13 +96,11 @@ def _count_edges(
     graph: GraphArrays, part_of: dict[str, np.ndarray], num_parts: int, progress: Progress
 ) -> list[np.ndarray]:
     """Per type, int64 [P]: the edges that end in each part."""
-    found, counter = [], Counter(progress, "counting edges", graph.total_edges)
-    for etype, (_, dst) in graph.edges.items():
-        counts = np.zeros(num_parts, np.int64)
-        for low, high in blocks(len(dst), counter):
-            count_parts(np.ascontiguousarray(dst[low:high]), part_of[etype[2]], counts)
-        found.append(counts)
-    return found
+    counter = Counter(progress, "counting edges", graph.total_edges)
+    found = {etype: np.zeros(num_parts, np.int64) for etype in graph.edges}
+    for etype, _, _, dst in graph.edge_blocks(counter):
+        count_parts(dst, part_of[etype[2]], found[etype])
+    return list(found.values())
 
 
 def _ranges(counts: list[np.ndarray], num_parts: int) -> Iterator[np.ndarray]:
@@ -158,21 +152,137 @@ def edge_groups(
     graph: GraphArrays, layout: Layout, etype: CanonicalEtype, counter: Counter
 ) -> Iterator[Group]:
     """The edges of a type, block after block. The arrays of one are those of the next."""
-    src, dst = (ids.detach() for ids in graph.edges[etype])
     part_of, first = layout.part_of[etype[2]], layout.node_spans[:, 0].copy()
     src_ids, dst_ids = layout.new_ids[etype[0]], layout.new_ids[etype[2]]
-    size = min(BLOCK, len(src))
+    one = GraphArrays(graph.name, graph.num_nodes, {etype: graph.edges[etype]})
+    size = min(BLOCK, one.total_edges)
     order, ends = np.empty(size, np.int32), np.empty((2, size), np.int64)
-    for low, high in blocks(len(src), counter):
-        own = [np.ascontiguousarray(ids[low:high]) for ids in (src, dst)]
+    for _, low, src, dst in one.edge_blocks(counter):
         counts = np.zeros(layout.num_parts, np.int64)
-        count_parts(own[1], part_of, counts)
+        count_parts(dst, part_of, counts)
         bounds = _bounds(counts)
-        group_edges(
-            *own, part_of, src_ids, dst_ids, first, bounds[:-1].copy(), ends[0], ends[1], order
-        )
-        yield Group(low, high, bounds.tolist(), order, ends[0], ends[1])
+        group_edges(src, dst, part_of, src_ids, dst_ids, first, bounds[:-1].copy(), *ends, order)
+        yield Group(low, low + len(src), bounds.tolist(), order, ends[0], ends[1])
 
 
 def _bounds(counts: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], counts.cumsum()))
+
+
+@compiled
+def number_nodes(parts, following, new_ids):
+    """Give each node the next id of its part: int64 [P] ``following``, which moves on."""
+    for i in range(len(parts)):
+        new_ids[i] = following[parts[i]]
+        following[parts[i]] += 1
+
+
+@compiled
+def count_each(parts, counts):
+    """Add to int64 [P] ``counts`` how often each part comes."""
+    for i in range(len(parts)):
+        counts[parts[i]] += 1
+
+
+@compiled
+def count_parts(ids, part_of, counts):
+    """Add to int64 [P] ``counts`` the parts of nodes, one for each time that one comes."""
+    for i in range(len(ids)):
+        counts[part_of[ids[i]]] += 1
+
+
+@compiled
+def group_nodes(parts, at, order):
+    """int32 [n] rows, part after part and ascending inside each.
+
+    Args:
+        at: int64 [P], where each part's rows begin; moves on to where they end.
+    """
+    for i in range(len(parts)):
+        place = at[parts[i]]
+        at[parts[i]] = place + 1
+        order[place] = i
+
+
+@compiled
+def group_edges(
+    src, dst, part_of, src_ids, dst_ids, first, at,
+    out_src, out_dst, order,
+):  # fmt: skip
+    """Edges [e] by the part of their destination, in their order inside each part.
+
+    Args:
+        part_of, dst_ids: part and new id of the nodes of the destinations' type.
+        src_ids: new ids of the nodes of the sources' type.
+        first: int64 [P], the first node of each part.
+        at: as in :func:`group_nodes`.
+        out_src: int64 [e], gets new ids of sources.
+        out_dst: int64 [e], gets rows of destinations inside their part.
+        order: int32 [e], gets positions in the order in which the edges came.
+    """
+    for e in range(len(src)):
+        node = dst[e]
+        part = part_of[node]
+        place = at[part]
+        at[part] = place + 1
+        out_src[place] = src_ids[src[e]]
+        out_dst[place] = dst_ids[node] - first[part]
+        order[place] = e
+
+
+@compiled
+def mark_remote(ids, start: int, stop: int, bitmap):
+    """Set the bits of ids outside [start, stop)."""
+    for i in range(len(ids)):
+        one = ids[i]
+        if one < start or one >= stop:
+            bit = np.uint64(one)
+            bitmap[bit >> _SIX] |= _ONE << (bit & _LOW)
+
+
+@inlined
+def _ones(word):
+    """How many bits are set; LLVM makes one instruction of it."""
+    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    word = (word & np.uint64(0x3333333333333333)) + (
+        (word >> np.uint64(2)) & np.uint64(0x3333333333333333)
+    )
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return (word * np.uint64(0x0101010101010101)) >> np.uint64(56)
+
+
+@compiled
+def count_before(bitmap, before):
+    """int64 [words + 1]: bits that are set before each word, and all."""
+    total = np.int64(0)
+    for i in range(len(bitmap)):
+        before[i] = total
+        total += np.int64(_ones(bitmap[i]))
+    before[len(bitmap)] = total
+
+
+@compiled
+def make_local(ids, start: int, stop: int, bitmap, before):
+    """In place: inner nodes count from 0, then those in the bitmap in ascending order."""
+    for i in range(len(ids)):
+        one = ids[i]
+        if start <= one < stop:
+            ids[i] = one - start
+        else:
+            bit = np.uint64(one)
+            below = bitmap[bit >> _SIX] & ((_ONE << (bit & _LOW)) - _ONE)
+            ids[i] = stop - start + before[bit >> _SIX] + np.int64(_ones(below))
+
+
+@compiled
+def list_bits(words, first: int, out):
+    """int64 [n], ascending: the bits that are set, counted from ``first``."""
+    at = 0
+    for i in range(len(words)):
+        word, bit = words[i], first + i * WORD
+        while word:
+            if word & _ONE:
+                out[at] = bit
+                at += 1
+            word >>= _ONE
+            bit += 1

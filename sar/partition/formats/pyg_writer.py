@@ -36,8 +36,7 @@ from sar.partition.arrays import (
     GraphArrays,
 )
 from sar.partition.column import create_array
-from sar.partition.formats.layout import smallest
-from sar.partition.formats.loops import group_nodes
+from sar.partition.formats.layout import group_nodes, smallest
 from sar.partition.formats.out_files import OutFiles
 from sar.partition.progress import Counter, Progress, blocks, silent
 
