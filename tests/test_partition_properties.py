@@ -18,8 +18,7 @@ from round_trips import Back, files_of, read_back
 from torch import Tensor
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
-from sar.partition.cut import METHODS, find_method
-from sar.partition.options import PartitionOptions
+from sar.partition.cut import METHODS, PartitionOptions, find_method
 from sar.partition.run import partition
 from sar.partition.transform import SELF_LOOPS, Transforms
 

@@ -11,8 +11,7 @@ from functools import cache
 import numpy as np
 
 from sar.errors import PartitionError
-from sar.partition.book import HOMOGENEOUS_NTYPE, EType, PartitionBook
-from sar.partition.digest import read_digests
+from sar.partition.book import HOMOGENEOUS_NTYPE, EType, PartitionBook, read_digests
 
 MAX_ID = 2**62
 MAX_PARTS = 2**16

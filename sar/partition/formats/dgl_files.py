@@ -19,6 +19,8 @@ import numpy as np
 import torch
 import xxhash
 
+from sar.files import OutFiles
+from sar.partition.book import ArrayDigest, FileDigest
 from sar.partition.dgl_format import (
     ARRAY_MAGIC,
     COO_MAGIC,
@@ -31,7 +33,6 @@ from sar.partition.dgl_format import (
     TENSORS_MAGIC,
     UNIT_MAGIC,
 )
-from sar.partition.digest import ArrayDigest, FileDigest
 from sar.partition.formats.layout import (
     COPIED_BYTES,
     WORD,
@@ -41,7 +42,6 @@ from sar.partition.formats.layout import (
     make_local,
     mark_remote,
 )
-from sar.partition.formats.out_files import OutFiles
 from sar.partition.progress import NOBODY, Counter, blocks
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}

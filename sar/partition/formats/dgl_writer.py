@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.files import OutFiles
 from sar.partition.arrays import ORIG_EID, CanonicalEtype, GraphArrays
+from sar.partition.book import Digests, FileDigest, graph_digest, with_digests
 from sar.partition.column import bytes_of
-from sar.partition.digest import Digests, FileDigest, graph_digest, with_digests
 from sar.partition.formats.dgl_files import Array, FeatureFile, PartGraph
 from sar.partition.formats.layout import (
     COPIED_BYTES,
@@ -26,7 +27,6 @@ from sar.partition.formats.layout import (
     lay_out,
     node_groups,
 )
-from sar.partition.formats.out_files import OutFiles
 from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 
 HALO_HOPS = 1

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.files import OutFiles
 from sar.partition.arrays import (
     ETYPE_HOMO,
     NTYPE_HOMO,
@@ -37,7 +38,6 @@ from sar.partition.arrays import (
 )
 from sar.partition.column import create_array
 from sar.partition.formats.layout import group_nodes, smallest
-from sar.partition.formats.out_files import OutFiles
 from sar.partition.progress import Counter, Progress, blocks, silent
 
 BESIDE = "node_data.npz"
