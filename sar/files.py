@@ -1,4 +1,7 @@
-"""Files that are whole or not there at all, and what killed processes left of theirs."""
+"""Files that are whole or not there at all, and what killed processes left of theirs.
+
+:class:`OutFiles` writes many files in turn, more of them than may be open at once.
+"""
 
 from __future__ import annotations
 

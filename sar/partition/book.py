@@ -1,8 +1,12 @@
-"""The partition book: which part owns which node and edge, read from a partition's JSON.
+"""The partition book: which part owns which node and edge, and the digests that tell damage.
 
 Ids live in one shuffled space ordered by part and, inside a part, by type. The book keeps one
 ``[num_parts, 2]`` array of half-open ranges per type, so it needs O(parts x types) memory
 whatever the graph's size.
+
+The JSON's key ``sar`` (which DGL ignores) holds XXH3-128 digests in hexadecimal: of each part's
+graph file, of each array of its feature files with the array's dtype and shape, of the graph before
+it was cut, and of the rest of the JSON. They tell damage, not forgery.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +33,9 @@ from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 EType = tuple[str, str, str]
 HOMOGENEOUS_NTYPE = "_N"
 HOMOGENEOUS_ETYPE: EType = ("_N", "_E", "_N")
+KEY = "sar"
+_HEX = 32
+_CHARACTERS = set("0123456789abcdef")
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +252,13 @@ class PartitionBook:
         return type_id, idx + torch.as_tensor(starts)[type_id, part]
 
 
+def ranges_of(counts: np.ndarray) -> Iterator[np.ndarray]:
+    """Per type, int64 [P, 2]: ids in the order (part, type), of int64 counts [P, types]."""
+    stops = counts.ravel().cumsum().reshape(counts.shape)
+    for column in range(counts.shape[1]):
+        yield np.stack([stops[:, column] - counts[:, column], stops[:, column]], axis=1)
+
+
 def without_digests(book: PartitionBook) -> str:
     """What is said of partitions that hold none, with the command that helps."""
     path = book.json_path
@@ -253,11 +268,6 @@ def without_digests(book: PartitionBook) -> str:
     return f"{path}: holds no digests, so changed bytes may go unseen; this writes some: {helps}"
 
 
-KEY = "sar"
-_HEX = 32
-_CHARACTERS = set("0123456789abcdef")
-
-
 @dataclass(frozen=True)
 class ArrayDigest:
     """What an array of a feature file has to be."""
@@ -265,6 +275,10 @@ class ArrayDigest:
     dtype: str
     shape: list[int]
     digest: str
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, shape: Sequence[int], digest: str) -> ArrayDigest:
+        return cls(str(dtype).removeprefix("torch."), list(shape), digest)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Decides which part owns each node, by a method that is named or handed in."""
+"""Decides which part owns each node, by a method that is named or handed in.
+
+:class:`PartitionOptions` say how a graph is cut and written; what memory that takes is told before.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,9 @@ from sar.words import BALANCES, DEFAULT_METHOD, KEEP, METHODS
 
 _KINDS: tuple[type[Method], ...] = (Coarsen, Hotness, Metis, Random, Contiguous)
 _NAMED = dict(zip(METHODS, _KINDS, strict=True))
+# Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
+# parts left out; of an edge with METIS.
+_BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 480 << 20, 36, 28, 160
 
 
 def find_method(method: str | Method) -> Method:
@@ -112,11 +118,6 @@ def _checked(parts: np.ndarray, count: int, num_parts: int, method: Method) -> n
             f"{num_parts - 1}"
         )
     return parts
-
-
-# Of imports and buckets; of a node when clusters are made, and when halo rows are balanced, bits of
-# parts left out; of an edge with METIS.
-_BASE_BYTES, _NODE_BYTES, _HALO_NODE_BYTES, _METIS_EDGE_BYTES = 480 << 20, 36, 28, 160
 
 
 @dataclass(frozen=True)

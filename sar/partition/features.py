@@ -1,4 +1,8 @@
-"""Features of one part: a mapping from names to tensors that stay in their file until read."""
+"""Features of one part: a mapping from names to tensors that stay in their file until read.
+
+Keys are integers that name the nodes and edges of a graph alike, however it is cut. Random numbers
+are made from them (:mod:`sar.ops.keyed`), so that they stay with their node or edge.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.errors import PartitionError
 from sar.partition.arrays import ORIG_EID, ORIG_ID
 from sar.partition.book import EType
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from sar.partition.load import PartitionData
 
 _MOST_SHOWN = 20
+ORIGINAL = "original"  # ids that no cut changes
+_INT32 = torch.iinfo(torch.int32)
 
 
 class FeatureStore(MutableMapping):
@@ -51,9 +58,7 @@ class FeatureStore(MutableMapping):
         return name in self._items
 
     def __setitem__(self, name: str, value: Tensor) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"feature {name!r}: got {type(value).__name__}, expected a Tensor")
-        self._items[name] = value
+        self._items[name] = expect.instance(value, f"feature {name!r}", Tensor, "a Tensor")
 
     def __delitem__(self, name: str) -> None:
         del self._items[name]
@@ -151,11 +156,6 @@ def _is_mask(name: str, dtype: torch.dtype) -> bool:
     return dtype == torch.uint8 and name.endswith("_mask")
 
 
-_BLOCK_ROWS = 1 << 20
-ORIGINAL = "original"  # ids that no cut changes
-_INT32 = torch.iinfo(torch.int32)
-
-
 class Keys:
     """The keys of one part's nodes and edges, made at first need and kept.
 
@@ -172,13 +172,15 @@ class Keys:
     def nodes(self, ntype: str) -> Tensor:
         """int32 or int64 [n], 0 or more: keys of the part's nodes of a type."""
         if ntype not in self._known:
-            book = self._book
-            earlier = book.ntypes[: book.ntypes.index(ntype)]
-            before = sum(book.num_nodes(one) for one in earlier)
-            own = book.node_ranges[ntype][self._part].tolist()
-            name = f"{ntype}/{ORIG_ID}"
-            self._known[ntype] = _keys(self._stores[0], name, before, own[0], own[1])
+            own, name = self._book.node_ranges[ntype][self._part], f"{ntype}/{ORIG_ID}"
+            before = self._before(ntype)
+            self._known[ntype] = _keys(self._stores[0], name, before, *own.tolist())
         return self._known[ntype]
+
+    def _before(self, ntype: str) -> int:
+        """Nodes of earlier types."""
+        earlier = self._book.ntypes[: self._book.ntypes.index(ntype)]
+        return sum(map(self._book.num_nodes, earlier))
 
     def node_names(self, ntype: str) -> tuple[Tensor, str]:
         """int64 [n] ids that name the part's nodes of a type, and what numbers them so.
@@ -188,19 +190,15 @@ class Keys:
         """
         if f"{ntype}/{ORIG_ID}" not in self._stores[0]:
             return self.nodes(ntype).long(), self._book.digest()
-        earlier = self._book.ntypes[: self._book.ntypes.index(ntype)]
-        before = sum(self._book.num_nodes(one) for one in earlier)
-        return self.nodes(ntype).long() - before, ORIGINAL
+        return self.nodes(ntype).long() - self._before(ntype), ORIGINAL
 
     def edges(self, etype: EType) -> Tensor:
         """int32 or int64 [e], 0 or more: keys of the part's edges of a type, by ascending id."""
         if etype not in self._known:
-            book = self._book
+            book, name = self._book, f"{':'.join(etype)}/{ORIG_EID}"
             earlier = book.canonical_etypes[: book.canonical_etypes.index(etype)]
-            before = sum(book.num_edges(one) for one in earlier)
-            own = book.edge_ranges[etype][self._part].tolist()
-            name = f"{':'.join(etype)}/{ORIG_EID}"
-            self._known[etype] = _keys(self._stores[1], name, before, own[0], own[1])
+            own, before = book.edge_ranges[etype][self._part], sum(map(book.num_edges, earlier))
+            self._known[etype] = _keys(self._stores[1], name, before, *own.tolist())
         return self._known[etype]
 
     def loops(self, etype: EType, times: int) -> Tensor:
@@ -222,8 +220,7 @@ def _keys(store: FeatureStore, name: str, before: int, start: int, stop: int) ->
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or len(shape) != 1:
         raise PartitionError(f"{name}: got {dtype} {list(shape)}, expected integers of one column")
     keys, read = torch.empty(shape, dtype=torch.int32), store.reader(name)
-    for first in range(0, len(keys), _BLOCK_ROWS):
-        last = min(first + _BLOCK_ROWS, len(keys))
+    for first, last in blocks(len(keys)):
         block = _narrow(read(first, last).long() + before)
         if block.dtype != torch.int32:
             keys = keys.long()

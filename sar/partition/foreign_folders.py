@@ -56,10 +56,11 @@ class PartitionFolder(ABC):
         self.path, where = path, os.path.join(path, self.META)
         meta = self._read_meta(where)
         self.num_parts = _entry(meta, "num_parts", where)
-        if isinstance(self.num_parts, bool) or not isinstance(self.num_parts, int):
-            raise _wrong_count(where, self.num_parts)
-        if self.num_parts < 1:
-            raise _wrong_count(where, self.num_parts)
+        is_int = isinstance(self.num_parts, int) and not isinstance(self.num_parts, bool)
+        if not is_int or self.num_parts < 1:
+            raise PartitionError(
+                f"{where}: num_parts is {self.num_parts!r}, expected a positive integer"
+            )
         for part in range(self.num_parts):
             folder = os.path.join(path, f"{self._PART}{part}")
             if not os.path.isdir(folder):
@@ -326,10 +327,6 @@ def _entry(content: Any, key: Any, where: str) -> Any:
         there = sorted(map(str, content)) if isinstance(content, Mapping) else type(content)
         raise PartitionError(f"{where}: holds {there!s:.200}, expected a dictionary with {key!r}")
     return content[key]
-
-
-def _wrong_count(path: str, num_parts: object) -> PartitionError:
-    return PartitionError(f"{path}: num_parts is {num_parts!r}, expected a positive integer")
 
 
 def _types_of(meta: Any, is_hetero: bool, path: str) -> tuple[list[str], list[EType]]:

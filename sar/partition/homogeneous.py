@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.errors import PartitionError
 from sar.partition.arrays import ORIG_EID, ORIG_ID
 from sar.partition.book import HOMOGENEOUS_ETYPE, HOMOGENEOUS_NTYPE, EType, PartitionBook
@@ -31,11 +32,8 @@ def to_homogeneous(partition_data: PartitionData) -> PartitionData:
         TypeError: not what :func:`sar.load_partition_data` returns.
         PartitionError: a part has 2^31 nodes or edges or more.
     """
-    data = partition_data
-    if not isinstance(data, PartitionData):
-        raise TypeError(
-            f"partition_data: got {type(data).__name__}, expected load_partition_data's result"
-        )
+    expected = "load_partition_data's result"
+    data = expect.instance(partition_data, "partition_data", PartitionData, expected)
     book = _joint_book(data.book)
     _check_int32(book)
     ntypes = {ntype: data.num_nodes(ntype) for ntype in data.book.ntypes}

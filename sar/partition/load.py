@@ -1,4 +1,7 @@
-"""Loading one part: its shards, and its features as lazy mappings over the files."""
+"""Loading one part: its shards, and its features as lazy mappings over the files.
+
+Files are compared with their digests, and get some where they have none.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.config import usable_device
 from sar.errors import PartitionError
 from sar.files import write_whole
@@ -158,8 +162,7 @@ def load_partition(
     ValueError for a part that does not exist.
     """
     book = read_book(json_path)
-    if isinstance(part_id, bool) or not isinstance(part_id, int):
-        raise TypeError(f"part_id: got {type(part_id).__name__}, expected an int")
+    expect.integer(part_id, "part_id")
     if not 0 <= part_id < book.num_parts:
         raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
     if book.digests is None and (verify or part_id == 0):
@@ -339,7 +342,7 @@ def _digest_of(path: str, is_graph: bool) -> FileDigest:
     if is_graph:
         return FileDigest(file.size, file.digest())
     arrays = {
-        name: ArrayDigest(str(one.dtype).removeprefix("torch."), list(one.shape), one.digest())
+        name: ArrayDigest.of(one.dtype, one.shape, one.digest())
         for name, one in read_tensor_dict(path).items()
     }
     return FileDigest(file.size, arrays=arrays)

@@ -1,4 +1,7 @@
-"""From a graph, wherever it lies, to partitions on disk."""
+"""From a graph, wherever it lies, to partitions on disk.
+
+The cut is kept beside them until they are written, for a run that is interrupted.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,9 @@ from sar.partition.write import (
     write_partitions,
 )
 from sar.words import DEFAULT_METHOD
+
+_KEPT = re.compile(r"[0-9a-f]{32}\.npz(\.partial)?")
+_VERSION = 1  # of what the same options give; another one makes no use of what is left
 
 
 @dataclass(frozen=True)
@@ -185,10 +191,6 @@ def _check_train(graph: GraphArrays, balance: frozenset[str] | None) -> None:
     has_mask = any("train_mask" in data for data in graph.node_data.values())
     if balance and "train" in balance and not has_mask:
         raise ValueError("balance: got 'train', but no node type has a 'train_mask'")
-
-
-_KEPT = re.compile(r"[0-9a-f]{32}\.npz(\.partial)?")
-_VERSION = 1  # of what the same options give; another one makes no use of what is left
 
 
 class KeptCut:

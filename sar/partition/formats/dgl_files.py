@@ -119,8 +119,8 @@ class FeatureFile:
         for name, one in reversed(self._running.items()):
             if one.at != one.end:
                 raise ValueError(f"{self.name}: {name!r} ends at {one.at}, expected {one.end}")
-            dtype = str(one.array.dtype).removeprefix("torch.")
-            arrays[name] = ArrayDigest(dtype, list(one.array.shape), one.digest.hexdigest())
+            _, dtype, shape = one.array
+            arrays[name] = ArrayDigest.of(dtype, shape, one.digest.hexdigest())
         return FileDigest(self._size, arrays=arrays)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.book import ranges_of
 from sar.partition.compiled import compiled, inlined
 from sar.partition.progress import BLOCK, Counter, Progress, blocks, silent
 
@@ -64,25 +65,20 @@ def lay_out(
     graph: GraphArrays, parts: np.ndarray, num_parts: int, progress: Progress = silent
 ) -> Layout:
     """Of a valid graph and int [N] parts of its nodes, types one after another."""
-    starts, dtype = graph.node_offsets(), smallest(num_parts)
+    starts, dtype = graph.node_offsets(), np.min_scalar_type(num_parts - 1)
     part_of = {
         t: parts[starts[t] : starts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()
     }
-    counts = [count(own, num_parts) for own in part_of.values()]
-    node_ranges = dict(zip(part_of, _ranges(counts, num_parts), strict=True))
+    counts = np.array([count(own, num_parts) for own in part_of.values()])
+    node_ranges = dict(zip(part_of, ranges_of(counts.T), strict=True))
     wide = np.int32 if graph.total_nodes < 2**31 else np.int64
     new_ids = {}
     for ntype, own in part_of.items():
         new_ids[ntype] = np.empty(len(own), wide)
         number_nodes(own, node_ranges[ntype][:, 0].copy(), new_ids[ntype])
     counts = _count_edges(graph, part_of, num_parts, progress)
-    edge_ranges = dict(zip(graph.edges, _ranges(counts, num_parts), strict=True))
+    edge_ranges = dict(zip(graph.edges, ranges_of(counts.T), strict=True))
     return Layout(num_parts, part_of, new_ids, node_ranges, edge_ranges)
-
-
-def smallest(num_parts: int) -> np.dtype:
-    """The unsigned dtype of parts."""
-    return np.min_scalar_type(num_parts - 1)
 
 
 def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
@@ -94,21 +90,14 @@ def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
 
 def _count_edges(
     graph: GraphArrays, part_of: dict[str, np.ndarray], num_parts: int, progress: Progress
-) -> list[np.ndarray]:
-    """Per type, int64 [P]: the edges that end in each part."""
+) -> np.ndarray:
+    """int64 [edge types, P]: the edges that end in each part."""
     counter = Counter(progress, "counting edges", graph.total_edges)
-    found = {etype: np.zeros(num_parts, np.int64) for etype in graph.edges}
+    found = np.zeros((len(graph.edges), num_parts), np.int64)
+    row_of = dict(zip(graph.edges, found, strict=True))
     for etype, _, _, dst in graph.edge_blocks(counter):
-        count_parts(dst, part_of[etype[2]], found[etype])
-    return list(found.values())
-
-
-def _ranges(counts: list[np.ndarray], num_parts: int) -> Iterator[np.ndarray]:
-    """Per type int64 [P, 2], of the counts [P] of each type, in the order (part, type)."""
-    table = np.array(counts, np.int64).reshape(len(counts), num_parts).T
-    ends = table.ravel().cumsum().reshape(table.shape)
-    for column in range(len(counts)):
-        yield np.stack([ends[:, column] - table[:, column], ends[:, column]], axis=1)
+        count_parts(dst, part_of[etype[2]], row_of[etype])
+    return found
 
 
 @dataclass

@@ -37,7 +37,7 @@ from sar.partition.arrays import (
     GraphArrays,
 )
 from sar.partition.column import create_array
-from sar.partition.formats.layout import group_nodes, smallest
+from sar.partition.formats.layout import group_nodes
 from sar.partition.progress import Counter, Progress, blocks, silent
 
 BESIDE = "node_data.npz"
@@ -97,7 +97,7 @@ class _Writer:
         self._graph, self._num_parts = graph, num_parts
         self._files, self._scratch = files, scratch / "edges"
         self._scratch.mkdir()
-        self._starts, dtype = graph.node_offsets(), smallest(num_parts)
+        self._starts, dtype = graph.node_offsets(), np.min_scalar_type(num_parts - 1)
         self._part_of = {
             ntype: parts[start : start + graph.num_nodes[ntype]].astype(dtype)
             for ntype, start in self._starts.items()

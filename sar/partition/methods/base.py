@@ -1,4 +1,4 @@
-"""What a method of cutting is."""
+"""What a method of cutting is, and those that look at no edges."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from sar.errors import PartitionError, SarError
 from sar.partition.arrays import GraphArrays
 from sar.partition.column import map_array
 from sar.partition.progress import Progress, silent
+
+# A line of a text file; more digits are no part that 32 bits can number.
+_PART = re.compile(r"\s*\+?\d{1,9}\s*")
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,6 @@ class Method(ABC):
         ``graph`` has edges that may lie in mapped files: go through them in blocks. There are at
         least as many nodes as parts, and more than one part.
         """
-
-
-# A line of a text file; more digits are no part that 32 bits can number.
-_PART = re.compile(r"\s*\+?\d{1,9}\s*")
 
 
 class Contiguous(Method):

@@ -1,4 +1,8 @@
-"""Blocks of rows of tables: their columns as numbers, and errors that say where something is."""
+"""Blocks of rows of tables: their columns as numbers, and errors that say where something is.
+
+Those of one CSV or TSV file, plain or gzipped, are read here. Lines at its top that begin with `#`
+are left out; rows are counted from 0, and a header is no row.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ from sar.partition.sources.open import closest
 Key = str | int  # the name of a column, or its number
 Column: TypeAlias = "pa.Array | np.ndarray"
 BLOCK_ROWS, BLOCK_BYTES = 1 << 17, 8 << 20
+_CSV_BYTES = 1 << 20
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 # What pyarrow, numpy and zlib raise for damaged bytes, besides what they are named for.
 DAMAGE = (
@@ -202,9 +207,6 @@ def finished(
     return values
 
 
-_BLOCK_BYTES = 1 << 20
-
-
 @dataclass(frozen=True)
 class CsvFile:
     """header: whether the first line names columns; `None`: it does unless it is all numbers."""
@@ -218,12 +220,12 @@ class CsvFile:
         """Lines of comments, the names of columns if there are some, and how many columns."""
         opener: Callable = gzip.open if self.path.suffix == ".gz" else open
         with reading(self.path), opener(self.path, "rb") as file:
-            skipped, line = 0, file.readline(_BLOCK_BYTES)
+            skipped, line = 0, file.readline(_CSV_BYTES)
             while line.startswith(b"#"):
-                skipped, line = skipped + 1, file.readline(_BLOCK_BYTES)
+                skipped, line = skipped + 1, file.readline(_CSV_BYTES)
             first, second = (
                 _fields(text.decode("utf-8-sig").rstrip("\r\n"), self.delimiter)
-                for text in (line, file.readline(_BLOCK_BYTES))
+                for text in (line, file.readline(_CSV_BYTES))
             )
         header = self.header
         if header is None:
@@ -302,7 +304,7 @@ class CsvFile:
             stream,
             read_options=pa.csv.ReadOptions(
                 use_threads=False,
-                block_size=_BLOCK_BYTES,
+                block_size=_CSV_BYTES,
                 skip_rows=self._top[0],
                 autogenerate_column_names=self.names is None,
             ),

@@ -26,6 +26,10 @@ from sar.partition.unpickle import NotPlainError, plain_pickles
 _DGL_FILE_MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
 _RESERVED = ("_ID", "_TYPE")
 DEFAULT_OGB_ROOT = "dataset"  # OGB's own
+_HELD_OUT = {"valid": "val_mask", "test": "test_mask"}  # OGB's splits, and ours
+_MASKS = ("train_mask", *_HELD_OUT.values())
+_RELATION = "etype"  # the column of relations' numbers, as of an `.npz` of triples
+_Ends = tuple[Tensor, Tensor]
 
 
 def from_dgl(graph, name: str) -> GraphArrays:
@@ -233,12 +237,6 @@ def weights_only_loads(module, root: Path) -> Iterator[None]:
         yield
     finally:
         module.torch = before
-
-
-_HELD_OUT = {"valid": "val_mask", "test": "test_mask"}  # OGB's splits, and ours
-_MASKS = ("train_mask", *_HELD_OUT.values())
-_RELATION = "etype"  # the column of relations' numbers, as of an `.npz` of triples
-_Ends = tuple[Tensor, Tensor]
 
 
 def load_ogb_links(name: str, root: str | None = None) -> GraphArrays:

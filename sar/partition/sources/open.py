@@ -1,4 +1,4 @@
-"""Opens the INPUT of `sar partition`: a generator, a file, or the name of a data set."""
+"""Opens the INPUT of `sar partition`: files of many kinds, partitions, data sets, generators."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ from sar.partition.sources.generate import bibliography_graph, community_graph, 
 from sar.partition.sources.npz import read_npz
 from sar.words import INPUTS
 
+TABLES = (".parquet", ".pq", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy")
+DESCRIPTIONS = (".yaml", ".yml")
+IDS = "ids"  # the folder of external ids, by node type
+_CHUNKED = "metadata.json"
 GENERATORS: dict[str, Callable[..., GraphArrays]] = {
     "synthetic": community_graph,
     "rmat": rmat_graph,
@@ -49,152 +53,11 @@ OGB_LINKS = (
     "ogbl-collab", "ogbl-citation2", "ogbl-ppa", "ogbl-ddi", "ogbl-vessel", "ogbl-wikikg2",
     "ogbl-biokg",
 )  # fmt: skip
-
-
-def open_source(text: str) -> GraphArrays:
-    """The graph that `text` names; every node type has `orig_id`.
-
-    `synthetic`, `rmat` and `bibliography` take the options of their `.._graph` as
-    `:name=value,...`; a data set takes `:root=FOLDER`. Raises ValueError for what is unknown or
-    damaged (with the closest known name), FileNotFoundError, SarError when a data set cannot be
-    had, MissingDependencyError.
-    """
-    if os.path.isfile(text):
-        return read_npz(text) if text.endswith(".npz") else read_dgl_file(text)
-    if os.path.isdir(text):
-        raise ValueError(f"input {text!r} is a folder; accepted: {INPUTS}")
-    name, _, options = text.partition(":")
-    if name in GENERATORS:
-        maker = GENERATORS[name]
-        return maker(**parse_options(name, options, _option_types(maker)))
-    if name.startswith(("ogbn-", "ogbl-")):
-        _check_known(name, (*OGB_NAMES, *OGB_LINKS))
-        load = load_ogb_dataset if name in OGB_NAMES else load_ogb_links
-        return load(name, **parse_options(name, options, {"root": str}))
-    known = dgl_dataset_names()
-    if name.lower() in known or name in known.values():
-        return load_dgl_dataset(name, **parse_options(name, options, {"root": str}))
-    if os.sep in text or text.endswith((".npz", ".bin", ".dgl")):
-        raise FileNotFoundError(f"input file {text!r} does not exist")
-    missing = "" if known else f"; data sets of dgl.data need dgl: {where_to_get_dgl()}"
-    _check_known(name, [*GENERATORS, *OGB_NAMES, *OGB_LINKS, *known], missing)
-    raise ValueError(f"input {text!r} is unknown; accepted: {INPUTS}")
-
-
-def _check_known(name: str, known, more: str = "") -> None:
-    if name not in known:
-        hint = closest(name, known) + more
-        raise ValueError(f"input {name!r} is unknown{hint}; accepted: {INPUTS}")
-
-
-def closest(name: str, known) -> str:
-    """`, did you mean 'x'?` or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {found[0]!r}?" if found else ""
-
-
-def _option_types(maker: Callable) -> dict[str, type]:
-    """Every parameter of a generator is an option; the default's type is the option's."""
-    return {p.name: type(p.default) for p in inspect.signature(maker).parameters.values()}
-
-
-def parse_options(source: str, text: str, types: dict[str, type]) -> dict:
-    """`a=1,b=2` as keyword arguments. Raises ValueError naming the option and the valid ones."""
-    options: dict = {}
-    for item in filter(None, text.split(",")):
-        name, equals, value = item.partition("=")
-        if name not in types:
-            raise ValueError(
-                f"{source}: option {name!r} is unknown{closest(name, types)}; "
-                f"valid: {', '.join(types)}"
-            )
-        if not equals or name in options:
-            raise ValueError(f"{source}: option {item!r}: expected each name once, as {name}=VALUE")
-        try:
-            options[name] = types[name](value)
-        except ValueError:
-            raise ValueError(
-                f"{source}: option {name} is {value!r}, expected {types[name].__name__}"
-            ) from None
-    return options
-
-
+# Of a child that reads one file: memory and time beyond what it has, and what it leaves behind.
 _SPARE_BYTES, _COPIES = 4 << 30, 8
 _SPARE_SECONDS, _BYTES_PER_SECOND = 120, 10_000_000
 _ARRAYS, _ERROR = "arrays.pt", "error.json"
 _KINDS = (ValueError, FileNotFoundError, OSError, errors.MissingDependencyError, SarError)
-
-
-def open_apart(text: str) -> GraphArrays:
-    """What :func:`open_source` gives, read by a child where others' compiled code reads it.
-
-    That code ends the process, or worse, where a file is damaged; the child hands the arrays back
-    in a file that holds nothing but tensors.
-
-    Raises as :func:`open_source`, and ``ValueError`` when the child dies.
-    """
-    if text.endswith(".npz") or text.partition(":")[0] in GENERATORS:
-        return open_source(text)
-    with scratch_folder() as folder:
-        command = child.command(__file__, text, folder)
-        # Compiled code writes much when it aborts; loaders of data sets tell of their downloads.
-        pipe = subprocess.PIPE if os.path.isfile(text) else None
-        done = subprocess.run(command, check=False, stderr=pipe, text=True, errors="replace")
-        if (folder / _ERROR).exists():
-            kind, message = json.loads((folder / _ERROR).read_text(encoding="utf-8"))
-            raise next(one for one in _KINDS if one.__name__ == kind)(message)
-        if done.returncode:
-            raise ValueError(f"{text}: its reader ended, {_death(done)}; is it damaged?")
-        # The map stays when the folder goes.
-        content = torch.load(folder / _ARRAYS, mmap=True, weights_only=True)
-    return GraphArrays(**content)
-
-
-def _death(done: subprocess.CompletedProcess) -> str:
-    words = (done.stderr or "").strip().splitlines()[-1:] if done.returncode > 0 else []
-    return ", ".join([child.death(done.returncode), *words])
-
-
-def main(text: str, folder: str) -> int:
-    """The child: leave arrays, or an error."""
-    try:
-        if os.path.isfile(text):
-            _limit(os.path.getsize(text))
-        graph = open_source(text)
-        torch.save(vars(graph), Path(folder) / _ARRAYS)
-    except Exception as error:  # noqa: BLE001 - handed to the parent
-        known = next((one.__name__ for one in _KINDS if isinstance(error, one)), None)
-        message = str(error) if known else f"{text}: {type(error).__name__}: {error}"
-        report = json.dumps([known or SarError.__name__, message])
-        (Path(folder) / _ERROR).write_text(report, encoding="utf-8")
-        return 1
-    return 0
-
-
-def _limit(size: int) -> None:
-    """Bound memory and time of this process by what a file of ``size`` bytes can need: a damaged
-    count asks for all memory of the machine, or for as many rounds."""
-    with suppress(errors.MissingDependencyError):  # told when it is needed
-        require_dgl("reading a file of dgl.save_graphs")  # its libraries do not count
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _lower(resource.RLIMIT_AS, in_use + _SPARE_BYTES + _COPIES * size)
-    _lower(resource.RLIMIT_CPU, _SPARE_SECONDS + size // _BYTES_PER_SECOND)
-
-
-def _lower(limit: int, value: int) -> None:
-    soft, hard = resource.getrlimit(limit)
-    known = [one for one in (soft, hard, value) if one != resource.RLIM_INFINITY]
-    resource.setrlimit(limit, (min(known), hard))
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
-
-
-TABLES = (".parquet", ".pq", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy")
-DESCRIPTIONS = (".yaml", ".yml")
-IDS = "ids"  # the folder of external ids, by node type
-_CHUNKED = "metadata.json"
 
 
 class Opened(NamedTuple):
@@ -329,3 +192,137 @@ def _check_column(where: str, column: torch.Tensor, counter: Counter) -> None:
                 f"{where}: row {low + row} holds {block[row, at].item()}, expected finite numbers; "
                 "allow_nan (--allow-nan) takes it as it is"
             )
+
+
+def open_source(text: str) -> GraphArrays:
+    """The graph that `text` names; every node type has `orig_id`.
+
+    `synthetic`, `rmat` and `bibliography` take the options of their `.._graph` as
+    `:name=value,...`; a data set takes `:root=FOLDER`. Raises ValueError for what is unknown or
+    damaged (with the closest known name), FileNotFoundError, SarError when a data set cannot be
+    had, MissingDependencyError.
+    """
+    if os.path.isfile(text):
+        return read_npz(text) if text.endswith(".npz") else read_dgl_file(text)
+    if os.path.isdir(text):
+        raise ValueError(f"input {text!r} is a folder; accepted: {INPUTS}")
+    name, _, options = text.partition(":")
+    if name in GENERATORS:
+        maker = GENERATORS[name]
+        return maker(**parse_options(name, options, _option_types(maker)))
+    if name.startswith(("ogbn-", "ogbl-")):
+        _check_known(name, (*OGB_NAMES, *OGB_LINKS))
+        load = load_ogb_dataset if name in OGB_NAMES else load_ogb_links
+        return load(name, **parse_options(name, options, {"root": str}))
+    known = dgl_dataset_names()
+    if name.lower() in known or name in known.values():
+        return load_dgl_dataset(name, **parse_options(name, options, {"root": str}))
+    if os.sep in text or text.endswith((".npz", ".bin", ".dgl")):
+        raise FileNotFoundError(f"input file {text!r} does not exist")
+    missing = "" if known else f"; data sets of dgl.data need dgl: {where_to_get_dgl()}"
+    _check_known(name, [*GENERATORS, *OGB_NAMES, *OGB_LINKS, *known], missing)
+    raise ValueError(f"input {text!r} is unknown; accepted: {INPUTS}")
+
+
+def _check_known(name: str, known, more: str = "") -> None:
+    if name not in known:
+        hint = closest(name, known) + more
+        raise ValueError(f"input {name!r} is unknown{hint}; accepted: {INPUTS}")
+
+
+def closest(name: str, known) -> str:
+    """`, did you mean 'x'?` or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
+def _option_types(maker: Callable) -> dict[str, type]:
+    """Every parameter of a generator is an option; the default's type is the option's."""
+    return {p.name: type(p.default) for p in inspect.signature(maker).parameters.values()}
+
+
+def parse_options(source: str, text: str, types: dict[str, type]) -> dict:
+    """`a=1,b=2` as keyword arguments. Raises ValueError naming the option and the valid ones."""
+    options: dict = {}
+    for item in filter(None, text.split(",")):
+        name, equals, value = item.partition("=")
+        if name not in types:
+            raise ValueError(
+                f"{source}: option {name!r} is unknown{closest(name, types)}; "
+                f"valid: {', '.join(types)}"
+            )
+        if not equals or name in options:
+            raise ValueError(f"{source}: option {item!r}: expected each name once, as {name}=VALUE")
+        try:
+            options[name] = types[name](value)
+        except ValueError:
+            raise ValueError(
+                f"{source}: option {name} is {value!r}, expected {types[name].__name__}"
+            ) from None
+    return options
+
+
+def open_apart(text: str) -> GraphArrays:
+    """What :func:`open_source` gives, read by a child where others' compiled code reads it.
+
+    That code ends the process, or worse, where a file is damaged; the child hands the arrays back
+    in a file that holds nothing but tensors.
+
+    Raises as :func:`open_source`, and ``ValueError`` when the child dies.
+    """
+    if text.endswith(".npz") or text.partition(":")[0] in GENERATORS:
+        return open_source(text)
+    with scratch_folder() as folder:
+        command = child.command(__file__, text, folder)
+        # Compiled code writes much when it aborts; loaders of data sets tell of their downloads.
+        pipe = subprocess.PIPE if os.path.isfile(text) else None
+        done = subprocess.run(command, check=False, stderr=pipe, text=True, errors="replace")
+        if (folder / _ERROR).exists():
+            kind, message = json.loads((folder / _ERROR).read_text(encoding="utf-8"))
+            raise next(one for one in _KINDS if one.__name__ == kind)(message)
+        if done.returncode:
+            raise ValueError(f"{text}: its reader ended, {_death(done)}; is it damaged?")
+        # The map stays when the folder goes.
+        content = torch.load(folder / _ARRAYS, mmap=True, weights_only=True)
+    return GraphArrays(**content)
+
+
+def _death(done: subprocess.CompletedProcess) -> str:
+    words = (done.stderr or "").strip().splitlines()[-1:] if done.returncode > 0 else []
+    return ", ".join([child.death(done.returncode), *words])
+
+
+def main(text: str, folder: str) -> int:
+    """The child: leave arrays, or an error."""
+    try:
+        if os.path.isfile(text):
+            _limit(os.path.getsize(text))
+        graph = open_source(text)
+        torch.save(vars(graph), Path(folder) / _ARRAYS)
+    except Exception as error:  # noqa: BLE001 - handed to the parent
+        known = next((one.__name__ for one in _KINDS if isinstance(error, one)), None)
+        message = str(error) if known else f"{text}: {type(error).__name__}: {error}"
+        report = json.dumps([known or SarError.__name__, message])
+        (Path(folder) / _ERROR).write_text(report, encoding="utf-8")
+        return 1
+    return 0
+
+
+def _limit(size: int) -> None:
+    """Bound memory and time of this process by what a file of ``size`` bytes can need: a damaged
+    count asks for all memory of the machine, or for as many rounds."""
+    with suppress(errors.MissingDependencyError):  # told when it is needed
+        require_dgl("reading a file of dgl.save_graphs")  # its libraries do not count
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _lower(resource.RLIMIT_AS, in_use + _SPARE_BYTES + _COPIES * size)
+    _lower(resource.RLIMIT_CPU, _SPARE_SECONDS + size // _BYTES_PER_SECOND)
+
+
+def _lower(limit: int, value: int) -> None:
+    soft, hard = resource.getrlimit(limit)
+    known = [one for one in (soft, hard, value) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(limit, (min(known), hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
