@@ -26,13 +26,10 @@ import xxhash
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.arrays import GraphArrays
+from sar.partition.arrays import NTYPE_HOMO, EType, GraphArrays
 from sar.partition.column import bytes_of
 from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 
-EType = tuple[str, str, str]
-HOMOGENEOUS_NTYPE = "_N"
-HOMOGENEOUS_ETYPE: EType = ("_N", "_E", "_N")
 KEY = "sar"
 _HEX = 32
 _CHARACTERS = set("0123456789abcdef")
@@ -220,18 +217,18 @@ class PartitionBook:
 
     def _bounds_for(self, ntype: str) -> np.ndarray:
         # The default name means the homogeneous id space, any other name ids within the type.
-        if ntype == HOMOGENEOUS_NTYPE:
+        if ntype == NTYPE_HOMO:
             return self._node_bounds[:: len(self.ntypes)]
         self._ranges_of(ntype)
         return self._typed_bounds[ntype]
 
-    def partid2nids(self, partid: int, ntype: str = HOMOGENEOUS_NTYPE) -> Tensor:
+    def partid2nids(self, partid: int, ntype: str = NTYPE_HOMO) -> Tensor:
         """int64 ids of a part's nodes: global ids, or ids within ``ntype`` when one is named."""
         bounds = self._bounds_for(ntype)
         part = self._check_part(partid)
         return torch.arange(int(bounds[part]), int(bounds[part + 1]))
 
-    def nid2partid(self, nids: Tensor, ntype: str = HOMOGENEOUS_NTYPE) -> Tensor:
+    def nid2partid(self, nids: Tensor, ntype: str = NTYPE_HOMO) -> Tensor:
         """int64 part of each id (global, or within ``ntype``). Raises ValueError out of range."""
         bounds = self._bounds_for(ntype)
         ids = torch.as_tensor(nids).cpu().numpy()
@@ -241,7 +238,7 @@ class PartitionBook:
             )
         return torch.as_tensor(np.searchsorted(bounds, ids, side="right") - 1)
 
-    def nid2localnid(self, nids: Tensor, partid: int, ntype: str = HOMOGENEOUS_NTYPE) -> Tensor:
+    def nid2localnid(self, nids: Tensor, partid: int, ntype: str = NTYPE_HOMO) -> Tensor:
         """Rows inside ``partid`` of ids (global, or within ``ntype``) that the part owns."""
         return torch.as_tensor(nids) - int(self._bounds_for(ntype)[self._check_part(partid)])
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from sar import expect
 from sar.errors import PartitionError
-from sar.partition.arrays import ORIG_EID, ORIG_ID
-from sar.partition.book import EType
+from sar.partition.arrays import ORIG_EID, ORIG_ID, EType
 from sar.partition.column import Column, RowFile
 from sar.partition.progress import blocks, rows_in
 

@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.arrays import ORIG_EID, ORIG_ID, STORED_DTYPES
-from sar.partition.book import EType, PartitionBook, ranges_of
+from sar.partition.arrays import ORIG_EID, ORIG_ID, STORED_DTYPES, EType
+from sar.partition.book import PartitionBook, ranges_of
 from sar.partition.column import MappedColumn
 from sar.partition.features import FeatureStore
 from sar.partition.foreign_folders import Columns, GltFolder, PartitionFolder, PygFolder
 from sar.partition.progress import blocks
 from sar.partition.shards import ShardEdges, check_int32, group_by_source, next_places
-from sar.partition.sources.npz import read_node_data
-
-NODE_DATA = "node_data.npz"
+from sar.partition.sources.npz import NODE_DATA, read_node_data
 
 
 class ForeignPart(NamedTuple):

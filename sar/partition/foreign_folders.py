@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.book import HOMOGENEOUS_ETYPE, HOMOGENEOUS_NTYPE, EType
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType
 from sar.partition.column import Column, MappedColumn, SelectedColumn
 from sar.partition.progress import blocks
 from sar.partition.unpickle import read_pickles, read_saved, read_values
@@ -335,7 +335,7 @@ def _types_of(meta: Any, is_hetero: bool, path: str) -> tuple[list[str], list[ET
     Raises ``PartitionError`` for types that the partitions of a graph cannot have.
     """
     if not is_hetero:
-        return [HOMOGENEOUS_NTYPE], [HOMOGENEOUS_ETYPE]
+        return [NTYPE_HOMO], [ETYPE_HOMO]
     ntypes, etypes = list(_entry(meta, "node_types", path) or ()), []
     for one in _entry(meta, "edge_types", path) or ():
         if not isinstance(one, (list, tuple)) or len(one) != 3:

@@ -21,12 +21,10 @@ from sar import expect
 from sar.config import usable_device
 from sar.errors import PartitionError
 from sar.files import write_whole
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType
 from sar.partition.book import (
-    HOMOGENEOUS_ETYPE,
-    HOMOGENEOUS_NTYPE,
     ArrayDigest,
     Digests,
-    EType,
     FileDigest,
     PartitionBook,
     relative,
@@ -216,10 +214,10 @@ def read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, Mapp
     path = book.files[part_id][key]
     if key == "node_feats":
         rows = {ntype: book.part_nodes(ntype, part_id) for ntype in book.ntypes}
-        usual = HOMOGENEOUS_NTYPE
+        usual = NTYPE_HOMO
     else:
         rows = {":".join(one): book.part_edges(one, part_id) for one in book.canonical_etypes}
-        usual = ":".join(HOMOGENEOUS_ETYPE)
+        usual = ":".join(ETYPE_HOMO)
     default = usual if usual in rows else next(iter(rows))
     columns = read_tensor_dict(path)
     _expect(book, path, columns)

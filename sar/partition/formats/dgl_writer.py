@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sar.files import OutFiles
-from sar.partition.arrays import ORIG_EID, CanonicalEtype, GraphArrays
+from sar.partition.arrays import ORIG_EID, EType, GraphArrays
 from sar.partition.book import Digests, FileDigest, graph_digest, with_digests
 from sar.partition.column import bytes_of
 from sar.partition.formats.dgl_files import Array, FeatureFile, PartGraph
@@ -104,7 +104,7 @@ def _write_edges(
 def _write_type(
     graph: GraphArrays,
     layout: Layout,
-    etype: CanonicalEtype,
+    etype: EType,
     outputs: tuple[list[FeatureFile], list[PartGraph]],
     counter: Counter,
 ) -> None:
@@ -124,7 +124,7 @@ def _write_type(
         _append(tables, kind, stored, group)
 
 
-def _edge_columns(graph: GraphArrays, etype: CanonicalEtype) -> dict[str, Tensor | None]:
+def _edge_columns(graph: GraphArrays, etype: EType) -> dict[str, Tensor | None]:
     """By name; None for original ids, which edges get that have none."""
     return {ORIG_EID: None, **graph.edge_data.get(etype, {})}
 

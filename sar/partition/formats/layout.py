@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.arrays import EType, GraphArrays
 from sar.partition.book import ranges_of
 from sar.partition.compiled import compiled, inlined
 from sar.partition.progress import BLOCK, Counter, Progress, blocks, silent
@@ -36,7 +36,7 @@ class Layout:
     part_of: dict[str, np.ndarray]
     new_ids: dict[str, np.ndarray]
     node_ranges: dict[str, np.ndarray]
-    edge_ranges: dict[CanonicalEtype, np.ndarray]
+    edge_ranges: dict[EType, np.ndarray]
 
     @property
     def num_nodes(self) -> int:
@@ -138,7 +138,7 @@ def node_groups(layout: Layout, ntype: str, counter: Counter) -> Iterator[Group]
 
 
 def edge_groups(
-    graph: GraphArrays, layout: Layout, etype: CanonicalEtype, counter: Counter
+    graph: GraphArrays, layout: Layout, etype: EType, counter: Counter
 ) -> Iterator[Group]:
     """The edges of a type, block after block. The arrays of one are those of the next."""
     part_of, first = layout.part_of[etype[2]], layout.node_spans[:, 0].copy()

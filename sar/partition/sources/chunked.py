@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.arrays import EType, GraphArrays
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
 from sar.partition.sources.description import Checked
@@ -109,7 +109,7 @@ class _Metadata(Checked):
             what = f"type {name!r} is unknown{closest(name, known)}; known: {list(known)}"
             self.need(name in known, where, what)
 
-    def _etype(self, text: str, nodes: Mapping[str, Nodes]) -> CanonicalEtype:
+    def _etype(self, text: str, nodes: Mapping[str, Nodes]) -> EType:
         parts, where = text.split(":"), "edge_type"
         is_good = len(parts) == 3 and all(parts)
         self.need(is_good, where, f"is {text!r}, expected 'source:name:destination'")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sar._private import NUMPY_MAKERS, NUMPY_MODULES
 from sar.errors import MissingDependencyError, SarError
-from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.arrays import EType, GraphArrays
 from sar.partition.require import require_dgl
 from sar.partition.unpickle import NotPlainError, plain_pickles
 
@@ -296,10 +296,10 @@ def _warn_of_negatives(name: str, split: Mapping[str, Mapping[str, Any]]) -> Non
         )
 
 
-def _name_relations(graph: GraphArrays) -> dict[tuple[int, str, str], CanonicalEtype]:
+def _name_relations(graph: GraphArrays) -> dict[tuple[int, str, str], EType]:
     """Renames OGB's column `reltype` [E, 1]; the edge type of a relation's number and its ends'
     types, for graphs of several edge types."""
-    found: dict[tuple[int, str, str], CanonicalEtype] = {}
+    found: dict[tuple[int, str, str], EType] = {}
     for etype, columns in graph.edge_data.items():
         for key, column in columns.items():  # a column of one is a vector
             if column.dim() == 2 and column.shape[1] == 1:
@@ -325,8 +325,8 @@ def _is_both_ways(graph: GraphArrays, train: Mapping[str, Any]) -> bool:
 def _edges_of(
     graph: GraphArrays,
     part: Mapping[str, Any],
-    relations: Mapping[tuple[int, str, str], CanonicalEtype],
-) -> list[tuple[CanonicalEtype, _Ends, dict[str, Tensor]]]:
+    relations: Mapping[tuple[int, str, str], EType],
+) -> list[tuple[EType, _Ends, dict[str, Tensor]]]:
     """By edge type, ends and columns of what is held out."""
     if "head" not in part:
         (etype,) = graph.edges
@@ -362,7 +362,7 @@ def _with_turned(ends: _Ends) -> _Ends:
 
 
 def _append(
-    graph: GraphArrays, etype: CanonicalEtype, ends: _Ends, columns: dict[str, Tensor], mask: str
+    graph: GraphArrays, etype: EType, ends: _Ends, columns: dict[str, Tensor], mask: str
 ) -> None:
     """More edges of a type; what is not said of them is 0."""
     count = len(ends[0])

@@ -34,7 +34,7 @@ from typing import Any
 
 import yaml
 
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, CanonicalEtype, GraphArrays
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType, GraphArrays
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
 from sar.partition.sources.blocks import DTYPES, Key
@@ -218,7 +218,7 @@ class _Reader(Checked):
             )
         return Edges(etype, table, src, dst, columns)
 
-    def etype(self, value: Any, where: str) -> CanonicalEtype:
+    def etype(self, value: Any, where: str) -> EType:
         if value is None:
             return ETYPE_HOMO
         is_good = isinstance(value, list) and len(value) == 3 and all(map(_is_text, value))
