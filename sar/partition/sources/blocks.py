@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from sar.options import closest_name
 from sar.partition.arrays import storable
-from sar.partition.sources.open import closest
 
 Key = str | int  # the name of a column, or its number
 Column: TypeAlias = "pa.Array | np.ndarray"
@@ -86,7 +86,7 @@ def position(key: Key, names: Sequence[str], path: Path) -> int:
         return key
     if key not in names:
         shown = ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
-        raise ValueError(f"{path}: has no column {key!r}{closest(key, names)}; it has {shown}")
+        raise ValueError(f"{path}: has no column {key!r}{closest_name(key, names)}; it has {shown}")
     if names.count(key) > 1:
         raise ValueError(f"{path}: column {key!r} is there {names.count(key)} times")
     return list(names).index(key)

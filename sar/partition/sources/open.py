@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import inspect
 import json
@@ -22,6 +21,7 @@ import torch
 from sar import errors
 from sar.errors import PartitionError, SarError
 from sar.files import scratch_folder
+from sar.options import closest_name
 from sar.partition import child
 from sar.partition.arrays import GraphArrays
 from sar.partition.foreign import is_foreign
@@ -116,7 +116,7 @@ def reads_other_files(text: str) -> bool:
 def _near(text: str) -> str:
     folder = os.path.dirname(text) or "."
     known = os.listdir(folder) if os.path.isdir(folder) else []
-    return closest(os.path.basename(text), known)
+    return closest_name(os.path.basename(text), known)
 
 
 def _open_folder(folder: Path, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
@@ -226,14 +226,8 @@ def open_source(text: str) -> GraphArrays:
 
 def _check_known(name: str, known, more: str = "") -> None:
     if name not in known:
-        hint = closest(name, known) + more
+        hint = closest_name(name, known) + more
         raise ValueError(f"input {name!r} is unknown{hint}; accepted: {INPUTS}")
-
-
-def closest(name: str, known) -> str:
-    """`, did you mean 'x'?` or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {found[0]!r}?" if found else ""
 
 
 def _option_types(maker: Callable) -> dict[str, type]:
@@ -248,7 +242,7 @@ def parse_options(source: str, text: str, types: dict[str, type]) -> dict:
         name, equals, value = item.partition("=")
         if name not in types:
             raise ValueError(
-                f"{source}: option {name!r} is unknown{closest(name, types)}; "
+                f"{source}: option {name!r} is unknown{closest_name(name, types)}; "
                 f"valid: {', '.join(types)}"
             )
         if not equals or name in options:
