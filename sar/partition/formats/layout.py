@@ -65,10 +65,7 @@ def lay_out(
     graph: GraphArrays, parts: np.ndarray, num_parts: int, progress: Progress = silent
 ) -> Layout:
     """Of a valid graph and int [N] parts of its nodes, types one after another."""
-    starts, dtype = graph.node_offsets(), np.min_scalar_type(num_parts - 1)
-    part_of = {
-        t: parts[starts[t] : starts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()
-    }
+    part_of = parts_by_type(graph, parts, num_parts)
     counts = np.array([count(own, num_parts) for own in part_of.values()])
     node_ranges = dict(zip(part_of, ranges_of(counts.T), strict=True))
     wide = np.int32 if graph.total_nodes < 2**31 else np.int64
@@ -79,6 +76,12 @@ def lay_out(
     counts = _count_edges(graph, part_of, num_parts, progress)
     edge_ranges = dict(zip(graph.edges, ranges_of(counts.T), strict=True))
     return Layout(num_parts, part_of, new_ids, node_ranges, edge_ranges)
+
+
+def parts_by_type(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> dict[str, np.ndarray]:
+    """[N] per node type, of the smallest unsigned dtype that holds ``num_parts``."""
+    dtype, firsts = np.min_scalar_type(num_parts - 1), graph.node_offsets()
+    return {t: parts[firsts[t] : firsts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()}
 
 
 def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
@@ -132,9 +135,15 @@ def node_groups(layout: Layout, ntype: str, counter: Counter) -> Iterator[Group]
     parts = layout.part_of[ntype]
     order = np.empty(min(BLOCK, len(parts)), np.int32)
     for low, high in blocks(len(parts), counter):
-        bounds = _bounds(count(parts[low:high], layout.num_parts))
-        group_nodes(parts[low:high], bounds[:-1].copy(), order)
+        bounds = order_by_part(parts[low:high], layout.num_parts, order)
         yield Group(low, high, bounds.tolist(), order, _NONE, _NONE)
+
+
+def order_by_part(parts: np.ndarray, num_parts: int, order: np.ndarray) -> np.ndarray:
+    """Fill int32 [n] ``order`` with rows by part; int64 [P + 1], where those of each begin."""
+    bounds = _bounds(count(parts, num_parts))
+    group_nodes(parts, bounds[:-1].copy(), order)
+    return bounds
 
 
 def edge_groups(

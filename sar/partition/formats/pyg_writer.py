@@ -37,7 +37,7 @@ from sar.partition.arrays import (
     GraphArrays,
 )
 from sar.partition.column import create_array
-from sar.partition.formats.layout import group_nodes
+from sar.partition.formats.layout import order_by_part, parts_by_type
 from sar.partition.progress import Counter, Progress, blocks, silent
 from sar.partition.sources.npz import CSR, NODE_DATA
 
@@ -96,11 +96,8 @@ class _Writer:
         self._graph, self._num_parts = graph, num_parts
         self._files, self._scratch = files, scratch / "edges"
         self._scratch.mkdir()
-        self._starts, dtype = graph.node_offsets(), np.min_scalar_type(num_parts - 1)
-        self._part_of = {
-            ntype: parts[start : start + graph.num_nodes[ntype]].astype(dtype)
-            for ntype, start in self._starts.items()
-        }
+        self._starts = graph.node_offsets()
+        self._part_of = parts_by_type(graph, parts, num_parts)
         homogeneous = list(graph.num_nodes) == [NTYPE_HOMO] and list(graph.edges) == [ETYPE_HOMO]
         self._is_hetero = not homogeneous
 
@@ -158,9 +155,8 @@ class _Writer:
         for low, high in blocks(len(src), counter):
             parts = part_of[dst[low:high]]
             found[low:high] = parts
-            bounds = np.concatenate(([0], np.bincount(parts, minlength=self._num_parts).cumsum()))
             order = np.empty(len(parts), np.int32)
-            group_nodes(parts, bounds[:-1].copy(), order)
+            bounds = order_by_part(parts, self._num_parts, order)
             ends = src[low:high][order], dst[low:high][order], order + np.int64(low)
             for part in np.flatnonzero(np.diff(bounds)).tolist():
                 for which, ids in enumerate(ends):
