@@ -63,6 +63,6 @@ from sar.nn import (
     overlap_gradients,
     sync_params,
 )
+from sar.partition.cut import PartitionOptions
 from sar.partition.homogeneous import to_homogeneous
-from sar.partition.options import PartitionOptions
 from sar.partition.run import partition_graph

@@ -24,6 +24,12 @@ def closest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
+def closest_name(name: str, known: Iterable[str]) -> str:
+    """The same within a sentence, and quoted."""
+    found = difflib.get_close_matches(name, [*known], n=1)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
 @dataclass(frozen=True)
 class Kind:
     """The values that an option takes.

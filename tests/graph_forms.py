@@ -17,7 +17,7 @@ import yaml
 from foreign_files import edge_rows, pyg_data, write_glt, write_pyg
 from harness.graphs import to_dgl
 
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, CanonicalEtype, GraphArrays
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType, GraphArrays
 from sar.partition.write import write_partitions
 
 FOREIGN_PARTS = 3  # of partitions that are read
@@ -39,9 +39,7 @@ def several_types(seed: int = 0) -> GraphArrays:
     return _graph("several", counts, etypes, seed)
 
 
-def _graph(
-    name: str, counts: dict[str, int], etypes: dict[CanonicalEtype, int], seed: int
-) -> GraphArrays:
+def _graph(name: str, counts: dict[str, int], etypes: dict[EType, int], seed: int) -> GraphArrays:
     rng = np.random.default_rng(seed)
     edges, edge_data = {}, {}
     for etype, count in etypes.items():

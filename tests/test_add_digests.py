@@ -21,8 +21,7 @@ from benchmarks.tasks import mutations
 from sar.__main__ import main
 from sar.comm import Group
 from sar.errors import PartitionError
-from sar.partition.load import load_partition, read_book
-from sar.partition.verify import add_digests, differing
+from sar.partition.load import add_digests, differing, load_partition, read_book
 
 
 @pytest.fixture

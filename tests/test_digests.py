@@ -21,7 +21,7 @@ from harness.parts import Cutter
 from benchmarks.tasks import mutations
 from sar.__main__ import main
 from sar.errors import PartitionError
-from sar.partition import column, digest
+from sar.partition import book, column
 from sar.partition.dgl_format import GraphFile
 from sar.partition.load import load_partition, read_book
 from sar.partition.sources.generate import community_graph
@@ -195,7 +195,7 @@ def test_odd_digests_of_files(parts: Path, key: str, value: object) -> None:
     for told in content["sar"]["files"].values():
         told[key] = value
     told = {key: one for key, one in content["sar"].items() if key != "json"}
-    content["sar"] = told | {"json": digest._json_digest({**content, "sar": told})}
+    content["sar"] = told | {"json": book._json_digest({**content, "sar": told})}
     parts.write_text(json.dumps(content))
     with pytest.raises(PartitionError):
         load_partition(parts, 0)

@@ -224,7 +224,7 @@ def test_a_cut_without_original_ids_uses_its_own(partitioned: Cutter) -> None:
 def test_ids_beyond_int32_and_ids_that_are_none(
     partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sar.partition.keys._BLOCK_ROWS", 7)
+    monkeypatch.setattr("sar.partition.progress.BLOCK", 7)
 
     def case(group: Any, path: str) -> None:
         data = sar.load_dgl_partition_data(path, group.rank)

@@ -15,7 +15,7 @@ from harness.training import Setting, case_train, check, start_state
 import sar
 from sar.comm import Group
 from sar.partition.arrays import GraphArrays
-from sar.partition.options import PartitionOptions
+from sar.partition.cut import PartitionOptions
 from sar.partition.run import partition
 from sar.partition.sources.generate import community_graph
 from sar.train import (

@@ -22,9 +22,8 @@ import torch
 from sar.__main__ import main
 from sar.errors import SarError
 from sar.partition.load import load_partition
-from sar.partition.sources import apart
 from sar.partition.sources.generate import community_graph
-from sar.partition.sources.open import open_source
+from sar.partition.sources.open import _lower, open_apart, open_source
 from sar.partition.unpickle import NotPlainError, plain_pickles
 from sar.partition.write import write_partitions
 
@@ -125,7 +124,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_saved_graph_is_read_apart(saved: Path) -> None:
-    here, there = open_source(str(saved)), apart.open_apart(str(saved))
+    here, there = open_source(str(saved)), open_apart(str(saved))
     assert there.num_nodes == here.num_nodes and there.name == here.name
     for one, other in zip(there.edges.values(), here.edges.values(), strict=True):
         assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
@@ -141,7 +140,7 @@ def test_a_reader_that_dies_is_an_error(
     site.mkdir()
     (site / "sitecustomize.py").write_text(
         "import os, sys\n"
-        f"if any(one.endswith('apart.py') for one in sys.orig_argv): {how}\n"
+        f"if any(one.endswith('sources/open.py') for one in sys.orig_argv): {how}\n"
     )  # fmt: skip
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.getcwd()}")
     assert main(["partition", str(saved), "--parts", "2", "--out", str(saved.parent / "out")]) == 2
@@ -155,12 +154,12 @@ def test_a_graph_that_contradicts_itself_is_named(saved: Path) -> None:
     data, ids = saved.read_bytes(), (torch.arange(30) % 5).numpy().tobytes()
     saved.write_bytes(data.replace(ids, np.full(30, 2**40).tobytes()))
     with pytest.raises(ValueError, match="graph.bin: edges.* ids span .*1099511627776"):
-        apart.open_apart(str(saved))
+        open_apart(str(saved))
 
 
 def test_a_damaged_count_does_not_take_all_memory() -> None:
     """DGL's reader asks for as much as the file says."""
-    code = "from sar.partition.sources import apart; apart._limit(1000); bytearray(6 << 30)"
+    code = "from sar.partition.sources.open import _limit; _limit(1000); bytearray(6 << 30)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.strip().endswith("MemoryError")
 
@@ -170,7 +169,7 @@ def test_limits_are_lowered_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "setrlimit", lambda *limits: done.append(limits))
     for known in ((none, none), (10, 20), (none, 50), (200, 300)):
         monkeypatch.setattr(resource, "getrlimit", lambda limit, known=known: known)
-        apart._lower(0, 100)
+        _lower(0, 100)
     assert done == [(0, (100, none)), (0, (10, 20)), (0, (50, 50)), (0, (100, 300))]
 
 
@@ -178,9 +177,9 @@ def test_errors_of_the_child_are_the_parents(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.bin"
     foreign.write_bytes(b"no graph")
     with pytest.raises(ValueError, match="foreign.bin: neither an .npz file nor one of dgl"):
-        apart.open_apart(str(foreign))
+        open_apart(str(foreign))
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        apart.open_apart(str(tmp_path / "none.bin"))
+        open_apart(str(tmp_path / "none.bin"))
 
 
 # ---------------------------------------------------------------- npz

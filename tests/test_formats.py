@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from written_graphs import EDGES, GRAPHS, NODES, assert_same, cut, plain
 
 from sar.errors import PartitionError
+from sar.files import OutFiles
 from sar.partition import progress
 from sar.partition.arrays import NTYPE_HOMO
+from sar.partition.book import graph_digest
 from sar.partition.dgl_format import read_graph, read_tensor_dict
-from sar.partition.digest import graph_digest
-from sar.partition.formats import out_files
 from sar.partition.load import load_partition, read_book
 from sar.partition.sources.parts import read_partitions
 from sar.partition.write import write_partitions
@@ -213,7 +213,7 @@ def test_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = write_partitions(graph, parts, tmp_path / "b")
     assert len(os.listdir("/proc/self/fd")) == before
     assert Path(found).read_bytes() == Path(expected).read_bytes()
-    assert out_files.OutFiles(tmp_path, tmp_path)._room == 5
+    assert OutFiles(tmp_path, tmp_path)._room == 5
 
 
 # --------------------------------------------------------------------------------- maps of files

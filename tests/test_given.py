@@ -10,7 +10,7 @@ import torch
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.cut import assign
-from sar.partition.methods.simple import Given
+from sar.partition.methods.base import Given
 
 PARTS = np.arange(20) * 3 % 4
 

@@ -14,9 +14,8 @@ from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.column import map_tensor
 from sar.partition.cut import assign, find_method
-from sar.partition.methods.base import CutOptions
+from sar.partition.methods.base import Contiguous, CutOptions, Random
 from sar.partition.methods.hotness import Draws, Hotness, place
-from sar.partition.methods.simple import Contiguous, Random
 
 HOMO = ({NTYPE_HOMO: 23}, [ETYPE_HOMO])
 HETERO = (

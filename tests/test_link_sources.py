@@ -12,8 +12,8 @@ import torch
 
 from sar.errors import SarError
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.partition.cut import PartitionOptions
 from sar.partition.load import load_partition
-from sar.partition.options import PartitionOptions
 from sar.partition.run import partition
 from sar.partition.sources.open import open_source
 

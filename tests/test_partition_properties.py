@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 from round_trips import Back, files_of, read_back
 from torch import Tensor
 
-from sar.partition.arrays import CanonicalEtype, GraphArrays
-from sar.partition.cut import METHODS, find_method
-from sar.partition.options import PartitionOptions
+from sar.partition.arrays import EType, GraphArrays
+from sar.partition.cut import METHODS, PartitionOptions, find_method
 from sar.partition.run import partition
 from sar.partition.transform import SELF_LOOPS, Transforms
 
 dgl = pytest.importorskip("dgl")
 Run = tuple[tuple[int, int] | None, str, PartitionOptions, str]
-Pairs = dict[CanonicalEtype, list[tuple[int, int]]]
+Pairs = dict[EType, list[tuple[int, int]]]
 ROOT = Path(__file__).resolve().parent.parent
 
 

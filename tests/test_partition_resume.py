@@ -24,7 +24,7 @@ from benchmarks.tasks.cuts import (
 )
 from sar import files
 from sar.__main__ import main
-from sar.partition import kept_cut, run
+from sar.partition import run
 
 SMALL = "synthetic:nodes=300,edges=2000,features=3"
 RANDOM = ("--method", "random")
@@ -63,13 +63,13 @@ def interrupted(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Grows by one with every cut that is made."""
     made: list[object] = []
-    assign = kept_cut.assign
+    assign = run.assign
 
     def count(*arguments: object, **options: object) -> object:
         made.append(arguments)
         return assign(*arguments, **options)
 
-    monkeypatch.setattr(kept_cut, "assign", count)
+    monkeypatch.setattr(run, "assign", count)
     return made
 
 

@@ -21,9 +21,8 @@ import yaml
 from sar.__main__ import main
 from sar.cli.partition import Bars
 from sar.partition import buckets, progress
-from sar.partition.cut import assign
+from sar.partition.cut import PartitionOptions, assign
 from sar.partition.methods import coarsen
-from sar.partition.options import PartitionOptions
 from sar.partition.progress import Counter, watched
 from sar.partition.run import partition
 from sar.partition.sources.open import open_source

@@ -17,11 +17,10 @@ from written_graphs import EDGES, GRAPHS, NODES, cut, plain
 from sar.__main__ import main
 from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-from sar.partition.cut import METHODS
+from sar.partition.book import graph_digest
+from sar.partition.cut import METHODS, PartitionOptions
 from sar.partition.dgl_format import read_tensor_dict
-from sar.partition.digest import graph_digest
 from sar.partition.load import read_book
-from sar.partition.options import PartitionOptions
 from sar.partition.run import partition
 from sar.partition.sources.parts import read_partitions
 from sar.partition.write import write_partitions

@@ -16,8 +16,8 @@ from harness.covering import covering
 from round_trips import read_back, same
 
 from sar.partition.arrays import GraphArrays
-from sar.partition.methods.simple import Given
-from sar.partition.options import PartitionOptions
+from sar.partition.cut import PartitionOptions
+from sar.partition.methods.base import Given
 from sar.partition.run import partition
 
 pytest.importorskip("dgl")

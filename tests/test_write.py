@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.cut import assign
-from sar.partition.formats.dgl_graph import PartGraph
+from sar.partition.formats.dgl_files import PartGraph
 from sar.partition.load import load_partition
 from sar.partition.write import write_partitions
 

@@ -20,7 +20,7 @@ from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
 from sar.partition import child
 from sar.partition.load import PartitionData, read_book
-from sar.partition.sources.inputs import reads_other_files
+from sar.partition.sources.open import reads_other_files
 from sar.run_options import DataOptions
 from sar.train.data import NodeData, load_node_data
 

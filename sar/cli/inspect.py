@@ -11,8 +11,8 @@ from sar.cli.cut_report import (
     prediction_lines,
 )
 from sar.cli.pictures import check_plot, plot_cut
+from sar.partition.load import differing
 from sar.partition.summary import summarize
-from sar.partition.verify import differing
 from sar.plan import from_summary
 
 

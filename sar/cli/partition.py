@@ -20,12 +20,11 @@ from sar.cli.cut_report import (
 )
 from sar.cli.pictures import check_plot, plot_cut
 from sar.config import parse_bytes
-from sar.partition.methods.base import Method
-from sar.partition.methods.simple import Given
-from sar.partition.options import PartitionOptions
+from sar.partition.cut import PartitionOptions
+from sar.partition.load import add_digests
+from sar.partition.methods.base import Given, Method
 from sar.partition.run import Partitioned, partition
 from sar.partition.transform import Transforms
-from sar.partition.verify import add_digests
 from sar.words import DEFAULT_METHOD
 
 WARNING = "sar partition: warning: "

@@ -254,7 +254,7 @@ class Relation:
     def keys(self) -> Tensor:
         """int32 or int64 [num_edges]: names of the local edges in random numbers, by position.
 
-        Those of :class:`sar.partition.keys.Keys`, which no cut changes; made at first need.
+        Those of :class:`sar.partition.features.Keys`, which no cut changes; made at first need.
         """
         return self.make_keys().to(self.plan.device)
 

@@ -15,7 +15,7 @@ from sar.edges.build import owned_ends
 from sar.edges.relation import EdgeArrays
 from sar.graph.store import EID, EType, GraphStore, edge_frame, node_frames
 from sar.partition.book import PartitionBook
-from sar.partition.keys import Keys
+from sar.partition.features import Keys
 from sar.partition.load import PartitionData
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from sar.edges import AnyRelation
 from sar.graph.store import EType, GraphStore
 from sar.graph.view import GraphView
-from sar.partition.keys import Keys
+from sar.partition.features import Keys
 
 Kind = str | EType
 MOST_KEPT = 8  # lists of graphs that begin with the same one
@@ -39,7 +39,7 @@ class RowSet:
 
     @cached_property
     def keys(self) -> Tensor:
-        """int32 or int64 [count] as in :class:`sar.partition.keys.Keys`."""
+        """int32 or int64 [count] as in :class:`sar.partition.features.Keys`."""
         return self.make_keys()
 
     def same(self, other: RowSet) -> bool:

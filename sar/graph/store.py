@@ -14,7 +14,7 @@ from sar.comm import Group
 from sar.edges import AnyRelation, Relation, join_relations
 from sar.graph.frame import Frame
 from sar.partition.book import PartitionBook
-from sar.partition.keys import Keys
+from sar.partition.features import Keys
 
 EType = tuple[str, str, str]
 NID = EID = "_ID"  # dgl.NID and dgl.EID

@@ -34,7 +34,7 @@ def keyed_uniform(keys: Tensor, width: int, seed: int) -> Tensor:
     """float64 [n, width] in [0, 1), a function of seed, key and column only.
 
     Args:
-        keys: int [n], what names each row (:class:`sar.partition.keys.Keys`).
+        keys: int [n], what names each row (:class:`sar.partition.features.Keys`).
         seed: well mixed, as :class:`sar.comm.SeedStream` draws them: seeds that differ by a
             multiple of a constant would give the same numbers to other keys.
     """

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from sar.partition.progress import NOBODY, Counter, Progress, blocks, silent
 
+EType = tuple[str, str, str]  # source type, relation, destination type
 NTYPE_HOMO = "_N"
-ETYPE_HOMO = ("_N", "_E", "_N")
+ETYPE_HOMO: EType = ("_N", "_E", "_N")
 ORIG_ID, ORIG_EID = "orig_id", "orig_eid"
 # What DGL's files can hold; bool is stored as uint8.
 STORED_DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
-CanonicalEtype = tuple[str, str, str]
 _SIGNED = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
@@ -39,9 +39,9 @@ class GraphArrays:
 
     name: str
     num_nodes: dict[str, int]
-    edges: dict[CanonicalEtype, tuple[Tensor, Tensor]]
+    edges: dict[EType, tuple[Tensor, Tensor]]
     node_data: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    edge_data: dict[CanonicalEtype, dict[str, Tensor]] = field(default_factory=dict)
+    edge_data: dict[EType, dict[str, Tensor]] = field(default_factory=dict)
 
     @property
     def total_nodes(self) -> int:
@@ -72,7 +72,7 @@ class GraphArrays:
 
     def edge_blocks(
         self, counter: Counter = NOBODY
-    ) -> Iterator[tuple[CanonicalEtype, int, np.ndarray, np.ndarray]]:
+    ) -> Iterator[tuple[EType, int, np.ndarray, np.ndarray]]:
         """(edge type, its first edge of the block, ends of the block's edges), of all edge types;
         edges count when they have been dealt with."""
         for etype, ends in self.edges.items():
@@ -111,7 +111,7 @@ class GraphArrays:
             _check_rows(f"edge_data[{etype!r}]", data, len(self.edges[etype][0]))
         return self
 
-    def _check_edges(self, etype: CanonicalEtype, counter: Counter) -> None:
+    def _check_edges(self, etype: EType, counter: Counter) -> None:
         if len(etype) != 3:
             raise ValueError(
                 f"edge type {etype!r}: expected (source type, relation, destination type)"

@@ -11,8 +11,8 @@ from functools import cache
 import numpy as np
 
 from sar.errors import PartitionError
-from sar.partition.book import HOMOGENEOUS_NTYPE, EType, PartitionBook
-from sar.partition.digest import read_digests
+from sar.partition.arrays import NTYPE_HOMO, EType
+from sar.partition.book import PartitionBook, read_digests
 
 MAX_ID = 2**62
 MAX_PARTS = 2**16
@@ -27,7 +27,7 @@ def parse_book(path: str) -> PartitionBook:
     num_parts = _count(config, "num_parts", path)
     if not 1 <= num_parts <= MAX_PARTS:
         raise PartitionError(f"{path}: num_parts is {num_parts}, expected 1 to {MAX_PARTS}")
-    ntypes = _type_names(config.get("ntypes", {HOMOGENEOUS_NTYPE: 0}), "ntypes", path)
+    ntypes = _type_names(config.get("ntypes", {NTYPE_HOMO: 0}), "ntypes", path)
     raw_etypes = _type_names(config.get("etypes", {"_N:_E:_N": 0}), "etypes", path)
     canonical = {name: _canonical_etype(name, ntypes, path) for name in raw_etypes}
     if len(set(canonical.values())) != len(canonical):

@@ -1,4 +1,8 @@
-"""Features of one part: a mapping from names to tensors that stay in their file until read."""
+"""Features of one part: a mapping from names to tensors that stay in their file until read.
+
+Keys are integers that name the nodes and edges of a graph alike, however it is cut. Random numbers
+are made from them (:mod:`sar.kernels.keyed`), so that they stay with their node or edge.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,23 @@ import difflib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sar import expect
+from sar.errors import PartitionError
+from sar.partition.arrays import ORIG_EID, ORIG_ID, EType
 from sar.partition.column import Column, RowFile
 from sar.partition.progress import blocks, rows_in
 
+if TYPE_CHECKING:
+    from sar.partition.load import PartitionData
+
 _MOST_SHOWN = 20
+ORIGINAL = "original"  # ids that no cut changes
+_INT32 = torch.iinfo(torch.int32)
 
 
 class FeatureStore(MutableMapping):
@@ -44,9 +57,7 @@ class FeatureStore(MutableMapping):
         return name in self._items
 
     def __setitem__(self, name: str, value: Tensor) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"feature {name!r}: got {type(value).__name__}, expected a Tensor")
-        self._items[name] = value
+        self._items[name] = expect.instance(value, f"feature {name!r}", Tensor, "a Tensor")
 
     def __delitem__(self, name: str) -> None:
         del self._items[name]
@@ -142,3 +153,81 @@ def _unknown(name: object, known: list[str]) -> str:
 
 def _is_mask(name: str, dtype: torch.dtype) -> bool:
     return dtype == torch.uint8 and name.endswith("_mask")
+
+
+class Keys:
+    """The keys of one part's nodes and edges, made at first need and kept.
+
+    The original ids where the partitioning holds them (``orig_id``, ``orig_eid``), those of one
+    type behind those of the types before; else the partitioning's own ids, which another
+    cut of the graph does not share.
+    """
+
+    def __init__(self, data: PartitionData) -> None:
+        self._book, self._part = data.book, data.part_id
+        self._stores = data.node_features, data.edge_features
+        self._known: dict[str | EType, Tensor] = {}
+
+    def nodes(self, ntype: str) -> Tensor:
+        """int32 or int64 [n], 0 or more: keys of the part's nodes of a type."""
+        if ntype not in self._known:
+            own, name = self._book.node_ranges[ntype][self._part], f"{ntype}/{ORIG_ID}"
+            before = self._before(ntype)
+            self._known[ntype] = _keys(self._stores[0], name, before, *own.tolist())
+        return self._known[ntype]
+
+    def _before(self, ntype: str) -> int:
+        """Nodes of earlier types."""
+        earlier = self._book.ntypes[: self._book.ntypes.index(ntype)]
+        return sum(map(self._book.num_nodes, earlier))
+
+    def node_names(self, ntype: str) -> tuple[Tensor, str]:
+        """int64 [n] ids that name the part's nodes of a type, and what numbers them so.
+
+        Original ids inside the type and ``"original"``; where the partitioning does not hold them,
+        its own ids and its digest.
+        """
+        if f"{ntype}/{ORIG_ID}" not in self._stores[0]:
+            return self.nodes(ntype).long(), self._book.digest()
+        return self.nodes(ntype).long() - self._before(ntype), ORIGINAL
+
+    def edges(self, etype: EType) -> Tensor:
+        """int32 or int64 [e], 0 or more: keys of the part's edges of a type, by ascending id."""
+        if etype not in self._known:
+            book, name = self._book, f"{':'.join(etype)}/{ORIG_EID}"
+            earlier = book.canonical_etypes[: book.canonical_etypes.index(etype)]
+            own, before = book.edge_ranges[etype][self._part], sum(map(book.num_edges, earlier))
+            self._known[etype] = _keys(self._stores[1], name, before, *own.tolist())
+        return self._known[etype]
+
+    def loops(self, etype: EType, times: int) -> Tensor:
+        """int32 or int64 [n], below 0: keys of self loops that were added to the part's nodes.
+
+        Args:
+            times: how often loops were added to the graph before.
+        """
+        book = self._book
+        layer = book.canonical_etypes.index(etype) + times * len(book.canonical_etypes)
+        return _narrow(-1 - layer * book.num_nodes() - self.nodes(etype[0]).long())
+
+
+def _keys(store: FeatureStore, name: str, before: int, start: int, stop: int) -> Tensor:
+    """Feature ``name`` plus ``before``; the ids from ``start`` to ``stop`` where there is none."""
+    if name not in store:
+        return _narrow(torch.arange(start, stop))
+    dtype, shape = store.info(name)
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or len(shape) != 1:
+        raise PartitionError(f"{name}: got {dtype} {list(shape)}, expected integers of one column")
+    keys, read = torch.empty(shape, dtype=torch.int32), store.reader(name)
+    for first, last in blocks(len(keys)):
+        block = _narrow(read(first, last).long() + before)
+        if block.dtype != torch.int32:
+            keys = keys.long()
+        keys[first:last] = block
+    return keys
+
+
+def _narrow(keys: Tensor) -> Tensor:
+    """As int32 where all fit."""
+    fits = not len(keys) or (int(keys.min()) >= _INT32.min and int(keys.max()) <= _INT32.max)
+    return keys.int() if fits else keys

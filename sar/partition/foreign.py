@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.arrays import ORIG_EID, ORIG_ID, STORED_DTYPES
-from sar.partition.book import EType, PartitionBook
+from sar.partition.arrays import ORIG_EID, ORIG_ID, STORED_DTYPES, EType
+from sar.partition.book import PartitionBook, ranges_of
 from sar.partition.column import MappedColumn
 from sar.partition.features import FeatureStore
 from sar.partition.foreign_folders import Columns, GltFolder, PartitionFolder, PygFolder
 from sar.partition.progress import blocks
 from sar.partition.shards import ShardEdges, check_int32, group_by_source, next_places
-from sar.partition.sources.npz import read_node_data
-
-NODE_DATA = "node_data.npz"
+from sar.partition.sources.npz import NODE_DATA, read_node_data
 
 
 class ForeignPart(NamedTuple):
@@ -67,8 +65,8 @@ def read_foreign_book(path: str | os.PathLike) -> PartitionBook:
         folder.num_parts,
         folder.ntypes,
         folder.etypes,
-        dict(zip(folder.ntypes, _ranges(_node_counts(folder)))),
-        dict(zip(folder.etypes, _ranges(_edge_counts(folder)))),
+        dict(zip(folder.ntypes, ranges_of(_node_counts(folder)))),
+        dict(zip(folder.etypes, ranges_of(_edge_counts(folder)))),
         folder.path,
         halo_hops=1,
         part_method=folder.kind,
@@ -98,13 +96,6 @@ def _edge_counts(folder: PartitionFolder) -> np.ndarray:
                 ids = _checked(dst.ints(low, high), len(owner), dst.file.path)
                 counts[:, column] += np.bincount(owner.ints_at(ids), minlength=folder.num_parts)
     return counts
-
-
-def _ranges(counts: np.ndarray) -> Iterator[np.ndarray]:
-    """Per type, int64 [P, 2], of counts [P, types]."""
-    stops = counts.ravel().cumsum().reshape(counts.shape)
-    for column in range(counts.shape[1]):
-        yield np.stack([stops[:, column] - counts[:, column], stops[:, column]], axis=1)
 
 
 def _owner_blocks(folder: PartitionFolder, ntype: str) -> Iterator[tuple[int, np.ndarray]]:

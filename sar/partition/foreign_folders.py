@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.book import HOMOGENEOUS_ETYPE, HOMOGENEOUS_NTYPE, EType
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType
 from sar.partition.column import Column, MappedColumn, SelectedColumn
 from sar.partition.progress import blocks
 from sar.partition.unpickle import read_pickles, read_saved, read_values
@@ -56,10 +56,11 @@ class PartitionFolder(ABC):
         self.path, where = path, os.path.join(path, self.META)
         meta = self._read_meta(where)
         self.num_parts = _entry(meta, "num_parts", where)
-        if isinstance(self.num_parts, bool) or not isinstance(self.num_parts, int):
-            raise _wrong_count(where, self.num_parts)
-        if self.num_parts < 1:
-            raise _wrong_count(where, self.num_parts)
+        is_int = isinstance(self.num_parts, int) and not isinstance(self.num_parts, bool)
+        if not is_int or self.num_parts < 1:
+            raise PartitionError(
+                f"{where}: num_parts is {self.num_parts!r}, expected a positive integer"
+            )
         for part in range(self.num_parts):
             folder = os.path.join(path, f"{self._PART}{part}")
             if not os.path.isdir(folder):
@@ -328,17 +329,13 @@ def _entry(content: Any, key: Any, where: str) -> Any:
     return content[key]
 
 
-def _wrong_count(path: str, num_parts: object) -> PartitionError:
-    return PartitionError(f"{path}: num_parts is {num_parts!r}, expected a positive integer")
-
-
 def _types_of(meta: Any, is_hetero: bool, path: str) -> tuple[list[str], list[EType]]:
     """Node and edge types that a format's description names, in its order, or the only ones.
 
     Raises ``PartitionError`` for types that the partitions of a graph cannot have.
     """
     if not is_hetero:
-        return [HOMOGENEOUS_NTYPE], [HOMOGENEOUS_ETYPE]
+        return [NTYPE_HOMO], [ETYPE_HOMO]
     ntypes, etypes = list(_entry(meta, "node_types", path) or ()), []
     for one in _entry(meta, "edge_types", path) or ():
         if not isinstance(one, (list, tuple)) or len(one) != 3:

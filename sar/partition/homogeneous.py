@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.errors import PartitionError
-from sar.partition.arrays import ORIG_EID, ORIG_ID
-from sar.partition.book import HOMOGENEOUS_ETYPE, HOMOGENEOUS_NTYPE, EType, PartitionBook
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, ORIG_EID, ORIG_ID, EType
+from sar.partition.book import PartitionBook
 from sar.partition.column import Column
 from sar.partition.features import FeatureStore
 from sar.partition.load import TYPE_KEY, PartitionData
@@ -31,28 +32,25 @@ def to_homogeneous(partition_data: PartitionData) -> PartitionData:
         TypeError: not what :func:`sar.load_partition_data` returns.
         PartitionError: a part has 2^31 nodes or edges or more.
     """
-    data = partition_data
-    if not isinstance(data, PartitionData):
-        raise TypeError(
-            f"partition_data: got {type(data).__name__}, expected load_partition_data's result"
-        )
+    expected = "load_partition_data's result"
+    data = expect.instance(partition_data, "partition_data", PartitionData, expected)
     book = _joint_book(data.book)
     _check_int32(book)
     ntypes = {ntype: data.num_nodes(ntype) for ntype in data.book.ntypes}
     etypes = {etype: data.num_edges(etype) for etype in data.book.canonical_etypes}
-    nodes = _joint_features(data.node_features, ntypes, list(ntypes), HOMOGENEOUS_NTYPE)
+    nodes = _joint_features(data.node_features, ntypes, list(ntypes), NTYPE_HOMO)
     names = [":".join(etype) for etype in etypes]
-    joint = ":".join(HOMOGENEOUS_ETYPE)
+    joint = ":".join(ETYPE_HOMO)
     edges = _joint_features(data.edge_features, etypes, names, joint)
     nodes.synthesize(TYPE_KEY, lambda: data.node_features[TYPE_KEY])
-    if f"{HOMOGENEOUS_NTYPE}/{ORIG_ID}" in nodes:
+    if f"{NTYPE_HOMO}/{ORIG_ID}" in nodes:
         numbers = partial(_numbers, data.keys.nodes, list(ntypes))
-        nodes.synthesize(f"{HOMOGENEOUS_NTYPE}/{ORIG_ID}", numbers)
+        nodes.synthesize(f"{NTYPE_HOMO}/{ORIG_ID}", numbers)
     if f"{joint}/{ORIG_EID}" in edges:
         numbers = partial(_numbers, data.keys.edges, list(etypes))
         edges.synthesize(f"{joint}/{ORIG_EID}", numbers)
     return PartitionData(
-        book, data.part_id, {HOMOGENEOUS_ETYPE: _joint_edges(data)}, nodes, edges, data.device
+        book, data.part_id, {ETYPE_HOMO: _joint_edges(data)}, nodes, edges, data.device
     )
 
 
@@ -65,10 +63,10 @@ def _joint_book(book: PartitionBook) -> PartitionBook:
     edges = np.stack([tables[0][:, 0], tables[-1][:, 1]], axis=1)
     return replace(
         book,
-        ntypes=[HOMOGENEOUS_NTYPE],
-        canonical_etypes=[HOMOGENEOUS_ETYPE],
-        node_ranges={HOMOGENEOUS_NTYPE: np.asarray(book.part_ranges, dtype=np.int64)},
-        edge_ranges={HOMOGENEOUS_ETYPE: edges},
+        ntypes=[NTYPE_HOMO],
+        canonical_etypes=[ETYPE_HOMO],
+        node_ranges={NTYPE_HOMO: np.asarray(book.part_ranges, dtype=np.int64)},
+        edge_ranges={ETYPE_HOMO: edges},
     )
 
 

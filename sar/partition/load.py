@@ -1,31 +1,42 @@
-"""Loading one part: its shards, and its features as lazy mappings over the files."""
+"""Loading one part: its shards, and its features as lazy mappings over the files.
+
+Files are compared with their digests, and get some where they have none.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.config import usable_device
 from sar.errors import PartitionError
+from sar.files import write_whole
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType
 from sar.partition.book import (
-    HOMOGENEOUS_ETYPE,
-    HOMOGENEOUS_NTYPE,
-    EType,
+    ArrayDigest,
+    Digests,
+    FileDigest,
     PartitionBook,
+    relative,
+    with_digests,
     without_digests,
 )
 from sar.partition.book_json import parse_book
-from sar.partition.column import MappedColumn
+from sar.partition.column import MappedColumn, MappedFile
 from sar.partition.dgl_format import GraphFile, read_graph, read_tensor_dict
-from sar.partition.features import FeatureStore
+from sar.partition.features import FeatureStore, Keys
 from sar.partition.foreign import load_foreign_part, read_foreign_book, read_foreign_node_features
-from sar.partition.keys import Keys
+from sar.partition.progress import Progress, silent
 from sar.partition.shards import ShardEdges, build_shards
 
 __all__ = [
@@ -149,8 +160,7 @@ def load_partition(
     ValueError for a part that does not exist.
     """
     book = read_book(json_path)
-    if isinstance(part_id, bool) or not isinstance(part_id, int):
-        raise TypeError(f"part_id: got {type(part_id).__name__}, expected an int")
+    expect.integer(part_id, "part_id")
     if not 0 <= part_id < book.num_parts:
         raise ValueError(f"part_id: got {part_id}, expected 0 to {book.num_parts - 1}")
     if book.digests is None and (verify or part_id == 0):
@@ -204,10 +214,10 @@ def read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, Mapp
     path = book.files[part_id][key]
     if key == "node_feats":
         rows = {ntype: book.part_nodes(ntype, part_id) for ntype in book.ntypes}
-        usual = HOMOGENEOUS_NTYPE
+        usual = NTYPE_HOMO
     else:
         rows = {":".join(one): book.part_edges(one, part_id) for one in book.canonical_etypes}
-        usual = ":".join(HOMOGENEOUS_ETYPE)
+        usual = ":".join(ETYPE_HOMO)
     default = usual if usual in rows else next(iter(rows))
     columns = read_tensor_dict(path)
     _expect(book, path, columns)
@@ -258,3 +268,79 @@ def _expect(book: PartitionBook, path: str, columns: dict[str, MappedColumn]) ->
         column.expect(known.digest, name)
     if (size := os.path.getsize(path)) != told.size:
         raise PartitionError(f"{path}: has {size} bytes, expected {told.size}")
+
+
+def differing(
+    path: str | os.PathLike, watch: Callable[[Iterable[int]], Iterable[int]] = iter
+) -> tuple[list[str], int]:
+    """What is not as it was written, in words that begin with the file's name; and how many files
+    there are.
+
+    Args:
+        watch: gets the numbers of the parts and gives them out again, such as a progress bar.
+
+    Raises ``PartitionError`` for a JSON that is not there, and for one without digests.
+    """
+    try:
+        book = read_book(path)
+    except PartitionError as error:
+        if not os.path.isfile(path):
+            raise
+        return [str(error)], 1
+    if book.digests is None:
+        raise PartitionError(without_digests(book))
+    found = []
+    for part in watch(range(book.num_parts)):
+        for key in book.files[part]:
+            try:
+                _verify_file(book, part, key)
+            except PartitionError as error:
+                found.append(str(error))
+    return found, sum(map(len, book.files))
+
+
+def _verify_file(book: PartitionBook, part: int, key: str) -> None:
+    if key == "part_graph":
+        verify_graph(book, read_graph(book.files[part][key]))
+        return
+    for column in read_features(book, part, key).values():
+        column.verify()
+
+
+def add_digests(path: str | os.PathLike, progress: Progress = silent) -> int:
+    """Write digests into the JSON of partitions that have none; returns of how many files.
+
+    All parts are loaded before, so that damage that is there is not taken for what was written.
+
+    Raises ``PartitionError`` for what does not load, has digests, or has no place for them;
+    ``OSError`` that names the JSON where it cannot be written.
+    """
+    book = read_book(path)
+    if book.is_foreign:
+        raise PartitionError(without_digests(book))
+    if book.digests is not None:
+        raise PartitionError(f"{path}: holds digests; sar inspect {path} --check compares them")
+    files: dict[str, FileDigest] = {}
+    folder = os.path.realpath(os.path.dirname(book.json_path))
+    for part in range(book.num_parts):
+        progress("reading parts", part, book.num_parts)
+        with warnings.catch_warnings():  # that there are none is known
+            warnings.simplefilter("ignore")
+            load_partition(book.json_path, part)
+        for key, name in book.files[part].items():
+            files[relative(name, folder)] = _digest_of(name, key == "part_graph")
+    content = json.loads(Path(path).read_bytes())
+    text = json.dumps(with_digests(content, Digests(None, files)), indent=4) + "\n"
+    write_whole(Path(path).resolve(), lambda file: file.write(text.encode()), durable=True)
+    return len(files)
+
+
+def _digest_of(path: str, is_graph: bool) -> FileDigest:
+    file = MappedFile(path)
+    if is_graph:
+        return FileDigest(file.size, file.digest())
+    arrays = {
+        name: ArrayDigest.of(one.dtype, one.shape, one.digest())
+        for name, one in read_tensor_dict(path).items()
+    }
+    return FileDigest(file.size, arrays=arrays)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.book import EType, PartitionBook
+from sar.partition.arrays import EType
+from sar.partition.book import PartitionBook
 from sar.partition.column import MappedColumn
 from sar.partition.dgl_format import GraphFile
 from sar.partition.progress import blocks

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.partition.arrays import EType, GraphArrays
 from sar.partition.buckets import Rows, sort_rows
 from sar.partition.column import create_array, map_tensor
 from sar.partition.compiled import compiled
@@ -63,8 +63,8 @@ def transform(
     if wanted.is_identity:
         return graph
     folder.mkdir()
-    edges: dict[CanonicalEtype, tuple[Tensor, Tensor]] = {}
-    edge_data: dict[CanonicalEtype, dict[str, Tensor]] = {}
+    edges: dict[EType, tuple[Tensor, Tensor]] = {}
+    edge_data: dict[EType, dict[str, Tensor]] = {}
     for number, etype in enumerate(graph.edges):
         change = _Change(graph, etype, wanted, folder / str(number), progress)
         edges[etype], edge_data[etype] = change.run()
@@ -84,7 +84,7 @@ class _Change:
     def __init__(
         self,
         graph: GraphArrays,
-        etype: CanonicalEtype,
+        etype: EType,
         wanted: Transforms,
         folder: Path,
         progress: Progress,

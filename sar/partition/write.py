@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from sar.files import exchange, naming, parents_of, remove_left_over, scratch_folder
-from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.files import OutFiles, exchange, naming, parents_of, remove_left_over, scratch_folder
+from sar.partition.arrays import EType, GraphArrays
 from sar.partition.formats.dgl_writer import write_dgl
-from sar.partition.formats.out_files import OutFiles
 from sar.partition.formats.pyg_writer import write_pyg
 from sar.partition.progress import Progress, silent
 from sar.words import FORMATS
@@ -103,7 +102,7 @@ def _in_order(graph: GraphArrays) -> GraphArrays:
     )
 
 
-def _interned(etype: CanonicalEtype) -> CanonicalEtype:
+def _interned(etype: EType) -> EType:
     source, relation, destination = map(sys.intern, etype)
     return source, relation, destination
 

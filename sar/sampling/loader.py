@@ -14,7 +14,7 @@ from sar.config import parse_bytes
 from sar.errors import CommError
 from sar.kernels.sampling import hashed
 from sar.partition.book import EType, PartitionBook
-from sar.partition.keys import ORIGINAL
+from sar.partition.features import ORIGINAL
 from sar.partition.load import PartitionData
 from sar.sampling.batch import Drawn, Types, maker
 from sar.sampling.epochs import Epochs

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.partition.arrays import ORIG_EID, CanonicalEtype, GraphArrays
-from sar.partition.digest import Digests, FileDigest, graph_digest, with_digests
-from sar.partition.formats.dgl_graph import PartGraph
+from sar.files import OutFiles
+from sar.partition.arrays import ORIG_EID, EType, GraphArrays
+from sar.partition.book import Digests, FileDigest, graph_digest, with_digests
+from sar.partition.column import bytes_of
+from sar.partition.formats.dgl_files import Array, FeatureFile, PartGraph
 from sar.partition.formats.layout import (
     COPIED_BYTES,
     Group,
@@ -25,9 +27,7 @@ from sar.partition.formats.layout import (
     lay_out,
     node_groups,
 )
-from sar.partition.formats.out_files import OutFiles
-from sar.partition.formats.tensor_dict import Array, FeatureFile
-from sar.partition.progress import Counter, Progress, silent
+from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 
 HALO_HOPS = 1
 GRAPH, NODE_FEATS, EDGE_FEATS = "graph.dgl", "node_feat.dgl", "edge_feat.dgl"
@@ -54,17 +54,17 @@ def write_dgl(
     for part in range(num_parts):
         with files.placed(f"part{part}") as folder:
             folder.mkdir()
-    seals = _write_nodes(graph, layout, files, progress)
-    seals |= _write_edges(graph, layout, files, progress)
+    digests = _write_nodes(graph, layout, files, progress)
+    digests |= _write_edges(graph, layout, files, progress)
     content = _description(graph, layout, name, method)
-    ordered = {path: seals[path] for path in _paths(num_parts)}
-    sealed = with_digests(content, Digests(graph_digest(graph, progress), ordered))
-    files.write(f"{name}.json", 0, (json.dumps(sealed, indent=4) + "\n").encode())
-
-
-def _paths(num_parts: int) -> Iterator[str]:
-    for part in range(num_parts):
-        yield from (f"part{part}/{name}" for name in (GRAPH, NODE_FEATS, EDGE_FEATS))
+    paths = [
+        f"part{part}/{file}"
+        for part in range(num_parts)
+        for file in (GRAPH, NODE_FEATS, EDGE_FEATS)
+    ]
+    ordered = {path: digests[path] for path in paths}
+    described = with_digests(content, Digests(graph_digest(graph, progress), ordered))
+    files.write(f"{name}.json", 0, (json.dumps(described, indent=4) + "\n").encode())
 
 
 def _write_nodes(
@@ -77,7 +77,7 @@ def _write_nodes(
     for ntype, columns in graph.node_data.items():
         for group in node_groups(layout, ntype, counter) if columns else ():
             _append(tables, ntype, columns, group)
-    return {table.name: table.seal() for table in tables}
+    return {table.name: table.finish() for table in tables}
 
 
 def _write_edges(
@@ -94,17 +94,17 @@ def _write_edges(
     counter = Counter(progress, "writing edges", graph.total_edges)
     for etype in graph.edges:
         _write_type(graph, layout, etype, (tables, graphs), counter)
-    seals = {table.name: table.seal() for table in tables}
+    digests = {table.name: table.finish() for table in tables}
     counter = Counter(progress, "writing graphs", 3 * graph.total_edges)
     for one in graphs:
-        seals[one.name] = one.finish(counter)
-    return seals
+        digests[one.name] = one.finish(counter)
+    return digests
 
 
 def _write_type(
     graph: GraphArrays,
     layout: Layout,
-    etype: CanonicalEtype,
+    etype: EType,
     outputs: tuple[list[FeatureFile], list[PartGraph]],
     counter: Counter,
 ) -> None:
@@ -124,7 +124,7 @@ def _write_type(
         _append(tables, kind, stored, group)
 
 
-def _edge_columns(graph: GraphArrays, etype: CanonicalEtype) -> dict[str, Tensor | None]:
+def _edge_columns(graph: GraphArrays, etype: EType) -> dict[str, Tensor | None]:
     """By name; None for original ids, which edges get that have none."""
     return {ORIG_EID: None, **graph.edge_data.get(etype, {})}
 
@@ -143,18 +143,11 @@ def _feature_files(
         for kind, columns in data.items():
             start, stop = ranges[kind][part].tolist()
             for column, rows in columns.items():
-                dtype, shape = _stored_kind(rows)
+                dtype, shape = (torch.int64, ()) if rows is None else (rows.dtype, rows.shape[1:])
+                dtype = torch.uint8 if dtype == torch.bool else dtype
                 arrays.append(Array(f"{kind}/{column}", dtype, (stop - start, *shape)))
         found.append(FeatureFile(files, f"part{part}/{name}", arrays))
     return found
-
-
-def _stored_kind(rows: Tensor | None) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Of a column: its dtype in the files, and the shape of a row."""
-    if rows is None:
-        return torch.int64, ()
-    dtype = torch.uint8 if rows.dtype == torch.bool else rows.dtype
-    return dtype, tuple(rows.shape[1:])
 
 
 def _append(tables: list[FeatureFile], kind: str, columns: dict[str, Tensor], group: Group) -> None:
@@ -166,14 +159,11 @@ def _append(tables: list[FeatureFile], kind: str, columns: dict[str, Tensor], gr
                 tables[part].append(f"{kind}/{name}", picked)
 
 
-def pick_bytes(rows: Tensor, order: np.ndarray) -> Iterator[np.ndarray]:
+def pick_bytes(rows: Tensor, order: np.ndarray) -> Iterator[memoryview]:
     """The bytes of rows at int32 positions, in runs of a few MB."""
-    width = max(1, rows[:1].numel() * rows.element_size())
-    step = max(1, COPIED_BYTES // width)
-    for at in range(0, len(order), step):
-        places = torch.from_numpy(order[at : at + step])
-        picked = rows.index_select(0, places.to(rows.device)).cpu().contiguous()
-        yield picked.view(-1).view(torch.uint8).numpy()
+    for low, high in blocks(len(order), size=rows_in(rows[:1].nbytes, COPIED_BYTES)):
+        places = torch.from_numpy(order[low:high])
+        yield bytes_of(rows.index_select(0, places.to(rows.device)))
 
 
 def _description(graph: GraphArrays, layout: Layout, name: str, method: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where every node and edge of a graph goes when it is cut.
+"""Where every node and edge of a graph goes when it is cut, and the loops that put them there.
 
 Nodes are ordered by (part, type, original id) and edges by (part of the destination, type, original
 id), so each part owns one range of either. What is kept is a part and a new id for each node; of
@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sar.partition.arrays import CanonicalEtype, GraphArrays
-from sar.partition.formats.loops import (
-    count_each,
-    count_parts,
-    group_edges,
-    group_nodes,
-    number_nodes,
-)
+from sar.partition.arrays import EType, GraphArrays
+from sar.partition.book import ranges_of
+from sar.partition.compiled import compiled, inlined
 from sar.partition.progress import BLOCK, Counter, Progress, blocks, silent
 
+WORD = 64  # bits of an element of a bitmap
+_ONE, _SIX, _LOW = np.uint64(1), np.uint64(6), np.uint64(WORD - 1)
 COPIED_BYTES = 2 << 20  # in memory at once: fits a cache, and the allocator keeps little of it
 
 
@@ -39,7 +36,7 @@ class Layout:
     part_of: dict[str, np.ndarray]
     new_ids: dict[str, np.ndarray]
     node_ranges: dict[str, np.ndarray]
-    edge_ranges: dict[CanonicalEtype, np.ndarray]
+    edge_ranges: dict[EType, np.ndarray]
 
     @property
     def num_nodes(self) -> int:
@@ -68,25 +65,23 @@ def lay_out(
     graph: GraphArrays, parts: np.ndarray, num_parts: int, progress: Progress = silent
 ) -> Layout:
     """Of a valid graph and int [N] parts of its nodes, types one after another."""
-    starts, dtype = graph.node_offsets(), smallest(num_parts)
-    part_of = {
-        t: parts[starts[t] : starts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()
-    }
-    counts = [count(own, num_parts) for own in part_of.values()]
-    node_ranges = dict(zip(part_of, _ranges(counts, num_parts), strict=True))
+    part_of = parts_by_type(graph, parts, num_parts)
+    counts = np.array([count(own, num_parts) for own in part_of.values()])
+    node_ranges = dict(zip(part_of, ranges_of(counts.T), strict=True))
     wide = np.int32 if graph.total_nodes < 2**31 else np.int64
     new_ids = {}
     for ntype, own in part_of.items():
         new_ids[ntype] = np.empty(len(own), wide)
         number_nodes(own, node_ranges[ntype][:, 0].copy(), new_ids[ntype])
     counts = _count_edges(graph, part_of, num_parts, progress)
-    edge_ranges = dict(zip(graph.edges, _ranges(counts, num_parts), strict=True))
+    edge_ranges = dict(zip(graph.edges, ranges_of(counts.T), strict=True))
     return Layout(num_parts, part_of, new_ids, node_ranges, edge_ranges)
 
 
-def smallest(num_parts: int) -> np.dtype:
-    """The unsigned dtype of parts."""
-    return np.min_scalar_type(num_parts - 1)
+def parts_by_type(graph: GraphArrays, parts: np.ndarray, num_parts: int) -> dict[str, np.ndarray]:
+    """[N] per node type, of the smallest unsigned dtype that holds ``num_parts``."""
+    dtype, firsts = np.min_scalar_type(num_parts - 1), graph.node_offsets()
+    return {t: parts[firsts[t] : firsts[t] + n].astype(dtype) for t, n in graph.num_nodes.items()}
 
 
 def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
@@ -98,23 +93,14 @@ def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
 
 def _count_edges(
     graph: GraphArrays, part_of: dict[str, np.ndarray], num_parts: int, progress: Progress
-) -> list[np.ndarray]:
-    """Per type, int64 [P]: the edges that end in each part."""
-    found, counter = [], Counter(progress, "counting edges", graph.total_edges)
-    for etype, (_, dst) in graph.edges.items():
-        counts = np.zeros(num_parts, np.int64)
-        for low, high in blocks(len(dst), counter):
-            count_parts(np.ascontiguousarray(dst[low:high]), part_of[etype[2]], counts)
-        found.append(counts)
+) -> np.ndarray:
+    """int64 [edge types, P]: the edges that end in each part."""
+    counter = Counter(progress, "counting edges", graph.total_edges)
+    found = np.zeros((len(graph.edges), num_parts), np.int64)
+    row_of = dict(zip(graph.edges, found, strict=True))
+    for etype, _, _, dst in graph.edge_blocks(counter):
+        count_parts(dst, part_of[etype[2]], row_of[etype])
     return found
-
-
-def _ranges(counts: list[np.ndarray], num_parts: int) -> Iterator[np.ndarray]:
-    """Per type int64 [P, 2], of the counts [P] of each type, in the order (part, type)."""
-    table = np.array(counts, np.int64).reshape(len(counts), num_parts).T
-    ends = table.ravel().cumsum().reshape(table.shape)
-    for column in range(len(counts)):
-        yield np.stack([ends[:, column] - table[:, column], ends[:, column]], axis=1)
 
 
 @dataclass
@@ -149,30 +135,152 @@ def node_groups(layout: Layout, ntype: str, counter: Counter) -> Iterator[Group]
     parts = layout.part_of[ntype]
     order = np.empty(min(BLOCK, len(parts)), np.int32)
     for low, high in blocks(len(parts), counter):
-        bounds = _bounds(count(parts[low:high], layout.num_parts))
-        group_nodes(parts[low:high], bounds[:-1].copy(), order)
+        bounds = order_by_part(parts[low:high], layout.num_parts, order)
         yield Group(low, high, bounds.tolist(), order, _NONE, _NONE)
 
 
+def order_by_part(parts: np.ndarray, num_parts: int, order: np.ndarray) -> np.ndarray:
+    """Fill int32 [n] ``order`` with rows by part; int64 [P + 1], where those of each begin."""
+    bounds = _bounds(count(parts, num_parts))
+    group_nodes(parts, bounds[:-1].copy(), order)
+    return bounds
+
+
 def edge_groups(
-    graph: GraphArrays, layout: Layout, etype: CanonicalEtype, counter: Counter
+    graph: GraphArrays, layout: Layout, etype: EType, counter: Counter
 ) -> Iterator[Group]:
     """The edges of a type, block after block. The arrays of one are those of the next."""
-    src, dst = (ids.detach() for ids in graph.edges[etype])
     part_of, first = layout.part_of[etype[2]], layout.node_spans[:, 0].copy()
     src_ids, dst_ids = layout.new_ids[etype[0]], layout.new_ids[etype[2]]
-    size = min(BLOCK, len(src))
+    one = GraphArrays(graph.name, graph.num_nodes, {etype: graph.edges[etype]})
+    size = min(BLOCK, one.total_edges)
     order, ends = np.empty(size, np.int32), np.empty((2, size), np.int64)
-    for low, high in blocks(len(src), counter):
-        own = [np.ascontiguousarray(ids[low:high]) for ids in (src, dst)]
+    for _, low, src, dst in one.edge_blocks(counter):
         counts = np.zeros(layout.num_parts, np.int64)
-        count_parts(own[1], part_of, counts)
+        count_parts(dst, part_of, counts)
         bounds = _bounds(counts)
-        group_edges(
-            *own, part_of, src_ids, dst_ids, first, bounds[:-1].copy(), ends[0], ends[1], order
-        )
-        yield Group(low, high, bounds.tolist(), order, ends[0], ends[1])
+        group_edges(src, dst, part_of, src_ids, dst_ids, first, bounds[:-1].copy(), *ends, order)
+        yield Group(low, low + len(src), bounds.tolist(), order, ends[0], ends[1])
 
 
 def _bounds(counts: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], counts.cumsum()))
+
+
+@compiled
+def number_nodes(parts, following, new_ids):
+    """Give each node the next id of its part: int64 [P] ``following``, which moves on."""
+    for i in range(len(parts)):
+        new_ids[i] = following[parts[i]]
+        following[parts[i]] += 1
+
+
+@compiled
+def count_each(parts, counts):
+    """Add to int64 [P] ``counts`` how often each part comes."""
+    for i in range(len(parts)):
+        counts[parts[i]] += 1
+
+
+@compiled
+def count_parts(ids, part_of, counts):
+    """Add to int64 [P] ``counts`` the parts of nodes, one for each time that one comes."""
+    for i in range(len(ids)):
+        counts[part_of[ids[i]]] += 1
+
+
+@compiled
+def group_nodes(parts, at, order):
+    """int32 [n] rows, part after part and ascending inside each.
+
+    Args:
+        at: int64 [P], where each part's rows begin; moves on to where they end.
+    """
+    for i in range(len(parts)):
+        place = at[parts[i]]
+        at[parts[i]] = place + 1
+        order[place] = i
+
+
+@compiled
+def group_edges(
+    src, dst, part_of, src_ids, dst_ids, first, at,
+    out_src, out_dst, order,
+):  # fmt: skip
+    """Edges [e] by the part of their destination, in their order inside each part.
+
+    Args:
+        part_of, dst_ids: part and new id of the nodes of the destinations' type.
+        src_ids: new ids of the nodes of the sources' type.
+        first: int64 [P], the first node of each part.
+        at: as in :func:`group_nodes`.
+        out_src: int64 [e], gets new ids of sources.
+        out_dst: int64 [e], gets rows of destinations inside their part.
+        order: int32 [e], gets positions in the order in which the edges came.
+    """
+    for e in range(len(src)):
+        node = dst[e]
+        part = part_of[node]
+        place = at[part]
+        at[part] = place + 1
+        out_src[place] = src_ids[src[e]]
+        out_dst[place] = dst_ids[node] - first[part]
+        order[place] = e
+
+
+@compiled
+def mark_remote(ids, start: int, stop: int, bitmap):
+    """Set the bits of ids outside [start, stop)."""
+    for i in range(len(ids)):
+        one = ids[i]
+        if one < start or one >= stop:
+            bit = np.uint64(one)
+            bitmap[bit >> _SIX] |= _ONE << (bit & _LOW)
+
+
+@inlined
+def _ones(word):
+    """How many bits are set; LLVM makes one instruction of it."""
+    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    word = (word & np.uint64(0x3333333333333333)) + (
+        (word >> np.uint64(2)) & np.uint64(0x3333333333333333)
+    )
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return (word * np.uint64(0x0101010101010101)) >> np.uint64(56)
+
+
+@compiled
+def count_before(bitmap, before):
+    """int64 [words + 1]: bits that are set before each word, and all."""
+    total = np.int64(0)
+    for i in range(len(bitmap)):
+        before[i] = total
+        total += np.int64(_ones(bitmap[i]))
+    before[len(bitmap)] = total
+
+
+@compiled
+def make_local(ids, start: int, stop: int, bitmap, before):
+    """In place: inner nodes count from 0, then those in the bitmap in ascending order."""
+    for i in range(len(ids)):
+        one = ids[i]
+        if start <= one < stop:
+            ids[i] = one - start
+        else:
+            bit = np.uint64(one)
+            below = bitmap[bit >> _SIX] & ((_ONE << (bit & _LOW)) - _ONE)
+            ids[i] = stop - start + before[bit >> _SIX] + np.int64(_ones(below))
+
+
+@compiled
+def list_bits(words, first: int, out):
+    """int64 [n], ascending: the bits that are set, counted from ``first``."""
+    at = 0
+    for i in range(len(words)):
+        word, bit = words[i], first + i * WORD
+        while word:
+            if word & _ONE:
+                out[at] = bit
+                at += 1
+            word >>= _ONE
+            bit += 1

@@ -27,23 +27,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sar.files import OutFiles
 from sar.partition.arrays import (
     ETYPE_HOMO,
     NTYPE_HOMO,
     ORIG_EID,
     ORIG_ID,
-    CanonicalEtype,
+    EType,
     GraphArrays,
 )
 from sar.partition.column import create_array
-from sar.partition.formats.layout import smallest
-from sar.partition.formats.loops import group_nodes
-from sar.partition.formats.out_files import OutFiles
+from sar.partition.formats.layout import order_by_part, parts_by_type
 from sar.partition.progress import Counter, Progress, blocks, silent
+from sar.partition.sources.npz import CSR, NODE_DATA
 
-BESIDE = "node_data.npz"
 _NODES, _EDGES = {"feat": "x"}, {"feat": "edge_attr"}
-_OF_CSR = {"feat_data", "feat_indices", "feat_indptr", "feat_shape"}  # not columns in `.npz`
 
 
 def write_pyg(
@@ -98,11 +96,8 @@ class _Writer:
         self._graph, self._num_parts = graph, num_parts
         self._files, self._scratch = files, scratch / "edges"
         self._scratch.mkdir()
-        self._starts, dtype = graph.node_offsets(), smallest(num_parts)
-        self._part_of = {
-            ntype: parts[start : start + graph.num_nodes[ntype]].astype(dtype)
-            for ntype, start in self._starts.items()
-        }
+        self._starts = graph.node_offsets()
+        self._part_of = parts_by_type(graph, parts, num_parts)
         homogeneous = list(graph.num_nodes) == [NTYPE_HOMO] and list(graph.edges) == [ETYPE_HOMO]
         self._is_hetero = not homogeneous
 
@@ -148,7 +143,7 @@ class _Writer:
     def _spread(
         self,
         number: int,
-        etype: CanonicalEtype,
+        etype: EType,
         spread: OutFiles,
         table: Path,
         counter: Counter,
@@ -160,9 +155,8 @@ class _Writer:
         for low, high in blocks(len(src), counter):
             parts = part_of[dst[low:high]]
             found[low:high] = parts
-            bounds = np.concatenate(([0], np.bincount(parts, minlength=self._num_parts).cumsum()))
             order = np.empty(len(parts), np.int32)
-            group_nodes(parts, bounds[:-1].copy(), order)
+            bounds = order_by_part(parts, self._num_parts, order)
             ends = src[low:high][order], dst[low:high][order], order + np.int64(low)
             for part in np.flatnonzero(np.diff(bounds)).tolist():
                 for which, ids in enumerate(ends):
@@ -213,8 +207,8 @@ class _Writer:
             return ""
         if name == "time" and self._has_time({name: rows}):
             return "time"
-        is_beside = name != "feat" and rows.dtype != torch.bfloat16 and name not in _OF_CSR
-        return BESIDE if is_beside else "feats"
+        is_beside = name != "feat" and rows.dtype != torch.bfloat16 and name not in CSR
+        return NODE_DATA if is_beside else "feats"
 
     @staticmethod
     def _has_time(columns: dict[str, Tensor]) -> bool:
@@ -222,7 +216,7 @@ class _Writer:
         return "time" in columns and columns["time"].dim() == 1 and _is_integer(columns["time"])
 
     def _edges(
-        self, part: int, number: int, etype: CanonicalEtype, first: int
+        self, part: int, number: int, etype: EType, first: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of a type in a part, by destination: ends and ids, from ``first`` on; and features."""
         src, dst, ids = self._take(part, number)
@@ -238,7 +232,7 @@ class _Writer:
         }
         return ends, _edge_features(self._graph.edge_data.get(etype, {}), eids)
 
-    def _times(self, etype: CanonicalEtype, src: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
+    def _times(self, etype: EType, src: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
         """By what PyG orders the edges of a destination: their time, or that of their sources."""
         of_edges = self._graph.edge_data.get(etype, {}).get("time")
         if of_edges is not None and of_edges.dim() == 1:
@@ -262,11 +256,11 @@ class _Writer:
             f"{name}/{ntype}" if self._is_hetero else name: rows
             for ntype, own in self._graph.node_data.items()
             for name, rows in own.items()
-            if self._place(name, rows) == BESIDE
+            if self._place(name, rows) == NODE_DATA
         }
         if not columns:
             return
-        with self._files.placed(BESIDE) as path, zipfile.ZipFile(path, "w") as archive:
+        with self._files.placed(NODE_DATA) as path, zipfile.ZipFile(path, "w") as archive:
             for name, rows in columns.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, rows.detach().numpy(), allow_pickle=False)

@@ -21,10 +21,9 @@ from sar.files import naming
 from sar.partition.arrays import GraphArrays
 from sar.partition.buckets import Rows
 from sar.partition.compiled import compiled, mix
-from sar.partition.methods.base import CutOptions, Method
+from sar.partition.methods.base import CutOptions, Method, equal_shares
 from sar.partition.methods.graph import CutGraph, cut_graph
 from sar.partition.methods.refine import Bounds, refine
-from sar.partition.methods.simple import equal_shares
 from sar.partition.methods.solver import Solver
 from sar.partition.progress import Counter, Progress, silent
 from sar.splitmix import STEP

@@ -20,9 +20,8 @@ from sar.partition import child
 from sar.partition.arrays import GraphArrays
 from sar.partition.column import create_array
 from sar.partition.methods import solver_main
-from sar.partition.methods.base import CutOptions, Method
+from sar.partition.methods.base import CutOptions, Method, equal_shares
 from sar.partition.methods.graph import cut_graph
-from sar.partition.methods.simple import equal_shares
 from sar.partition.progress import Counter
 from sar.partition.require import where_to_get_dgl
 

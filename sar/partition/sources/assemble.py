@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sar.files import naming
-from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
+from sar.partition.arrays import ORIG_EID, ORIG_ID, EType, GraphArrays
 from sar.partition.progress import Counter, Progress, blocks, silent, watched
 from sar.partition.sources.blocks import (
     Block,
@@ -64,7 +64,7 @@ class Nodes:
 class Edges:
     """One type of edges: columns of its table, and what lies in other tables."""
 
-    etype: CanonicalEtype
+    etype: EType
     table: Table
     src: Key
     dst: Key
@@ -125,11 +125,11 @@ class _Reader:
 
     def edges(
         self, nodes: Mapping[str, Nodes], edges: Sequence[Edges]
-    ) -> tuple[dict[str, int], dict[CanonicalEtype, _Ends], dict[CanonicalEtype, _Columns]]:
+    ) -> tuple[dict[str, int], dict[EType, _Ends], dict[EType, _Columns]]:
         """How many nodes there are, and the edges; the memory of ids is free when it returns."""
         numberings = {ntype: self._numbering(ntype, one) for ntype, one in nodes.items()}
-        ends: dict[CanonicalEtype, _Ends] = {}
-        data: dict[CanonicalEtype, _Columns] = {}
+        ends: dict[EType, _Ends] = {}
+        data: dict[EType, _Columns] = {}
         for number, one in enumerate(edges):
             both = numberings[one.etype[0]], numberings[one.etype[2]]
             ends[one.etype], data[one.etype] = self._edges_of(one, *both, f"edges-{number}")

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sar.partition.arrays import CanonicalEtype, GraphArrays
+from sar.options import closest_name
+from sar.partition.arrays import EType, GraphArrays
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
 from sar.partition.sources.description import Checked
-from sar.partition.sources.open import closest
 from sar.partition.sources.tables import Table, parquet_schema, table_of
 
 _KINDS = {"csv": "csv", "parquet": "parquet", "numpy": "npy"}
@@ -106,15 +106,15 @@ class _Metadata(Checked):
 
     def _check_known(self, given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
         for name in given if set(given) - set(known) else ():
-            what = f"type {name!r} is unknown{closest(name, known)}; known: {list(known)}"
+            what = f"type {name!r} is unknown{closest_name(name, known)}; known: {list(known)}"
             self.need(name in known, where, what)
 
-    def _etype(self, text: str, nodes: Mapping[str, Nodes]) -> CanonicalEtype:
+    def _etype(self, text: str, nodes: Mapping[str, Nodes]) -> EType:
         parts, where = text.split(":"), "edge_type"
         is_good = len(parts) == 3 and all(parts)
         self.need(is_good, where, f"is {text!r}, expected 'source:name:destination'")
         for ntype in (parts[0], parts[2]):
-            near = closest(ntype, nodes) if ntype not in nodes else ""
+            near = closest_name(ntype, nodes) if ntype not in nodes else ""
             what = f"{text!r}: {ntype!r} is not among the nodes{near}"
             self.need(ntype in nodes, where, what)
         return parts[0], parts[1], parts[2]

@@ -34,11 +34,11 @@ from typing import Any
 
 import yaml
 
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, CanonicalEtype, GraphArrays
+from sar.options import closest_name
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType, GraphArrays
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
 from sar.partition.sources.blocks import DTYPES, Key
-from sar.partition.sources.open import closest
 from sar.partition.sources.tables import Table, find_files, table_of
 
 _EXTERNAL, _TEXT = "external", "text"
@@ -175,7 +175,7 @@ class _Reader(Checked):
         is_mapping = isinstance(value, dict)
         self.need(is_mapping, where, f"is {_short(value)}, expected a mapping of {known}")
         for key in value:
-            near = closest(str(key), keys) if key not in keys else ""
+            near = closest_name(str(key), keys) if key not in keys else ""
             self.need(key in keys, where, f"key {key!r} is unknown{near}; expected {known}")
         return value
 
@@ -218,7 +218,7 @@ class _Reader(Checked):
             )
         return Edges(etype, table, src, dst, columns)
 
-    def etype(self, value: Any, where: str) -> CanonicalEtype:
+    def etype(self, value: Any, where: str) -> EType:
         if value is None:
             return ETYPE_HOMO
         is_good = isinstance(value, list) and len(value) == 3 and all(map(_is_text, value))
@@ -250,7 +250,7 @@ class _Reader(Checked):
         found = None if keys is None else self.keys(keys, where)
         table = self.files(value, where, found or ())
         if dtype is not None and dtype not in DTYPES:
-            near = closest(str(dtype), DTYPES)
+            near = closest_name(str(dtype), DTYPES)
             known = ", ".join(DTYPES)
             self.need(False, f"{where}.dtype", f"is {dtype!r}{near}; expected {known}")
         need = "a 'column'" if found is None else "no 'column': its rows are taken whole"
@@ -264,7 +264,7 @@ class _Reader(Checked):
             return {NTYPE_HOMO: _bare(edges[0].table, (edges[0].src, edges[0].dst))}
         given = self.mapping(value, "nodes")
         for ntype in named if given else ():
-            near = closest(ntype, given) if ntype not in given else ""
+            near = closest_name(ntype, given) if ntype not in given else ""
             self.need(ntype in given, "edges", f"type {ntype!r} is not among the nodes{near}")
         found = {ntype: self.node(given.get(ntype), f"nodes.{ntype}") for ntype in (*given, *named)}
         for ntype in found:

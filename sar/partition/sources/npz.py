@@ -37,7 +37,8 @@ _DAMAGE = (
     zipfile.BadZipFile, tokenize.TokenError,
 )  # fmt: skip
 _NUMBERS = "biuf"  # kinds of numpy's dtypes
-_CSR = ("feat_data", "feat_indices", "feat_indptr", "feat_shape")
+NODE_DATA = "node_data.npz"  # beside partitions of other libraries
+CSR = ("feat_data", "feat_indices", "feat_indptr", "feat_shape")
 
 
 def read_npz(path: str | os.PathLike) -> GraphArrays:
@@ -181,7 +182,7 @@ def _node_data(
     if "feat_data" in content:
         data["feat"] = torch.from_numpy(storable(_densify(content, count)))
     for key, value in content.items():
-        if key in _CSR or value.ndim == 0:
+        if key in CSR or value.ndim == 0:
             continue
         if key.endswith("_masks") and value.ndim == 2 and value.shape[1] == count:
             value = value.T
@@ -204,7 +205,7 @@ def _node_data(
 
 def _densify(content: Mapping[str, np.ndarray], count: int) -> np.ndarray:
     """The dense [N, F] matrix of a CSR one; all is checked first, numpy's indices wrap around."""
-    values, columns, pointers, shape = (content[key] for key in _CSR)
+    values, columns, pointers, shape = (content[key] for key in CSR)
     if shape.shape != (2,) or int(shape[0]) != count or int(shape[1]) < 0:
         raise ValueError(f"feat_shape is {shape.tolist()}, expected [{count}, F]")
     width = int(shape[1])

@@ -1,23 +1,48 @@
-"""Opens the INPUT of `sar partition`: a generator, a file, or the name of a data set."""
+"""Opens the INPUT of `sar partition`: files of many kinds, partitions, data sets, generators."""
 
-import difflib
+from __future__ import annotations
+
+import glob
 import inspect
+import json
 import os
+import resource
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
+from sar import errors
+from sar.errors import PartitionError, SarError
+from sar.files import scratch_folder
+from sar.options import closest_name
+from sar.partition import child
 from sar.partition.arrays import GraphArrays
-from sar.partition.require import where_to_get_dgl
+from sar.partition.foreign import is_foreign
+from sar.partition.load import read_book
+from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
+from sar.partition.require import require_dgl, where_to_get_dgl
 from sar.partition.sources.datasets import (
     dgl_dataset_names,
     load_dgl_dataset,
     load_ogb_dataset,
+    load_ogb_links,
     read_dgl_file,
 )
 from sar.partition.sources.generate import bibliography_graph, community_graph, rmat_graph
-from sar.partition.sources.links import load_ogb_links
 from sar.partition.sources.npz import read_npz
 from sar.words import INPUTS
 
+TABLES = (".parquet", ".pq", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy")
+DESCRIPTIONS = (".yaml", ".yml")
+IDS = "ids"  # the folder of external ids, by node type
+_CHUNKED = "metadata.json"
 GENERATORS: dict[str, Callable[..., GraphArrays]] = {
     "synthetic": community_graph,
     "rmat": rmat_graph,
@@ -28,6 +53,145 @@ OGB_LINKS = (
     "ogbl-collab", "ogbl-citation2", "ogbl-ppa", "ogbl-ddi", "ogbl-vessel", "ogbl-wikikg2",
     "ogbl-biokg",
 )  # fmt: skip
+# Of a child that reads one file: memory and time beyond what it has, and what it leaves behind.
+_SPARE_BYTES, _COPIES = 4 << 30, 8
+_SPARE_SECONDS, _BYTES_PER_SECOND = 120, 10_000_000
+_ARRAYS, _ERROR = "arrays.pt", "error.json"
+_KINDS = (ValueError, FileNotFoundError, OSError, errors.MissingDependencyError, SarError)
+
+
+class Opened(NamedTuple):
+    """A graph, and for partitions int32 [N], the part of each node, and how many there are."""
+
+    graph: GraphArrays
+    parts: np.ndarray | None = None
+    num_parts: int | None = None
+
+
+def open_input(
+    text: str, scratch: Path, *, allow_nan: bool = False, progress: Progress = silent
+) -> Opened:
+    """The graph that ``text`` names; what is larger than memory comes to lie in ``scratch``.
+
+    External ids are kept in ``scratch/ids/<node type>.parquet``, where there are such.
+
+    Args:
+        allow_nan: take features and weights that are no finite numbers.
+
+    Raises ``ValueError`` or ``SarError`` that names the file, and row and value where it can;
+    ``FileNotFoundError``; ``MissingDependencyError``; ``OSError`` for a full disk.
+    """
+    # Libraries of tables are loaded where there are tables.
+    if os.path.isdir(text):
+        return _open_folder(Path(text), scratch, allow_nan, progress)
+    if text.endswith((*DESCRIPTIONS, ".json")):
+        return _open_json(text, scratch, allow_nan, progress)
+    if text.endswith(TABLES):
+        from sar.partition.sources.description import read_edges
+
+        paths = [Path(one) for one in sorted(glob.glob(text))] or [Path(text)]
+        if not paths[0].exists():
+            raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
+        name = paths[0].name.split(".")[0]
+        return Opened(read_edges(paths, scratch, name, allow_nan=allow_nan, progress=progress))
+    if text.endswith(".pt"):
+        from sar.partition.sources.pyg import read_pyg_file
+
+        graph = read_pyg_file(Path(text), Path(text).stem)
+    else:
+        near = "" if os.path.isfile(text) or ":" in text else _near(text)
+        if near and Path(text).suffix:  # names of data sets have none
+            raise FileNotFoundError(f"input {text!r}: there is no such file{near}")
+        graph = open_apart(text)
+    if not allow_nan:
+        check_finite(graph, text, progress)
+    return Opened(graph)
+
+
+def reads_other_files(text: str) -> bool:
+    """Whether what ``text`` names is spread over files that it does not name itself."""
+    return text.endswith((*DESCRIPTIONS, ".json")) or glob.has_magic(text) or os.path.isdir(text)
+
+
+def _near(text: str) -> str:
+    folder = os.path.dirname(text) or "."
+    known = os.listdir(folder) if os.path.isdir(folder) else []
+    return closest_name(os.path.basename(text), known)
+
+
+def _open_folder(folder: Path, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
+    if (folder / _CHUNKED).is_file():
+        return _open_json(str(folder / _CHUNKED), scratch, allow_nan, progress)
+    jsons = sorted(folder.glob("*.json"))
+    if is_foreign(folder):
+        return _open_partitions(folder, folder, scratch, progress)
+    if len(jsons) == 1:
+        return _open_json(str(jsons[0]), scratch, allow_nan, progress)
+    raise ValueError(
+        f"input {str(folder)!r} is a folder without partitions or {_CHUNKED}; accepted: {INPUTS}"
+    )
+
+
+def _open_json(text: str, scratch: Path, allow_nan: bool, progress: Progress) -> Opened:
+    """A description, DGL's chunks, or partitions: the keys tell."""
+    path = Path(text)
+    if not path.is_file():
+        raise FileNotFoundError(f"input {text!r}: there is no such file{_near(text)}")
+    content = _keys(path) if path.suffix == ".json" else {"edges"}
+    if {"part_method", "num_parts", "node_map"} & content:
+        return _open_partitions(path, path.parent, scratch, progress)
+    if "num_nodes_per_chunk" in content or "edge_type" in content:
+        from sar.partition.sources.chunked import read_chunked
+
+        return Opened(read_chunked(path, scratch, allow_nan=allow_nan, progress=progress))
+    from sar.partition.sources.description import read_description
+
+    return Opened(read_description(path, scratch, allow_nan=allow_nan, progress=progress))
+
+
+def _open_partitions(path: Path, folder: Path, scratch: Path, progress: Progress) -> Opened:
+    """External ids, which a cut before kept, come along: nodes have the numbers that they had."""
+    from sar.partition.sources.parts import read_partitions
+
+    opened = Opened(*read_partitions(path, scratch, progress), read_book(path).num_parts)
+    kept = [folder / IDS / f"{ntype}.parquet" for ntype in opened.graph.num_nodes]
+    for file in filter(Path.is_file, kept):
+        (scratch / IDS).mkdir(exist_ok=True)
+        shutil.copyfile(file, scratch / IDS / file.name)
+    return opened
+
+
+def _keys(path: Path) -> set[Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise PartitionError(f"{path}: is no JSON: {error}") from error
+    return set(content) if isinstance(content, dict) else set()
+
+
+def check_finite(graph: GraphArrays, where: str, progress: Progress = silent) -> None:
+    """Raises ``ValueError`` that names ``where`` and the first NaN or infinity, labels left out."""
+    checked = [
+        (f"{where}: {name!r} of {kind!r}", column)
+        for frames in (graph.node_data, graph.edge_data)
+        for kind, columns in frames.items()
+        for name, column in columns.items()
+        if column.is_floating_point() and name != "label"
+    ]
+    counter = Counter(progress, "checking data", sum(len(column) for _, column in checked))
+    for what, column in checked:
+        _check_column(what, column, counter)
+
+
+def _check_column(where: str, column: torch.Tensor, counter: Counter) -> None:
+    for low, high in blocks(len(column), counter, rows_in(column[:1].nbytes)):
+        block = column[low:high].reshape(high - low, -1)
+        if not bool(block.isfinite().all()):
+            row, at = (~block.isfinite()).nonzero()[0].tolist()
+            raise ValueError(
+                f"{where}: row {low + row} holds {block[row, at].item()}, expected finite numbers; "
+                "allow_nan (--allow-nan) takes it as it is"
+            )
 
 
 def open_source(text: str) -> GraphArrays:
@@ -60,21 +224,10 @@ def open_source(text: str) -> GraphArrays:
     raise ValueError(f"input {text!r} is unknown; accepted: {INPUTS}")
 
 
-def is_foreign(text: str) -> bool:
-    """Whether compiled code of DGL, or a loader of a data set, reads what ``text`` names."""
-    return not text.endswith(".npz") and text.partition(":")[0] not in GENERATORS
-
-
 def _check_known(name: str, known, more: str = "") -> None:
     if name not in known:
-        hint = closest(name, known) + more
+        hint = closest_name(name, known) + more
         raise ValueError(f"input {name!r} is unknown{hint}; accepted: {INPUTS}")
-
-
-def closest(name: str, known) -> str:
-    """`, did you mean 'x'?` or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {found[0]!r}?" if found else ""
 
 
 def _option_types(maker: Callable) -> dict[str, type]:
@@ -89,7 +242,7 @@ def parse_options(source: str, text: str, types: dict[str, type]) -> dict:
         name, equals, value = item.partition("=")
         if name not in types:
             raise ValueError(
-                f"{source}: option {name!r} is unknown{closest(name, types)}; "
+                f"{source}: option {name!r} is unknown{closest_name(name, types)}; "
                 f"valid: {', '.join(types)}"
             )
         if not equals or name in options:
@@ -101,3 +254,69 @@ def parse_options(source: str, text: str, types: dict[str, type]) -> dict:
                 f"{source}: option {name} is {value!r}, expected {types[name].__name__}"
             ) from None
     return options
+
+
+def open_apart(text: str) -> GraphArrays:
+    """What :func:`open_source` gives, read by a child where others' compiled code reads it.
+
+    That code ends the process, or worse, where a file is damaged; the child hands the arrays back
+    in a file that holds nothing but tensors.
+
+    Raises as :func:`open_source`, and ``ValueError`` when the child dies.
+    """
+    if text.endswith(".npz") or text.partition(":")[0] in GENERATORS:
+        return open_source(text)
+    with scratch_folder() as folder:
+        command = child.command(__file__, text, folder)
+        # Compiled code writes much when it aborts; loaders of data sets tell of their downloads.
+        pipe = subprocess.PIPE if os.path.isfile(text) else None
+        done = subprocess.run(command, check=False, stderr=pipe, text=True, errors="replace")
+        if (folder / _ERROR).exists():
+            kind, message = json.loads((folder / _ERROR).read_text(encoding="utf-8"))
+            raise next(one for one in _KINDS if one.__name__ == kind)(message)
+        if done.returncode:
+            raise ValueError(f"{text}: its reader ended, {_death(done)}; is it damaged?")
+        # The map stays when the folder goes.
+        content = torch.load(folder / _ARRAYS, mmap=True, weights_only=True)
+    return GraphArrays(**content)
+
+
+def _death(done: subprocess.CompletedProcess) -> str:
+    words = (done.stderr or "").strip().splitlines()[-1:] if done.returncode > 0 else []
+    return ", ".join([child.death(done.returncode), *words])
+
+
+def main(text: str, folder: str) -> int:
+    """The child: leave arrays, or an error."""
+    try:
+        if os.path.isfile(text):
+            _limit(os.path.getsize(text))
+        graph = open_source(text)
+        torch.save(vars(graph), Path(folder) / _ARRAYS)
+    except Exception as error:  # noqa: BLE001 - handed to the parent
+        known = next((one.__name__ for one in _KINDS if isinstance(error, one)), None)
+        message = str(error) if known else f"{text}: {type(error).__name__}: {error}"
+        report = json.dumps([known or SarError.__name__, message])
+        (Path(folder) / _ERROR).write_text(report, encoding="utf-8")
+        return 1
+    return 0
+
+
+def _limit(size: int) -> None:
+    """Bound memory and time of this process by what a file of ``size`` bytes can need: a damaged
+    count asks for all memory of the machine, or for as many rounds."""
+    with suppress(errors.MissingDependencyError):  # told when it is needed
+        require_dgl("reading a file of dgl.save_graphs")  # its libraries do not count
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _lower(resource.RLIMIT_AS, in_use + _SPARE_BYTES + _COPIES * size)
+    _lower(resource.RLIMIT_CPU, _SPARE_SECONDS + size // _BYTES_PER_SECOND)
+
+
+def _lower(limit: int, value: int) -> None:
+    soft, hard = resource.getrlimit(limit)
+    known = [one for one in (soft, hard, value) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(limit, (min(known), hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sar.errors import PartitionError
-from sar.partition.arrays import ORIG_EID, ORIG_ID, CanonicalEtype, GraphArrays
+from sar.partition.arrays import ORIG_EID, ORIG_ID, EType, GraphArrays
 from sar.partition.book import PartitionBook
 from sar.partition.column import create_array, map_tensor
 from sar.partition.features import FeatureStore
@@ -214,12 +214,12 @@ def _node_columns(
     return {ntype: columns.tensors() for ntype, columns in found.items()}
 
 
-_Ends = dict[CanonicalEtype, tuple[Tensor, Tensor]]
+_Ends = dict[EType, tuple[Tensor, Tensor]]
 
 
 def _edges(
     book: PartitionBook, nodes: dict[str, _NodeIds], scratch: Path, progress: Progress
-) -> tuple[_Ends, dict[CanonicalEtype, dict[str, Tensor]]]:
+) -> tuple[_Ends, dict[EType, dict[str, Tensor]]]:
     found = [
         _EdgesOfType(book, etype, scratch / f"edge-{number}")
         for number, etype in enumerate(book.canonical_etypes)
@@ -236,7 +236,7 @@ def _edges(
 class _EdgesOfType:
     """Ends of edges in files, int64 [E] each, and their columns."""
 
-    def __init__(self, book: PartitionBook, etype: CanonicalEtype, stem: Path) -> None:
+    def __init__(self, book: PartitionBook, etype: EType, stem: Path) -> None:
         self.etype, self._book, self._total = etype, book, book.num_edges(etype)
         self._bounds, prefix = _bounds(book.edge_ranges[etype]), ":".join(etype) + "/"
         self._numbers = prefix + ORIG_EID

@@ -22,7 +22,7 @@ from sar.partition.arrays import (
     ORIG_EID,
     ORIG_ID,
     STORED_DTYPES,
-    CanonicalEtype,
+    EType,
     GraphArrays,
 )
 from sar.partition.sources.idmap import check_dense
@@ -169,7 +169,7 @@ def _homogeneous(content: Mapping, name: str) -> GraphArrays:
 
 def _hetero(content: Mapping, name: str) -> GraphArrays:
     stores = {k: v for k, v in content.items() if k != _GLOBAL and isinstance(v, Mapping)}
-    etypes: list[CanonicalEtype] = sorted(k for k in stores if isinstance(k, tuple))
+    etypes: list[EType] = sorted(k for k in stores if isinstance(k, tuple))
     for etype in etypes:
         if len(etype) != 3 or not all(isinstance(part, str) for part in etype):
             raise ValueError(f"edge type {etype!r}, expected (source, relation, destination)")

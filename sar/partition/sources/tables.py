@@ -25,12 +25,12 @@ from sar.partition.sources.blocks import (
     BLOCK_ROWS,
     DAMAGE,
     Block,
+    CsvFile,
     Key,
     position,
     reading,
     rows_at_once,
 )
-from sar.partition.sources.csv_table import CsvFile
 
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".npy": "npy"}
 _SAMPLE_ROWS = 256
