@@ -17,7 +17,7 @@ from harness.parts import Cutter
 from torch import Tensor
 
 import sar
-from sar.comm import setup
+from sar.comm.environment import take_device
 from sar.comm.meter import Meter
 from sar.config import Policy
 from sar.kernels import (
@@ -269,7 +269,7 @@ def test_a_rank_takes_the_device_of_its_place(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    setup._take_device(torch.device(kind))
+    take_device(torch.device(kind))
     assert taken == want
 
 
