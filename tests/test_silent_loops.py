@@ -143,9 +143,10 @@ class LayerAdded(Prepared):
 
     def start(self) -> None:
         super().start()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.group.rank)
-            self.model.last = type(self.model.last)(8, NUM_CLASSES, *self.kind())
+        self.model.last = type(self.model.last)(8, NUM_CLASSES, *self.kind())
+        with torch.no_grad():
+            for parameter in self.model.last.parameters():
+                parameter.add_(self.group.rank)
 
     def kind(self) -> tuple[str, ...]:
         return ("mean",) if isinstance(self.model, OfDGL) else ()
