@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, known: Iterable[str], quoted: bool = False) -> str:
     """The known word that was probably meant, as the end of a message; else nothing."""
-    found = difflib.get_close_matches(word, [*known], n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    for found in difflib.get_close_matches(word, [*known], n=1):
+        return f"; did you mean {found!r}?" if quoted else f"; did you mean {found}?"
+    return ""
 
 
 def closest_name(name: str, known: Iterable[str]) -> str:

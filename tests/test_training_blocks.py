@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import sar
 from sar.comm import current_group
+from sar.models import Call
 from sar.partition.arrays import NTYPE_HOMO, GraphArrays
 from sar.train import DataOptions, ModelOptions, Trainer, TrainOptions, build_model, load_node_data
 from sar.train.blocks import training_blocks
@@ -102,7 +103,7 @@ def test_losses_and_parameters_are_those_of_the_whole_graph(
 
 def case_choice(group: Any, path: str, model: nn.Module, mode: str) -> tuple[float | None, str]:
     graph, data = ready(path, group)
-    blocks, told = training_blocks(model, graph, data, mode, group)
+    blocks, told = training_blocks(model, graph, data, mode, group, Call())
     return None if blocks is None else blocks.saved, told
 
 
@@ -140,8 +141,8 @@ def case_repeated(group: Any, path: str) -> str:
         data.rows["train"] = torch.cat([data.rows["train"]] * 2)
     model = build_model(ModelOptions("sage", 2, 8), WIDTH, CLASSES)
     with pytest.raises(ValueError, match="mfgs: got 'on', but a training node is listed twice"):
-        training_blocks(model, graph, data, "on", group)
-    return training_blocks(model, graph, data, "auto", group)[1]
+        training_blocks(model, graph, data, "on", group, Call())
+    return training_blocks(model, graph, data, "auto", group, Call())[1]
 
 
 def test_no_blocks_where_a_node_counts_twice(partitioned: Cutter) -> None:

@@ -199,7 +199,7 @@ def target_type(book: PartitionBook, store: FeatureStore, options: DataOptions) 
     name = options.target_type
     if name is not None:
         if name not in book.ntypes:
-            hint = closest(name, book.ntypes)
+            hint = closest(name, book.ntypes, quoted=True)
             raise ValueError(
                 f"target_type: got {name!r}, expected one of {', '.join(book.ntypes)}{hint}"
             )
@@ -298,7 +298,8 @@ class Fields:
                 key[len(self.prefix) :] for key in self.store if key.startswith(self.prefix)
             )
             known = ", ".join(there) or "none"
-            raise ValueError(f"{what}: got {name!r}, expected one of {known}{closest(name, there)}")
+            hint = closest(name, there, quoted=True)
+            raise ValueError(f"{what}: got {name!r}, expected one of {known}{hint}")
         return self.prefix + name
 
     def check_matrix(self, name: str, what: str) -> str:
