@@ -24,10 +24,9 @@ from sar.pictures import (
     draw_run,
     palette,
     read_run,
+    run,
     save,
     style,
-    training,
-    units,
 )
 from sar.pictures.report import page
 from sar.plan import estimate
@@ -117,9 +116,9 @@ def test_png_and_svg_in_light_and_dark(dark: bool, tmp_path: Path) -> None:
 
 
 DRAWN = {
-    "run": (partial(draw_run, read_run(result())), training.SIZE),
-    "long run": (partial(draw_run, read_run(result(500, 64))), training.SIZE),
-    "one epoch": (partial(draw_run, read_run(result(1, 1))), training.SIZE),
+    "run": (partial(draw_run, read_run(result())), run.SIZE),
+    "long run": (partial(draw_run, read_run(result(500, 64))), run.SIZE),
+    "one epoch": (partial(draw_run, read_run(result(1, 1))), run.SIZE),
     "plan": (partial(draw_plan, plan()), (13.0, 5.4)),
     "cut": (partial(draw_cut, cut(4)), (13.0, 7.5)),
     "cut in one": (partial(draw_cut, cut(1)), (13.0, 7.5)),
@@ -206,12 +205,12 @@ def test_numbers_of_ranks_of_a_plan() -> None:
 
 
 def test_units() -> None:
-    assert [units.rate(bits) for bits in (1e8, 1e9, 2.5e10)] == [
+    assert [style.rate(bits) for bits in (1e8, 1e9, 2.5e10)] == [
         "100 Mbit/s", "1 Gbit/s", "25 Gbit/s"
     ]  # fmt: skip
-    assert units.short(2**20, units.MEMORY) == "1 MiB" and units.short(1e6, units.TRAFFIC) == "1 MB"
-    assert units.short(0, units.TRAFFIC) == "0 B"
-    assert [units.count(number) for number in (0, 9_999, 12_345, 1_234_567)] == [
+    assert style.short(2**20, style.MEMORY) == "1 MiB" and style.short(1e6, style.TRAFFIC) == "1 MB"
+    assert style.short(0, style.TRAFFIC) == "0 B"
+    assert [style.count(number) for number in (0, 9_999, 12_345, 1_234_567)] == [
         "0", "9,999", "12.3k", "1.23M"
     ]  # fmt: skip
 

@@ -292,7 +292,7 @@ def test_check_looks_every_so_often() -> None:
         return calls
 
     assert run_threads(2, case) == [4, 4]
-    with pytest.raises(TypeError, match="every: got 0, expected an int, 1 or more"):
+    with pytest.raises(ValueError, match="every: got 0, expected an int of at least 1"):
         sar.check(nn.Linear(1, 1), every=0)
     with pytest.raises(TypeError, match="optimizer: got Linear, expected one of torch.optim"):
         sar.check(nn.Linear(1, 1), nn.Linear(1, 1))  # type: ignore[arg-type]
