@@ -7,10 +7,15 @@ import torch
 from sar import Policy
 from sar.comm import LocalGroup
 from sar.edges import build_relation
-from sar.kernels import add_rows, compress, nonzero, norm, spmm
+from sar.kernels import add_rows, compress, norm, spmm
 from sar.kernels.attention import Scores, add_projected_grads
 from sar.kernels.attention_loops import ADDITIVE, MIXED
 from sar.ops.attention import Attention, attention
+
+try:
+    from sar.kernels import relu  # of earlier checkouts, which run beside this one
+except ImportError:
+    from sar.kernels import nonzero as relu
 
 _HEADS, _WIDTH, _ROWS = 2, 128, 64  # numbers enough that no other code is chosen
 
@@ -21,7 +26,7 @@ def load_kernels() -> None:
     rows = torch.ones(_ROWS, _HEADS * _WIDTH, requires_grad=True)
     add_rows(rows.detach().clone(), ring, rows.detach())
     spmm(compress(ring, ring.flip(0), _ROWS, compact=False, order=False), rows.detach())
-    nonzero.mask(rows.detach().clone(), nonzero.rectify(rows.detach().clone()))
+    relu.mask(rows.detach().clone(), relu.rectify(rows.detach().clone()))
     mean, m2, _ = norm.moments(rows.detach())
     done = norm.Norm(mean, m2, mean)
     y = norm.normalize(rows.detach(), done)
