@@ -140,6 +140,15 @@ def test_layers_on_sampled_blocks(name: str) -> None:
     torch.testing.assert_close(sums, summed(x[src] * weight[:, None], dst, 3))
     with pytest.raises(ValueError, match="op: got 'median', expected one of sum, mean, max, min"):
         block.aggregate(x, "median")
+    for op in ("sum", "mean", "max"):
+        with pytest.raises(ValueError, match="x: got 4 rows, expected 5, one per source row"):
+            block.aggregate(x[:4], op)
+    with pytest.raises(ValueError, match=r"edge_weight: got \(4,\), expected \[5\], one per edge"):
+        block.aggregate(x, edge_weight=weight[:4])
+    with pytest.raises(TypeError, match="x: got torch.int64, expected a floating point tensor"):
+        block.aggregate(x.long())
+    with pytest.raises(ValueError, match="x: got 4 rows, expected 5"):
+        layer(block, x[:4])
 
 
 @pytest.mark.parametrize("out", [4, 9])

@@ -24,6 +24,7 @@ from sar.layers.sage_columns import all_by_columns, sage_mean_by_columns
 from sar.models.adapter import Adapter, Arguments, Layers, Run, options_of
 from sar.models.choice import DTYPES, choose, graph_reason, may_donate, rows_reason
 from sar.ops import Inputs, Messages, run_messages
+from sar.ops.aggregate import check_reduction
 from sar.ops.rectify import is_relu, rectified
 
 _GAIN = nn.init.calculate_gain("relu")
@@ -180,7 +181,11 @@ def _root(degrees: Tensor, like: Tensor) -> Tensor:
 def _fused(adapter: Adapter, layer: nn.Module, graph: Any, x: Tensor) -> Tensor | None:
     """The layer's result before its activation; ``None`` where its own code has to compute it."""
     run = choose(adapter, type(layer).forward, layer, graph, {"x": x})
-    return None if run is None else run()
+    if run is not None:
+        return run()
+    if graph.sole_relation is not None:
+        check_reduction(graph.sole_relation, x, "sum")
+    return None
 
 
 def _reason(layer: Any, graph: Any, x: Tensor, *more: torch.dtype) -> str | None:

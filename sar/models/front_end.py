@@ -21,7 +21,7 @@ from sar.kernels.device import is_host
 from sar.models.calling import arguments
 from sar.models.convs import LAYERS
 from sar.ops import aggregate
-from sar.ops.aggregate import extreme_of_rows
+from sar.ops.aggregate import check_reduction, extreme_of_rows
 from sar.partition.arrays import ORIG_EID
 from sar.partition.book import EType
 from sar.sampling.batch import NO_EDGES, Drawn, tensors
@@ -30,7 +30,6 @@ from sar.sampling.sample import Edges
 __all__ = ["BLOCKS", "LAYERS", "SampledBlock", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = "sar's blocks"
 _POLICY = Policy(constant_inputs="off")  # the rows of a block are read once
-_REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 def install() -> None:
@@ -164,8 +163,7 @@ class SampledBlock:
             edge_weight: [num_edges] or [num_edges, 1], multiplies each row that is summed.
         """
         relation = self.relation(etype)
-        if op not in _REDUCTIONS:
-            raise ValueError(f"op: got {op!r}, expected one of {', '.join(_REDUCTIONS)}")
+        check_reduction(relation, x, op, edge_weight)
         if op in ("sum", "mean"):
             weight = None if edge_weight is None else edge_weight.reshape(-1)
             return aggregate(relation, x, op, _POLICY, weight)

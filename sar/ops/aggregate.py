@@ -22,6 +22,7 @@ from sar.ops.saving import first_order, spares_memory
 from sar.ops.sums import Sums, agree_way, mean_scale, sums_over
 from sar.stream import GradientMessages, GradientReturn, Pass
 
+REDUCTIONS = ("sum", "mean", "max", "min")
 Arrival = list[GradientReturn]  # what the backward of a sum leaves for that before it
 
 
@@ -243,3 +244,19 @@ def weight_gradient(
     for step in Pass(relation, policy, x, order=True, kept=kept):
         edge_dots(dweight, step.shard, step.rows.to(wide), dout, scale)
     return dweight
+
+
+def check_reduction(relation: Any, x: Any, op: str, edge_weight: Tensor | None = None) -> None:
+    """Raise ``ValueError`` or ``TypeError`` for rows, weights or a reduction that do not fit.
+
+    A kernel reads rows by their numbers alone, so a tensor that is too short would be read beyond.
+    """
+    if op not in REDUCTIONS:
+        raise ValueError(f"op: got {op!r}, expected one of {', '.join(REDUCTIONS)}")
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"x: got {getattr(x, 'dtype', type(x))}, expected a floating point tensor")
+    if len(x) != relation.num_src:
+        raise ValueError(f"x: got {len(x)} rows, expected {relation.num_src}, one per source row")
+    if edge_weight is not None and edge_weight.numel() != relation.num_edges:
+        got = tuple(edge_weight.shape)
+        raise ValueError(f"edge_weight: got {got}, expected [{relation.num_edges}], one per edge")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sar.errors import NotSupportedError
+from sar.ops.aggregate import REDUCTIONS
 from sar.tracing.binary import BuiltinMessage, Operand
 
-REDUCTIONS = ("sum", "mean", "max", "min")
 _SIDES = {"u": "u", "v": "v", "e": "e"}
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from sar.graph.store import EType
-
-_REDUCTIONS = ("sum", "mean", "max", "min")
+from sar.ops.aggregate import REDUCTIONS
 
 
 def add_self_loop(
@@ -26,8 +25,8 @@ def add_self_loop(
         fill_data: the value, or ``"sum"``, ``"mean"``, ``"max"`` or ``"min"`` over a node's
             in-edges.
     """
-    if isinstance(fill_data, str) and fill_data not in _REDUCTIONS:
-        known = ", ".join(_REDUCTIONS)
+    if isinstance(fill_data, str) and fill_data not in REDUCTIONS:
+        known = ", ".join(REDUCTIONS)
         raise ValueError(f"fill_data: got {fill_data!r}, expected a number or one of {known}")
     canonical = graph.to_canonical_etype(etype)
     columns = graph.edges[canonical].data

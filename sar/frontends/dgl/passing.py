@@ -11,14 +11,14 @@ from sar.config import Policy
 from sar.edges import AnyRelation, Relation, ReversedRelation
 from sar.errors import NotSupportedError
 from sar.frontends.dgl import pending
-from sar.frontends.dgl.builtin import REDUCTIONS, BuiltinReduce, parse_message, parse_reduce
+from sar.frontends.dgl.builtin import BuiltinReduce, parse_message, parse_reduce
 from sar.frontends.dgl.mailbox import reduce_udf
 from sar.graph.frame import Frame
 from sar.graph.store import EType, GraphStore
 from sar.graph.transform import reverse
 from sar.kernels import has
 from sar.ops import aggregate, run_messages
-from sar.ops.aggregate import extreme_of_rows
+from sar.ops.aggregate import check_reduction, extreme_of_rows
 from sar.stream import agree_on_gradients
 from sar.tracing.binary import (
     BuiltinMessage,
@@ -173,19 +173,11 @@ def aggregate_rows(
     relation: AnyRelation, x: Tensor, op: str, edge_weight: Tensor | None, policy: Policy
 ) -> Tensor:
     """See :meth:`sar.frontends.dgl.ShardedGraph.aggregate`."""
-    if op not in REDUCTIONS:
-        raise ValueError(f"op: got {op!r}, expected one of {', '.join(REDUCTIONS)}")
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"x: got {getattr(x, 'dtype', type(x))}, expected a floating point tensor")
-    if len(x) != relation.num_src:
-        raise ValueError(f"x: got {len(x)} rows, expected {relation.num_src}, one per source row")
+    check_reduction(relation, x, op, edge_weight)
     u, e = Operand("u", "x"), Operand("e", "edge_weight")
     scope = Scope(relation, policy, relation.plan.device)
     if edge_weight is None:
         return reduce_messages(scope, BuiltinMessage("copy", u, None, "m"), {u: x}, op)
-    if edge_weight.numel() != relation.num_edges:
-        got = tuple(edge_weight.shape)
-        raise ValueError(f"edge_weight: got {got}, expected [{relation.num_edges}], one per edge")
     operands = {u: x, e: edge_weight.view(-1, *[1] * (x.dim() - 1))}
     return reduce_messages(scope, BuiltinMessage("mul", u, e, "m"), operands, op)
 

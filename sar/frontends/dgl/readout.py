@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sar.errors import NotSupportedError
-from sar.frontends.dgl.builtin import REDUCTIONS
 from sar.frontends.dgl.counts import Counts, LocalCount
+from sar.ops.aggregate import REDUCTIONS
 from sar.ops.readout import extreme_over_ranks, sum_over_ranks, top_over_ranks
 from sar.tracing.edge_reduce import reduce_edges
 from sar.tracing.lazy import EdgeTensor
