@@ -19,6 +19,7 @@ BENCH = find_packages(include=["benchmarks", "benchmarks.*"])
 # Wheels of its allocator exist for this platform only.
 TBB = "tbb>=2021.11,<2024; sys_platform == 'linux' and platform_machine == 'x86_64'"
 COMPLETION = "shtab>=1.7,<2"
+PLOT = ["matplotlib>=3.8", "jinja2>=3"]
 
 setup(
     name="sar-gnn",  # what imports as sar: another package has that name
@@ -31,10 +32,10 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["sar", "sar.*"]) + [f"sar._bench.{name}" for name in BENCH],
     package_dir={f"sar._bench.{name}": name.replace(".", "/") for name in BENCH},
-    package_data={"sar": ["py.typed"], "sar._bench.benchmarks": ["*.sh"]},
+    package_data={"sar": ["py.typed", "pictures/*.html"], "sar._bench.benchmarks": ["*.sh"]},
     install_requires=requirements(),
     extras_require={
-        "plot": ["matplotlib>=3.8"],
+        "plot": PLOT,
         "data": ["ogb==1.3.6"],
         "loggers": ["tensorboard>=2.15,<3", "wandb>=0.17,<1"],
         "tbb": [TBB],
@@ -43,11 +44,11 @@ setup(
         "test": [
             TBB,
             COMPLETION,
+            *PLOT,
             "pytest>=8",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
-            "matplotlib>=3.8",
             "torch_geometric>=2.6",
         ],
         "docs": [

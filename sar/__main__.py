@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,13 +29,15 @@ def _name() -> str:
 
 
 def read_words(words: Sequence[str]) -> Namespace:
-    """What a command is asked to do. Imports neither torch nor numpy.
+    """What a command is asked to do, what was ``typed`` and when. Imports neither torch nor numpy.
 
     Raises ``SystemExit`` after a help text and such, and where words are wrong, which is told.
     """
     prog, (first, *rest) = _name(), words or ("",)
     if first in COMMANDS:
-        return COMMANDS[first].read(rest, f"{prog} {first}")
+        args = COMMANDS[first].read(rest, f"{prog} {first}")
+        args.typed, args.began = shlex.join([prog, *words]), time.time()
+        return args
     option, _, shell = first.partition("=")
     if first in HELP:
         program(prog, COMMANDS.values())[0].print_help()

@@ -86,6 +86,13 @@ class ModelOptions:
         """Whether it is a model of the user's own."""
         return ":" in self.model
 
+    @property
+    def unused(self) -> set[str]:
+        """The options that say nothing of this model."""
+        if self.is_own:
+            return {"layers", "hidden", "dropout", "batch_norm", "heads"}
+        return {"args", "call", "front_end"} | ({"heads"} if self.model != "gat" else set())
+
     def __post_init__(self) -> None:
         check_options(self)
         for name in ("args", "call", "front_end") if not self.is_own else ():

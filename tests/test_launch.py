@@ -92,6 +92,7 @@ def test_the_report_of_a_run(whole: tuple[dict, Path]) -> None:
     result = whole[0]
     assert set(result) == {
         "epochs", "ranks", "layers", "config", "versions", "metric", "best", "stopped_early",
+        "began", "command", "seconds", "timed_epochs",
     }  # fmt: skip
     names = {"epoch", "loss", "lr", "seconds"}
     names |= {f"{split}_{name}" for split in SPLITS for name in ("acc", "accuracy")}

@@ -59,7 +59,6 @@ def test_whole_numbers_are_grouped_everywhere() -> None:
         assert f"{number:,}" in words and not re.search(rf"\n{number}\b", words), number
 
 
-@pytest.mark.xfail(strict=True, reason="settings of the built-in models are told of any model")
 def test_settings_are_those_of_the_model_that_ran(run: dict[str, Any]) -> None:
     assert not {"layers", "hidden", "heads", "dropout", "batch_norm"} & set(run["config"])
 
@@ -68,7 +67,6 @@ def test_arguments_of_a_model_of_ones_own_are_told(run: dict[str, Any]) -> None:
     assert run["config"]["model"].endswith("net.py:Net") and run["config"]["args"] == {"width": 6}
 
 
-@pytest.mark.xfail(strict=True, reason="a report holds neither when a run began nor its command")
 def test_date_command_and_total_time(run: dict[str, Any]) -> None:
     words = Page(page(read_run(run))).words
     assert re.search(r"\b20\d\d-\d\d-\d\d\b", words), "the date"
@@ -76,7 +74,6 @@ def test_date_command_and_total_time(run: dict[str, Any]) -> None:
     assert re.search(r"total", words), "how long all of it took"
 
 
-@pytest.mark.xfail(strict=True, reason="times of layers are means over all epochs, the first too")
 def test_times_of_layers_leave_the_first_epoch_out(run: dict[str, Any]) -> None:
     """Which compiles and opens files; the median of the epochs' seconds leaves it out already."""
     assert max(row["longest_compute"] for row in run["layers"]) < 2

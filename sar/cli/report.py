@@ -9,8 +9,10 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -154,28 +156,38 @@ def _line_of(record: Record, metric: str) -> str:
 
 
 def report(
-    path: str | None,
+    args: argparse.Namespace,
     trainer: Trainer,
     ranks: list[dict[str, Any]],
     config: dict[str, Any],
     layers: list[dict[str, Any]],
+    timed_epochs: int,
 ) -> dict[str, Any]:
-    """Print the last and the best epoch, the layers' and the ranks' numbers; write all to ``path``
-    as JSON.
+    """Print the last and the best epoch, the layers' and the ranks' numbers; write all as JSON.
+
+    Args:
+        timed_epochs: how many epochs the sums of ``layers`` are of.
 
     Returns what is written.
     """
     epochs, best = trainer.history, trainer.best
-    content: dict[str, Any] = {"epochs": epochs, "ranks": ranks, "layers": layers}
-    content |= {"config": config, "versions": _versions()}
-    content |= {
+    content: dict[str, Any] = {
+        "began": datetime.fromtimestamp(args.began).astimezone().isoformat(timespec="seconds"),
+        "command": args.typed,
+        "seconds": time.time() - args.began,
+        "epochs": epochs,
+        "ranks": ranks,
+        "timed_epochs": timed_epochs,
+        "layers": layers,
+        "config": config,
+        "versions": _versions(),
         "metric": trainer.metric,
         "best": best and without_old_names(best, trainer.metric),
         "stopped_early": trainer.stopped_early,
     }
-    if path is not None:
+    if args.json is not None:
         text = json.dumps(content, indent=1, allow_nan=False)
-        write_whole(Path(path), lambda file: file.write(text.encode()), durable=True)
+        write_whole(Path(args.json), lambda file: file.write(text.encode()), durable=True)
     print(f"epoch {_line_of(epochs[-1], trainer.metric)}")
     if best is not None:
         print(f"best by validation: epoch {_line_of(best, trainer.metric)}")
@@ -184,8 +196,8 @@ def report(
     print(f"seconds per epoch: {statistics.median(epoch['seconds'] for epoch in epochs):.3f}")
     print(f"{'layer':<16} {'pass':<8}  compute s    wait s   sent MB, per epoch and rank")
     for row in layers:
-        share = 1e6 * len(epochs) * len(ranks)
-        seconds = [row[name] / len(epochs) for name in ("compute", "wait")]
+        share = 1e6 * timed_epochs * len(ranks)
+        seconds = [row[name] / timed_epochs for name in ("compute", "wait")]
         times = " ".join(f"{value:>9.4f}" for value in seconds)
         print(f"{row['layer']:<16} {row['pass']:<8}  {times} {row['sent'] / share:>9.2f}")
     on_device = "peak_device_mb" in ranks[0]

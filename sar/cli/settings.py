@@ -49,11 +49,15 @@ def kept_config(
     return found
 
 
-def told_config(args: argparse.Namespace, group: Group) -> dict[str, Any]:
-    """What a report says beside that."""
-    return {name: getattr(args, name) for name in _TOLD} | {
+def told_config(
+    args: argparse.Namespace, kept: dict[str, Any], group: Group, **more: Any
+) -> dict[str, Any]:
+    """What a report says: that, and what else there is to say of the model that ran."""
+    told = {name: getattr(args, name) for name in _TOLD} | {
         "rematerialize": not args.no_rematerialize,
         "num_ranks": group.size,
         "backend": backend_of(args),
         "threads": torch.get_num_threads(),
     }
+    unused = take(ModelOptions, args).unused
+    return {name: value for name, value in (told | kept | more).items() if name not in unused}

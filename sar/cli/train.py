@@ -37,6 +37,7 @@ from sar.models import (
     prepare_graph,
     try_own,
 )
+from sar.models.tracing import Trace
 from sar.partition.book import PartitionBook
 from sar.run_options import DataOptions
 from sar.train import memory
@@ -139,13 +140,31 @@ def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
     if trainer.batches is not None:
         trainer.batches.close()
     ranks = gather_ranks(baseline, group, device)
-    layers = gather_layers(recorded.summary(), group)
+    layers = gather_layers((trainer.later or recorded).summary(), group)
+    timed = max(1, trainer.begun - 1)
     if group.rank == 0:
-        told = {**told_config(args, group), **trainer.config, "mfgs": trainer.mfgs}
-        draw_result(args, report(args.json, trainer, ranks, told, layers))
+        told = told_config(args, trainer.config, group, mfgs=trainer.mfgs)
+        draw_result(args, report(args, trainer, ranks, told, layers, timed))
 
 
-def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -> Trainer:
+class TimedTrainer(Trainer):
+    """Tells the layers' later epochs from the first one, which compiles kernels and opens files.
+
+    Attributes:
+        begun: epochs of this run. later: the trace of those after the first, when there are any.
+    """
+
+    begun = 0
+    later: Trace | None = None
+
+    def train_epoch(self) -> float:
+        if self.begun == 1:
+            self.later = Trace(self.group)
+        self.begun += 1
+        return super().train_epoch()
+
+
+def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -> TimedTrainer:
     """This rank's data, model and loop; collective."""
     model_options, data_options, options = options_of(args)
     partition, graph, data = load_rank(args, data_options, group, device)
@@ -175,9 +194,9 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
         "num_nodes": graph.num_nodes_global(),
         "num_edges": num_edges,
     }
-    return Trainer(
+    return TimedTrainer(
         model, graph, data, options, checkpoint=args.checkpoint, config=config, group=group,
-        batches=batches, callbacks=callbacks_of(args, told_config(args, group) | config), call=call,
+        batches=batches, callbacks=callbacks_of(args, told_config(args, config, group)), call=call,
     )  # fmt: skip
 
 

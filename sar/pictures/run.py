@@ -49,6 +49,8 @@ class Run:
         metric: name of what ``scores`` holds.
         scores: by split, for each epoch; ``None`` where it was not evaluated. Splits that never
             were are left out.
+        timed_epochs: how many epochs the sums of ``layers`` are of.
+        began, command, total: when it began, what was typed, seconds of all; empty where unknown.
     """
 
     epochs: list[dict[str, Any]]
@@ -58,6 +60,10 @@ class Run:
     versions: dict[str, str]
     metric: str
     scores: dict[str, list[float | None]]
+    timed_epochs: int
+    began: str
+    command: str
+    total: float | None
 
     def column(self, name: str) -> list[float]:
         """Of each epoch."""
@@ -101,10 +107,17 @@ def read_run(result: Any) -> Run:
         if any(score is not None for score in column):
             scores[split] = column
     metric = result.get("metric") or result["config"].get("metric") or "score"
+    timed, total = (_number(result.get(name)) for name in ("timed_epochs", "seconds"))
+    began, command = (str(result.get(name) or "") for name in ("began", "command"))
     return Run(
         epochs, result["ranks"], result["layers"], result["config"], result.get("versions", {}),
-        metric, scores,
+        metric, scores, max(1, int(timed or len(epochs))), began.replace("T", " "), command, total,
     )  # fmt: skip
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return value if known else None
 
 
 def _check_rows(table: str, rows: Any) -> None:
@@ -112,8 +125,7 @@ def _check_rows(table: str, rows: Any) -> None:
     for row in rows if isinstance(rows, list) else [None]:
         known = row if isinstance(row, Mapping) else {}
         for name in _NUMBERS[table]:
-            value = known.get(name)
-            if not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+            if _number(known.get(name)) is None:
                 raise ValueError(
                     f"run: {table}: got no number for {name!r}, expected the JSON of sar train "
                     "--json"
