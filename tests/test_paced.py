@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 from unittest import mock
 
@@ -21,8 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_comm import case_rotation, check_rotation
 
-from sar.comm import paced
-from sar.comm.paced import Lane, Message, Turn, Turns, steps_of, when_all_done
+from sar.comm.paced import Message, Paced, steps_of
 from sar.errors import CommError
 from sar.stream import plan as halo
 
@@ -85,180 +85,82 @@ def test_every_row_travels_once_and_no_pair_both_ways(
             assert torch.equal(message.recv, rows_between(message.source, rank, num))
 
 
-class Flight:
-    """A collective that ends when it is told to."""
+class Began:
+    """A message on its way, which ends when it is told to."""
 
     def __init__(self) -> None:
-        self.over, self.callbacks = threading.Event(), []
+        self.over, self.error = threading.Event(), None
 
-    def end(self) -> None:
+    def end(self, error: Exception | None = None) -> None:
+        self.error = error
         self.over.set()
-        for callback in self.callbacks:
-            callback()
 
     def wait(self) -> None:
-        assert self.over.wait(5)
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        if self.over.is_set():
-            callback()
-        else:
-            self.callbacks.append(callback)
+        assert self.over.wait(20)
+        if self.error is not None:
+            raise self.error
 
 
-class Runway:
-    """A lane whose turns write down when they begin."""
+@pytest.fixture
+def runway() -> Iterator[tuple[Any, SimpleQueue]]:
+    """What begins an exchange of four ranks over some distances, and messages as they begin."""
+    begun, counts = SimpleQueue(), ([1] * 4, [1] * 4)
 
-    def __init__(self) -> None:
-        self.lane, self.begun = Lane(), []
-        self.flights: dict[str, list[Flight]] = {}
+    def begin(message: Message) -> Began:
+        begun.put((message.source, message.is_back, one := Began()))
+        return one
 
-    def add(self, name: str, large: bool = True, number: int = 1) -> Turn:
-        self.flights[name] = [Flight() for _ in range(number)]
-
-        def begin() -> list[Flight]:
-            self.begun.append(name)
-            return self.flights[name]
-
-        turn = Turn(begin)
-        self.lane.add(turn, large)
-        return turn
+    paced = Paced(0, begin)
+    rows = torch.zeros(4, 1), torch.zeros(4, 1)
+    yield paced, lambda *distances: paced.exchange(*rows, *counts, distances), begun
+    paced.close(20)
 
 
-def test_a_large_turn_waits_for_the_end_of_the_one_before() -> None:
-    runway = Runway()
-    first = runway.add("a", number=2)
-    runway.add("b")
-    runway.flights["a"][0].end()
-    assert runway.begun == ["a"], "both of its collectives have to end"
-    runway.flights["a"][1].end()
-    assert runway.begun == ["a", "b"]
-    first.wait(lambda: None)
+def test_a_step_begins_when_the_one_before_has_ended(runway: Any) -> None:
+    _, exchange, begun = runway
+    first, second, done = exchange(1, 2), exchange(3), threading.Event()
+    second.when_done(done.set)
+    source, _, message = begun.get(timeout=20)
+    time.sleep(0.05)
+    assert source == 1 and begun.empty()
+    message.end()
+    both = [begun.get(timeout=20) for _ in range(2)]  # rank 2 is either way
+    assert [(source, is_back) for source, is_back, _ in both] == [(2, False), (2, True)]
+    both[0][2].end()
+    time.sleep(0.05)
+    assert begun.empty(), "both have to end"
+    both[1][2].end()
+    first.wait()
+    source, _, message = begun.get(timeout=20)
+    assert source == 3 and not done.is_set()
+    message.end()
+    second.wait()
+    assert done.wait(20)
 
 
-def test_a_small_turn_waits_for_the_beginning_of_those_before() -> None:
-    runway = Runway()
-    runway.add("a", large=False)
-    runway.add("b")
-    runway.add("c", large=False)
-    assert runway.begun == ["a", "b", "c"]
-    runway.add("d")
-    runway.add("e", large=False)
-    assert runway.begun == ["a", "b", "c"], "the same order on all ranks"
-    runway.flights["b"][0].end()
-    assert runway.begun == ["a", "b", "c", "d", "e"]
-
-
-def test_an_error_is_raised_where_it_is_waited_for_and_frees_the_lane() -> None:
-    runway = Runway()
-
-    def refuse() -> list[Flight]:
-        raise CommError("no connection")
-
-    runway.add("a")
-    bad = Turn(refuse)
-    runway.lane.add(bad, large=True)
-    runway.add("c")
-    runway.flights["a"][0].end()
-    assert runway.begun == ["a", "c"]
-    with pytest.raises(CommError, match="no connection"):
-        bad.wait(lambda: None)
-
-
-def test_thousands_of_turns_that_end_at_once() -> None:
-    class Ended:
-        def wait(self) -> None:
-            return None
-
-        def when_done(self, callback: Callable[[], None]) -> None:
-            callback()
-
-    lane, begun = Lane(), []
-    gate = Flight()
-    lane.add(Turn(lambda: [gate]), large=True)
-    turns = []
-    for number in range(5000):
-
-        def begin(number: int = number) -> list[Any]:
-            begun.append(number)
-            return [Ended()]
-
-        turns.append(Turn(begin))
-        lane.add(turns[-1], large=True)
-    gate.end()
-    assert begun == list(range(5000))
-    Turns(turns, lambda: None).wait()
-
-
-def test_an_exchange_is_done_when_its_last_turn_is() -> None:
-    runway = Runway()
-    both = Turns([runway.add("a"), runway.add("b")], lambda: None)
-    done: list[bool] = []
-    both.when_done(lambda: done.append(True))
-    runway.flights["a"][0].end()
-    assert runway.begun == ["a", "b"] and not done
-    runway.flights["b"][0].end()
-    assert done == [True]
-    when_all_done([], lambda: done.append(True))
-    assert done == [True, True]
-
-
-def test_a_turn_that_may_never_end_is_looked_after() -> None:
-    runway = Runway()
-    turn, seen = runway.add("a", number=2), []
-
-    def check() -> None:
-        seen.append(1)
-        if len(seen) == 2:
-            raise CommError("another rank left")
-
-    with mock.patch.object(paced, "_CHECK_SECONDS", 0.01):
-        with pytest.raises(CommError, match="left"):
-            Turns([turn], check).wait()
-        late = runway.add("b")
-        with pytest.raises(CommError, match="left"):
-            seen.clear()
-            Turns([late], check).wait()
-    for flight in runway.flights["a"]:
-        flight.end()
-    Turns([turn], check).wait()
-
-
-def test_the_first_work_of_a_turn_that_fails_is_raised() -> None:
-    class Failed(Flight):
-        def wait(self) -> None:
-            raise CommError("cut off")
-
-    flights = [Flight(), Failed()]
-    turn = Turn(lambda: flights)
-    turn.start()
-    flights[1].end()
+def test_an_error_is_raised_where_it_is_waited_for(runway: Any) -> None:
+    _, exchange, begun = runway
+    bad, good = exchange(1, 2), exchange(3)
+    begun.get(timeout=20)[2].end(CommError("cut off"))
+    source, _, message = begun.get(timeout=20)
+    assert source == 3, "no step of what failed begins"
+    message.end()
+    good.wait()
     with pytest.raises(CommError, match="cut off"):
-        Turns([turn], lambda: None).wait()
+        bad.wait()
 
 
-def test_a_lane_settles_when_what_is_under_way_has_ended() -> None:
-    runway = Runway()
-    runway.add("a")
-    runway.add("b")
-    runway.lane.settle(0.05)  # gives up
-    ending = threading.Timer(0.1, runway.flights["a"][0].end)
-    ending.start()
-    begin = time.monotonic()
-    runway.lane.settle(30.0)
-    ending.join()
-    assert time.monotonic() - begin < 20
-    assert runway.begun == ["a"]
-    Lane().settle(30.0)
-
-
-def test_a_cleared_lane_begins_nothing_more() -> None:
-    runway = Runway()
-    runway.add("a")
-    runway.add("b")
-    runway.lane.clear()
-    runway.flights["a"][0].end()
-    assert runway.begun == ["a"]
+def test_nothing_begins_at_the_end(runway: Any) -> None:
+    paced, exchange, begun = runway
+    under_way, waiting = exchange(1), exchange(2)
+    message = begun.get(timeout=20)[2]
+    assert paced.close(0.05) is not None
+    message.end()
+    assert paced.close(20) is None
+    under_way.wait()
+    with pytest.raises(CommError, match="shut down"):
+        waiting.wait()
+    assert begun.empty()
 
 
 RAISING = """

@@ -28,7 +28,7 @@ import torch
 
 ADDRESS_LENGTH = 3
 _BACKLOG = 128
-_ASK_SECONDS = 1.0  # for hosts that say nothing at all
+_ASK_SECONDS, _ASK_AGAIN_SECONDS = 1.0, 0.1  # for hosts that say nothing at all
 _LOOPBACK = "127."
 _MOST_LINES, _MOST_PLACES, _MOST_CHARACTERS, _MOST_NAMED = 3, 4, 100, 8
 _SAR, _TORCH = (str(Path(one).parents[1]) for one in (__file__, torch.__file__))
@@ -47,6 +47,7 @@ class Liveness:
     def __init__(self, address: str) -> None:
         self._listener = socket.create_server((address, 0), backlog=_BACKLOG)
         self._others: dict[int, tuple[str, int]] = {}
+        self._silent = set[int]()  # the ranks that did not answer when asked last
 
     def address(self) -> list[int]:
         """What the others have to know: host, address, port."""
@@ -64,7 +65,8 @@ class Liveness:
     def ended(self, ranks: Iterable[int]) -> list[int]:
         """Those of ``ranks`` whose process has ended for certain; takes a second at most.
 
-        A rank whose whole host is gone, or behind a broken network, is not among them.
+        A rank whose whole host is gone, or behind a broken network, is not among them; nor is it
+        waited for again before it has answered.
         """
         calls: dict[int, tuple[int, socket.socket]] = {}
         try:
@@ -74,10 +76,30 @@ class Liveness:
                     one.setblocking(False)
                     calls[one.fileno()] = rank, one
                     one.connect_ex(self._others[rank])
-            return sorted(_refused(calls))
+            return sorted(self._refused(calls))
         finally:
             for _, one in calls.values():
                 one.close()
+
+    def _refused(self, calls: dict[int, tuple[int, socket.socket]]) -> Iterator[int]:
+        """The ranks that are refused, until all hosts have answered or the time is over."""
+        poll, waiting = select.poll(), {rank: number for number, (rank, _) in calls.items()}
+        for number in calls:
+            poll.register(number, select.POLLOUT)
+        begin = time.monotonic()
+        while waiting:
+            most = _ASK_SECONDS if waiting.keys() - self._silent else _ASK_AGAIN_SECONDS
+            answers = poll.poll(max(0.0, begin + most - time.monotonic()) * 1000)
+            if not answers:
+                break
+            for number, _ in answers:
+                rank, one = calls[number]
+                poll.unregister(number)
+                del waiting[rank]
+                self._silent.discard(rank)
+                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
+                    yield rank
+        self._silent.update(waiting)
 
     def close(self) -> None:
         """From now on this rank counts as ended; harmless the second time."""
@@ -93,21 +115,6 @@ def _host() -> int:
     except OSError:  # not Linux, or hidden
         text = socket.gethostname()
     return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
-
-
-def _refused(calls: dict[int, tuple[int, socket.socket]]) -> Iterator[int]:
-    """The ranks that are refused, until all hosts have answered or a second is over."""
-    poll, waiting = select.poll(), set(calls)
-    for number in waiting:
-        poll.register(number, select.POLLOUT)
-    end = time.monotonic() + _ASK_SECONDS
-    while waiting and (left := end - time.monotonic()) > 0:
-        for number, _ in poll.poll(left * 1000):
-            rank, one = calls[number]
-            poll.unregister(number)
-            waiting.discard(number)
-            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
-                yield rank
 
 
 def user_line(thread: threading.Thread | None = None) -> str:

@@ -261,6 +261,11 @@ def stuck() -> bool:
     return bool(_stuck)
 
 
+def give_up(thread: threading.Thread) -> None:
+    """Note a thread that waits for others in vain."""
+    _stuck.append(thread)
+
+
 def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, limit: float) -> _T:
     """Return what ``make`` returns, raise what it raises; ``TimeoutError`` if it does neither in
     time, or a rank has failed meanwhile.
@@ -298,6 +303,6 @@ def _watch(thread: threading.Thread, board: FailureBoard, limit: float) -> None:
     end = time.monotonic() + limit
     while thread.is_alive() and (left := end - time.monotonic()) > 0:
         thread.join(min(left, _LOOK_SECONDS))
-        if thread.is_alive() and board.hopeless():
+        if left > _LOOK_SECONDS and thread.is_alive() and board.hopeless():
             thread.join(min(left, _GRACE_SECONDS))  # what ended may have met all before
             return

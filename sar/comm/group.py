@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class FinalCheck(Protocol):
         """What rank 0 warns of, from the reports of the ranks that came."""
 
 
-class Group(ABC):
+class Group:
     """Ranks that train together. Subclasses say how bytes move; only the portable subset is used.
 
     No collective passes gradients: a tensor that asks for one is a ``ValueError``, unless under
@@ -95,20 +94,20 @@ class Group(ABC):
         self.graphs: WeakSet[Any] = WeakSet()
         self.final_check: FinalCheck | None = None
 
-    @abstractmethod
     def beside(self) -> Group:
         """A group of the same ranks whose exchanges never meet this one's; collective.
 
         Another thread may use it. It ends with this one, or with its ``close``.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def part(self, members: Sequence[int]) -> Group:
         """A group of some of the ranks, this one among them, in ascending order; collective for
         them alone.
 
         Its ranks count from 0. It ends with this one, or with its ``close``.
         """
+        raise NotImplementedError
 
     def title(self, rank: int) -> str:
         """What messages call a rank."""
@@ -118,16 +117,17 @@ class Group(ABC):
         """End what this group holds open; nothing for most."""
         return None
 
-    @abstractmethod
-    def _all_reduce(self, tensor: Tensor, op: str) -> None: ...
+    # How bytes move where there are several ranks; tensors are contiguous and on `device`.
 
-    @abstractmethod
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]: ...
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        raise NotImplementedError
 
-    @abstractmethod
-    def _broadcast(self, tensor: Tensor, src: int) -> None: ...
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        raise NotImplementedError
 
-    @abstractmethod
+    def _broadcast(self, tensor: Tensor, src: int) -> None:
+        raise NotImplementedError
+
     def _exchange(
         self,
         recv: Tensor,
@@ -135,7 +135,8 @@ class Group(ABC):
         recv_counts: list[int],
         send_counts: list[int],
         distances: Sequence[int] = (),
-    ) -> Work: ...
+    ) -> Work:
+        raise NotImplementedError
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """Reduce ``tensor`` (any shape) over all ranks in place; ``op`` is sum, max or min."""

@@ -29,26 +29,6 @@ class LocalGroup(Group):
     def part(self, members: Sequence[int]) -> LocalGroup:
         return LocalGroup()
 
-    def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        return None
-
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor.clone()]
-
-    def _broadcast(self, tensor: Tensor, src: int) -> None:
-        return None
-
-    def _exchange(
-        self,
-        recv: Tensor,
-        send: Tensor,
-        recv_counts: list[int],
-        send_counts: list[int],
-        distances: Sequence[int] = (),
-    ) -> Work:
-        recv.copy_(send)
-        return Done()
-
 
 class _State(threading.local):
     """The group in use: one for the process, unless a thread has entered :func:`use_group`."""
@@ -242,23 +222,21 @@ class ThreadGroup(Group):
         room.slots[self.rank] = None  # nobody reads it any more: memory may be free
         return result
 
-    def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        def reduced(parts: list[Tensor]) -> Tensor:
-            stack = torch.stack([part.clone() for part in parts])
-            if op == "sum":
-                return stack.sum(0)
-            return stack.amax(0) if op == "max" else stack.amin(0)
-
-        tensor.copy_(self._meet(_call(op, tensor), tensor, reduced))
-
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return self._meet(
-            _call("all_gather", tensor), tensor, lambda parts: [part.clone() for part in parts]
-        )
+        return self._copies("all_gather", tensor)
+
+    def _all_reduce(self, tensor: Tensor, op: str) -> None:
+        stack = torch.stack(self._copies(op, tensor))
+        reduced = stack.sum(0) if op == "sum" else stack.amax(0) if op == "max" else stack.amin(0)
+        tensor.copy_(reduced)
 
     def _broadcast(self, tensor: Tensor, src: int) -> None:
-        call = _call("broadcast", tensor)
-        tensor.copy_(self._meet(call, tensor, lambda parts: parts[src].clone()))
+        tensor.copy_(self._copies("broadcast", tensor)[src])
+
+    def _copies(self, call: str, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor; ``call`` is named as processes name it."""
+        call = f"{call} of {tensor.numel()} {tensor.dtype}"
+        return self._meet(call, tensor, lambda parts: [part.clone() for part in parts])
 
     def _exchange(
         self,
@@ -277,8 +255,3 @@ class ThreadGroup(Group):
 
         recv.copy_(self._meet("exchange", (send, send_counts), gather))
         return Done()
-
-
-def _call(name: str, tensor: Tensor) -> str:
-    """As processes name it."""
-    return f"{name} of {tensor.numel()} {tensor.dtype}"

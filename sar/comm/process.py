@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import direct
-from sar.comm.failure import FailureBoard, guarded
+from sar.comm.failure import FailureBoard, give_up, guarded
 from sar.comm.group import Group, Work
 from sar.comm.host_memory import SMALL, HostMemory
 from sar.comm.one_host import connect
-from sar.comm.paced import Begun, Lane, Message, Turn, Turns, steps_of
+from sar.comm.paced import Message, Paced
 from sar.errors import CommError
 
 _T = TypeVar("_T")
@@ -68,11 +68,11 @@ class ProcessGroup(Group):
             self._host = connect(self.rank, self.size, self._all_gather, seconds, is_able)
         if self._host is not None:
             self._host.on_failure, self.has_wire = self._fail, False
-        self._lane = Lane() if self._is_gloo and self._host is None else None
-        # the other direction of pairs that send to each other in one step
-        self._back: Any = None
-        if self._lane is not None and self.size % 2 == 0:
-            self._back = self._torch_group()
+        self._paced: Paced | None = None
+        self._back: Any = None  # the other direction of pairs that send to each other in one step
+        if self._is_gloo and self._host is None:
+            self._paced = Paced(self.rank, self._begin_message)
+            self._back = self._torch_group() if self.size % 2 == 0 else None
         self._sums: Any = None
         self._beside: list[ProcessGroup] = []
 
@@ -171,34 +171,22 @@ class ProcessGroup(Group):
         send_counts: list[int],
         distances: Sequence[int] = (),
     ) -> Work:
-        if self._is_closed or self.board.explained is not None:
-            self._check_open()
+        self._check_open()
+        counts = recv_counts, send_counts
         if self._host is not None:
-            return self._host.exchange(recv, send, recv_counts, send_counts)
-        if self._lane is None:
-            return self._begin(recv, send, recv_counts, send_counts, self._rows)
-        if not distances:
-            whole = recv, send, recv_counts, send_counts, self._rows
-            if self._lane.is_idle():
-                return self._begin(*whole)
-            turn = Turn(lambda: [self._begin(*whole)])
-            self._lane.add(turn, large=False)
-            return Turns([turn], self._check_others)
-        turns = []
-        for step in steps_of(self.rank, recv, send, recv_counts, send_counts, distances):
-            turns.append(Turn(partial(self._begin_step, step)))
-            self._lane.add(turns[-1], large=True)
-        return Turns(turns, self._check_others)
+            return self._host.exchange(recv, send, *counts)
+        if self._paced is None:
+            return self._begin(recv, send, *counts, self._rows)
+        if distances:
+            return self._paced.exchange(recv, send, *counts, distances)
+        return self._begin(recv, send, *counts, self._small)
 
-    def _begin_step(self, messages: list[Message]) -> list[Begun]:
-        works: list[Begun] = []
-        for message in messages:
-            counts = [0] * self.size, [0] * self.size
-            counts[0][message.source] = len(message.recv)
-            counts[1][message.target] = len(message.send)
-            group = self._back if message.is_back else self._rows
-            works.append(self._begin(message.recv, message.send, *counts, group))
-        return works
+    def _begin_message(self, message: Message) -> Work:
+        counts = [0] * self.size, [0] * self.size
+        counts[0][message.source] = len(message.recv)
+        counts[1][message.target] = len(message.send)
+        group = self._back if message.is_back else self._rows
+        return self._begin(message.recv, message.send, *counts, group)
 
     def _begin(
         self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int], group: Any
@@ -267,8 +255,7 @@ class ProcessGroup(Group):
         self._is_closed = True
         for other in self._beside:
             other.close()
-        if self._lane is not None:
-            self._lane.clear()
+        self._end_steps()
         if self._host is not None:
             self._host.close()
         groups = [self._small, self._rows, self._back, self._sums]
@@ -296,11 +283,14 @@ class ProcessGroup(Group):
         self.board.leave(error)
         if self._host is not None:
             self._host.hang_up()
-        if self._lane is not None:
-            self._lane.settle(_SETTLE_SECONDS)
+        self._end_steps()
         if self._keeps_store:
             self._hang_up()
             self.board.wait_for_others()
+
+    def _end_steps(self) -> None:
+        if self._paced is not None and (thread := self._paced.close(_SETTLE_SECONDS)) is not None:
+            give_up(thread)
 
     def _hang_up(self) -> None:
         """Close the connections on which others wait for this rank, while its store answers."""

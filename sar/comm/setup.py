@@ -8,10 +8,9 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -38,6 +37,13 @@ from sar.comm.seeds import signed
 from sar.errors import CommError, MissingDependencyError, MistakeWarning
 
 BACKENDS = ("gloo", "nccl", "ccl", "mpi")
+_NEEDS = {
+    "nccl": "a CUDA build of torch and a CUDA device; install torch's CUDA wheel or use "
+    "backend='gloo'",
+    "ccl": "the package oneccl_bindings_for_pytorch of your torch version; install it from Intel's "
+    "oneCCL page, or use backend='gloo'",
+    "mpi": "a torch built from source with MPI; use backend='gloo', or 'ccl' with oneCCL's binding",
+}
 DEFAULT_TIMEOUT = 300.0  # seconds
 _LOWEST_SEED, _HIGHEST_SEED = -(2**63), 2**64 - 1  # what torch.manual_seed takes
 _INTERRUPTED = 130  # as shells call it
@@ -114,18 +120,14 @@ def _joined(
     environment.take_device(device)
     address = master_ip_address or os.environ.get("MASTER_ADDR") or "127.0.0.1"
     port = environment.port(master_port_number, size)
-    where = address, port, timedelta(seconds=timeout), names
-    return _met(partial(Rendezvous, rank, size, backend, device, *where), address)
-
-
-def _met(rendezvous: Callable[[], Rendezvous], address: str) -> Group:
-    """The group of those that meet, the current one from now on and until the process ends."""
     is_users = dist.is_initialized()
     if not is_users:
         _made["variables"] = choose_interface(address)
-    _report_uncaught()
+    if not isinstance(sys.excepthook, _ReportingHook):
+        sys.excepthook = _ReportingHook()
+    where = address, port, timedelta(seconds=timeout), names
     try:
-        group = rendezvous().group()
+        group = Rendezvous(rank, size, backend, device, *where).group()
     except CommError:
         if not stuck():
             _forget_joining(is_users)
@@ -237,32 +239,23 @@ def _checked_backend(backend: str | None) -> str:
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")
-    if backend == "ccl":
-        _import_ccl()
-    if backend == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
-        raise MissingDependencyError(
-            "backend: got 'nccl', which needs a CUDA build of torch and a CUDA device; "
-            "install torch's CUDA wheel or use backend='gloo'"
-        )
-    if backend == "mpi" and not dist.is_mpi_available():
-        raise MissingDependencyError(
-            "backend: got 'mpi', which needs a torch built from source with MPI; "
-            "use backend='gloo', or 'ccl' with oneCCL's binding"
-        )
+    is_there = {
+        "gloo": lambda: True,
+        "nccl": lambda: dist.is_nccl_available() and torch.cuda.is_available(),
+        "ccl": _import_ccl,
+        "mpi": dist.is_mpi_available,
+    }
+    if not is_there[backend]():
+        raise MissingDependencyError(f"backend: got {backend!r}, which needs {_NEEDS[backend]}")
     return backend
 
 
-def _import_ccl() -> None:
+def _import_ccl() -> bool:
     for package in ("oneccl_bindings_for_pytorch", "torch_ccl"):
-        try:
+        with suppress(ImportError):
             importlib.import_module(package)
-            return
-        except ImportError:
-            continue
-    raise MissingDependencyError(
-        "backend: got 'ccl', which needs the package oneccl_bindings_for_pytorch of your torch "
-        "version; install it from Intel's oneCCL page, or use backend='gloo'"
-    )
+            return True
+    return False
 
 
 class _ReportingHook:
@@ -314,11 +307,6 @@ def _end_at_once() -> None:
         with suppress(AttributeError, OSError, ValueError):  # absent, full, closed
             stream.flush()
     os._exit(_ending.get("status", 1))
-
-
-def _report_uncaught() -> None:
-    if not isinstance(sys.excepthook, _ReportingHook):
-        sys.excepthook = _ReportingHook()
 
 
 def rank() -> int:
