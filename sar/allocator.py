@@ -7,6 +7,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from sar import expect
 from sar.comm.environment import set_soft_limit
 from sar.errors import MissingDependencyError
 from sar.words import ALLOCATORS
@@ -41,9 +42,7 @@ def allocator_environment(name: str = "system") -> dict[str, str]:
         ValueError: for another name.
         MissingDependencyError: where ``"tbb"`` is asked for and not installed.
     """
-    if name not in ALLOCATORS:
-        raise ValueError(f"allocator: got {name!r}, expected one of {', '.join(ALLOCATORS)}")
-    if name == "system":
+    if expect.one_of(name, "allocator", ALLOCATORS) == "system":
         return dict(_SYSTEM)
     return {**_SYSTEM, PRELOAD: ":".join(_tbb_libraries())}
 

@@ -22,13 +22,14 @@ from sar.__main__ import main, read_words
 from sar.cli import evaluate, inputs, train
 from sar.cli.launch import (
     check_rank_arguments,
-    policy_of,
     worker_environment,
 )
 from sar.cli.outputs import check_writable
 from sar.cli.ranks import Rank, first_cause
 from sar.comm import Group
+from sar.config import Policy
 from sar.errors import SarError
+from sar.options import take
 from sar.partition.arrays import NTYPE_HOMO
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
@@ -509,8 +510,8 @@ def test_no_cuda_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_edge_values_at_once_are_an_option() -> None:
     parse, words = read_words, ["train", "parts.json"]
-    assert policy_of(parse(words)).block_bytes is None
-    assert policy_of(parse([*words, "--block-bytes", "64MiB"])).block_bytes == 64 << 20
+    assert take(Policy, parse(words)).block_bytes is None
+    assert take(Policy, parse([*words, "--block-bytes", "64MiB"])).block_bytes == 64 << 20
 
 
 # ---------------------------------------------------------------- cache and outputs

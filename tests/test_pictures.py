@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 import pytest
 
 from sar.__main__ import main
-from sar.cli.plan import numbers, other_number
 from sar.pictures import (
     DARK,
     LIGHT,
@@ -22,14 +21,13 @@ from sar.pictures import (
     draw_cut,
     draw_plan,
     draw_run,
-    palette,
     read_run,
     run,
     save,
     style,
 )
 from sar.pictures.report import page
-from sar.plan import estimate
+from sar.plan import estimate, numbers, other_number
 
 pytest.importorskip("matplotlib")
 HOSTILE = "</td><script>alert(1)</script>\"'&$x_1$"
@@ -385,7 +383,7 @@ def lab(rgb: list[float]) -> list[float]:
 @pytest.mark.parametrize("dark", [False, True])
 def test_colors_are_readable_and_told_apart(dark: bool) -> None:
     """WCAG's 4.5 for words; colors of data differ for readers who see no red, or no green."""
-    colors = palette(dark)
+    colors = DARK if dark else LIGHT
     for color in (colors.ink, colors.quiet, *colors.data):
         assert contrast(color, colors.paper) >= 4.5, color
     for matrix in BLIND.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -219,8 +220,9 @@ def test_prediction_after_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """By source rows, and by the rows of partial sums where these were counted."""
     costs = Costs(1e6, 1e3, 10.0, *[0.0] * 3, [8], [4], [], *[0.0] * 3, 3, 1e8, 100)
     asked = []
+    predicting = importlib.import_module("sar.plan.predict")
     monkeypatch.setattr(
-        "sar.cli.cut_report.measure_costs", lambda work, seconds: asked.append(work) or costs
+        predicting, "measure_costs", lambda work, seconds: asked.append(work) or costs
     )
     graph = random_graph(HOMO, 150, 7)
     parts = random_parts(graph, 3, 7)

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import importlib
 import io
 import json
 
@@ -232,7 +233,8 @@ def test_inspect_predicts_in_lines(parts, capsys, monkeypatch):
     from sar.plan import Costs
 
     costs = Costs(1e6, 1e3, 10.0, *[0.0] * 3, [8], [4], [], *[0.0] * 3, 3, 1e8, 100)
-    monkeypatch.setattr("sar.cli.cut_report.measure_costs", lambda work, seconds: costs)
+    predicting = importlib.import_module("sar.plan.predict")
+    monkeypatch.setattr(predicting, "measure_costs", lambda work, seconds: costs)
     assert main(["inspect", parts, "--model", "gcn"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("memory      0.09 to 0.09 GiB a rank (predicted: 3-layer gcn, ")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables.measured import Row
-from sar.pictures import Palette, palette, save
+from sar.pictures import Palette, save
 from sar.pictures.plan import lines, log_log
 from sar.pictures.style import TRAFFIC, key_above, label_ends, rate, these, title
 
@@ -57,7 +57,7 @@ def markdown(rows: list[Row]) -> list[str]:
 def plot(name: str, rows: list[Row], path: Path, dark: bool = False) -> None:
     """One figure, PNG or SVG by ``path``'s suffix."""
     bars = len(rows) if name in ("speed", "traffic") else 0
-    save(path, partial(_draw, name, rows), (8.0, max(4.5, 1.6 + 0.4 * bars)), palette(dark))
+    save(path, partial(_draw, name, rows), (8.0, max(4.5, 1.6 + 0.4 * bars)), dark)
 
 
 def _draw(name: str, rows: list[Row], figure: Any, colors: Palette) -> None:

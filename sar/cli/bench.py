@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import sar
-from sar.cli.commands import COMMANDS
 from sar.cli.pictures import need_matplotlib
 from sar.errors import SarError
-from sar.options import FLAG
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the measuring package in a process of its own."""
     need_matplotlib("sar bench")  # before minutes of measuring
     root = package_root()
-    words = [sys.executable, "-m", "benchmarks.tables", *_words(args)]
+    words = [sys.executable, "-m", "benchmarks.tables", *shlex.split(args.typed)[2:]]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, check=False)
     if done.returncode:
@@ -37,15 +36,3 @@ def package_root() -> Path:
         if (root / "benchmarks" / "tables").is_dir():
             return root
     raise SarError("this installation has no 'benchmarks' folder: reinstall sar-gnn")
-
-
-def _words(args: argparse.Namespace) -> list[str]:
-    """The command's words once more, of the options that have a value."""
-    words = []
-    for one in COMMANDS["bench"].groups[0].options:
-        value = getattr(args, one.name)
-        if one.kind is FLAG:
-            words += one.flags * value
-        elif value is not None:
-            words += [*one.flags, *map(str, value if one.many else [value])]
-    return words

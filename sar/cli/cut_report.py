@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.quality import CutQuality, balance
-from sar.plan import GraphStatistics, Work, from_quality, measure_costs, predict_bytes
+from sar.plan import Predicted, from_quality, predict_training
 from sar.run_options import ModelOptions
 
 _INDENT = 9  # columns of a label
-CLASSES = 16  # of the predicted model where nobody says
 
 
 def model_of(args: argparse.Namespace) -> ModelOptions | None:
@@ -73,44 +70,6 @@ def _price(quality: CutQuality, before: CutQuality) -> str:
         )
     )
     return f"{verb} {abs(rows - old):,} halo rows{share}; largest / mean: {changes}"
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Bytes of an epoch of full-batch training in strict rounds, of each rank.
-
-    Attributes:
-        features, classes: columns of the input and of the output.
-        memory_bytes: resident memory at the peak. sent_bytes: rows, from the third epoch on, and
-            gradients.
-    """
-
-    model: ModelOptions
-    features: int
-    classes: int
-    memory_bytes: list[float]
-    sent_bytes: list[float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able values."""
-        rounded = {
-            name: [*map(round, getattr(self, name))] for name in ("memory_bytes", "sent_bytes")
-        }
-        return asdict(self) | rounded
-
-
-def predict_training(graph: GraphStatistics, model: ModelOptions) -> Predicted:
-    """Memory and traffic of training ``model``, which is measured on small graphs in some seconds.
-
-    Raises ``ValueError`` for a graph whose features' width is unknown, ``SarError`` if it fails.
-    """
-    if not graph.features:
-        raise ValueError(f"{graph.name}: has no 'feat' to tell the width of a model's input")
-    classes = graph.classes or CLASSES
-    costs = measure_costs(Work(model, graph.features, classes), seconds=False)
-    found = predict_bytes(graph, costs, max(1, graph.size - 1))
-    sent = [rows + found.gradients for rows in found.sent]
-    return Predicted(model, graph.features, classes, found.peaks, sent)
 
 
 def predict_cut(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sar import expect
 from sar.cli.call_files import first_error, read_result, write_call
 from sar.cli.launch import worker_environment
 from sar.cli.ranks import REPORT, run_ranks
@@ -49,8 +50,7 @@ def launch(
             failed unless the status is 0; its result is ``None`` then. No rank runs any more after
             an error or an interrupt.
     """
-    _check(main, nproc, args, allocator)
-    _check_numbers(threads, timeout)
+    _check(main, nproc, args, threads, allocator, timeout)
     remove_left_over(Path(tempfile.gettempdir()))
     with scratch_folder() as folder:
         write_call(folder, main, tuple(args))
@@ -65,30 +65,24 @@ def launch(
         return read_result(folder)
 
 
-def _check_numbers(threads: Any, timeout: Any) -> None:
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
-        raise TypeError(f"threads: got {type(threads).__name__}, expected an int or None")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads: got {threads}, expected 1 or more")
-    if not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout: got {type(timeout).__name__}, expected seconds")
-    if not (timeout > 0 and math.isfinite(timeout)):
-        raise ValueError(f"timeout: got {timeout}, expected seconds, more than 0")
-
-
-def _check(main: Any, nproc: Any, args: Any, allocator: str) -> None:
+def _check(main: Any, nproc: Any, args: Any, threads: Any, allocator: str, timeout: Any) -> None:
     if REPORT in os.environ:
         raise SarError(
             "launch: called inside of a rank, perhaps by the script that the ranks import; put the "
             'call under if __name__ == "__main__":'
         )
     if not callable(main):
-        raise TypeError(f"main: got {type(main).__name__}, expected a function")
-    if not isinstance(nproc, int) or isinstance(nproc, bool):
-        raise TypeError(f"nproc: got {type(nproc).__name__}, expected an int")
-    if nproc < 1:
+        raise expect.wrong_type(main, "main", "a function")
+    if expect.integer(nproc, "nproc") < 1:
         raise ValueError(f"nproc: got {nproc}, expected 1 or more")
     if isinstance(args, str) or not isinstance(args, Sequence):
-        raise TypeError(f"args: got {type(args).__name__}, expected a tuple of main's arguments")
-    if allocator not in ALLOCATORS:
-        raise ValueError(f"allocator: got {allocator!r}, expected one of {', '.join(ALLOCATORS)}")
+        raise expect.wrong_type(args, "args", "a tuple of main's arguments")
+    expect.one_of(allocator, "allocator", ALLOCATORS)
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):
+        raise expect.wrong_type(threads, "threads", "an int or None")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads: got {threads}, expected 1 or more")
+    if not isinstance(timeout, (int, float)):
+        raise expect.wrong_type(timeout, "timeout", "seconds")
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"timeout: got {timeout}, expected seconds, more than 0")

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 import sar
-from sar.cli.launch import policy_of
 from sar.cli.partition import WARNING
 from sar.comm import Group
 from sar.errors import SarError
 from sar.files import remove_left_over, scratch_folder
+from sar.options import take
 from sar.partition import child
 from sar.partition.load import PartitionData, read_book
 from sar.partition.sources.open import reads_other_files
@@ -79,7 +79,7 @@ def load_rank(
         map_features=args.map_features,
         group=group,
     )
-    graph = sar.construct_full_graph(partition, policy_of(args))
+    graph = sar.construct_full_graph(partition, take(sar.Policy, args))
     return partition, graph, data.to(device)
 
 

@@ -9,18 +9,16 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from sar import expect
 from sar.allocator import allocator_environment, is_preloaded
 from sar.cli.parser import USER_ERROR
 from sar.cli.ranks import LOOPBACK, report_failure, run_ranks
 from sar.comm import Group, join_others, shutdown
 from sar.comm.setup import leave_after
-from sar.config import Policy
 from sar.files import remove_left_over
-from sar.options import take
 
 Work = Callable[[argparse.Namespace, Group, torch.device], None]
 
@@ -29,23 +27,13 @@ MOST_RANKS_A_CORE = 4  # that start without being asked for
 
 def check_rank_arguments(args: argparse.Namespace) -> None:
     """Raise ``ValueError`` for options of ranks that this machine does not serve."""
-    _check_allocator(args.allocator)
+    if not is_preloaded(args.allocator) and joined():
+        raise ValueError(
+            f"--allocator: got {args.allocator}, but this rank was started without it; run "
+            f'eval "$(sar environment --allocator {args.allocator})" before torchrun'
+        )
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: got cuda, but this torch finds no CUDA device; use cpu")
-
-
-def _check_allocator(name: str) -> None:
-    """It has to be there when a rank's Python starts."""
-    if not is_preloaded(name) and joined():
-        raise ValueError(
-            f"--allocator: got {name}, but this rank was started without it; run "
-            f'eval "$(sar environment --allocator {name})" before torchrun'
-        )
-
-
-def policy_of(args: argparse.Namespace) -> Policy:
-    """How halos are streamed."""
-    return take(Policy, args)
 
 
 def backend_of(args: argparse.Namespace) -> str:
@@ -77,21 +65,13 @@ def run_rank(
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         if check is not None:
-            group.agree(_error_of(check, args))
+            group.agree(expect.problem(check, args))
         work(args, group, device)
     except (Exception, KeyboardInterrupt) as error:
         report_failure(error)
         leave_after(error, USER_ERROR)  # at once: that is what ends the others' waiting
         raise
     shutdown()
-
-
-def _error_of(check: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> Any:
-    try:
-        check(args)
-    except Exception as error:  # any, too little memory as well: the others would wait
-        return error
-    return None
 
 
 def launch(
@@ -115,7 +95,7 @@ def launch(
     if args.nproc is None:
         _check_ranks_a_core(nproc)
     remove_left_over(Path(tempfile.gettempdir()))
-    words = ["sar.cli.worker", command, _as_json(args)]
+    words = ["sar.cli.worker", command, json.dumps(vars(args))]
     environment = worker_environment(nproc, args.threads, args.allocator)
     run_ranks(words, nproc, environment, args.timeout, address, others, tell)
 
@@ -135,25 +115,16 @@ def threads_of(args: argparse.Namespace, nproc: int) -> int:
     return int(worker_environment(nproc, args.threads)["OMP_NUM_THREADS"])
 
 
-def share_of_cores(nproc: int) -> int:
-    """Threads of a rank where nobody says."""
-    return max(1, len(os.sched_getaffinity(0)) // nproc)
-
-
 def worker_environment(
     nproc: int, threads: int | None, allocator: str = "system"
 ) -> dict[str, str]:
     """What ranks find in their environment; what the user has set there stays."""
-    own = {"OMP_NUM_THREADS": str(threads or share_of_cores(nproc)), "SAR_KEEP_THREADS": "1"}
+    share = max(1, len(os.sched_getaffinity(0)) // nproc)
+    own = {"OMP_NUM_THREADS": str(share), "SAR_KEEP_THREADS": "1"}
+    asked = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     wanted = {**allocator_environment(allocator), **own}
     kept = {name: os.environ[name] for name in wanted if os.environ.get(name)}
-    if threads is not None:
-        kept.pop("OMP_NUM_THREADS", None)
-    return {**wanted, **kept}
-
-
-def _as_json(args: argparse.Namespace) -> str:
-    return json.dumps(vars(args))
+    return {**wanted, **kept, **asked}
 
 
 def print_environment(args: argparse.Namespace) -> int:

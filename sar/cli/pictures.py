@@ -11,7 +11,7 @@ from typing import Any
 from sar.cli.outputs import check_file
 from sar.errors import MissingDependencyError
 from sar.partition.summary import summarize
-from sar.pictures import SUFFIXES, draw_cut, draw_run, palette, read_run, save, write_report
+from sar.pictures import SUFFIXES, draw_cut, draw_run, read_run, save, write_report
 from sar.pictures.cut import SIZE as CUT_SIZE
 from sar.pictures.run import SIZE as RUN_SIZE
 
@@ -48,7 +48,7 @@ def need_matplotlib(who: str) -> None:
 def plot_cut(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Draw a summary of a cut if ``--plot`` asks for it."""
     if args.plot is not None:
-        save(Path(args.plot), partial(draw_cut, found), CUT_SIZE, palette(args.dark))
+        save(Path(args.plot), partial(draw_cut, found), CUT_SIZE, args.dark)
 
 
 def check_run_pictures(args: argparse.Namespace) -> None:
@@ -62,7 +62,7 @@ def draw_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """What `--plot` and `--report` ask for, of what `--json` writes."""
     if args.plot is not None:
         draw = partial(draw_run, read_run(result))
-        save(Path(args.plot), draw, RUN_SIZE, palette(args.dark))
+        save(Path(args.plot), draw, RUN_SIZE, args.dark)
     if args.report is not None:
         write_report(read_run(result), Path(args.report))
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out.suffix.lower() in PAGE:
         write_report(found, args.out, cut)
     else:
-        save(args.out, partial(draw_run, found), RUN_SIZE, palette(args.dark))
+        save(args.out, partial(draw_run, found), RUN_SIZE, args.dark)
     print(f"written to {args.out}")
     return 0
 

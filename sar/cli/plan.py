@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,25 +15,25 @@ from sar.cli.options import parse_rate
 from sar.cli.pictures import check_plot
 from sar.config import parse_bytes
 from sar.options import closest, take
-from sar.pictures import Plan, draw_plan, palette, save
+from sar.pictures import Plan, draw_plan, save
 from sar.pictures.plan import SIZE
 from sar.plan import (
+    CLASSES,
     KNOWN,
     Costs,
     GraphStatistics,
     Hardware,
     Prediction,
-    Setting,
     Work,
     estimate,
     from_parts,
     measure_costs,
+    numbers,
+    other_number,
     predict,
-    random_share,
+    settings_of,
 )
 from sar.run_options import ModelOptions
-
-_MOST = 1024  # ranks of an estimate, whose rows are counted for each pair
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     width = args.feature_width or graph.features
     if not width:
         raise ValueError("--feature-width: got nothing and the partitions hold no 'feat'")
-    classes = args.classes or graph.classes or 16
+    classes = args.classes or graph.classes or CLASSES
     costs = {
         name: measure_costs(Work(model, width, classes, name, args.constant_inputs), args.threads)
         for name in dict.fromkeys(args.activations)
@@ -134,15 +134,6 @@ def render(graph: GraphStatistics, found: list[Prediction]) -> list[str]:
     return lines
 
 
-def settings_of(size: int, activations: Sequence[str]) -> list[Setting]:
-    """Strict rounds of each way to treat activations and, where they differ, one round."""
-    strict = max(1, size - 1)
-    rounds = [("strict", strict)] + ([("one-shot", 1)] if strict > 1 else [])
-    return [
-        Setting(f"{word}, {one}", number, one) for one in activations for word, number in rounds
-    ]
-
-
 def draw(
     path: Path, dark: bool, name: str,
     graph: GraphStatistics, costs: Mapping[str, Costs], hardware: Hardware,
@@ -164,23 +155,4 @@ def draw(
     note = f"dotted: {ranks}" if graph.estimated else f"dotted: {ranks}, counted; others: estimates"
     limit = None if hardware.memory is None else hardware.memory / hardware.ranks_per_host
     plan = Plan(name, note, memory, seconds, asked, limit)
-    save(path, partial(draw_plan, plan), SIZE, palette(dark))
-
-
-def numbers(asked: int) -> list[int]:
-    """An eighth of the ranks, twice as many, and so on to four times as many."""
-    found = {max(1, asked * 2**power // 8) for power in range(6)}
-    return sorted(number for number in found if number <= max(asked, _MOST))
-
-
-def other_number(graph: GraphStatistics, number: int) -> GraphStatistics:
-    """``graph`` in another number of parts, by a cut that is better than a random one, or worse,
-    by as much as the cut of ``graph`` is."""
-    nodes, edges = (sum(getattr(rank, name) for rank in graph.ranks) for name in ("nodes", "edges"))
-    share = random_share(nodes, edges, number)
-    if graph.size > 1:
-        share *= graph.rows_sent() / max(1, nodes) / random_share(nodes, edges, graph.size)
-    return estimate(
-        graph.name, nodes, edges, number, features=graph.features, classes=graph.classes,
-        halo_share=min(share, number - 1),
-    )  # fmt: skip
+    save(path, partial(draw_plan, plan), SIZE, dark)

@@ -6,16 +6,24 @@ import argparse
 import importlib
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import sar
 from sar._private import prepare_optimizers
 from sar.cli.inputs import load_rank, put_columns, resolve_parts
-from sar.cli.launch import check_rank_arguments, joined, launch, run_rank, threads_of
-from sar.cli.outputs import callbacks_of, check_file, check_results, check_writable
+from sar.cli.launch import (
+    backend_of,
+    check_rank_arguments,
+    joined,
+    launch,
+    run_rank,
+    threads_of,
+)
+from sar.cli.outputs import check_file, check_writable
 from sar.cli.pictures import check_run_pictures, draw_result
 from sar.cli.report import (
     gather_layers,
@@ -26,7 +34,6 @@ from sar.cli.report import (
     print_ranks_joined,
     report,
 )
-from sar.cli.settings import kept_config, options_of, sampled_options, told_config
 from sar.comm import Group
 from sar.kernels.device import reset_peak
 from sar.models import (
@@ -38,14 +45,22 @@ from sar.models import (
     try_own,
 )
 from sar.models.tracing import Trace
+from sar.options import take
 from sar.partition.book import PartitionBook
-from sar.run_options import DataOptions
+from sar.run_options import DataOptions, SampledOptions, TrainOptions
 from sar.train import memory
 from sar.train.blocks import Batches, check_takes_blocks
 from sar.train.checkpoint import FILE_NAME, saved_until
 from sar.train.data import check_fields
+from sar.train.folder import check_free
+from sar.train.loggers import JsonLines, LineFile, TensorBoard, make_logger
 from sar.train.metrics import metric_of_dataset
 from sar.train.trainer import Trainer
+
+_TOLD = (
+    "input", "epochs", "eval_every", "device", "rounds", "memory_budget", "block_bytes",
+    "constant_inputs", "activations", "exchange", "zeros", "structure", "map_features",
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,22 +119,40 @@ def _check_graph(args: argparse.Namespace, model: ModelOptions, data: DataOption
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
-    check_results(args)
+    """Raise now what would be raised later: unknown loggers, packages that are absent, files that
+    cannot be written, a folder that another run saves in."""
+    loggers, lines = [make_logger(text) for text in args.logger], _lines_of(args)
+    if lines is not None and lines == Path(args.json):
+        raise ValueError(
+            f"--json: got {args.json!r}, expected another ending than .jsonl: the epochs are "
+            "written to that file, line by line"
+        )
     if args.activations_directory is not None:
         check_writable(Path(args.activations_directory), "--activations-directory")
     if os.environ.get("RANK", "0") != "0":  # only the first rank writes
         return
-    for name, path in (("--json", args.json), ("--trace", args.trace)):
+    files = [("--json", lines), ("--json", args.json), ("--trace", args.trace)]
+    files += [("--logger", one.path) for one in loggers if isinstance(one, LineFile)]
+    for option, path in files:
         if path is not None:
-            check_file(Path(path), name)
+            check_file(Path(path), option)
+    for one in loggers:
+        if isinstance(one, TensorBoard):
+            check_writable(one.folder, "--logger")
     check_run_pictures(args)
     if args.checkpoint is not None:
+        check_free(Path(args.checkpoint))
         check_writable(Path(args.checkpoint), "--checkpoint")
         if (Path(args.checkpoint) / FILE_NAME).exists() and not args.resume:
             raise ValueError(
                 f"--checkpoint: {args.checkpoint!r} holds a run; give --resume to continue it, or "
                 "another folder"
             )
+
+
+def _lines_of(args: argparse.Namespace) -> Path | None:
+    """The JSON lines beside ``--json``."""
+    return None if args.json is None else Path(args.json).with_suffix(".jsonl")
 
 
 def work(args: argparse.Namespace, group: Group, device: torch.device) -> None:
@@ -194,10 +227,57 @@ def make_trainer(args: argparse.Namespace, group: Group, device: torch.device) -
         "num_nodes": graph.num_nodes_global(),
         "num_edges": num_edges,
     }
+    callbacks, lines = [make_logger(text) for text in args.logger], _lines_of(args)
+    if lines is not None:
+        callbacks.append(JsonLines(lines, {"config": told_config(args, config, group)}))
     return TimedTrainer(
         model, graph, data, options, checkpoint=args.checkpoint, config=config, group=group,
-        batches=batches, callbacks=callbacks_of(args, told_config(args, config, group)), call=call,
+        batches=batches, callbacks=callbacks, call=call,
     )  # fmt: skip
+
+
+def options_of(args: argparse.Namespace) -> tuple[ModelOptions, DataOptions, TrainOptions]:
+    """The model, its data and the loop."""
+    mfgs = "off" if args.sampled and args.sampled_epochs is None else args.mfgs
+    train = take(TrainOptions, args, progress=not args.no_progress, mfgs=mfgs)
+    return take(ModelOptions, args), take(DataOptions, args), train
+
+
+def sampled_options(args: argparse.Namespace) -> SampledOptions | None:
+    """How to sample, or ``None`` for full-batch training."""
+    return take(SampledOptions, args) if args.sampled else None
+
+
+def kept_config(
+    model: ModelOptions,
+    data: DataOptions,
+    train: TrainOptions,
+    sampled: SampledOptions | None,
+    multilabel: bool,
+) -> dict[str, Any]:
+    """The options that a resumed run has to share; not its length and its reporting."""
+    names = ["lr", "weight_decay", "schedule", "clip_norm", "seed"]
+    names += ["warmup"] * bool(train.warmup)  # which older checkpoints do not have
+    made = {name: value for name, value in asdict(model).items() if name != "args" or value}
+    found = {**made, **asdict(data)} | {name: getattr(train, name) for name in names}
+    found["metric"] = train.metric_for(multilabel)
+    if sampled is not None:
+        found |= {f"sampled_{name}": value for name, value in asdict(sampled).items()}
+    return found
+
+
+def told_config(
+    args: argparse.Namespace, kept: dict[str, Any], group: Group, **more: Any
+) -> dict[str, Any]:
+    """What a report says: that, and what else there is to say of the model that ran."""
+    told = {name: getattr(args, name) for name in _TOLD} | {
+        "rematerialize": not args.no_rematerialize,
+        "num_ranks": group.size,
+        "backend": backend_of(args),
+        "threads": torch.get_num_threads(),
+    }
+    unused = take(ModelOptions, args).unused
+    return {name: value for name, value in (told | kept | more).items() if name not in unused}
 
 
 def _explain(trainer: Trainer) -> None:

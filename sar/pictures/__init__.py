@@ -4,7 +4,7 @@ from sar.pictures.cut import draw_cut
 from sar.pictures.plan import Plan, draw_plan
 from sar.pictures.report import write_report
 from sar.pictures.run import Run, draw_run, read_run
-from sar.pictures.style import DARK, LIGHT, SUFFIXES, Palette, palette, save
+from sar.pictures.style import DARK, LIGHT, SUFFIXES, Palette, save
 
 __all__ = [
     "DARK",
@@ -16,7 +16,6 @@ __all__ = [
     "draw_cut",
     "draw_plan",
     "draw_run",
-    "palette",
     "read_run",
     "save",
     "write_report",

@@ -26,7 +26,6 @@ from sar.pictures.style import (
 )
 from sar.words import SPLITS
 
-Series = Sequence[tuple[str, Sequence[float], str]]
 SIZE = (13.0, 8.0)  # inches
 CURVE, BARS = (4.6, 3.2), (6.4, 3.5)  # of one panel alone
 _DOTS = 20  # epochs up to which each is a dot
@@ -207,51 +206,35 @@ def _told(slow: Sequence[tuple[float, float]]) -> str:
 def draw_memory(axes: Any, run: Run, colors: Palette) -> None:
     """Memory of each rank at its peak: what the libraries take, and what the run took above it."""
     start = [2**20 * rank["baseline_rss_mb"] for rank in run.ranks]
-    peak = [2**20 * rank["peak_rss_mb"] for rank in run.ranks]
-    above = [max(0.0, top - low) for top, low in zip(peak, start)]
-    stack = [
-        ("process with its libraries", start, colors.pale),
-        ("what the run took", above, colors.first),
-    ]
+    peak = [max(low, 2**20 * rank["peak_rss_mb"]) for low, rank in zip(start, run.ranks)]
+    size, unit = unit_of(peak, MEMORY)
+    ranks = [rank["rank"] for rank in run.ranks]
+    floor, top = [low / size for low in start], [high / size for high in peak]
+    above = [high - low for low, high in zip(floor, top)]
+    axes.bar(ranks, floor, 0.72, label="process with its libraries", color=colors.pale)
+    bars = axes.bar(ranks, above, 0.72, bottom=floor, label="what the run took", color=colors.first)
+    _write_over(axes, bars, top)
     title(axes, "Memory of each rank at its peak")
-    stacked(axes, stack, [rank["rank"] for rank in run.ranks], MEMORY)
+    _finish_bars(axes, unit, ranks, max(top))
 
 
 def draw_traffic(axes: Any, run: Run, colors: Palette) -> None:
     """Bytes that each rank sent and received, an epoch."""
-    number = len(run.epochs)
-    pairs = [
-        (word, [rank[f"{word}_bytes"] / number for rank in run.ranks], color)
-        for word, color in (("sent", colors.first), ("received", colors.second))
-    ]
-    title(axes, "Traffic of each rank in an epoch")
-    beside(axes, pairs, [rank["rank"] for rank in run.ranks], TRAFFIC)
-
-
-def stacked(axes: Any, series: Series, ranks: Sequence[int], units: Any) -> None:
-    """One bar a rank, in pieces of (name, values, color); its sum stands above."""
-    totals = [sum(values) for values in zip(*(values for _, values, _ in series))]
-    size, name = unit_of(totals, units)
-    floor = [0.0] * len(ranks)
-    for word, values, color in series:
+    moved = {
+        word: [rank[f"{word}_bytes"] / len(run.epochs) for rank in run.ranks]
+        for word in ("sent", "received")
+    }
+    most = max(map(max, moved.values()))
+    size, unit = unit_of([most], TRAFFIC)
+    ranks = [rank["rank"] for rank in run.ranks]
+    for place, (word, values) in enumerate(moved.items()):
+        where = [rank - 0.2 + 0.4 * place for rank in ranks]
         heights = [value / size for value in values]
-        bars = axes.bar(ranks, heights, 0.72, bottom=floor, label=word, color=color)
-        floor = [a + b for a, b in zip(floor, heights)]
-    _write_over(axes, bars, [total / size for total in totals])
-    _finish_bars(axes, name, ranks, max(totals) / size)
-
-
-def beside(axes: Any, series: Series, ranks: Sequence[int], units: Any) -> None:
-    """A bar of each (name, values, color) for each rank, side by side."""
-    size, name = unit_of([value for _, values, _ in series for value in values], units)
-    wide = 0.8 / len(series)
-    for place, (word, values, color) in enumerate(series):
-        where = [rank - 0.4 + wide * (place + 0.5) for rank in ranks]
-        heights = [value / size for value in values]
-        bars = axes.bar(where, heights, 0.92 * wide, label=word, color=color)
-        if len(series) * len(ranks) <= 12:
+        bars = axes.bar(where, heights, 0.37, label=word, color=colors.data[place])
+        if len(ranks) <= 6:
             _write_over(axes, bars, heights)
-    _finish_bars(axes, name, ranks, max(max(values) for _, values, _ in series) / size)
+    title(axes, "Traffic of each rank in an epoch")
+    _finish_bars(axes, unit, ranks, most / size)
 
 
 def _write_over(axes: Any, bars: Any, values: Sequence[float]) -> None:

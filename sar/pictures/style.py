@@ -59,12 +59,7 @@ DARK = Palette(
 Draw = Callable[[Any, Palette], None]
 
 
-def palette(dark: bool) -> Palette:
-    """That of ``--dark``, or the light one."""
-    return DARK if dark else LIGHT
-
-
-def save(path: Path, draw: Draw, size: tuple[float, float], colors: Palette = LIGHT) -> None:
+def save(path: Path, draw: Draw, size: tuple[float, float], dark: bool = False) -> None:
     """Write what ``draw(figure, colors)`` draws, as PNG or SVG by ``path``'s suffix.
 
     Args:
@@ -72,7 +67,8 @@ def save(path: Path, draw: Draw, size: tuple[float, float], colors: Palette = LI
 
     The same picture has the same bytes. Raises ``OSError`` that names ``path``.
     """
-    content = render(draw, size, path.suffix.lower().removeprefix("."), colors, name=path.stem)
+    form, colors = path.suffix.lower().removeprefix("."), DARK if dark else LIGHT
+    content = render(draw, size, form, colors, name=path.stem)
     write_whole(path, lambda file: file.write(content))
 
 

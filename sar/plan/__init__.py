@@ -1,6 +1,16 @@
 """Predicting memory, traffic and time of a training run before machines are rented."""
 
-from sar.plan.predict import Bytes, Hardware, Prediction, Setting, predict, predict_bytes
+from sar.plan.predict import (
+    CLASSES,
+    Hardware,
+    Predicted,
+    Prediction,
+    Setting,
+    numbers,
+    predict,
+    predict_training,
+    settings_of,
+)
 from sar.plan.probe import Costs, Work, measure_costs
 from sar.plan.statistics import (
     KNOWN,
@@ -11,16 +21,17 @@ from sar.plan.statistics import (
     from_parts,
     from_quality,
     from_summary,
-    random_share,
+    other_number,
 )
 
 __all__ = [
+    "CLASSES",
     "KNOWN",
-    "Bytes",
     "Costs",
     "Dataset",
     "GraphStatistics",
     "Hardware",
+    "Predicted",
     "Prediction",
     "RankStatistics",
     "Setting",
@@ -30,7 +41,9 @@ __all__ = [
     "from_quality",
     "from_summary",
     "measure_costs",
+    "numbers",
+    "other_number",
     "predict",
-    "predict_bytes",
-    "random_share",
+    "predict_training",
+    "settings_of",
 ]

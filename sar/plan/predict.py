@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from sar.plan.probe import Costs
+from sar.plan.probe import Costs, Work, measure_costs
 from sar.plan.statistics import GraphStatistics
+from sar.run_options import ModelOptions
 from sar.stream.plan import LARGE
 
+CLASSES = 16  # of a model where nobody says
+_MOST = 1024  # ranks of an estimate, whose rows are counted for each pair
 _RING = 2  # an all-reduce sends nearly twice the gradients
 # Of the shorter of computing and sending, what does not happen beside the longer: in forward a
 # layer's dense work needs the rows that it waits for, and sums of a single round need all of them.
@@ -62,23 +67,10 @@ class Prediction:
     fits: bool | None
 
 
-@dataclass(frozen=True)
-class Bytes:
-    """An epoch of training, one number for each rank.
-
-    Attributes:
-        peaks: resident bytes at the peak. sent, received: rows; from the third epoch on, as
-            constant sums are kept. gradients: of parameters, sent and received by each rank.
-    """
-
-    peaks: list[float]
-    sent: list[int]
-    received: list[int]
-    gradients: float
-
-
-def predict_bytes(graph: GraphStatistics, costs: Costs, rounds: int) -> Bytes:
-    """Memory and traffic of an epoch of the probed model on ``graph``."""
+def _bytes(
+    graph: GraphStatistics, costs: Costs, rounds: int
+) -> tuple[list[float], list[int], list[int]]:
+    """Of each rank: resident at the peak of an epoch; rows sent and received, gradients apart."""
     peaks, sent, received = [], [], []
     by_kind = _row_bytes(graph, costs)
     for rank, part in enumerate(graph.ranks):
@@ -90,18 +82,56 @@ def predict_bytes(graph: GraphStatistics, costs: Costs, rounds: int) -> Bytes:
         peaks.append(costs.process_bytes + tensors + in_flight)
         sent.append(sum(int(rows.sent.sum()) * sum(sizes) for rows, sizes in kinds))
         received.append(sum(int(rows.received.sum()) * sum(sizes) for rows, sizes in kinds))
-    return Bytes(peaks, sent, received, _gradients(graph.size, costs))
+    return peaks, sent, received
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Bytes of an epoch of full-batch training in strict rounds, of each rank.
+
+    Attributes:
+        features, classes: columns of the input and of the output.
+        memory_bytes: resident memory at the peak. sent_bytes: rows, from the third epoch on, and
+            gradients.
+    """
+
+    model: ModelOptions
+    features: int
+    classes: int
+    memory_bytes: list[float]
+    sent_bytes: list[float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able values."""
+        rounded = {
+            name: [*map(round, getattr(self, name))] for name in ("memory_bytes", "sent_bytes")
+        }
+        return asdict(self) | rounded
+
+
+def predict_training(graph: GraphStatistics, model: ModelOptions) -> Predicted:
+    """Memory and traffic of training ``model``, which is measured on small graphs in some seconds.
+
+    Raises ``ValueError`` for a graph whose features' width is unknown, ``SarError`` if it fails.
+    """
+    if not graph.features:
+        raise ValueError(f"{graph.name}: has no 'feat' to tell the width of a model's input")
+    classes = graph.classes or CLASSES
+    costs = measure_costs(Work(model, graph.features, classes), seconds=False)
+    peaks, rows, _ = _bytes(graph, costs, max(1, graph.size - 1))
+    sent = [one + _gradients(graph.size, costs) for one in rows]
+    return Predicted(model, graph.features, classes, peaks, sent)
 
 
 def predict(
     graph: GraphStatistics, costs: Costs, setting: Setting, hardware: Hardware
 ) -> Prediction:
     """What an epoch of the probed model will take on ``graph``."""
-    found = predict_bytes(graph, costs, setting.rounds)
-    peaks, computes, wires = found.peaks, [], []
+    peaks, rows_sent, rows_received = _bytes(graph, costs, setting.rounds)
+    gradients, computes, wires = _gradients(graph.size, costs), [], []
     begun = _collectives(graph, costs, setting, _row_bytes(graph, costs))
-    for part, sent, received in zip(graph.ranks, found.sent, found.received, strict=True):
-        wires.append(max(sent, received) + found.gradients)
+    for part, sent, received in zip(graph.ranks, rows_sent, rows_received, strict=True):
+        wires.append(max(sent, received) + gradients)
         handled = (sent + received) / 2
         work = part.nodes * costs.node_seconds + part.edges * costs.edge_seconds
         computes.append(costs.fixed_seconds + work + handled * costs.byte_seconds + begun)
@@ -113,7 +143,22 @@ def predict(
         fits = max(peaks) * hardware.ranks_per_host <= hardware.memory
     serial = _SERIAL if setting.rounds > 1 else _SERIAL_ONE_SHOT
     seconds = max(compute, wire) + serial * min(compute, wire)
-    return Prediction(setting, max(peaks), sum(found.sent), compute, wire, seconds, fits)
+    return Prediction(setting, max(peaks), sum(rows_sent), compute, wire, seconds, fits)
+
+
+def settings_of(size: int, activations: Sequence[str]) -> list[Setting]:
+    """Strict rounds of each way to treat activations and, where they differ, one round."""
+    strict = max(1, size - 1)
+    rounds = [("strict", strict)] + ([("one-shot", 1)] if strict > 1 else [])
+    return [
+        Setting(f"{word}, {one}", number, one) for one in activations for word, number in rounds
+    ]
+
+
+def numbers(asked: int) -> list[int]:
+    """An eighth of the ranks, twice as many, and so on to four times as many."""
+    found = {max(1, asked * 2**power // 8) for power in range(6)}
+    return sorted(number for number in found if number <= max(asked, _MOST))
 
 
 def _row_bytes(graph: GraphStatistics, costs: Costs) -> dict[str, list[int]]:

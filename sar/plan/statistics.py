@@ -194,6 +194,19 @@ def random_share(nodes: int, edges: int, hosts: int) -> float:
     return (hosts - 1) * (1 - (1 - 1 / hosts) ** (edges / max(1, nodes)))
 
 
+def other_number(graph: GraphStatistics, number: int) -> GraphStatistics:
+    """``graph`` in another number of parts, by a cut that is better than a random one, or worse,
+    by as much as the cut of ``graph`` is."""
+    nodes, edges = (sum(getattr(rank, name) for rank in graph.ranks) for name in ("nodes", "edges"))
+    share = random_share(nodes, edges, number)
+    if graph.size > 1:
+        share *= graph.rows_sent() / max(1, nodes) / random_share(nodes, edges, graph.size)
+    return estimate(
+        graph.name, nodes, edges, number, features=graph.features, classes=graph.classes,
+        halo_share=min(share, number - 1),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Sizes of a graph as its authors publish them.
