@@ -21,7 +21,7 @@ from sar.compat.core import (
     HeteroGraphShardManager,
     message_has_parameters,
 )
-from sar.compat.data_loading import suffix_key_lookup
+from sar.compat.data_loading import load_dgl_partition_data, suffix_key_lookup
 from sar.compat.logging_setup import logger, logging_setup
 from sar.compat.patch_dgl import patch_dgl
 from sar.config import Config, Lossy, Policy
@@ -34,13 +34,8 @@ from sar.errors import (
     PartitionError,
     SarError,
 )
-from sar.frontends.dgl import (
-    ShardedGraph,
-    construct_full_graph,
-    construct_mfgs,
-    load_dgl_partition_data,
-    load_partition_data,
-)
+from sar.frontends.dgl import ShardedGraph, construct_full_graph, construct_mfgs
+from sar.graph import load_partition_data
 from sar.models import (
     Explanation,
     explain,

@@ -96,7 +96,7 @@ def put_columns(graph: sar.ShardedGraph, partition: PartitionData, names: Sequen
             known = [key.removeprefix(prefix) for key in partition.edge_features]
             found = ", ".join(known) or "none"
             raise ValueError(f"call: got {name!r}, expected a column of the edges: {found}")
-        graph.edata[name] = partition.edge_features[prefix + name]
+        graph.put_edge_column(name, partition.edge_features[prefix + name])
 
 
 def cut_into_cache(source: str, parts: int, method: str, seed: int) -> Path:

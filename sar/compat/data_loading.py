@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from sar.frontends.dgl import load_dgl_partition_data
+from sar.graph import load_partition_data
+from sar.partition.load import PartitionData
 
 __all__ = ["load_dgl_partition_data", "suffix_key_lookup"]
 
 NODE_TYPE = "_TYPE"  # the name under which DGL keeps node types
+
+
+def load_dgl_partition_data(
+    partition_json_file: str | os.PathLike,
+    own_partition_idx: int | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    verify: bool = False,
+) -> PartitionData:
+    """:func:`sar.load_partition_data` under the original's name; collective."""
+    return load_partition_data(partition_json_file, own_partition_idx, device, verify=verify)
 
 
 def suffix_key_lookup(

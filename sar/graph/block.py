@@ -13,8 +13,8 @@ from sar.comm import Group, exchange_counts
 from sar.edges import AnyRelation, as_stored, build_relation
 from sar.edges.build import owned_ends
 from sar.edges.relation import EdgeArrays
-from sar.graph.store import EID, EType, GraphStore, edge_frame, node_frames
-from sar.partition.book import PartitionBook
+from sar.graph.store import Structure
+from sar.partition.book import EType, PartitionBook
 from sar.partition.features import Keys
 from sar.partition.load import PartitionData
 
@@ -55,17 +55,16 @@ def whole_of_data(data: PartitionData) -> Whole:
     )
 
 
-def whole_of_graph(store: GraphStore) -> Whole:
+def whole_of_graph(store: Structure) -> Whole:
     """The edges as the graph has them now, added and removed ones included; collective."""
     relations = {etype: as_stored(one, "blocks") for etype, one in store.relations.items()}
     edges = {etype: owned_ends(relation) for etype, relation in relations.items()}
-    frames = store.edge_frames
 
     def edge_keys(etype: EType) -> Tensor:
         return relations[etype].make_keys()
 
     def edge_ids(etype: EType, positions: Tensor) -> Tensor:
-        return frames[etype][EID].cpu()[positions.long()]
+        return store.edge_ids[etype]().cpu()[positions.long()]
 
     return Whole(
         store.book,
@@ -137,13 +136,13 @@ def layer_of(whole: Whole, group: Group, dst_rows: dict[str, Tensor], keep_seeds
 
 def build_block(
     whole: Whole, group: Group, dst_rows: dict[str, Tensor], keep_seeds: bool
-) -> GraphStore:
+) -> Structure:
     """The block of :func:`layer_of` with its exchange planned; collective."""
     layer, book = layer_of(whole, group, dst_rows, keep_seeds), whole.book
     src_rows = layer.src_rows
     relations: dict[EType, AnyRelation] = {}
-    edge_frames = {}
-    for type_id, (etype, part) in enumerate(layer.edges.items()):
+    edge_ids: dict[EType, Callable[[], Tensor]] = {}
+    for etype, part in layer.edges.items():
         position = torch.full((whole.num_nodes(etype[0]),), -1, dtype=torch.int64)
         rows = src_rows[etype[0]]
         position[rows] = torch.arange(len(rows))
@@ -158,18 +157,15 @@ def build_block(
             partial(_edge_keys, whole.edge_keys, etype, part.positions),
             position,
         )
-        eids = partial(whole.edge_ids, etype, part.positions)
-        edge_frames[etype] = edge_frame(etype, type_id, eids, len(part.positions))
-    return GraphStore(
+        edge_ids[etype] = partial(whole.edge_ids, etype, part.positions)
+    return Structure(
         group,
         book,
         whole.part_id,
         relations,
+        edge_ids,
         src_rows,
         dst_rows,
-        node_frames(book, whole.part_id, src_rows),
-        node_frames(book, whole.part_id, dst_rows),
-        edge_frames,
         whole.keys,
         is_block=True,
         keep_seeds=keep_seeds,

@@ -10,7 +10,6 @@ from torch import Tensor
 from sar.comm.collectives import send_rows
 from sar.edges import as_stored
 from sar.edges.build import EdgeEnds, edge_ends, relation_of_edges
-from sar.graph.transform import with_edges
 from sar.graph.view import G, GraphView
 
 
@@ -23,7 +22,7 @@ def locate(graph: GraphView, nids: Tensor) -> tuple[Tensor, Tensor]:
 def global_ends(graph: GraphView) -> tuple[Tensor, Tensor]:
     """Global ids of the sources and destinations of the local edges; collective.
 
-    int64 [E] each, on the CPU, in the order of ``edata``.
+    int64 [E] each, on the CPU, in the order of columns of edges.
     """
     ends, store = edge_ends(as_stored(graph.scope().relation, "edges")), graph._store
     starts = torch.as_tensor(store.book.node_ranges[graph.srctypes[0]][:, 0])
@@ -45,8 +44,8 @@ def edge_graph(
     Args:
         graph: of one relation; it gives node types, columns of nodes and policy.
         src, dst: int64 [e] global ids of the end points of edges that this rank gives.
-        eids: int64 [e] names of the edges: ``edata["_ID"]`` of the result, which is in the order of
-            the ranks that gave them.
+        eids: int64 [e] names of the edges: the ids of the result's, which are in the order of the
+            ranks that gave them.
         columns: int64 [e] each, columns of the edges.
     """
     columns = columns or {}
@@ -62,5 +61,4 @@ def edge_graph(
     )
     device, etype = graph.device, graph.canonical_etypes[0]
     found = {name: value.to(device) for name, value in zip(names, values, strict=True)}
-    store = with_edges(graph._store, etype, relation.to(device), eids.to(device), found)
-    return graph._over(store, [etype])
+    return graph.with_edges(etype, relation.to(device), lambda: eids, found)

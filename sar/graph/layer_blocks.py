@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sar.comm import current_group
+from sar.config import Policy
 from sar.edges import as_stored
-from sar.graph.block import Whole, build_block, layer_of, whole_of_graph
-from sar.graph.store import GraphStore
+from sar.graph.block import Whole, build_block, layer_of, whole_of_data, whole_of_graph
+from sar.graph.build import agree_data, on_device
+from sar.graph.store import Structure
 from sar.graph.view import GraphView
+from sar.partition.load import PartitionData
 
 
 @dataclass
@@ -46,7 +51,7 @@ class LayerBlocks:
         return blocks[::-1]
 
 
-def _keep_out_degrees(block: GraphStore, store: GraphStore) -> None:
+def _keep_out_degrees(block: Structure, store: Structure) -> None:
     for etype, relation in block.relations.items():
         degrees = store.relations[etype].out_degrees.cpu()
         as_stored(relation, "blocks").out_degrees = degrees[block.src_rows[etype[0]]]
@@ -76,9 +81,50 @@ def plan_blocks(graph: GraphView, rows: Tensor, num_layers: int) -> LayerBlocks:
     return LayerBlocks(saved, graph, rows.cpu(), num_layers, whole)
 
 
-def _sizes_of_graph(store: GraphStore) -> list[int]:
+def _sizes_of_graph(store: Structure) -> list[int]:
     """Rows, edges and halo rows of one layer on the whole graph."""
     relations = [as_stored(one, "blocks") for one in store.relations.values()]
     rows = sum(len(rows) for rows in store.dst_rows.values())
     edges = sum(relation.num_edges for relation in relations)
     return [rows, edges, sum(sum(relation.plan.recv_counts) for relation in relations)]
+
+
+def blocks_of_seeds(
+    data: PartitionData, seeds: Tensor, num_layers: int, keep_seeds: bool, policy: Policy | None
+) -> list[Structure]:
+    """One block a layer, first layer first, that together compute the seeds' outputs; collective.
+
+    Args:
+        seeds: int [n] distinct global ids of nodes of this rank's part; may be empty.
+        keep_seeds: let the source rows of a block begin with its destination rows.
+
+    Raises ``TypeError`` or ``ValueError`` on every rank, when an argument of any does not fit.
+    """
+    group = current_group()
+    agree_data(data, group, policy)
+    error = _seed_error(data, seeds, num_layers)
+    group.agree(error, "construct_mfgs", {"n_layers": num_layers})
+    type_id, _, row = data.book.locate(torch.sort(seeds.cpu().long())[0])
+    dst_rows = {ntype: row[type_id == i] for i, ntype in enumerate(data.book.ntypes)}
+    whole, blocks = whole_of_data(data), []
+    for _ in range(num_layers):
+        block = build_block(whole, group, dst_rows, keep_seeds)
+        blocks.append(on_device(block, data))
+        dst_rows = block.src_rows
+    return blocks[::-1]
+
+
+def _seed_error(data: PartitionData, seeds: Any, num_layers: Any) -> Exception | None:
+    if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
+        return ValueError(f"n_layers: got {num_layers!r}, expected an int of at least 1")
+    if not isinstance(seeds, Tensor) or seeds.is_floating_point() or seeds.dim() != 1:
+        return TypeError("seed_nodes: expected a 1-D integer tensor of global node ids")
+    start, stop = data.book.part_ranges[data.part_id]
+    if len(seeds) and (int(seeds.min()) < start or int(seeds.max()) >= stop):
+        return ValueError(
+            f"seed_nodes: got ids from {int(seeds.min())} to {int(seeds.max())}, "
+            f"expected ids of this rank's part, [{start}, {stop})"
+        )
+    if len(torch.unique(seeds)) != len(seeds):
+        return ValueError("seed_nodes: got repeated ids, expected distinct ones")
+    return None

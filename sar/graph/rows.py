@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sar.edges import AnyRelation
-from sar.graph.store import EType, GraphStore
+from sar.graph.store import Structure
 from sar.graph.view import GraphView
+from sar.partition.book import EType
 from sar.partition.features import Keys
 
 Kind = str | EType
@@ -74,7 +75,7 @@ class KeyedRows:
         agreed = self.group.all_reduce(torch.stack([differ, alike]).int(), "max").bool()
         self._differ, self._alike = agreed[0].tolist(), agreed[1].tolist()
 
-    def are_of(self, stores: Sequence[GraphStore]) -> bool:
+    def are_of(self, stores: Sequence[Structure]) -> bool:
         """Whether these are the rows of ``stores``."""
         return [id(ref()) for ref in self._stores] == [id(store) for store in stores]
 
@@ -124,7 +125,7 @@ def keyed_rows(graphs: Sequence[GraphView]) -> KeyedRows:
     return found
 
 
-def _row_sets(store: GraphStore) -> list[RowSet]:
+def _row_sets(store: Structure) -> list[RowSet]:
     sides = [store.src_rows, store.dst_rows] if store.is_block else [store.src_rows]
     sets = [
         RowSet(ntype, len(rows), rows, None, _node_keys(store.keys, ntype, rows))

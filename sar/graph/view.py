@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -14,8 +15,8 @@ from sar._private import tree_leaves
 from sar.comm import Group
 from sar.config import BY_CONFIG, Config, Policy
 from sar.edges import AnyRelation, Relation
-from sar.graph.frame import Frame
-from sar.graph.store import EType, GraphStore
+from sar.graph.store import Structure, with_relation
+from sar.partition.book import EType
 
 G = TypeVar("G", bound="GraphView")
 
@@ -54,7 +55,7 @@ class GraphView(GraphArgument):
     """
 
     def __init__(
-        self, store: GraphStore, etypes: Sequence[EType] | None = None, policy: Policy | None = None
+        self, store: Structure, etypes: Sequence[EType] | None = None, policy: Policy | None = None
     ) -> None:
         self._store = store
         self._is_slice = etypes is not None
@@ -63,7 +64,7 @@ class GraphView(GraphArgument):
         if not self._is_slice:
             store.group.graphs.add(self)
 
-    def _over(self: G, store: GraphStore, etypes: Sequence[EType] | None = None) -> G:
+    def _over(self: G, store: Structure, etypes: Sequence[EType] | None = None) -> G:
         """A graph over ``store``, the same slice if this is one and no others are named."""
         if etypes is None and self._is_slice:
             etypes = self.canonical_etypes
@@ -126,6 +127,10 @@ class GraphView(GraphArgument):
         """Destination node types: all, or a slice's one."""
         return [self.canonical_etypes[0][2]] if self._is_slice else list(self._store.book.ntypes)
 
+    def source_rows(self, ntype: str) -> Tensor:
+        """int64 rows of the part (inside the type) that the source rows of a type are."""
+        return self._store.src_rows[ntype]
+
     def node_names(self, ntype: str) -> tuple[Tensor, str]:
         """int64 ids that name this part's nodes of a type however the graph is cut, and their kind.
 
@@ -163,21 +168,31 @@ class GraphView(GraphArgument):
         """What lazy edge tensors of a relation carry with them."""
         return Scope(self._relation(etype), self.policy, self._store.device)
 
-    def _all_frames(self) -> list[Frame]:
-        store = self._store
-        return [
-            *(store.src_frames[ntype] for ntype in self.srctypes),
-            *(store.dst_frames[ntype] for ntype in self.dsttypes),
-            *(store.edge_frames[etype] for etype in self.canonical_etypes),
-        ]
+    def columns_put_back(self) -> AbstractContextManager[Any]:
+        """Changes of columns inside are forgotten at the end."""
+        return nullcontext()
 
     def stored_columns(self) -> list[Tensor]:
         """All columns of nodes and edges that lie in memory."""
-        return [column for frame in self._all_frames() for column in frame.save()[0].values()]
+        return []
 
     def edge_column(self, name: str) -> Tensor:
         """[num_edges, ...] values of a column of the one relation; collective if computed now."""
-        return self._store.edge_frames[self._canonical(None)].values_of(name)
+        raise KeyError(f"no column {name!r}: the graph has no columns")
+
+    def put_edge_column(self, name: str, values: Tensor) -> None:
+        """Let the one relation have a column [num_edges, ...]."""
+        raise KeyError(f"no column {name!r}: the graph has no columns")
+
+    def with_edges(
+        self: G,
+        etype: EType,
+        relation: AnyRelation,
+        edge_ids: Callable[[], Tensor],
+        columns: Mapping[str, Tensor],
+    ) -> G:
+        """The slice of a graph in which ``etype`` has other edges, with these ids and columns."""
+        return self._over(with_relation(self._store, etype, relation, edge_ids), [etype])
 
     def _num_rows(self, rows: dict[str, Tensor], types: list[str], ntype: str | None) -> int:
         if ntype is None:
@@ -187,11 +202,11 @@ class GraphView(GraphArgument):
         return len(rows[ntype])
 
     def num_src_nodes(self, ntype: str | None = None) -> int:
-        """Rows of ``srcdata``, of one type or all."""
+        """Rows of sources, of one type or all."""
         return self._num_rows(self._store.src_rows, self.srctypes, ntype)
 
     def num_dst_nodes(self, ntype: str | None = None) -> int:
-        """Rows of ``dstdata``, of one type or all."""
+        """Rows of destinations, of one type or all."""
         return self._num_rows(self._store.dst_rows, self.dsttypes, ntype)
 
     def num_nodes(self, ntype: str | None = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -15,10 +14,13 @@ from sar.comm import Group
 from sar.comm.group import Counters
 from sar.comm.meter import Meter, Told
 from sar.comm.seeds import no_draws
-from sar.graph import GraphView
+from sar.config import Policy
+from sar.edges import Relation, ReversedRelation
+from sar.graph import GraphArgument, GraphView
 from sar.kernels.device import same_random
 from sar.ops.saving import looked_on
 from sar.ops.sums import Sums
+from sar.stream.plan import HaloPlan
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def untouched(
         stack.enter_context(_accounts(group, told))
         stack.enter_context(_buffers(model))
         for graph in graphs:
-            stack.enter_context(_graph(graph))
+            stack.enter_context(graph.columns_put_back())
         yield
 
 
@@ -77,19 +79,8 @@ def _buffers(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@contextmanager
-def _graph(graph: GraphView) -> Iterator[None]:
-    frames = graph._all_frames()
-    saved = [frame.save() for frame in frames]
-    try:
-        yield
-    finally:
-        for frame, columns in zip(frames, saved, strict=True):
-            frame.restore(columns)
-
-
-# Whose objects on an autograd node hold results of the pass, not parts of the graph.
-_OF_THE_PASS = ("sar.ops.", "sar.layers.", "sar.kernels.", "sar.stream.zeros")
+# What objects on autograd's nodes refer to that is there without the pass.
+_PARTS_OF_GRAPHS = (Relation, ReversedRelation, HaloPlan, Group, Policy, GraphArgument, nn.Module)
 
 
 class SavedBytes:
@@ -179,15 +170,9 @@ def _inside(value: Any) -> Iterator[Tensor]:
             yield from _inside(part)
     elif isinstance(value, Sums):  # edges are the relation's
         yield from _inside(value.of_the_pass())
-    elif type(value).__module__.startswith(_OF_THE_PASS):
-        for part in _attributes(value):
+    elif not isinstance(value, (type, *_PARTS_OF_GRAPHS)):
+        for part in getattr(value, "__dict__", {}).values():
             yield from _inside(part)
-
-
-def _attributes(value: Any) -> list[Any]:
-    if is_dataclass(value):
-        return [getattr(value, one.name, None) for one in fields(value)]
-    return list(getattr(value, "__dict__", {}).values())
 
 
 def _there_anyway(held: Any) -> Iterator[Tensor]:

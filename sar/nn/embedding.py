@@ -77,11 +77,11 @@ class ShardedEmbedding(nn.Module):
                 self.weight[start : start + len(ids)] = rows.to(self.weight)
 
     def forward(self, graph: Any = None) -> Tensor:
-        """Rows of ``graph.srcnodes(ntype)``, [n, dim]; without a graph those of all own nodes."""
+        """Those of the graph's sources, [n, dim]; without a graph those of all own nodes."""
         if graph is None:
             rows = torch.arange(len(self.weight), device=self.weight.device)
         else:
-            rows = graph.srcnodes(self.ntype)
+            rows = graph.source_rows(self.ntype)
         return F.embedding(rows, self.weight, sparse=self.sparse)
 
     def extra_repr(self) -> str:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sar._private import without_modes
 from sar.errors import NotSupportedError
-from sar.graph.frame import Frame
 from sar.ops.randomness import seeded, unchanged
 
 ROWS, PART = 6, slice(1, 4)  # neither from the start nor the middle, as a flip keeps it
@@ -24,7 +23,8 @@ _ALIKE = 0.01  # of the largest value: a function may compute in 16 bits
 
 def look_of(frame: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Any, Any]:
     """Shape but for rows, dtype and device of a column, of which nothing is computed."""
-    column = frame.like(name) if isinstance(frame, Frame) else frame[name]
+    like = getattr(frame, "like", None)
+    column = frame[name] if like is None else like(name)
     with without_modes():  # the column may be lazy; it is not captured
         return tuple(column.shape)[1:], column.dtype, column.device
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from sar._private import version_of
 from sar.errors import NotSupportedError
-from sar.graph.frame import Frame
 from sar.ops.capture import detached_leaf, leaves_of
 from sar.ops.randomness import unchanged
 from sar.tracing.capture import RecordCaptures, ReplaceCaptures
@@ -108,7 +107,10 @@ class Probe:
 
 
 def probe(
-    udf: Callable[[EdgeBatch], Mapping[str, Tensor]], src: Frame, dst: Frame, edge: Frame
+    udf: Callable[[EdgeBatch], Mapping[str, Tensor]],
+    src: Mapping[str, Tensor],
+    dst: Mapping[str, Tensor],
+    edge: Mapping[str, Tensor],
 ) -> Probe:
     """Run ``udf`` on blank rows, without communication, random numbers or gradients left behind.
 

@@ -3,13 +3,8 @@
 What is changed of DGL is one table with its undo, :mod:`sar.frontends.dgl.patches`.
 """
 
-from sar.frontends.dgl.build import (
-    construct_full_graph,
-    load_dgl_partition_data,
-    load_partition_data,
-)
+from sar.frontends.dgl.build import construct_full_graph, construct_mfgs
 from sar.frontends.dgl.front_end import LAYERS
-from sar.frontends.dgl.mfg import construct_mfgs
 from sar.frontends.dgl.patches import install
 from sar.frontends.dgl.sharded import ShardedGraph
 
@@ -19,6 +14,4 @@ __all__ = [
     "construct_full_graph",
     "construct_mfgs",
     "install",
-    "load_dgl_partition_data",
-    "load_partition_data",
 ]

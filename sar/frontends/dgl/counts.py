@@ -6,8 +6,9 @@ import torch
 
 from sar.comm import Group
 from sar.frontends.dgl.node_count import NodeCount
-from sar.graph.store import EType, GraphStore
+from sar.frontends.dgl.store import GraphStore
 from sar.graph.view import GraphView
+from sar.partition.book import EType
 
 
 class LocalCount(NodeCount):
@@ -31,6 +32,8 @@ class LocalCount(NodeCount):
 
 class Counts(GraphView):
     """DGL's names of counts, and the counts that its readouts get."""
+
+    _store: GraphStore
 
     number_of_src_nodes = GraphView.num_src_nodes
     number_of_dst_nodes = GraphView.num_dst_nodes

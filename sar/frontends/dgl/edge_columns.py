@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from sar.errors import NotSupportedError
-from sar.graph.frame import Frame
+from sar.frontends.dgl.frame import Frame
 from sar.kernels.jit import untraced
 from sar.tracing.lazy import EdgeTensor, Scope, stored
 from sar.tracing.nodes import Leaf

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sar.config import Policy
 from sar.frontends.dgl.passing import mean_of_sum, reduce_messages
-from sar.graph.store import EType, GraphStore
+from sar.frontends.dgl.store import GraphStore
+from sar.partition.book import EType
 from sar.tracing.binary import BuiltinMessage, Operand
 from sar.tracing.lazy import Scope
 

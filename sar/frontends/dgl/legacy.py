@@ -13,11 +13,10 @@ from sar.config import Policy
 from sar.edges import as_stored
 from sar.edges.build import edge_ends
 from sar.errors import NotSupportedError
+from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.edge_columns import EdgeColumns
-from sar.graph.frame import Frame
-from sar.graph.store import EType
-from sar.graph.view import GraphView
-from sar.partition.book import PartitionBook
+from sar.frontends.dgl.frame import Frame
+from sar.partition.book import EType, PartitionBook
 from sar.partition.require import require_dgl
 
 ONE_SHOT = Policy(rounds=1, rematerialize=False)
@@ -71,7 +70,7 @@ class TypeData:
     data: Frame | EdgeColumns
 
 
-class OriginalMembers(GraphView):
+class OriginalMembers(Counts):
     """What scripts for the original library read from a graph, whole or sliced."""
 
     def _edge_columns(self, etype: str | EType) -> EdgeColumns:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar.graph.store import EType
 from sar.ops.aggregate import REDUCTIONS
+from sar.partition.book import EType
 
 
 def add_self_loop(

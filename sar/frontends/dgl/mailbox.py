@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar.edges import Relation, as_stored
-from sar.graph.frame import Frame
+from sar.frontends.dgl.frame import Frame
 from sar.ops import Messages, run_mailbox
 from sar.tracing.capture import TORCH_CAPTURES
 from sar.tracing.chunks import ROWS, Sample, refuse_chunked

@@ -16,8 +16,8 @@ from sar.frontends.dgl.builtin import BuiltinReduce, parse_message, parse_reduce
 from sar.frontends.dgl.joint import reduce_jointly, stream_of
 from sar.frontends.dgl.mailbox import NodeBatch
 from sar.frontends.dgl.passing import reduced
-from sar.graph.store import EType, GraphStore
-from sar.graph.transform import copy_frame
+from sar.frontends.dgl.store import GraphStore, copy_frame
+from sar.partition.book import EType
 
 Columns = dict[str, Tensor]
 CrossReducer = Callable[[list[Tensor]], Tensor]

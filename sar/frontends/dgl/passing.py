@@ -12,13 +12,13 @@ from sar.edges import AnyRelation, Relation, ReversedRelation
 from sar.errors import NotSupportedError
 from sar.frontends.dgl import pending
 from sar.frontends.dgl.builtin import BuiltinReduce, parse_message, parse_reduce
+from sar.frontends.dgl.frame import Frame
 from sar.frontends.dgl.mailbox import reduce_udf
-from sar.graph.frame import Frame
-from sar.graph.store import EType, GraphStore
-from sar.graph.transform import reverse
+from sar.frontends.dgl.store import GraphStore, reverse
 from sar.kernels import has
 from sar.ops import aggregate, run_messages
 from sar.ops.aggregate import check_reduction, extreme_of_rows
+from sar.partition.book import EType
 from sar.stream import agree_on_gradients
 from sar.tracing.binary import (
     BuiltinMessage,

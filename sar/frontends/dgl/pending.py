@@ -20,8 +20,9 @@ from sar.config import Policy
 from sar.edges import AnyRelation
 from sar.errors import SarError
 from sar.frontends.dgl.pending_agreement import agree
-from sar.graph.store import EType, GraphStore
+from sar.frontends.dgl.store import GraphStore
 from sar.ops import Inputs, Messages, run_messages
+from sar.partition.book import EType
 from sar.tracing.capture import TORCH_CAPTURES
 from sar.tracing.lazy import eager
 from sar.tracing.message_dropout import Drawn, KeyedDropout

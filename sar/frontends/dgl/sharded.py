@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,27 +11,27 @@ import torch
 from torch import Tensor
 
 from sar.config import Policy, usable_device
-from sar.edges import Relation
+from sar.edges import AnyRelation, Relation
 from sar.errors import UnsupportedMember
 from sar.frontends.dgl import multi, passing
-from sar.frontends.dgl.counts import Counts
+from sar.frontends.dgl import store as stores
 from sar.frontends.dgl.edge_columns import EdgeColumns, refuse_compiled
+from sar.frontends.dgl.frame import Frame, FrameSet
 from sar.frontends.dgl.instead import missing_member
 from sar.frontends.dgl.legacy import OriginalMembers
 from sar.frontends.dgl.operators import GraphMarker
 from sar.frontends.dgl.patches import install
-from sar.graph import transform
-from sar.graph.frame import Frame, FrameSet
 from sar.graph.rows import current
-from sar.graph.store import EType, GraphStore
+from sar.graph.store import Structure
 from sar.kernels.jit import untraced
 from sar.nn.drift import watch_rows
+from sar.partition.book import EType
 from sar.tracing.lazy import eager
 
 ALL = "__ALL__"  # dgl.ALL
 
 
-class ShardedGraph(Counts, OriginalMembers):
+class ShardedGraph(OriginalMembers):
     """One rank's share of a partitioned graph, with the members of a DGLGraph that layers use.
 
     Node and edge tensors hold this rank's rows: nodes in ascending global id per type, edges that
@@ -46,9 +46,9 @@ class ShardedGraph(Counts, OriginalMembers):
     """
 
     def __init__(
-        self, store: GraphStore, etypes: Sequence[EType] | None = None, policy: Policy | None = None
+        self, store: Structure, etypes: Sequence[EType] | None = None, policy: Policy | None = None
     ) -> None:
-        super().__init__(store, etypes, policy)
+        super().__init__(stores.framed(store), etypes, policy)
         install()
 
     # -- structure ------------------------------------------------------------------------------
@@ -133,9 +133,44 @@ class ShardedGraph(Counts, OriginalMembers):
             for key, frame in frames.items():
                 frame.restore(saved[key])
 
+    def _all_frames(self) -> list[Frame]:
+        store = self._store
+        return [
+            *(store.src_frames[ntype] for ntype in self.srctypes),
+            *(store.dst_frames[ntype] for ntype in self.dsttypes),
+            *(store.edge_frames[etype] for etype in self.canonical_etypes),
+        ]
+
+    def stored_columns(self) -> list[Tensor]:
+        """All columns of nodes and edges that lie in memory."""
+        return [column for frame in self._all_frames() for column in frame.save()[0].values()]
+
+    def edge_column(self, name: str) -> Tensor:
+        """[num_edges, ...] values of a column of the one relation; collective if computed now."""
+        return self._store.edge_frames[self._canonical(None)].values_of(name)
+
+    def put_edge_column(self, name: str, values: Tensor) -> None:
+        """Let the one relation have a column [num_edges, ...]."""
+        self.edata[name] = values
+
+    def columns_put_back(self) -> AbstractContextManager[Any]:
+        """Changes of columns inside are forgotten at the end."""
+        return self.local_scope()
+
+    def with_edges(
+        self,
+        etype: EType,
+        relation: AnyRelation,
+        edge_ids: Callable[[], Tensor],
+        columns: Mapping[str, Tensor],
+    ) -> ShardedGraph:
+        """The slice of a graph in which ``etype`` has other edges, with these ids and columns."""
+        store = stores.with_edges(self._store, etype, relation, edge_ids, columns)
+        return self._over(store, [etype])
+
     def local_var(self) -> ShardedGraph:
         """A graph with the same columns whose later changes do not show here."""
-        return self._over(transform.copy_frames(self._store))
+        return self._over(stores.copy_frames(self._store))
 
     def add_self_loop(
         self, etype: str | EType | None = None, rows: Mapping[str, Tensor] | None = None
@@ -144,12 +179,12 @@ class ShardedGraph(Counts, OriginalMembers):
 
         ``rows`` are their columns, [num_nodes, ...] each; 0 in others.
         """
-        store = transform.add_self_loop(self._store, self._canonical(etype), rows or {})
+        store = stores.add_self_loop(self._store, self._canonical(etype), rows or {})
         return self._over(store)
 
     def remove_self_loop(self, etype: str | EType | None = None) -> ShardedGraph:
         """A graph without edges from a node to itself; collective."""
-        return self._over(transform.remove_self_loop(self._store, self._canonical(etype)))
+        return self._over(stores.remove_self_loop(self._store, self._canonical(etype)))
 
     def edge_subgraph(self, edges: Tensor, etype: str | EType | None = None) -> ShardedGraph:
         """A graph of all nodes and some edges, with their columns and ids; collective.
@@ -171,7 +206,7 @@ class ShardedGraph(Counts, OriginalMembers):
             got = f"{edges.dtype} {tuple(edges.shape)}"
             error = ValueError(f"edges: got {got}, expected bool [{num_edges}]")
         self.group.agree(error, "edge_subgraph")
-        store = transform.edge_subgraph(self._store, canonical, eager(edges))
+        store = stores.edge_subgraph(self._store, canonical, eager(edges))
         return self._over(store)
 
     def reverse(self, copy_ndata: bool = True, copy_edata: bool = False) -> ShardedGraph:
@@ -180,7 +215,7 @@ class ShardedGraph(Counts, OriginalMembers):
         The edges stay where they are, so ``edata`` has the same rows. ``update_all`` there reduces
         by built-in functions and sends partial results to the owners of the nodes.
         """
-        store = transform.reverse(self._store, self.canonical_etypes, copy_ndata, copy_edata)
+        store = stores.reverse(self._store, self.canonical_etypes, copy_ndata, copy_edata)
         return self._over(store, list(store.relations) if self._is_slice else None)
 
     # -- messages -------------------------------------------------------------------------------

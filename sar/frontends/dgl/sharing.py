@@ -24,8 +24,9 @@ from sar.config import Policy
 from sar.edges import Relation
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.joint import reduce_jointly, stream_of
-from sar.graph.store import EType, GraphStore
+from sar.frontends.dgl.store import GraphStore
 from sar.models.adapter import reduction_of
+from sar.partition.book import EType
 
 
 class Reads(NamedTuple):
