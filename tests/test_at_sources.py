@@ -53,14 +53,14 @@ def layer(width: int = WIDTH, heads: int = HEADS, **options: Any) -> nn.Module:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each backward pass on a rank, whether it went over the edges out of owned rows."""
-    noted, choose = [], attention_module.edges_to_compute_at
+    noted, choose = [], attention_module.backward_of
 
-    def chosen(*args: Any) -> Any:
-        edges = choose(*args)
-        noted.append(edges is not None)
-        return edges
+    def chosen(sources: Any) -> Any:
+        kind = choose(sources)
+        noted.append(kind is not attention_module.Backward)
+        return kind
 
-    monkeypatch.setattr(attention_module, "edges_to_compute_at", chosen)
+    monkeypatch.setattr(attention_module, "backward_of", chosen)
     return noted
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,6 +30,7 @@ from sar.comm.meter import Meter
 from sar.graph.layer_blocks import plan_blocks
 from sar.kernels.attention import add_projected_grads, head_sums
 from sar.kernels.attention_loops import FEW
+from sar.layers import attending
 
 FEATURES, WIDTH, HEADS = 6, 5, 3
 TOTAL = mixed().total_nodes
@@ -641,14 +641,13 @@ def test_the_result_is_free_when_backward_streams(
 ) -> None:
     """Its memory, that is, where nobody else has it: see Note [Result first]."""
     graph, x = graph_and_rows(partitioned)
-    module, free = sys.modules[f"sar.layers.{kind}"], []
-    backward = module.attention_backward
+    free, backward = [], attending.attention_backward
 
     def noted(*args: Any) -> Any:
         free.append(memory.expired())
         return backward(*args)
 
-    monkeypatch.setattr(module, "attention_backward", noted)
+    monkeypatch.setattr(attending, "attention_backward", noted)
     out = make(kind)(graph, x)
     memory, loss = StorageWeakRef(out.untyped_storage()), (out * 2).sum()
     if not held:

@@ -16,9 +16,9 @@ by the time that attention's backward begins, its memory is free, unless the cal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +27,14 @@ from torch.autograd import Function
 from sar._private import frees_graph, is_view
 from sar.config import Policy
 from sar.edges import Relation
+from sar.edges.constant import Landed, constant_halo
 from sar.kernels import wide_dtype
-from sar.kernels.attention import deltas
-from sar.ops.attention_passes import Attention, widened
-from sar.ops.saving import Writes, first_order, once, owns_saved
+from sar.kernels.attention import Incoming, Normalizer, deltas
+from sar.kernels.attention_loops import ADDITIVE
+from sar.ops.attention import attention_backward
+from sar.ops.attention_passes import Attention, Sources, Step, attention_forward, widened
+from sar.ops.saving import Writes, any_rank, first_order, once, owns_saved
+from sar.stream import GradientReturn, Round, fetch
 from sar.stream.plan import agree_on_gradients
 
 
@@ -64,55 +68,74 @@ def input_travels(
     return once(agreed)
 
 
-class Arriving:
-    """Values v and keys k_h = <a_h, v> of rows, (v | k) = x M^T + c, and their gradients.
+class ProjectedSources(Sources):
+    """Sources whose layer's input x travels: who reads a row makes its values and keys.
 
-    With W' = (W | b) and M' = (M | c): M' = (W' ; A W'), where A sums the rows of a head weighted
-    by a. Backward, of gradients d of rows (v | k): dM' = (d^T x | the sum of d), in two parts
-    dM' = (V ; K), dW'_hd = V_hd + a_hd K_h, da_hd = <W'_hd, K_h>.
+    Values v and keys k_h = <a_h, v> of rows are (v | k) = x M^T + c. With W' = (W | b) and
+    M' = (M | c): M' = (W' ; A W'), where A sums the rows of a head weighted by a. Backward, of
+    gradients d of rows (v | k): dM' = (d^T x | the sum of d), in two parts dM' = (V ; K),
+    dW'_hd = V_hd + a_hd K_h, da_hd = <W'_hd, K_h>.
 
     Args:
+        parts: values and keys of the owned rows. kept: as for :class:`Sources`.
         rows: x, [num_src, F] owned, as the layer got them.
         weight: W, [H * D, F].
         bias: b, [H * D] or none.
-        heads: H.
         vector: a, H * D numbers; ``None``: there are no keys, or they are the values.
     """
 
+    travel = False
+
     def __init__(
-        self, rows: Tensor, weight: Tensor, bias: Tensor | None, heads: int, vector: Tensor | None
-    ) -> None:
-        self.given, self.rows = rows, rows.detach().contiguous()
-        self.width = rows.shape[1]
+        self, spec: Attention, parts: Sequence[Tensor], kept: list[Tensor] | None, rows: Tensor,
+        weight: Tensor, bias: Tensor | None, vector: Tensor | None,
+    ) -> None:  # fmt: skip
+        super().__init__(spec, parts, kept)
+        self.given, self.width = rows, rows.shape[1]
         columns = [weight] if bias is None else [weight, bias.view(-1, 1)]
         self.matrix = torch.cat(columns, 1)
-        self.by_head = self.matrix.view(heads, -1, self.matrix.shape[1])
-        self.vector = None if vector is None else vector.view(heads, -1, 1)
+        self.by_head = self.matrix.view(spec.scores.heads, -1, self.matrix.shape[1])
+        self.vector = None if vector is None else vector.view(spec.scores.heads, -1, 1)
         if self.vector is not None:
             self.matrix = torch.cat([self.matrix, (self.vector * self.by_head).sum(1)])
         self.dmatrix = torch.zeros_like(self.matrix)
 
-    def project(self, halo: Tensor, out: Tensor) -> None:
-        """``out`` [R, width of M] = (v | k) of halo rows [R, F]."""
-        torch.mm(halo, self.matrix[:, : self.width].t(), out=out)
-        if self.matrix.shape[1] > self.width:
-            out += self.matrix[:, self.width]
+    def _landed(self, rounds: Sequence[Round], window: int, ahead: bool, learns: bool) -> Landed:
+        relation, policy = self.spec.relation, self.spec.policy
+        rows, keep = [self.given.detach().contiguous()], not policy.rematerialize
 
-    def add_grads(self, halo: Tensor, grads: Tensor) -> None:
-        """Take in the gradients, alike, of what :meth:`project` computed."""
-        self.dmatrix[:, : self.width].addmm_(grads.t(), halo)
+        def begin() -> Landed:
+            return fetch(relation.plan, rows, rounds, keep, window, ahead)
+
+        return constant_halo(relation, self.given, rounds, policy, learns, begin)
+
+    def _arrived(self, landed: Landed) -> Iterator[Step]:
+        pool = self.spec.relation.group.pool
+        for number, halo in landed:
+            shape = (len(halo), len(self.matrix))
+            rows = pool.take(shape, halo.dtype, halo.device, number.most)
+            torch.mm(halo, self.matrix[:, : self.width].t(), out=rows)
+            if self.matrix.shape[1] > self.width:
+                rows += self.matrix[:, self.width]
+            yield Step([rows], number, halo)
+            pool.give(rows)
+
+    def pass_on(self, step: Step, grads: Tensor, home: GradientReturn) -> None:
+        assert step.halo is not None
+        self.dmatrix[:, : self.width].addmm_(grads.t(), step.halo)
         if self.matrix.shape[1] > self.width:
             self.dmatrix[:, self.width] += grads.sum(0)
+        self.spec.relation.group.pool.give(grads)
 
-    def finish(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """dW, db and da of all that was taken in; ``None`` for what there is not."""
-        num_values, dvector = self.by_head.shape[:2].numel(), None
+    def with_shares(self, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """dW, db and da with the shares of halo rows, each as far as somebody asks for it."""
+        num_values, shares = self.by_head.shape[:2].numel(), list[Tensor]()
         dweight, dkeys = self.dmatrix[:num_values], self.dmatrix[num_values:]
         if self.vector is not None:
             dweight = dweight + (self.vector * dkeys.unsqueeze(1)).flatten(0, 1)
-            dvector = (self.by_head * dkeys.unsqueeze(1)).sum(2).flatten()
-        dbias = dweight[:, self.width] if dweight.shape[1] > self.width else None
-        return dweight[:, : self.width], dbias, dvector
+            shares = [(self.by_head * dkeys.unsqueeze(1)).sum(2).flatten()]
+        shares = [dweight[:, : self.width], dweight[:, self.width :].sum(1), *shares]
+        return tuple(d if d is None else d + share for d, share in zip(grads, shares, strict=True))
 
 
 _LARGER = 4  # how many times a bias may exceed the root mean square of what it is added to
@@ -145,6 +168,14 @@ class Call:
     def gives(self) -> bool:
         """Whether this backward pass may write over the input."""
         return self.donate and self.owns and frees_graph()
+
+    def sources(
+        self, used: Parameters, x: Tensor, parts: list[Tensor], kept: list[Tensor] | None = None
+    ) -> Sources:
+        """What travels: ``parts``, made of ``x``, or ``x`` itself."""
+        if self.input_travels:
+            return ProjectedSources(self.spec, parts, kept, x, *used.projection())
+        return Sources(self.spec, parts, kept)
 
     def take_delta(self) -> Tensor:
         """What the function behind has left for this backward pass."""
@@ -220,6 +251,112 @@ class _Result(Function):
         return dout, dout.sum(0) if ctx.needs_input_grad[1] else None, None, None
 
 
+class Parameters:
+    """What makes values, keys and queries of a layer: copies, as backward makes them of the same
+    numbers again.
+
+    Attributes:
+        num_source: of the parameters, the first ones, that make values and keys.
+        num_saved: the last ones, of which backward reads what they are by then.
+    """
+
+    num_source: ClassVar[int]
+    num_saved: ClassVar[int]
+
+    def make(self, spec: Attention, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Values and keys of owned rows, queries, and the weight of mixed scores."""
+        raise NotImplementedError
+
+    def projection(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Weight and bias that make values, and the vector that makes keys of them."""
+        raise NotImplementedError
+
+    def grads(self, done: Done) -> tuple[Tensor | None, ...]:
+        """dx and the gradients of the parameters."""
+        raise NotImplementedError
+
+
+class Done(NamedTuple):
+    """What a layer's backward pass has found of its attention, and what it was computed from.
+
+    Attributes:
+        needs: of x and each parameter, whether its gradient is asked for.
+        saved: the parameters that are saved, as they are now.
+        value: what the values were, which may be written over.
+        homes, dquery, dweight: gradients of values and keys, queries, and the scores' weight.
+        gives: whether this pass may write over ``x``.
+    """
+
+    sources: Sources
+    x: Tensor
+    needs: Sequence[bool]
+    saved: Sequence[Tensor]
+    homes: Sequence[Tensor]
+    dquery: Tensor
+    dweight: Tensor | None
+    gives: bool
+
+
+class AttentionLayer(Function):
+    """o_i = sum over edges e = (j -> i) of r_e a_e v_j, a_e = exp(z_e - m_i) / s_i.
+
+    ==========  ==========================  ==================================================
+    tensor      shape                       owner and lifetime
+    ==========  ==========================  ==================================================
+    x           [num_src, F]                this rank; saved (an input). Donated and of another
+                                            width than v it becomes dx
+    parameters  see the layer               replicated; copies are held, some are saved
+    v           [num_src, H * D]            this rank; made in forward and again in backward,
+                                            where dx takes its place if it is as wide
+    k, q        [.., H] or [.., H * D]      this rank; like v
+    halo        [<= round, columns of v k]  peers; fetched per round in forward and again in
+                                            backward (kept when policy.rematerialize is off);
+                                            [<= round, F] where x travels, see Note [Projected on
+                                            arrival], in files where Note [Constant halo] says so
+    m, 1 / s    [num_dst, H] each           this rank; saved
+    o           [num_dst, H * D]            this rank; not saved here, see Note [Result first]
+    dv, dk, dq  as v, k, q                  this rank; in backward
+    z, a, r     one chunk of edges          recomputed where they are used, never stored
+    ==========  ==========================  ==================================================
+
+    z_e is a function of k_j and q_i, m_i = max_e z_e, s_i = sum_e exp(z_e - m_i), r_e is 1 or the
+    dropout's factor. Backward, with delta_i = <do_i, o_i>: dz_e = a_e (r_e <do_i, v_j> - delta_i),
+    dv_j = sum_e r_e a_e do_i; gradients of halo rows go home round by round, or by Note [At the
+    sources] rows of do and of what is known of the destinations travel and dq goes home. What the
+    layer makes of them is in its :class:`Parameters`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, kind: Any, x: Tensor, *given: Tensor | None) -> Tensor:
+        used = kind(*[one if one is None else one.detach().clone() for one in given])
+        parts, query, weight = used.make(call.spec, x.detach())
+        sources = call.sources(used, x, parts)
+        out, normalizer = attention_forward(sources, query, weight)
+        ctx.call, ctx.used, ctx.kept = call, used, sources.kept
+        ctx.save_for_backward(x, *given[len(given) - kind.num_saved :], *normalizer)
+        return out.to(x.dtype)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved, largest, inverse = ctx.saved_tensors
+        call, used, needs = ctx.call, ctx.used, ctx.needs_input_grad[2:]
+        spec = call.spec
+        parts, query, weight = used.make(spec, x.detach())
+        sources = call.sources(used, x, parts, ctx.kept)
+        delta, dout = call.take_delta(), widened(dout)
+        if any_rank(spec.relation.group, call.is_written):
+            out = attention_forward(sources, query, weight)[0]
+            delta = deltas(dout, out, spec.scores.heads)
+        queries = [widened(query)] if spec.scores.kind == ADDITIVE else []
+        incoming = Incoming.of(dout, Normalizer(largest, inverse), delta, *queries)
+        del dout, delta, queries
+        wanted = any(needs[: 1 + used.num_source])
+        found = attention_backward(sources, query, weight, incoming, wanted)
+        del incoming, query
+        return None, None, *used.grads(Done(sources, x, needs, saved, *found, call.gives()))
+
+
 def like(x: Tensor, width: int, made_of: Sequence[Tensor | None]) -> Tensor:
     """No rows of what is made of others, asking for a gradient if one of these does."""
     rows = x.new_empty((0, width))
@@ -227,11 +364,6 @@ def like(x: Tensor, width: int, made_of: Sequence[Tensor | None]) -> Tensor:
         if tensor is not None and tensor.requires_grad:
             return rows.requires_grad_()
     return rows
-
-
-def copies(*parameters: Tensor | None) -> list[Tensor | None]:
-    """The numbers that parameters have now: backward makes of them again what forward made."""
-    return [one if one is None else one.detach().clone() for one in parameters]
 
 
 def grad_of_rows(x: Tensor, dvalue: Tensor, weight: Tensor, value: Tensor, donate: bool) -> Tensor:

@@ -14,11 +14,10 @@ from torch.autograd import Function
 
 from sar._private import frees_graph
 from sar.config import Policy
-from sar.edges.constant import constants_of
 from sar.edges.relation import Relation
-from sar.ops.aggregate import aggregate, summed
+from sar.ops.aggregate import aggregate
 from sar.ops.saving import first_order, owns_saved
-from sar.ops.sums import Sums, agree_way, sums_over
+from sar.ops.sums import Sums, sums_over
 from sar.stream.plan import agree_on_gradients
 
 
@@ -104,34 +103,15 @@ def _of_constant_rows(
         agree_on_gradients(relation.plan, [("rows of a sum", rows)], 1)
         z = _scaled(aggregate(relation, rows, "sum", policy), scale)
         return z if bias is None else z + bias
-    sums = _constant_sums(relation, x, factor, scale, policy, f"gcn {src} {dst}")
-    if weight is not None:
-        return F.linear(sums, weight.t(), bias)
-    return sums.clone() if bias is None else sums + bias
-
-
-def _constant_sums(
-    relation: Relation, x: Tensor, factor: Tensor | None, scale: Tensor | None, policy: Policy,
-    name: str,
-) -> Tensor:  # fmt: skip
-    """N A M x, not to be written into.
-
-    Where M is not 1, ranks that multiply first keep sums of the product, found by its numbers; here
-    ``x`` itself is known again. Both learn of the rows in the same calls, and so agree.
-    """
     like = x if factor is None else x.new_empty((0, x.shape[1]))
     agree_on_gradients(relation.plan, [("rows of a sum", like)], 1)
-    if factor is None:
-        return _scaled(aggregate(relation, x, "sum", policy), scale)
-    agree_way(relation, x.dtype, policy)
-
-    def compute() -> Tensor:
-        rows = _scaled(x.detach(), factor)
-        return _scaled(summed(relation, rows, "sum", policy), scale)
-
-    if policy.constant_inputs == "off":
-        return compute()
-    return constants_of(relation).reduce([x], name, policy, compute, own=False)
+    made = None if factor is None else (f"gcn {src}", x)  # so that they are known by x itself
+    sums = _scaled(
+        aggregate(relation, _scaled(x.detach(), factor), "sum", policy, made=made), scale
+    )
+    if weight is not None:
+        return F.linear(sums, weight.t(), bias)
+    return sums if bias is None else sums + bias
 
 
 class _WeightLast(Function):

@@ -15,10 +15,8 @@ from torch.autograd import Function
 from sar._private import frees_graph
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.ops.aggregate import aggregate
 from sar.ops.saving import first_order, owns_saved
 from sar.ops.sums import Sums, mean_scale, sums_over
-from sar.stream.plan import agree_on_gradients
 
 
 def sage_mean(
@@ -46,29 +44,17 @@ def sage_mean(
     """
     relation.group.meter.tell("fused")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
-    asks = torch.is_grad_enabled() and (x.requires_grad or (is_narrow and weight.requires_grad))
-    if not asks:
-        return _of_constant_rows(relation, x, own, weight, bias, policy, is_narrow)
-    function = _NarrowMeanLayer if is_narrow else _MeanLayer
-    width = len(weight) if is_narrow else None
+    function: type[Function] = _NarrowMeanLayer if is_narrow else _MeanLayer
+    width, trained = None, x.requires_grad
+    if is_narrow:
+        width = len(weight)
+        trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
     def scale() -> Tensor:
         return mean_scale(relation, x.dtype)
 
-    means = sums_over(relation, x, policy, "mean", scale, width=width)
+    means = sums_over(relation, x, policy, "mean", scale, width=width, trained=trained)
     return function.apply(x, own, weight, bias, means, donate)
-
-
-def _of_constant_rows(
-    relation: Relation, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-    policy: Policy, is_narrow: bool,
-) -> Tensor:  # fmt: skip
-    """The same where no gradient travels: the sums may be those of an earlier call."""
-    summed = x @ weight.t() if is_narrow else x
-    agree_on_gradients(relation.plan, [("rows of a mean", summed)], 1)
-    mean = aggregate(relation, summed, "mean", policy)
-    z = F.linear(x[: len(mean)], own, bias)
-    return z.add_(mean) if is_narrow else z.addmm_(mean, weight.t())
 
 
 class _MeanLayer(Function):
@@ -104,17 +90,20 @@ class _MeanLayer(Function):
         finish()
         ctx.save_for_backward(x, own, weight, mean)
         ctx.means, ctx.donate, ctx.owns = means, donate, owns_saved()
-        ctx.sends_gradients = True
+        ctx.sends_gradients = ctx.needs_input_grad[0]
         return z.addmm_(mean, weight.t())
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, own, weight, mean = ctx.saved_tensors
-        _, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
+        asks_x, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
         is_last = ctx.owns and frees_graph()
         dz, down = dz.contiguous(), None
         dweight = dz.t() @ mean if asks_weight else None
+        if not asks_x:
+            down = dz.t() @ x[: len(dz)] if asks_own else None
+            return None, down, dweight, dz.sum(0) if asks_bias else None, None, None
         dmean = torch.mm(dz, weight, out=mean if is_last else None)
 
         def place() -> Tensor | None:  # called when the first rounds travel
@@ -159,7 +148,7 @@ class _NarrowMeanLayer(Function):
         finish()
         ctx.save_for_backward(x, own, weight)
         ctx.means, ctx.donate, ctx.owns = means, donate, owns_saved()
-        ctx.sends_gradients = True
+        ctx.sends_gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[2]
         return z.add_(mean)
 
     @staticmethod
@@ -167,14 +156,14 @@ class _NarrowMeanLayer(Function):
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, own, weight = ctx.saved_tensors
         asks_x, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
-        dz = dz.contiguous()
-        home = ctx.means.home(dz)
+        dz, dweight, dx = dz.contiguous(), None, None
+        home = ctx.means.home(dz) if asks_x or asks_weight else None
         down = dz.t() @ x[: len(dz)] if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
-        dy = home.finish()
-        dweight = dy.t() @ x if asks_weight else None
-        dx = None
-        if asks_x:
+        dy = None if home is None else home.finish()
+        if dy is not None and asks_weight:
+            dweight = dy.t() @ x
+        if dy is not None and asks_x:
             donate = ctx.donate and ctx.owns and frees_graph()
             dx = torch.mm(dy, weight, out=x.detach() if donate else None)
             dx[: len(dz)].addmm_(dz, own)

@@ -130,7 +130,7 @@ class _Blocks:
         def scale() -> Tensor:
             return mean_scale(self.relation, rows.dtype)
 
-        return sums_over(self.relation, rows, self.policy, "mean", scale, trained=False)
+        return sums_over(self.relation, rows, self.policy, "mean", scale, agreed=True)
 
 
 def _columns(x: Tensor) -> Iterator[slice]:

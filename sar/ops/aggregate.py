@@ -14,12 +14,11 @@ from torch.nn import Parameter
 
 from sar._private import without_modes
 from sar.config import Policy
-from sar.edges.constant import constants_of
 from sar.edges.relation import Relation
 from sar.kernels import ExtremeReducer, add_rows, add_to_winners, wide_dtype
 from sar.kernels.sddmm import edge_dots
 from sar.ops.saving import first_order, spares_memory
-from sar.ops.sums import Sums, agree_way, mean_scale, sums_over
+from sar.ops.sums import Sums, mean_scale, sums_over
 from sar.stream import GradientMessages, GradientReturn, Pass
 
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -110,6 +109,7 @@ def aggregate(
     op: str,
     policy: Policy,
     weight: Tensor | None = None,
+    made: tuple[str, Tensor] | None = None,
 ) -> Tensor:
     """Sum or mean of source rows over the edges that end in each owned row; collective.
 
@@ -118,6 +118,7 @@ def aggregate(
         op: ``"sum"`` or ``"mean"`` (of the weighted messages; 0 for a row without edges).
         weight: [num_edges] per local edge; same dtype as ``x``. For a gradient both are float32,
             float64 or bfloat16 on the CPU.
+        made: what ``x`` is and the rows that it was made of, by which it is known again.
 
     Returns:
         [num_dst, ...] in the dtype of ``x``. Of a constant ``x`` by the policy what an earlier call
@@ -126,31 +127,21 @@ def aggregate(
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
     with without_modes() if plain else nullcontext():
-        tensors = [x] if weight is None else [x, weight]
-        if any(t.requires_grad for t in tensors) or policy.constant_inputs == "off":
-            return summed(relation, x, op, policy, weight)
-        agree_way(relation, x.dtype, policy)
-        constants = constants_of(relation)
-        return constants.reduce(
-            tensors, op, policy, lambda: summed(relation, x, op, policy, weight)
+        what, rows = (op, x) if made is None else made
+        trained = x.requires_grad or (weight is not None and weight.requires_grad)
+        flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
+
+        def scale() -> Tensor | None:
+            return mean_scale(relation, x.dtype) if op == "mean" else None
+
+        sums = sums_over(
+            relation, rows, policy, what, scale, weight=weight, trained=trained, agreed=True
         )
-
-
-def summed(
-    relation: Relation, x: Tensor, op: str, policy: Policy, weight: Tensor | None = None
-) -> Tensor:
-    """:func:`aggregate` of rows that nobody has kept sums of."""
-    flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
-
-    def scale() -> Tensor | None:
-        return mean_scale(relation, x.dtype) if op == "mean" else None
-
-    sums = sums_over(relation, x, policy, op, scale, weight=weight, trained=False)
-    arrival: Arrival = []
-    if flat.requires_grad:
-        flat = _Arrive.apply(flat, arrival)
-    out = _Aggregate.apply(flat, weight, sums, relation, arrival)
-    return out if x.dim() == 2 else out.view(relation.num_dst, *x.shape[1:])
+        arrival: Arrival = []
+        if flat.requires_grad:
+            flat = _Arrive.apply(flat, arrival)
+        out = _Aggregate.apply(flat, weight, sums, relation, arrival)
+        return out if x.dim() == 2 else out.view(relation.num_dst, *x.shape[1:])
 
 
 def sends_gradients(node: Any) -> bool:

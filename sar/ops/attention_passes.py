@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sar.config import Policy
-from sar.edges.constant import constant_halo
+from sar.edges.constant import Landed
 from sar.edges.relation import LOCAL, Relation
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import (
@@ -33,25 +32,6 @@ from sar.stream.plan import agree_on_gradients
 # Buffers of rounds that stay for the next layer; without a wire backward has two at once.
 _IDLE, _IDLE_WITHOUT_WIRE = 3, 1
 _WIDE = (torch.float32, torch.float64)  # what wide_dtype() leaves as it is
-
-
-class Made(Protocol):
-    """What makes values and keys of halo rows that travel instead of these.
-
-    Attributes:
-        given: the owned rows as the caller has them; rows: the same, contiguous.
-        matrix: whose length is the number of columns that are made.
-    """
-
-    given: Tensor
-    rows: Tensor
-    matrix: Tensor
-
-    def project(self, halo: Tensor, out: Tensor) -> None:
-        """``out`` becomes values and keys, side by side, of halo rows."""
-
-    def add_grads(self, halo: Tensor, grads: Tensor) -> None:
-        """Take in the gradients, alike, of what :meth:`project` computed."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +63,6 @@ class Attention:
         idle = _IDLE if group.has_wire else _IDLE_WITHOUT_WIRE
         group.pool.shrink(0 if self.window == 1 else idle)
 
-    def num_rounds(self, sources: Sequence[Tensor]) -> int:
-        """Rounds of either pass: backward has rows and their gradients in flight."""
-        width, one = sum([part.shape[1] for part in sources]), sources[0]
-        row_bytes = width * (one.element_size() + wide_dtype(one.dtype).itemsize)
-        return self.relation.plan.num_rounds(self.policy, row_bytes)
-
     def shards(self, num_rounds: int) -> list[Csc]:
         """The own edges, then those of each round."""
         relation, order = self.relation, self.dropout is not None
@@ -112,36 +86,8 @@ def agreed(spec: Attention, read: Mapping[str, Tensor | None]) -> Attention:
     return replace(spec, window=1) if spares_memory() else spec
 
 
-def attention_forward(
-    spec: Attention,
-    sources: Sequence[Tensor],
-    query: Tensor,
-    weight: Tensor,
-    made: Made | None = None,
-) -> tuple[Tensor, Normalizer, list[Tensor]]:
-    """(out [num_dst, H * D], what normalizes weights, the halo of each round if it is kept).
-
-    Args:
-        sources: owned values and, if they are others, keys.
-        made: what makes values and keys of halo rows where other rows travel.
-    """
-    scores, mask = spec.scores, spec.mask
-    query, weight = widened(query), widened(weight)
-    running = Running.start(len(query), scores.heads, scores.width, query)
-    num_rounds, kept = spec.num_rounds(sources), []
-    shards = spec.shards(num_rounds)
-    stream = _stream(spec, sources, num_rounds, made, window=spec.window, may_keep=True)
-    for step, shard in zip(stream, shards, strict=True):
-        value, key = _columns(scores, step.rows)
-        attend(shard, scores, key, value, query, weight, running, mask)
-        if step.halo is not None and not spec.policy.rematerialize:
-            kept.append(step.halo)
-    spec.end_pass()
-    return *running.finish(), kept
-
-
 @dataclass
-class _Step:
+class Step:
     """Source rows of one shard.
 
     Attributes:
@@ -162,43 +108,78 @@ class _Step:
             self.stream.free()
 
 
-def _stream(
-    spec: Attention,
-    sources: Sequence[Tensor],
-    num_rounds: int,
-    made: Made | None,
-    kept: Sequence[Tensor] = (),
-    window: int = WINDOW,
-    ahead: bool = False,
-    may_keep: bool = False,
-) -> Iterator[_Step]:
-    """The owned rows, then those of each round; overwritten when the next is taken."""
-    plan, policy, pool = spec.relation.plan, spec.policy, spec.relation.group.pool
-    rounds = plan.rounds(num_rounds)
-    sent = sources if made is None else [made.rows]
+class Sources:
+    """Values and keys of the owned rows, which travel in both passes; their gradients go home.
 
-    def begin() -> Stream:
-        return fetch(plan, sent, rounds, not policy.rematerialize, window, ahead)
+    Args:
+        parts: values and, if they are others, keys.
+        kept: the halo of each round, as the forward pass has left it where the policy keeps it.
+    """
 
-    landed: Iterator[tuple[Round, Tensor]]
-    if kept:
-        landed = zip(rounds, kept, strict=True)
-    elif made is None:
-        landed = begin()
-    else:
-        landed = constant_halo(spec.relation, made.given, rounds, policy, may_keep, begin)
-    yield _Step(sources)
-    for step, halo in landed:
-        if made is None:
-            taken = _Step([halo], step, halo, landed if isinstance(landed, Stream) else None)
+    travel = True  # values and keys themselves
+
+    def __init__(
+        self, spec: Attention, parts: Sequence[Tensor], kept: list[Tensor] | None = None
+    ) -> None:
+        self.spec, self.parts = spec, [part.contiguous() for part in parts]
+        self.kept: list[Tensor] = kept or []
+        width, one = sum([part.shape[1] for part in parts]), parts[0]
+        row_bytes = width * (one.element_size() + wide_dtype(one.dtype).itemsize)
+        # of either pass: backward has rows and their gradients in flight
+        self.num_rounds = spec.relation.plan.num_rounds(spec.policy, row_bytes)
+
+    def steps(self, window: int, ahead: bool = False, learns: bool = False) -> Iterator[Step]:
+        """The owned rows, then those of each round; overwritten when the next is taken.
+
+        Args:
+            learns: this is a forward pass, whose rows are kept where the policy says so.
+        """
+        rounds = self.spec.relation.plan.rounds(self.num_rounds)
+        keeps = learns and not self.kept and not self.spec.policy.rematerialize
+        if self.kept:
+            landed: Landed = zip(rounds, list(self.kept), strict=True)
+        else:
+            landed = self._landed(rounds, window, ahead, learns)
+        yield Step(self.parts)
+        for step in self._arrived(landed):
+            if keeps and step.halo is not None:
+                self.kept.append(step.halo)
+            yield step
+
+    def _landed(self, rounds: Sequence[Round], window: int, ahead: bool, learns: bool) -> Landed:
+        keep = not self.spec.policy.rematerialize
+        return fetch(self.spec.relation.plan, self.parts, rounds, keep, window, ahead)
+
+    def _arrived(self, landed: Landed) -> Iterator[Step]:
+        for number, halo in landed:
+            step = Step([halo], number, halo, landed if isinstance(landed, Stream) else None)
             del halo  # which is freed with the step
-            yield taken
-            continue
-        shape = (len(halo), len(made.matrix))
-        rows = pool.take(shape, halo.dtype, halo.device, step.most)
-        made.project(halo, rows)
-        yield _Step([rows], step, halo)
-        pool.give(rows)
+            yield step
+
+    def pass_on(self, step: Step, grads: Tensor, home: GradientReturn) -> None:
+        """Send the gradients of a round's rows home."""
+        assert step.round is not None
+        number = step.round
+        step.free()
+        home.send(number, grads)
+        home.settle()  # meanwhile the next rows travel, which may take the memory afterwards
+
+    def with_shares(self, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of what made the rows with the shares of halo rows that went nowhere."""
+        return grads
+
+
+def attention_forward(sources: Sources, query: Tensor, weight: Tensor) -> tuple[Tensor, Normalizer]:
+    """out [num_dst, H * D] and what normalizes weights."""
+    spec = sources.spec
+    scores, query, weight = spec.scores, widened(query), widened(weight)
+    running = Running.start(len(query), scores.heads, scores.width, query)
+    shards = spec.shards(sources.num_rounds)
+    for step, shard in zip(sources.steps(spec.window, learns=True), shards, strict=True):
+        value, key = _columns(scores, step.rows)
+        attend(shard, scores, key, value, query, weight, running, spec.mask)
+    spec.end_pass()
+    return running.finish()
 
 
 def _columns(scores: Scores, rows: Sequence[Tensor]) -> tuple[Columns, Columns]:
@@ -218,63 +199,45 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 class Backward:
-    """One backward pass: the own shard, then round by round with gradients sent home.
+    """One backward pass where edges end: the own shard, then rounds whose gradients go home.
 
     Args:
         wanted: whether anybody asks for gradients of the sources; without, none are sent.
-        made: what makes values and keys of halo rows where other rows travel.
     """
 
     def __init__(
-        self, spec: Attention, sources: Sequence[Tensor], query: Tensor, weight: Tensor,
-        incoming: Incoming, wanted: bool, made: Made | None,
-    ) -> None:  # fmt: skip
-        self.spec, self.sources, self.wanted = spec, sources, wanted
-        self.made = made
-        self.query, self.weight = widened(query), widened(weight)
-        self.incoming = incoming
-        wide = wide_dtype(sources[0].dtype)
-        self.homes = [torch.empty_like(part, dtype=wide) for part in sources]
-        self.additive = spec.scores.kind == ADDITIVE
+        self, sources: Sources, query: Tensor, weight: Tensor, incoming: Incoming, wanted: bool
+    ) -> None:
+        self.spec, self.sources, self.wanted = sources.spec, sources, wanted
+        self.query, self.weight, self.incoming = widened(query), widened(weight), incoming
+        wide = wide_dtype(sources.parts[0].dtype)
+        self.homes = [torch.empty_like(part, dtype=wide) for part in sources.parts]
+        self.additive = self.spec.scores.kind == ADDITIVE
         threads = (torch.get_num_threads(),) if self.additive else ()
         self.dquery = self.query.new_zeros((*threads, *self.query.shape))
         self.dweight = torch.zeros_like(self.weight, dtype=torch.float64)
 
-    def run(self, kept: Sequence[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+    def run(self) -> tuple[list[Tensor], Tensor, Tensor]:
         """Gradients of the sources, of the queries and of the weight, in the wide dtype."""
-        spec, num_rounds = self.spec, self.spec.num_rounds(self.sources)
-        by_dst = spec.shards(num_rounds)
-        home = self._home()
+        spec, sources, group = self.spec, self.sources, self.spec.relation.group
+        by_dst, by_src = spec.shards(sources.num_rounds), spec.transposed(sources.num_rounds)
+        own, width = self.homes[0], sum(part.shape[1] for part in self.homes)
+        messages = GradientMessages(spec.relation.plan, width, own.dtype, self._add_home)
+        home = GradientReturn(messages, lambda: own, 1)
         # Beside rows in use and gradients on their way, one more round is enough in flight; and
         # none where it would not travel meanwhile: ranks wait for each other's gradients anyway.
-        ahead = spec.window > 1 and spec.relation.group.has_wire
-        stream = _stream(spec, self.sources, num_rounds, self.made, kept, 1, ahead)
-        for step, csr, csc in zip(stream, spec.transposed(num_rounds), by_dst, strict=True):
+        stream = sources.steps(1, ahead=spec.window > 1 and group.has_wire)
+        for step, csr, csc in zip(stream, by_src, by_dst, strict=True):
             grads = self.homes if step.round is None else [home.buffer(step.round)]
             self._shard(step.rows, csr, csc, grads)
-            if step.round is not None:
-                self._pass_on(home, step, grads.pop())
+            if step.round is not None and self.wanted:
+                sources.pass_on(step, grads.pop(), home)
+            elif step.round is not None:
+                group.pool.give(grads.pop())
         home.finish()
         spec.end_pass()
         dquery = self.dquery.sum(0) if self.additive else self.dquery
         return self.homes, dquery, self.dweight.to(self.weight.dtype)
-
-    def _home(self) -> GradientReturn:
-        spec, own, width = self.spec, self.homes[0], sum(part.shape[1] for part in self.sources)
-        messages = GradientMessages(spec.relation.plan, width, own.dtype, self._add_home)
-        return GradientReturn(messages, lambda: own, 1)
-
-    def _pass_on(self, home: GradientReturn, step: _Step, grads: Tensor) -> None:
-        """Gradients of a round's rows go home, or into those of what the rows were made with."""
-        if self.wanted and self.made is None and step.round is not None:
-            number = step.round
-            step.free()
-            home.send(number, grads)
-            home.settle()  # meanwhile the next rows travel, which may take the memory afterwards
-            return
-        if self.wanted and self.made is not None and step.halo is not None:
-            self.made.add_grads(step.halo, grads)
-        self.spec.relation.group.pool.give(grads)
 
     def _shard(self, rows: Sequence[Tensor], csr: Csc, csc: Csc, grads: Sequence[Tensor]) -> None:
         scores, mask = self.spec.scores, self.spec.mask

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sar.config import CONSTANT_INPUTS, Policy
+from sar.edges.constant import Constants, constants_of, held
 from sar.edges.push_pull import LinearRelation, linear_relation
 from sar.edges.relation import LOCAL, Relation, ShardStore
 from sar.errors import NotSupportedError
@@ -166,6 +167,50 @@ class SumsWithoutZeros(Sums):
         return PackedGradients(self._bits)
 
 
+class KeptSums(Sums):
+    """Sums of rows that ask for no gradient: as ``sums`` computes them until the rows come again.
+
+    An epoch of SAGE on 4 ranks sends 210 MB, not 260, and takes 2.07 seconds of a processor, not
+    2.41. See Note [Constant rows].
+
+    Args:
+        what: is computed of the rows.
+        learns: the rows are those of a model's input, not hidden ones in an evaluation.
+    """
+
+    def __init__(self, sums: Sums, constants: Constants, what: str, learns: bool) -> None:
+        self.plan, self.policy, self.scale = sums.plan, sums.policy, sums.scale
+        self._sums, self._constants, self._what, self._learns = sums, constants, what, learns
+        self._rows: Tensor | None = None
+
+    def of(self, rows: Tensor | None) -> Sums:
+        call = copy(self)
+        call._rows = rows
+        return call
+
+    def begin(
+        self, x: Tensor, weight: Tensor | None = None, keep: list[Tensor] | None = None
+    ) -> tuple[Tensor, Callable[[], None]]:
+        tensors = [x if self._rows is None else self._rows, *([] if weight is None else [weight])]
+        use = self._constants.use(tensors, self._what, self.policy, self._learns)
+        if use.kept is not None:
+            (kept,) = use.kept
+            out = kept.to(x.device, wide_dtype(x.dtype))
+            return out.clone() if out is kept else out, lambda: None
+        before = self.plan.group.counters.sent_bytes
+        out, finish = self._sums.of(None).begin(x, weight, keep)
+
+        def finish_and_keep() -> None:
+            finish()
+            if use.again and not out.is_inference():
+                use.keep([held(out.to(x.dtype), self.policy)], before)
+
+        return out, finish_and_keep
+
+    def of_the_pass(self) -> list[Any]:
+        return []
+
+
 def sums_over(
     relation: Relation,
     rows: Tensor,
@@ -176,25 +221,31 @@ def sums_over(
     width: int | None = None,
     weight: Tensor | None = None,
     trained: bool = True,
+    agreed: bool = False,
 ) -> Sums:
     """Sums of rows of this kind; made when they come for the first time, which is collective.
 
     Args:
         rows: [*, ...] floating point, which are summed, or that they are made from.
-        what: names the scale among those of the relation.
+        what: names what is computed of them, with the scale, among all of the relation.
         width: of the rows that are summed, if they are made from ``rows``.
         weight: per edge, if there is any.
-        trained: the rows ask for a gradient; it is an error where they do on some ranks only.
+        trained: they, or weights, ask for a gradient. Others are kept once they came again.
+        agreed: no rank differs in that; else it is an error on all.
     """
     given = rows if width is None else None
     width = math.prod(rows.shape[1:]) if width is None else width
-    key = what, width, rows.dtype, policy, weight is None, trained
+    learns = torch.is_grad_enabled()
+    key = what, width, rows.dtype, policy, weight is None, trained, agreed, learns
     sums: Sums | None = relation.known.get(key)
     if sums is None:
         like = rows.new_empty((0, width)).requires_grad_(trained)
-        if trained:
+        if not agreed:
             agree_on_gradients(relation.plan, [("rows of a sum", like)], 1)
-        sums = relation.known[key] = _chosen(relation, like, policy, scale(), weight)
+        sums = _chosen(relation, like, policy, scale(), weight)
+        if not trained and policy.constant_inputs != "off":
+            sums = KeptSums(sums, constants_of(relation), what, learns)
+        relation.known[key] = sums
     return sums.of(given)
 
 
@@ -202,7 +253,7 @@ def _chosen(
     relation: Relation, like: Tensor, policy: Policy, scale: Tensor | None, weight: Tensor | None
 ) -> Sums:
     """The way of rows like these, which all ranks take; collective."""
-    without_zeros = agree_way(relation, like.dtype, policy)
+    without_zeros = _agree_way(relation, like.dtype, policy)
     edges = linear_relation(relation, like, weight, policy)
     kind = SumsWithoutZeros if without_zeros else Sums
     streamed = relation.store if isinstance(edges, Relation) else edges
@@ -210,7 +261,7 @@ def _chosen(
     return kind(streamed, policy, scale, row_bytes, weight is not None)
 
 
-def agree_way(relation: Relation, dtype: torch.dtype, policy: Policy) -> bool:
+def _agree_way(relation: Relation, dtype: torch.dtype, policy: Policy) -> bool:
     """Whether rows of a sum travel without their zeros; ``ValueError`` on all ranks where they
     differ in that, or in whether constant rows are kept: who keeps some waits for the others."""
     skips = policy.zeros == "skip" and relation.group.size > 1 and can_pack(dtype)
