@@ -6,7 +6,6 @@ import hashlib
 import os
 import pickle
 import random
-import resource
 import subprocess
 import sys
 import zipfile
@@ -22,8 +21,7 @@ import torch
 from sar.__main__ import main
 from sar.errors import SarError
 from sar.partition.load import load_partition
-from sar.partition.sources.generate import community_graph
-from sar.partition.sources.open import _lower, open_apart, open_source
+from sar.partition.sources.open import open_apart, open_source
 from sar.partition.unpickle import NotPlainError, plain_pickles
 from sar.partition.write import write_partitions
 
@@ -164,15 +162,6 @@ def test_a_damaged_count_does_not_take_all_memory() -> None:
     assert done.stderr.strip().endswith("MemoryError")
 
 
-def test_limits_are_lowered_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    none, done = resource.RLIM_INFINITY, []
-    monkeypatch.setattr(resource, "setrlimit", lambda *limits: done.append(limits))
-    for known in ((none, none), (10, 20), (none, 50), (200, 300)):
-        monkeypatch.setattr(resource, "getrlimit", lambda limit, known=known: known)
-        _lower(0, 100)
-    assert done == [(0, (100, none)), (0, (10, 20)), (0, (50, 50)), (0, (100, 300))]
-
-
 def test_errors_of_the_child_are_the_parents(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.bin"
     foreign.write_bytes(b"no graph")
@@ -206,31 +195,23 @@ def test_mutated_npz_files_are_errors_with_a_name(tmp_path: Path) -> None:
     assert refused > 150
 
 
-@pytest.mark.parametrize("method", [99, 1])
-def test_a_compression_that_nobody_knows(tmp_path: Path, method: int) -> None:
+def test_archives_that_numpy_does_not_stop_at(tmp_path: Path) -> None:
+    """A compression that nobody knows, an absurd shape, and a member that is no array."""
     path = tmp_path / "graph.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("src.npy", b"x" * 100)
-    data = path.read_bytes().replace(b"\x00\x00", bytes([method, 0]), 1)
-    entry = data.index(b"PK\x01\x02") + 10
-    path.write_bytes(data[:entry] + bytes([method, 0]) + data[entry + 2 :])
-    with pytest.raises(ValueError, match="graph.npz: not a graph this program reads"):
-        open_source(str(path))
-
-
-def test_an_absurd_shape(tmp_path: Path) -> None:
-    path = tmp_path / "graph.npz"
+    data = path.read_bytes()
+    for method in (99, 1):
+        data = data.replace(b"\x00\x00", bytes([method, 0]), 1)
+        entry = data.index(b"PK\x01\x02") + 10
+        path.write_bytes(data[:entry] + bytes([method, 0]) + data[entry + 2 :])
+        with pytest.raises(ValueError, match="graph.npz: not a graph this program reads"):
+            open_source(str(path))
     with zipfile.ZipFile(path, "w") as archive, archive.open("src.npy", "w") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "<i8", "fortran_order": False, "shape": (10**15,)}
-        )
+        header = {"descr": "<i8", "fortran_order": False, "shape": (10**15,)}
+        np.lib.format.write_array_header_1_0(file, header)
     with pytest.raises(ValueError, match="graph.npz: not a graph this program reads: key 'src'"):
         open_source(str(path))
-
-
-def test_what_is_no_array_is_told(tmp_path: Path) -> None:
-    """numpy gives the bytes of a member that is none."""
-    path = tmp_path / "graph.npz"
     np.savez(path, num_nodes=5, src=np.arange(5), dst=np.arange(5))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("feat.npy", b"no array")
@@ -244,16 +225,16 @@ NUMBERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", NUMBERS)
-def test_numbers_are_stored_as_what_partitions_know(tmp_path: Path, kind: str) -> None:
-    values = np.array([[0, 1], [1, 0], [1, 1]], dtype=kind)
-    np.savez(tmp_path / "g.npz", num_nodes=3, src=np.arange(3), dst=np.arange(3), x=values)
-    out = tmp_path / "parts"
-    words = ["--parts", "1", "--method", "random", "--out", str(out)]
-    assert main(["partition", str(tmp_path / "g.npz"), *words]) == 0
-    found = load_partition(out / "g.json", 0, verify=True).node_features["_N/x"]
-    stored = torch.uint8 if kind == "?" else NUMBERS[kind]
-    assert found.dtype == stored and found.tolist() == values.astype(int).tolist()
+def test_numbers_are_stored_as_what_partitions_know(tmp_path: Path) -> None:
+    values = {kind: np.array([[0, 1], [1, 0], [1, 1]], dtype=kind) for kind in NUMBERS}
+    np.savez(tmp_path / "g.npz", num_nodes=3, src=np.arange(3), dst=np.arange(3), **values)
+    graph = open_source(str(tmp_path / "g.npz"))
+    path = write_partitions(graph, [0, 0, 0], tmp_path / "parts")
+    features = load_partition(path, 0, verify=True).node_features
+    for kind, dtype in NUMBERS.items():
+        found = features[f"_N/{kind}"]
+        assert found.dtype == (torch.uint8 if kind == "?" else dtype)
+        assert found.tolist() == values[kind].astype(int).tolist()
 
 
 COLUMNS = {
@@ -267,50 +248,24 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("column", COLUMNS)
 def test_what_cannot_be_stored_is_told_in_a_line(
-    tmp_path: Path, column: str, capsys: pytest.CaptureFixture
-) -> None:
-    values = COLUMNS[column]
-    np.savez(
-        tmp_path / "g.npz", **{"num_nodes/a": 5, "edges/a/to/a": np.zeros((2, 3), int),
-        "column/a": values},
-    )  # fmt: skip
-    words = ["--parts", "1", "--method", "random", "--out", str(tmp_path / "parts")]
-    assert main(["partition", str(tmp_path / "g.npz"), *words]) == 0
-    told = capsys.readouterr().err
-    assert told.startswith("sar partition: warning: 'column/a' is left out: got ")
-    assert told.count("\n") == 1 and str(values.dtype) in told
-
-
-def test_a_warning_of_the_cut_is_told_by_train(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    """By the cut, and by a training that cuts."""
+    named = {f"{name}/a": values for name, values in COLUMNS.items()}
     np.savez(
-        tmp_path / "g.npz", num_nodes=5, src=np.arange(5), dst=np.arange(5),
-        title=np.array(list("abcde")),
-    )  # fmt: skip
-    assert main(["train", str(tmp_path / "g.npz"), "--method", "random"]) == 2
+        tmp_path / "g.npz", **{"num_nodes/a": 5, "edges/a/to/a": np.zeros((2, 3), int), **named}
+    )
+    words = ["--parts", "1", "--method", "random", "--out", str(tmp_path / "parts")]
+    assert main(["partition", str(tmp_path / "g.npz"), *words]) == 0
+    told = capsys.readouterr().err.splitlines()
+    for line, (name, values) in zip(told, named.items(), strict=True):
+        assert line.startswith(f"sar partition: warning: {name!r} is left out: got ")
+        assert str(values.dtype) in line
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    columns = {"title": COLUMNS["a string"], "other": np.array(list("ab"))}
+    np.savez(tmp_path / "h.npz", num_nodes=5, src=np.arange(5), dst=np.arange(5), **columns)
+    assert main(["train", str(tmp_path / "h.npz"), "--method", "random"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("sar partition: warning: 'title' is left out: got <U1, expected")
     assert told[1].startswith("sar train: error: features: got 'feat', expected one of")
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.float8_e4m3fn], ids=str)
-def test_a_dtype_that_no_file_holds_is_named(tmp_path: Path, dtype: torch.dtype) -> None:
-    graph = community_graph(20, 60)
-    graph.node_data["_N"]["odd"] = torch.zeros(20, 2).to(dtype)
-    with pytest.raises(ValueError, match=rf"'odd'\] is {dtype}, expected one of bool, uint8"):
-        write_partitions(graph, torch.zeros(20).long(), tmp_path / "parts")
-
-
-def test_a_column_that_cannot_be_stored_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "graph.npz"
-    np.savez(
-        path, num_nodes=5, src=np.arange(5), dst=np.arange(5), title=np.array(list("abcde")),
-        other=np.array(list("ab")),
-    )  # fmt: skip
-    with pytest.warns(UserWarning, match="'title' is left out: got <U1, expected numbers") as told:
-        graph = open_source(str(path))
-    assert len(told) == 1 and "title" not in graph.node_data["_N"]

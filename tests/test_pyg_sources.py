@@ -92,12 +92,10 @@ def test_files_that_name_code_are_refused(tmp_path: Path) -> None:
         ({"edge_index": torch.zeros(3, 4)}, "expected integers"),
         ({"edge_index": torch.tensor([[0], [9]]), "num_nodes": 3}, r"span \[9, 9\]"),
         ({"edge_index": torch.tensor([[0], [1]]), "num_nodes": -3}, "expected a count"),
-        (
-            {"edge_index": torch.tensor([[0], [1]]), "x": torch.ones(2), "feat": torch.ones(2)},
-            "two",
-        ),
+        ({"edge_index": torch.tensor([[0], [1]]), "x": torch.ones(2), "feat": torch.ones(2)},
+         "two tensors are named 'feat'"),
     ],
-)
+)  # fmt: skip
 def test_bad_data_of_pyg(content: dict, message: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(ValueError, match=rf"a\.pt: .*{message}"):

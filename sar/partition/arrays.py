@@ -1,7 +1,8 @@
 """A whole graph as plain arrays: what every input becomes before it is cut and written."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,51 +92,51 @@ class GraphArrays:
     def validate(self, progress: Progress = silent) -> "GraphArrays":
         """Check types, dtypes, shapes and ids; returns self. Raises ValueError naming the item."""
         counter = Counter(progress, "checking ids", 2 * self.total_edges)
-        if not self.num_nodes:
-            raise ValueError("num_nodes is empty: a graph needs at least one node type")
+        need(self.num_nodes, "num_nodes is empty: a graph needs at least one node type")
         for ntype, count in self.num_nodes.items():
             _check_name("node type", ntype)
-            if count < 0:
-                raise ValueError(f"num_nodes[{ntype!r}] is {count}, expected 0 or more")
+            need(count >= 0, f"num_nodes[{ntype!r}] is {count}, expected 0 or more")
         for etype in self.edges:
             self._check_edges(etype, counter)
-        for ntype, data in self.node_data.items():
-            if ntype not in self.num_nodes:
-                raise ValueError(
-                    f"node_data has type {ntype!r}, known types: {list(self.num_nodes)}"
-                )
-            _check_rows(f"node_data[{ntype!r}]", data, self.num_nodes[ntype])
-        for etype, data in self.edge_data.items():
-            if etype not in self.edges:
-                raise ValueError(f"edge_data has type {etype!r}, known types: {list(self.edges)}")
-            _check_rows(f"edge_data[{etype!r}]", data, len(self.edges[etype][0]))
+        sizes = {etype: len(ends[0]) for etype, ends in self.edges.items()}
+        _check_columns("node_data", self.node_data, self.num_nodes)
+        _check_columns("edge_data", self.edge_data, sizes)
         return self
 
     def _check_edges(self, etype: EType, counter: Counter) -> None:
-        if len(etype) != 3:
-            raise ValueError(
-                f"edge type {etype!r}: expected (source type, relation, destination type)"
-            )
+        parts = "(source type, relation, destination type)"
+        need(len(etype) == 3, f"edge type {etype!r}: expected {parts}")
         _check_name("relation", etype[1])
         src, dst = self.edges[etype]
-        if src.shape != dst.shape or src.dim() != 1:
-            raise ValueError(
-                f"edges[{etype!r}] have shapes {tuple(src.shape)} and {tuple(dst.shape)}, "
-                "expected two vectors of equal length"
-            )
+        need(
+            src.shape == dst.shape and src.dim() == 1,
+            f"edges[{etype!r}] have shapes {tuple(src.shape)} and {tuple(dst.shape)}, "
+            "expected two vectors of equal length",
+        )
         for side, ids, ntype in (("src", src, etype[0]), ("dst", dst, etype[2])):
-            if ntype not in self.num_nodes:
-                raise ValueError(f"edges[{etype!r}]: {ntype!r} is not among {list(self.num_nodes)}")
-            if ids.dtype != torch.int64:
-                raise ValueError(f"edges[{etype!r}] {side} is {ids.dtype}, expected torch.int64")
-            low, high = _span(ids, counter)
-            if low < 0 or high >= self.num_nodes[ntype]:
-                row, found = _first_outside(ids, self.num_nodes[ntype])
-                raise ValueError(
-                    f"edges[{etype!r}] {side} ids span [{low}, {high}], "
-                    f"expected [0, {self.num_nodes[ntype] - 1}] ({ntype!r} nodes); row {row} is "
-                    f"{found}"
+            known = list(self.num_nodes)
+            need(ntype in known, f"edges[{etype!r}]: {ntype!r} is not among {known}")
+            where, count = f"edges[{etype!r}] {side}", self.num_nodes[ntype]
+            need(ids.dtype == torch.int64, f"{where} is {ids.dtype}, expected torch.int64")
+            spans = [ids[low:high].aminmax() for low, high in blocks(len(ids), counter)]
+            low = min((int(one.min) for one in spans), default=0)
+            high = max((int(one.max) for one in spans), default=-1)
+            if low < 0 or high >= count:
+                row = next(
+                    at + int(wrong[0])
+                    for at, end in blocks(len(ids))
+                    if len(wrong := ((ids[at:end] < 0) | (ids[at:end] >= count)).nonzero())
                 )
+                raise ValueError(
+                    f"{where} ids span [{low}, {high}], expected [0, {count - 1}] ({ntype!r} "
+                    f"nodes); row {row} is {int(ids[row])}"
+                )
+
+
+def need(is_good: object, text: str) -> None:
+    """Raises ValueError unless it is."""
+    if not is_good:
+        raise ValueError(text)
 
 
 def storable(values: np.ndarray) -> np.ndarray:
@@ -152,39 +153,34 @@ def storable(values: np.ndarray) -> np.ndarray:
     return values.astype(_SIGNED.get(dtype.name, dtype), copy=False)
 
 
-def _span(ids: Tensor, counter: Counter) -> tuple[int, int]:
-    """The smallest and the largest one, 0 and -1 where there are none; in blocks."""
-    lows: list[int] = []
-    highs: list[int] = []
-    for low, high in blocks(len(ids), counter):
-        lows.append(int(ids[low:high].min()))
-        highs.append(int(ids[low:high].max()))
-    return min(lows, default=0), max(highs, default=-1)
-
-
-def _first_outside(ids: Tensor, count: int) -> tuple[int, int]:
-    """Row and value of the first id that is not in [0, ``count``); there is one."""
-    for low, high in blocks(len(ids)):
-        wrong = ((ids[low:high] < 0) | (ids[low:high] >= count)).nonzero()
-        if len(wrong):
-            return low + int(wrong[0]), int(ids[low + int(wrong[0])])
-    raise ValueError(f"all ids are in [0, {count})")
+def as_named(name: str, values: np.ndarray) -> np.ndarray:
+    """A column as its name tells: masks are bool, labels of one column int64. Labels that are
+    floats stay: NaN says that a node has none."""
+    if name.endswith(("_mask", "_masks")):
+        return values.astype(bool)
+    if name == "label" and values.ndim == 1 and values.dtype.kind in "biu":
+        return values.astype(np.int64)
+    return values
 
 
 def _check_name(what: str, name: str) -> None:
     # "/" splits type from feature in the files' keys and ":" splits the parts of an edge type.
-    if not name or "/" in name or ":" in name:
-        raise ValueError(f"{what} {name!r}: expected a non-empty name without '/' and ':'")
+    is_good = name and not {"/", ":"} & set(name)
+    need(is_good, f"{what} {name!r}: expected a non-empty name without '/' and ':'")
 
 
-def _check_rows(where: str, data: dict[str, Tensor], rows: int) -> None:
-    for name, tensor in data.items():
-        if not name or "/" in name:
-            raise ValueError(f"{where}: feature name {name!r} is empty or contains '/'")
-        if tensor.dim() == 0 or tensor.shape[0] != rows:
-            raise ValueError(
-                f"{where}[{name!r}] has shape {tuple(tensor.shape)}, expected {rows} rows"
-            )
-        if tensor.dtype not in STORED_DTYPES:
+def _check_columns(
+    what: str, data: Mapping[Any, dict[str, Tensor]], rows: Mapping[Any, int]
+) -> None:
+    for kind, columns in data.items():
+        need(kind in rows, f"{what} has type {kind!r}, known types: {list(rows)}")
+        for name, tensor in columns.items():
+            where = f"{what}[{kind!r}]"
+            is_good = name and "/" not in name
+            need(is_good, f"{where}: feature name {name!r} is empty or contains '/'")
+            shape = tuple(tensor.shape)
+            is_good = shape[:1] == (rows[kind],)
+            need(is_good, f"{where}[{name!r}] has shape {shape}, expected {rows[kind]} rows")
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in STORED_DTYPES)
-            raise ValueError(f"{where}[{name!r}] is {tensor.dtype}, expected one of {known}")
+            is_good = tensor.dtype in STORED_DTYPES
+            need(is_good, f"{where}[{name!r}] is {tensor.dtype}, expected one of {known}")

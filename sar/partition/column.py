@@ -23,7 +23,14 @@ from torch import Tensor
 
 from sar.errors import PartitionError, SarError
 from sar.files import naming
+from sar.partition.arrays import need
 from sar.partition.progress import blocks, rows_in
+
+
+def check(is_good: object, text: str) -> None:
+    """Raises ``PartitionError`` unless it is."""
+    if not is_good:
+        raise PartitionError(text)
 
 
 class Column(ABC):
@@ -104,8 +111,8 @@ class MappedColumn(Column):
     ) -> Tensor:
         """Copied, and converted, block by block."""
         stop = len(self) if stop is None else stop
-        if not 0 <= start <= stop <= len(self):
-            raise ValueError(f"rows: got [{start}, {stop}), expected within [0, {len(self)})")
+        is_good = 0 <= start <= stop <= len(self)
+        need(is_good, f"rows: got [{start}, {stop}), expected within [0, {len(self)})")
         shape = (stop - start, *self.shape[1:]) if self.shape else ()
         out = torch.empty(shape, dtype=dtype or self.dtype)
         if out.numel() == 0:
@@ -119,8 +126,8 @@ class MappedColumn(Column):
             else:
                 copied = self._bytes(first, last).copy()
                 target.copy_(torch.from_numpy(copied).view(self.dtype))
-            check = self._check  # of the copy: the file may change at any moment
-            if check is not None and check.add(first, last, len(self), copied):
+            expected = self._check  # of the copy: the file may change at any moment
+            if expected is not None and expected.add(first, last, len(self), copied):
                 self._check = None
             self.release(first, last)
         return out
@@ -196,10 +203,8 @@ class _Check:
 
     def compare(self, found: str) -> None:
         """Raise ``PartitionError`` for another digest than is expected."""
-        if found != self._expected:
-            raise PartitionError(
-                f"{self._what} is damaged: its digest is {found}, expected {self._expected}"
-            )
+        what = f"{self._what} is damaged: its digest is {found}, expected {self._expected}"
+        check(found == self._expected, what)
 
 
 class MappedFile:
@@ -208,14 +213,13 @@ class MappedFile:
     def __init__(self, path: str | os.PathLike):
         self.path = os.fspath(path)
         try:
-            if not stat.S_ISREG(os.stat(self.path).st_mode):
-                raise PartitionError(f"{self.path}: not a regular file")
+            is_file = stat.S_ISREG(os.stat(self.path).st_mode)
+            check(is_file, f"{self.path}: not a regular file")
             self._stream = open(self.path, "rb")  # noqa: SIM115 - as long as the map
             weakref.finalize(self, self._stream.close)
             status = os.fstat(self._stream.fileno())
             self.size, self._written = status.st_size, status.st_mtime_ns
-            if self.size == 0:
-                raise PartitionError(f"{self.path}: empty file")
+            check(self.size, f"{self.path}: empty file")
             # Read-only and private: not charged as memory.
             self.map = mmap.mmap(
                 self._stream.fileno(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
@@ -241,16 +245,14 @@ class MappedFile:
         One that took its name meanwhile is another file, and none of this one's concern.
         """
         status = os.fstat(self._stream.fileno())
-        if (status.st_size, status.st_mtime_ns) != (self.size, self._written):
-            raise PartitionError(f"{self.path}: was changed while it was read")
+        is_same = (status.st_size, status.st_mtime_ns) == (self.size, self._written)
+        check(is_same, f"{self.path}: was changed while it was read")
 
     def check_size(self) -> None:
         """Raises PartitionError when the file shrank: touching lost pages kills the process."""
         now = self.map.size()
-        if now < self.size:
-            raise PartitionError(
-                f"{self.path}: was cut from {self.size} to {now} bytes while in use"
-            )
+        what = f"{self.path}: was cut from {self.size} to {now} bytes while in use"
+        check(now >= self.size, what)
 
 
 class RowFile:
@@ -284,8 +286,7 @@ class RowFile:
         where = None if folder is None else os.fspath(folder)
         with tempfile.TemporaryFile(prefix="sar-", dir=where) as file:
             written = sum(file.write(bytes_of(part.to(dtype))) for part in parts)
-            if written != size:
-                raise ValueError(f"blocks: got {written} bytes, expected the {size} of {shape}")
+            need(written == size, f"blocks: got {written} bytes, expected the {size} of {shape}")
             file.flush()
             if size:
                 self._map = mmap.mmap(file.fileno(), size)
@@ -314,11 +315,8 @@ def create_array(path: Path, dtype: np.dtype | type, shape: tuple[int, ...]) -> 
     """
     with naming(path):
         with open(path, "wb") as file:
-            header = {
-                "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
-                "fortran_order": False,
-                "shape": shape,
-            }
+            descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+            header = {"descr": descr, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_2_0(file, header)
             start, size = file.tell(), int(np.prod(shape)) * np.dtype(dtype).itemsize
             file.flush()

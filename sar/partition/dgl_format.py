@@ -8,16 +8,16 @@ is a PartitionError that names the file. All integers in the files are little-en
 
 from __future__ import annotations
 
+import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from sar.errors import PartitionError
-from sar.partition.column import MappedColumn, MappedFile
+from sar.partition.column import MappedColumn, MappedFile, check
 
 TENSORS_MAGIC = 0xDD5A9FBE3FA2443F
 ARRAY_MAGIC = 0xDD5E40F096B4A13F
@@ -52,23 +52,19 @@ DTYPES = {
 class _Cursor:
     """Reads fields one after another, each compared with the bytes left in the file."""
 
-    def __init__(self, file: MappedFile, at: int = 0):
-        self.file = file
-        self.at = at
+    def __init__(self, file: MappedFile):
+        self.file, self.at = file, 0
 
-    def fail(self, problem: str) -> PartitionError:
-        return PartitionError(f"{self.file.path}: at byte {self.at}: {problem}")
+    def need(self, is_good: object, problem: str) -> None:
+        """Raises ``PartitionError`` unless it is."""
+        check(is_good, f"{self.file.path}: at byte {self.at}: {problem}")
 
     def _claim(self, count: int, what: str) -> int:
         left = self.file.size - self.at
-        if count > left:
-            raise self.fail(
-                f"{what} needs {count} bytes but {left} are left: "
-                "the file is truncated or not from DGL"
-            )
-        start = self.at
+        problem = f"{what} needs {count} bytes but {left} are left"
+        self.need(count <= left, f"{problem}: the file is truncated or not from DGL")
         self.at += count
-        return start
+        return self.at - count
 
     def unpack(self, layout: str, what: str) -> tuple:
         """Values of a little-endian struct layout."""
@@ -79,57 +75,55 @@ class _Cursor:
         return self.unpack(layout, what)[0]
 
     def magic(self, expected: int, what: str) -> None:
-        start = self.at
         found = self.integer(f"the magic number of {what}")
-        if found != expected:
-            self.at = start
-            raise self.fail(f"found {found:#x}, expected {expected:#x}, the magic number of {what}")
+        problem = f"found {found:#x}, expected {expected:#x}, the magic number of {what}"
+        self.need(found == expected, problem)
 
     def length(self, what: str, item_bytes: int) -> int:
         """A count of items that take at least ``item_bytes`` each."""
         count = self.integer(f"the number of {what}")
         left = self.file.size - self.at
-        if count * item_bytes > left:
-            raise self.fail(
-                f"{count} {what} of at least {item_bytes} bytes announced, "
-                f"but {left} bytes are left"
-            )
+        problem = f"{count} {what} of at least {item_bytes} bytes announced"
+        self.need(count * item_bytes <= left, f"{problem}, but {left} bytes are left")
         return count
+
+    def single(self, what: str, item_bytes: int) -> None:
+        """A count of items that has to be 1."""
+        is_good = self.length(what, item_bytes) == 1
+        self.need(is_good, f"the graph has several {what}, expected one homogeneous graph")
 
     def text(self, what: str) -> str:
         count = self.length(f"characters of {what}", 1)
-        if count > MAX_TEXT:
-            raise self.fail(f"{what} has {count} characters, expected at most {MAX_TEXT}")
+        problem = f"{what} has {count} characters, expected at most {MAX_TEXT}"
+        self.need(count <= MAX_TEXT, problem)
         start = self._claim(count, what)
         try:
             return self.file.map[start : start + count].decode("utf-8")
-        except UnicodeDecodeError as err:
-            raise self.fail(f"{what} is not UTF-8 text") from err
+        except UnicodeDecodeError:
+            self.need(False, f"{what} is not UTF-8 text")
+            raise
 
     def array(self, what: str) -> MappedColumn:
         """An NDArray: its header is parsed and checked, its payload stays in the file."""
         self.magic(ARRAY_MAGIC, f"the array {what}")
         *place, ndim, code, bits, lanes = self.unpack("QiiiBBH", f"the header of {what}")
-        if place != [0, 1, 0]:  # nothing, the CPU, its number: in each file that DGL writes
-            raise self.fail(f"{what} is an array of the device {place}, expected [0, 1, 0]")
-        if not 0 <= ndim <= MAX_DIMS:
-            raise self.fail(f"{what} has {ndim} dimensions, expected 0 to {MAX_DIMS}")
-        dtype = DTYPES.get((code, bits))
-        if dtype is None or lanes != 1:
-            raise self.fail(
-                f"{what} has type code {code}, {bits} bits and {lanes} lanes, "
-                "expected int, uint, float or bfloat16 of one lane"
-            )
+        # Nothing, the CPU, its number: in each file that DGL writes.
+        is_good = place == [0, 1, 0]
+        self.need(is_good, f"{what} is an array of the device {place}, expected [0, 1, 0]")
+        is_good = 0 <= ndim <= MAX_DIMS
+        self.need(is_good, f"{what} has {ndim} dimensions, expected 0 to {MAX_DIMS}")
+        kind = f"type code {code}, {bits} bits and {lanes} lanes"
+        is_good = (code, bits) in DTYPES and lanes == 1
+        self.need(is_good, f"{what} has {kind}, expected int, uint, float or bfloat16 of one lane")
+        dtype = DTYPES[code, bits]
         shape = self.unpack(f"{ndim}q", f"the shape of {what}")
         nbytes = self.integer(f"the byte count of {what}", "q")
-        expected, bound = dtype.itemsize, dtype.itemsize
-        for size in shape:
-            if size < 0:
-                raise self.fail(f"{what} has shape {shape}, expected no negative size")
-            expected *= size
-            bound *= max(size, 1)
-        if bound >= 2**62 or nbytes != expected:
-            raise self.fail(f"{what} has shape {shape} and {nbytes} bytes, expected {expected}")
+        is_good = min(shape, default=0) >= 0
+        self.need(is_good, f"{what} has shape {shape}, expected no negative size")
+        expected = math.prod(shape, start=dtype.itemsize)
+        bound = math.prod((max(size, 1) for size in shape), start=dtype.itemsize)
+        is_good = bound < 2**62 and nbytes == expected
+        self.need(is_good, f"{what} has shape {shape} and {nbytes} bytes, expected {expected}")
         return MappedColumn(self.file, self._claim(nbytes, what), dtype, tuple(shape))
 
     def named_arrays(self, what: str) -> dict[str, MappedColumn]:
@@ -137,20 +131,20 @@ class _Cursor:
         found: dict[str, MappedColumn] = {}
         for _ in range(self.length(what, 48)):
             name = self.text(f"a name in {what}")
-            if name in found:
-                raise self.fail(f"{what} holds {name!r} twice")
+            self.need(name not in found, f"{what} holds {name!r} twice")
             found[name] = self.array(repr(name))
         return found
 
-    def index_array(self, what: str) -> MappedColumn:
-        """A 1-D int32 or int64 array."""
-        found = self.array(what)
-        if len(found.shape) != 1 or found.dtype not in (torch.int32, torch.int64):
-            raise self.fail(
-                f"{what} is {found.dtype} of shape {found.shape}, "
-                "expected one dimension of int32 or int64"
-            )
-        return found
+    def index_arrays(self, names: Sequence[str], of: str) -> list[MappedColumn]:
+        """1-D int32 or int64 arrays."""
+        arrays = []
+        for what in (f"{name} of {of}" for name in names):
+            found = self.array(what)
+            is_good = len(found.shape) == 1 and found.dtype in (torch.int32, torch.int64)
+            problem = f"{what} is {found.dtype} of shape {found.shape}"
+            self.need(is_good, f"{problem}, expected one dimension of int32 or int64")
+            arrays.append(found)
+        return arrays
 
 
 def read_tensor_dict(path: str | os.PathLike) -> dict[str, MappedColumn]:
@@ -159,8 +153,7 @@ def read_tensor_dict(path: str | os.PathLike) -> dict[str, MappedColumn]:
     cursor.magic(TENSORS_MAGIC, "a DGL tensor dictionary")
     count = cursor.integer("the number of tensors")
     tensors = cursor.named_arrays("tensors")
-    if len(tensors) != count:
-        raise cursor.fail(f"holds {len(tensors)} tensors but announces {count}")
+    cursor.need(len(tensors) == count, f"holds {len(tensors)} tensors but announces {count}")
     return tensors
 
 
@@ -215,11 +208,9 @@ class GraphFile:
             yield src, dst, ids
 
     def _in_range(self, ids: np.ndarray, bound: int, what: str) -> np.ndarray:
-        if ids.size and (ids.min() < 0 or ids.max() >= bound):
-            raise PartitionError(
-                f"{self.path}: {what} ids run from {ids.min()} to {ids.max()}, "
-                f"expected 0 to {bound - 1}"
-            )
+        low, high = (ids.min(), ids.max()) if ids.size else (0, -1)
+        problem = f"{self.path}: {what} ids run from {low} to {high}"
+        check(low >= 0 and high < bound, f"{problem}, expected 0 to {bound - 1}")
         return ids
 
     def check_pointers(self, size: int) -> None:
@@ -231,24 +222,20 @@ class GraphFile:
         for start in range(0, len(pointers), size):
             values = pointers.ints(start, min(start + size, len(pointers)))
             falls = values[0] < last or (values[1:] < values[:-1]).any()
-            if falls or (start == 0 and values[0] != 0):
-                raise PartitionError(
-                    f"{self.path}: index pointers near row {start} fall or do "
-                    "not start at 0, expected them to rise from 0"
-                )
+            is_good = not falls and (start > 0 or values[0] == 0)
+            problem = f"{self.path}: index pointers near row {start} fall or do not start at 0"
+            check(is_good, f"{problem}, expected them to rise from 0")
             last = int(values[-1])
-        if last != self.num_edges:
-            raise PartitionError(
-                f"{self.path}: index pointers end at {last}, expected {self.num_edges} edges"
-            )
+        problem = f"{self.path}: index pointers end at {last}"
+        check(last == self.num_edges, f"{problem}, expected {self.num_edges} edges")
 
     def _expand(self, start: int, stop: int) -> np.ndarray:
         """Row of each stored edge ``[start, stop)`` of a CSR or CSC matrix (pointers checked)."""
         first, last = self._row_of(start), self._row_of(stop - 1)
         pointers = self.adjacency.major.ints(first, last + 2)
         sizes = np.diff(np.clip(pointers, start, stop))
-        if sizes.min() < 0 or sizes.sum() != stop - start:  # not so when they were checked
-            raise PartitionError(f"{self.path}: was changed while it was read")
+        is_good = sizes.min() >= 0 and sizes.sum() == stop - start  # as when they were checked
+        check(is_good, f"{self.path}: was changed while it was read")
         return np.repeat(np.arange(first, last + 1), sizes)
 
     def _row_of(self, position: int) -> int:
@@ -272,40 +259,30 @@ def read_graph(path: str | os.PathLike) -> GraphFile:
     cursor = _Cursor(MappedFile(path))
     cursor.magic(FILE_MAGIC, "a DGL graph file")
     version, kind, count = cursor.unpack("3Q", "the file header")
-    if (version, kind) != (2, 2):
-        raise cursor.fail(
-            f"version {version}, graph type {kind}: expected version 2, type 2 "
-            "(files of DGL before 0.5 must be written again)"
-        )
-    if count != 1:
-        raise cursor.fail(f"holds {count} graphs, expected 1")
+    problem = f"version {version}, graph type {kind}: expected version 2, type 2"
+    is_good = (version, kind) == (2, 2)
+    cursor.need(is_good, f"{problem} (files of DGL before 0.5 must be written again)")
+    cursor.need(count == 1, f"holds {count} graphs, expected 1")
     cursor.at = HEADER_BYTES
     start = cursor.integer("the position of the graph")
-    if not HEADER_BYTES + 16 <= start <= cursor.file.size:
-        raise cursor.fail(f"the graph should start at byte {start}, outside the file")
+    is_good = HEADER_BYTES + 16 <= start <= cursor.file.size
+    cursor.need(is_good, f"the graph should start at byte {start}, outside the file")
     cursor.at = start
-    return _read_hetero_graph(cursor)
-
-
-def _read_hetero_graph(cursor: _Cursor) -> GraphFile:
     cursor.magic(HETERO_MAGIC, "a graph")
     _read_metagraph(cursor)
-    if cursor.length("relations", 24) != 1:
-        raise cursor.fail("the graph has several relations, expected one homogeneous graph")
+    cursor.single("relations", 24)
     adjacency, size, num_edges = _read_unit_graph(cursor)
-    if cursor.length("node types", 8) != 1:
-        raise cursor.fail("the graph has several node types, expected one homogeneous graph")
+    cursor.single("node types", 8)
     num_nodes = cursor.integer("the number of nodes", "q")
-    if num_nodes != size:
-        raise cursor.fail(f"the graph has {num_nodes} nodes but its matrix has {size} rows")
+    problem = f"the graph has {num_nodes} nodes but its matrix has {size} rows"
+    cursor.need(num_nodes == size, problem)
     frames = []
     for what, rows in (("node data", num_nodes), ("edge data", num_edges)):
-        if cursor.length(f"frames of {what}", 8) != 1:
-            raise cursor.fail(f"several frames of {what}, expected one")
+        cursor.single(f"frames of {what}", 8)
         data = cursor.named_arrays(what)
         for name, tensor in data.items():
-            if tensor.shape[:1] != (rows,):
-                raise cursor.fail(f"{what} {name!r} has shape {tensor.shape}, expected {rows} rows")
+            problem = f"{what} {name!r} has shape {tensor.shape}, expected {rows} rows"
+            cursor.need(tensor.shape[:1] == (rows,), problem)
         frames.append(data)
     return GraphFile(cursor.file, num_nodes, num_edges, adjacency, *frames)
 
@@ -315,67 +292,56 @@ def _read_metagraph(cursor: _Cursor) -> None:
     _read_csr(cursor, "the metagraph")
 
 
-def _read_csr(cursor: _Cursor, what: str) -> tuple[int, int, list[MappedColumn]]:
-    """``(rows, columns, [pointers, indices, edge ids])``."""
+_Matrix = tuple[int, int, list[MappedColumn]]  # rows, columns, and three arrays
+
+
+def _read_csr(cursor: _Cursor, what: str) -> _Matrix:
+    """Pointers, indices, edge ids."""
     cursor.magic(CSR_MAGIC, f"a CSR matrix ({what})")
     columns, rows = cursor.unpack("2q", f"the size of {what}")
-    arrays = [cursor.index_array(f"{name} of {what}") for name in ("pointers", "indices", "ids")]
+    arrays = cursor.index_arrays(("pointers", "indices", "ids"), what)
     cursor.integer(f"the sorted flag of {what}", "B")
     pointers, indices, ids = map(len, arrays)
-    if pointers != rows + 1 or ids not in (0, indices):
-        raise cursor.fail(
-            f"{what} has {rows} rows, {pointers} pointers, {indices} indices and "
-            f"{ids} edge ids, expected {rows + 1} pointers and as many ids as "
-            "indices, or none"
-        )
+    cursor.need(
+        pointers == rows + 1 and ids in (0, indices),
+        f"{what} has {rows} rows, {pointers} pointers, {indices} indices and {ids} edge ids, "
+        f"expected {rows + 1} pointers and as many ids as indices, or none",
+    )
     return rows, columns, arrays
 
 
-def _read_coo(cursor: _Cursor) -> tuple[int, int, list[MappedColumn]]:
-    """``(rows, columns, [row, column, edge ids])``."""
+def _read_coo(cursor: _Cursor) -> _Matrix:
+    """Row and column of each edge, and edge ids."""
     cursor.magic(COO_MAGIC, "a COO matrix")
     columns, rows = cursor.unpack("2q", "the size of the matrix")
-    arrays = [cursor.index_array(f"{name} of the edges") for name in ("rows", "columns", "ids")]
+    arrays = cursor.index_arrays(("rows", "columns", "ids"), "the edges")
     cursor.unpack("2B", "the sorted flags of the matrix")
     row, column, ids = map(len, arrays)
-    if row != column or ids not in (0, row):
-        raise cursor.fail(
-            f"the matrix has {row} rows, {column} columns and {ids} edge ids, "
-            "expected as many of each, or no ids"
-        )
+    problem = f"the matrix has {row} rows, {column} columns and {ids} edge ids"
+    is_good = row == column and ids in (0, row)
+    cursor.need(is_good, f"{problem}, expected as many of each, or no ids")
     return rows, columns, arrays
-
-
-def _stored_layouts(code: int, cursor: _Cursor) -> list[str]:
-    if code >> 32 == 1 and 1 <= code & 0xFFFFFFFF <= 7:
-        return [name for bit, name in ((1, "coo"), (2, "csr"), (4, "csc")) if code & bit]
-    old = {1: "coo", 2: "csr", 3: "csc"}
-    if code not in old:
-        raise cursor.fail(f"matrix format {code:#x}, expected COO, CSR or CSC")
-    return [old[code]]
 
 
 def _read_unit_graph(cursor: _Cursor) -> tuple[Adjacency, int, int]:
     """``(adjacency, number of nodes, number of edges)``; the first stored layout is kept."""
     cursor.magic(UNIT_MAGIC, "a relation")
-    save_format, _ = cursor.unpack("2q", "the matrix formats")
-    kept: Adjacency | None = None
-    size = num_edges = 0
-    for layout in _stored_layouts(save_format, cursor):
+    code, _ = cursor.unpack("2q", "the matrix formats")
+    layouts = [{1: "coo", 2: "csr", 3: "csc"}.get(code, "")]  # in early files
+    if code >> 32 == 1:
+        layouts = [name for bit, name in ((1, "coo"), (2, "csr"), (4, "csc")) if code & bit]
+    is_good = layouts and layouts[0] and code & 0xFFFFFFFF <= 7
+    cursor.need(is_good, f"matrix format {code:#x}, expected COO, CSR or CSC")
+    kept: list[tuple[Adjacency, int, int]] = []
+    for layout in layouts:
         _read_metagraph(cursor)
-        if layout == "coo":
-            rows, columns, arrays = _read_coo(cursor)
-        else:
-            rows, columns, arrays = _read_csr(cursor, f"the {layout.upper()} matrix")
-        if rows != columns or rows < 0:
-            raise cursor.fail(f"the matrix is {rows} x {columns}, expected a square one")
-        if kept is None:
-            kept, size, num_edges = Adjacency(layout, *arrays), rows, len(arrays[1])
-        elif (size, num_edges) != (rows, len(arrays[1])):
-            raise cursor.fail(
-                f"the {layout.upper()} matrix has {rows} nodes and {len(arrays[1])} "
-                f"edges, the first has {size} and {num_edges}"
-            )
-    if kept is None:
-        raise cursor.fail("no matrix stored")
-    return kept, size, num_edges
+        name = f"the {layout.upper()} matrix"
+        rows, columns, arrays = _read_coo(cursor) if layout == "coo" else _read_csr(cursor, name)
+        is_good = rows == columns and rows >= 0
+        cursor.need(is_good, f"the matrix is {rows} x {columns}, expected a square one")
+        kept.append((Adjacency(layout, *arrays), rows, len(arrays[1])))
+        size, num_edges = kept[0][1:]
+        problem = f"{name} has {rows} nodes and {len(arrays[1])} edges"
+        is_good = (size, num_edges) == (rows, len(arrays[1]))
+        cursor.need(is_good, f"{problem}, the first has {size} and {num_edges}")
+    return kept[0]

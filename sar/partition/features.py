@@ -12,13 +12,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sar import expect
-from sar.errors import PartitionError
 from sar.partition.arrays import ORIG_EID, ORIG_ID, EType
-from sar.partition.column import Column, RowFile
+from sar.partition.column import Column, RowFile, check
 from sar.partition.progress import blocks, rows_in
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class FeatureStore(MutableMapping):
 
     def __getitem__(self, name: str) -> Tensor:
         item = self._resolve(name)
-        return item if isinstance(item, Tensor) else self._read(name, item, 0, len(item), None)
+        return item if isinstance(item, Tensor) else self.reader(name)(0, len(item))
 
     def __repr__(self) -> str:
         return f"FeatureStore({', '.join(self._items)})"
@@ -75,13 +75,6 @@ class FeatureStore(MutableMapping):
         item = self._items[name]
         return item() if callable(item) else item
 
-    @staticmethod
-    def _read(name: str, item: Column, start: int, stop: int, dtype: torch.dtype | None) -> Tensor:
-        if dtype is not None:
-            return item.read(start, stop, dtype)
-        found = item.read(start, stop)
-        return found.ne(0) if _is_mask(name, item.dtype) else found
-
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows ``[start, stop)`` of a feature, without reading the others."""
         return self.reader(name)(start, stop)
@@ -91,7 +84,9 @@ class FeatureStore(MutableMapping):
         item = self._resolve(name)
         if isinstance(item, Tensor):
             return lambda start, stop: item[start:stop]
-        return lambda start, stop: self._read(name, item, start, stop, None)
+        if _is_mask(name, item.dtype):
+            return lambda start, stop: item.read(start, stop).ne(0)
+        return item.read
 
     def info(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """``(dtype, shape)`` of a feature, without reading it."""
@@ -102,9 +97,7 @@ class FeatureStore(MutableMapping):
     def get_as(self, name: str, dtype: torch.dtype) -> Tensor:
         """A feature converted to ``dtype`` block by block: no full copy in the stored dtype."""
         item = self._resolve(name)
-        if isinstance(item, Tensor):
-            return item.to(dtype)
-        return self._read(name, item, 0, len(item), dtype)
+        return item.to(dtype) if isinstance(item, Tensor) else item.read(0, len(item), dtype)
 
     def to_file(
         self,
@@ -172,8 +165,7 @@ class Keys:
         """int32 or int64 [n], 0 or more: keys of the part's nodes of a type."""
         if ntype not in self._known:
             own, name = self._book.node_ranges[ntype][self._part], f"{ntype}/{ORIG_ID}"
-            before = self._before(ntype)
-            self._known[ntype] = _keys(self._stores[0], name, before, *own.tolist())
+            self._known[ntype] = _keys(self._stores[0], name, self._before(ntype), own)
         return self._known[ntype]
 
     def _before(self, ntype: str) -> int:
@@ -197,7 +189,7 @@ class Keys:
             book, name = self._book, f"{':'.join(etype)}/{ORIG_EID}"
             earlier = book.canonical_etypes[: book.canonical_etypes.index(etype)]
             own, before = book.edge_ranges[etype][self._part], sum(map(book.num_edges, earlier))
-            self._known[etype] = _keys(self._stores[1], name, before, *own.tolist())
+            self._known[etype] = _keys(self._stores[1], name, before, own)
         return self._known[etype]
 
     def loops(self, etype: EType, times: int) -> Tensor:
@@ -211,13 +203,14 @@ class Keys:
         return _narrow(-1 - layer * book.num_nodes() - self.nodes(etype[0]).long())
 
 
-def _keys(store: FeatureStore, name: str, before: int, start: int, stop: int) -> Tensor:
-    """Feature ``name`` plus ``before``; the ids from ``start`` to ``stop`` where there is none."""
+def _keys(store: FeatureStore, name: str, before: int, own: np.ndarray) -> Tensor:
+    """Feature ``name`` plus ``before``; the ids of the range ``own`` where there is none."""
     if name not in store:
-        return _narrow(torch.arange(start, stop))
+        return _narrow(torch.arange(*own.tolist()))
     dtype, shape = store.info(name)
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or len(shape) != 1:
-        raise PartitionError(f"{name}: got {dtype} {list(shape)}, expected integers of one column")
+    is_number = dtype.is_floating_point or dtype.is_complex or dtype == torch.bool
+    what = f"{name}: got {dtype} {list(shape)}"
+    check(len(shape) == 1 and not is_number, f"{what}, expected integers of one column")
     keys, read = torch.empty(shape, dtype=torch.int32), store.reader(name)
     for first, last in blocks(len(keys)):
         block = _narrow(read(first, last).long() + before)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,20 +18,14 @@ from torch import Tensor
 from sar.errors import PartitionError
 from sar.partition.arrays import ORIG_EID, ORIG_ID, STORED_DTYPES, EType
 from sar.partition.book import PartitionBook, ranges_of
-from sar.partition.column import MappedColumn
+from sar.partition.column import MappedColumn, check
 from sar.partition.features import FeatureStore
 from sar.partition.foreign_folders import Columns, GltFolder, PartitionFolder, PygFolder
 from sar.partition.progress import blocks
 from sar.partition.shards import ShardEdges, check_int32, group_by_source, next_places
 from sar.partition.sources.npz import NODE_DATA, read_node_data
 
-
-class ForeignPart(NamedTuple):
-    """The pieces of a :class:`sar.partition.load.PartitionData`, on the CPU."""
-
-    edges: dict[EType, ShardEdges]
-    node_features: FeatureStore
-    edge_features: FeatureStore
+_Table = tuple[MappedColumn, np.ndarray]  # the part of each node and, int32 [N], its row there
 
 
 def is_foreign(folder: str | os.PathLike) -> bool:
@@ -60,26 +53,21 @@ def read_foreign_book(path: str | os.PathLike) -> PartitionBook:
     Raises ``PartitionError`` for files that are missing, damaged or contradict each other.
     """
     folder = open_folder(path)
+    nodes = np.zeros((folder.num_parts, len(folder.ntypes)), np.int64)
+    for column, ntype in enumerate(folder.ntypes):
+        for _, parts in _owner_blocks(folder, ntype):
+            nodes[:, column] += np.bincount(parts, minlength=folder.num_parts)
     return PartitionBook(
         os.path.basename(os.path.abspath(folder.path)),
         folder.num_parts,
         folder.ntypes,
         folder.etypes,
-        dict(zip(folder.ntypes, ranges_of(_node_counts(folder)))),
+        dict(zip(folder.ntypes, ranges_of(nodes))),
         dict(zip(folder.etypes, ranges_of(_edge_counts(folder)))),
         folder.path,
         halo_hops=1,
         part_method=folder.kind,
     )
-
-
-def _node_counts(folder: PartitionFolder) -> np.ndarray:
-    """int64 [P, node types]."""
-    counts = np.zeros((folder.num_parts, len(folder.ntypes)), np.int64)
-    for column, ntype in enumerate(folder.ntypes):
-        for _, parts in _owner_blocks(folder, ntype):
-            counts[:, column] += np.bincount(parts, minlength=folder.num_parts)
-    return counts
 
 
 def _edge_counts(folder: PartitionFolder) -> np.ndarray:
@@ -108,28 +96,35 @@ def _owner_blocks(folder: PartitionFolder, ntype: str) -> Iterator[tuple[int, np
 
 def _checked(ids: np.ndarray, total: int, where: str) -> np.ndarray:
     """Raises ``PartitionError`` for ids outside ``[0, total)``."""
-    if ids.size and not 0 <= ids.min() <= ids.max() < total:
-        raise PartitionError(
-            f"{where}: ids run from {ids.min()} to {ids.max()}, expected 0 to {total - 1}"
-        )
+    low, high = (ids.min(), ids.max()) if ids.size else (0, -1)
+    is_good = 0 <= low and high < total
+    check(is_good, f"{where}: ids run from {low} to {high}, expected 0 to {total - 1}")
     return ids
 
 
-def load_foreign_part(book: PartitionBook, part: int) -> ForeignPart:
-    """A part of the folder that a book was read from.
+def load_foreign_part(
+    book: PartitionBook, part: int
+) -> tuple[dict[EType, ShardEdges], FeatureStore, FeatureStore]:
+    """Edges, on the CPU, and features of nodes and edges of a part of the folder that a book was
+    read from.
 
     Raises ``PartitionError`` for files that are missing, damaged or contradict each other.
     """
     check_int32(book, part)
     folder = open_folder(book.json_path)
-    tables = {ntype: _node_table(folder, ntype) for ntype in folder.ntypes}
-    shards: dict[EType, ShardEdges] = {}
-    features = FeatureStore()
+    tables: dict[str, _Table] = {}
+    for ntype in folder.ntypes:  # rows are counted in order of original ids
+        owner = folder.owners(ntype)
+        row, at = np.empty(len(owner), np.int32), np.zeros(folder.num_parts, np.int64)
+        for positions, places in next_places(_owner_blocks(folder, ntype), at):
+            row[positions] = places
+        tables[ntype] = owner, row
+    shards, features = {}, FeatureStore()
     for etype in folder.etypes:
         shards[etype], eid, places = _own_edges(folder, book, part, etype, tables)
         columns = folder.edge_features(etype, part, eid, places)
         _add(features, ":".join(etype), {**columns, ORIG_EID: torch.from_numpy(eid)}, book)
-    return ForeignPart(shards, read_foreign_node_features(book, part, folder), features)
+    return shards, read_foreign_node_features(book, part, folder), features
 
 
 def read_foreign_node_features(
@@ -162,30 +157,14 @@ def own_ids(folder: PartitionFolder, ntype: str, part: int) -> np.ndarray:
 
 def _add(features: FeatureStore, kind: str, columns: Columns, book: PartitionBook) -> None:
     for name, rows in columns.items():
-        if not isinstance(name, str) or not name or "/" in name:
-            raise PartitionError(f"{book.json_path}: feature {name!r}, expected a name without '/'")
-        if rows.dtype not in STORED_DTYPES:
-            raise PartitionError(f"{book.json_path}: feature {name!r} is {rows.dtype}")
+        where = f"{book.json_path}: feature {name!r}"
+        is_good = isinstance(name, str) and name and "/" not in name
+        check(is_good, f"{where}, expected a name without '/'")
+        check(rows.dtype in STORED_DTYPES, f"{where} is {rows.dtype}")
         if isinstance(rows, Tensor):
             features[f"{kind}/{name}"] = rows
         else:
             features.map(f"{kind}/{name}", rows)
-
-
-class _NodeTable(NamedTuple):
-    """The part of each node of a type and, int32 [N], its row there."""
-
-    owner: MappedColumn
-    row: np.ndarray
-
-
-def _node_table(folder: PartitionFolder, ntype: str) -> _NodeTable:
-    """Rows are counted in order of original ids."""
-    owner = folder.owners(ntype)
-    row, at = np.empty(len(owner), np.int32), np.zeros(folder.num_parts, np.int64)
-    for positions, places in next_places(_owner_blocks(folder, ntype), at):
-        row[positions] = places
-    return _NodeTable(owner, row)
 
 
 def _own_edges(
@@ -193,10 +172,10 @@ def _own_edges(
     book: PartitionBook,
     part: int,
     etype: EType,
-    tables: dict[str, _NodeTable],
+    tables: dict[str, _Table],
 ) -> tuple[ShardEdges, np.ndarray, np.ndarray]:
     """The edges of a type that end in a part, by ascending original id; int64 [E] these ids, and
-    places as :meth:`PartitionFolder.edge_features` takes them.
+    places as ``edge_features`` of a folder takes them.
 
     From the part's files, or from all parts' where edges are not kept by destination.
     """
@@ -206,11 +185,8 @@ def _own_edges(
     at = before = 0
 
     def check_count(is_right: bool) -> None:
-        if not is_right:
-            raise PartitionError(
-                f"{book.json_path}: {at} edges of type {etype} end in nodes of part {part}, "
-                f"expected the {count} that were counted"
-            )
+        what = f"{book.json_path}: {at} edges of type {etype} end in nodes of part {part}"
+        check(is_right, f"{what}, expected the {count} that were counted")
 
     for holder in [part] if folder.by_destination else range(folder.num_parts):
         stored = folder.edges(etype, holder)
@@ -228,9 +204,6 @@ def _own_edges(
     check_count(at == count)
     order = np.argsort(ids[0])
     ends, (eid, places) = ends[:, order], ids[:, order]
-    twice = eid[1:][eid[1:] == eid[:-1]]
-    if len(twice):
-        raise PartitionError(
-            f"{book.json_path}: edge {int(twice[0])} of type {etype} is there twice"
-        )
+    twice = eid[1:][eid[1:] == eid[:-1]][:1].tolist()
+    check(not twice, f"{book.json_path}: edge {sum(twice)} of type {etype} is there twice")
     return group_by_source(ends[1:], ends[0], book.num_parts), eid, places

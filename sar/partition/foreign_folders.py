@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from sar.errors import PartitionError
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType
-from sar.partition.column import Column, MappedColumn, SelectedColumn
+from sar.partition.column import Column, MappedColumn, SelectedColumn, check
 from sar.partition.progress import blocks
 from sar.partition.unpickle import read_pickles, read_saved, read_values
 
@@ -37,13 +36,18 @@ class StoredEdges(NamedTuple):
     first: int = 0
 
 
-class PartitionFolder(ABC):
+class _Folder:
     """Partitions as a format keeps them.
 
     Attributes:
         META: the file that tells of them. kind: a word for the format.
         ntypes, etypes: sorted by name, as DGL does.
         by_destination: whether a part's files hold the edges that end in its nodes, and no others.
+
+    A format has :meth:`edges`, what a part's files hold; ``node_features(ntype, part, ids)`` and
+    ``edge_features(etype, part, eids, places)``: by name, the rows of a part's nodes or edges, by
+    ascending original ids. ``places`` are the edges' positions in the part's files, or in those of
+    all parts one behind the other where edges are not kept by destination.
     """
 
     META: ClassVar[str]
@@ -52,30 +56,19 @@ class PartitionFolder(ABC):
     _PART: ClassVar[str]
     _OWNERS: ClassVar[str]
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, meta: Any, is_hetero: bool) -> None:
         self.path, where = path, os.path.join(path, self.META)
-        meta = self._read_meta(where)
         self.num_parts = _entry(meta, "num_parts", where)
-        is_int = isinstance(self.num_parts, int) and not isinstance(self.num_parts, bool)
-        if not is_int or self.num_parts < 1:
-            raise PartitionError(
-                f"{where}: num_parts is {self.num_parts!r}, expected a positive integer"
-            )
+        is_good = type(self.num_parts) is int and self.num_parts > 0
+        what = f"{where}: num_parts is {self.num_parts!r}"
+        check(is_good, f"{what}, expected a positive integer")
         for part in range(self.num_parts):
             folder = os.path.join(path, f"{self._PART}{part}")
-            if not os.path.isdir(folder):
-                raise PartitionError(
-                    f"{folder}: no such folder, but {where} tells of {self.num_parts} parts"
-                )
-        self._is_hetero = self._has_types(meta, where)
-        ntypes, self._stored_etypes = _types_of(meta, self._is_hetero, where)
+            what = f"{folder}: no such folder, but {where} tells of {self.num_parts} parts"
+            check(os.path.isdir(folder), what)
+        self._is_hetero = is_hetero
+        ntypes, self._stored_etypes = _types_of(meta, is_hetero, where)
         self.ntypes, self.etypes = sorted(ntypes), sorted(self._stored_etypes)
-
-    @abstractmethod
-    def _read_meta(self, path: str) -> Any: ...
-
-    @abstractmethod
-    def _has_types(self, meta: Any, path: str) -> bool: ...
 
     def _below(self, *names: str, kind: str) -> str:
         """A path in the folder, whose last name is the type where there are several."""
@@ -83,49 +76,27 @@ class PartitionFolder(ABC):
 
     def owners(self, ntype: str) -> MappedColumn:
         """int [N]: the part of each node, by original id."""
-        path = self._below(self._OWNERS, kind=ntype) + ".pt"
-        return _integers(read_saved(path), path)
-
-    @abstractmethod
-    def edges(self, etype: EType, part: int) -> StoredEdges:
-        """What a part's files hold."""
-
-    @abstractmethod
-    def node_features(self, ntype: str, part: int, ids: np.ndarray) -> Columns:
-        """By name, the rows of a part's nodes, whose ascending original ids are ``ids``."""
-
-    @abstractmethod
-    def edge_features(
-        self, etype: EType, part: int, eids: np.ndarray, places: np.ndarray
-    ) -> Columns:
-        """By name, the rows of a part's edges, whose ascending original ids are ``eids``.
-
-        ``places`` are their positions in the part's files, or in those of all parts one behind the
-        other where edges are not kept by destination.
-        """
+        return _integers_of(self._below(self._OWNERS, kind=ntype) + ".pt")
 
 
-class PygFolder(PartitionFolder):
+class PygFolder(_Folder):
     """A folder of PyG. Edges lie with their destinations; their ids count all types."""
 
     META, kind, by_destination = "META.json", "pyg", True
     _PART, _OWNERS = "part_", "node_map"
+    _latest: tuple[int, str, Any]
 
-    def _read_meta(self, path: str) -> Any:
+    def __init__(self, path: str) -> None:
+        where, self._latest = Path(path, self.META), (-1, "", None)
         try:
-            return json.loads(Path(path).read_text(encoding="utf-8"))
+            meta = json.loads(where.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise PartitionError(f"{path}: not the JSON of PyG's Partitioner: {error}") from error
-
-    def _has_types(self, meta: Any, path: str) -> bool:
-        self._latest: tuple[int, str, Any] = -1, "", None
-        return bool(_entry(meta, "is_hetero", path))
+            raise PartitionError(f"{where}: not the JSON of PyG's Partitioner: {error}") from error
+        super().__init__(path, meta, bool(_entry(meta, "is_hetero", str(where))))
 
     def edges(self, etype: EType, part: int) -> StoredEdges:
         """int64 each."""
-        path, own = self._read(part, "graph.pt")
-        if self._is_hetero:
-            own = _entry(own, etype, path)
+        path, own = self._read(part, "graph.pt", etype)
         src = _integers(_entry(own, "row", path), f"{path}: row")
         dst, eid = (
             _integers(_entry(own, name, path), f"{path}: {name}", len(src))
@@ -133,19 +104,16 @@ class PygFolder(PartitionFolder):
         )
         before = self._stored_etypes[: self._stored_etypes.index(etype)]
         tables = [self._below("edge_map", kind="__".join(one)) + ".pt" for one in before]
-        first = sum(len(_integers(read_saved(table), table)) for table in tables)
-        return StoredEdges(src, dst, eid, first)
+        return StoredEdges(src, dst, eid, sum(len(_integers_of(table)) for table in tables))
 
     def node_features(self, ntype: str, part: int, ids: np.ndarray) -> Columns:
         """``x`` as ``feat``, and ``time``."""
-        path, own = self._read(part, "node_feats.pt")
-        if self._is_hetero:
-            own = _entry(own, ntype, path)
+        path, own = self._read(part, "node_feats.pt", ntype)
         name = "id" if self._is_hetero else "global_id"
         stored = _integers(_entry(own, name, path), f"{path}: {name}", len(ids)).ints(0, len(ids))
         order = np.argsort(stored)
-        if not np.array_equal(stored[order], ids):
-            raise PartitionError(f"{path}: {name}s are not those that node_map gives part {part}")
+        is_good = np.array_equal(stored[order], ids)
+        check(is_good, f"{path}: {name}s are not those that node_map gives part {part}")
         found = _features(own, path, order)
         if "time" in own:  # of all nodes, in each part
             total = len(self.owners(ntype))
@@ -156,36 +124,39 @@ class PygFolder(PartitionFolder):
         self, etype: EType, part: int, eids: np.ndarray, places: np.ndarray
     ) -> Columns:
         """``edge_attr`` as ``feat``, and ``edge_time`` as ``time``."""
-        path, own = self._read(part, "edge_feats.pt")
-        if self._is_hetero:
-            own = own.get(etype, {})
+        path, own = self._read(part, "edge_feats.pt", etype, {})
         found = _features(own, path, places)
         if found:
             ids = _integers(_entry(own, "global_id", path), f"{path}: global_id", len(eids))
             edges = self.edges(etype, part)
             for low, high in blocks(len(ids)):  # rows of features follow the edges
                 known = edges.eid.ints(low, high) - edges.first
-                if not np.array_equal(ids.ints(low, high), known):
-                    raise PartitionError(f"{path}: is of other edges than graph.pt beside it")
+                is_good = np.array_equal(ids.ints(low, high), known)
+                check(is_good, f"{path}: is of other edges than graph.pt beside it")
         if "edge_time" in own:
             times = _rows_of(own["edge_time"], f"{path}: edge_time", len(eids))
             found["time"] = _in_order(times, places)
         return found
 
-    def _read(self, part: int, name: str) -> tuple[str, Any]:
-        """A file's path and content; of the last one that was read it is kept."""
+    def _read(
+        self, part: int, name: str, kind: str | EType, default: Any = None
+    ) -> tuple[str, Any]:
+        """A file's path and what it holds of a type; of the last one that was read it is kept."""
         path = os.path.join(self.path, f"part_{part}", name)
         if self._latest[:2] != (part, name):
             self._latest = part, name, read_saved(path)
         content = self._latest[2]
-        if not isinstance(content, dict):
-            raise PartitionError(f"{path}: holds {type(content).__name__}, expected a dictionary")
+        what = f"{path}: holds {type(content).__name__}"
+        check(isinstance(content, dict), f"{what}, expected a dictionary")
+        if self._is_hetero:
+            missing = default is not None and kind not in content
+            content = default if missing else _entry(content, kind, path)
         return path, content
 
 
 def _features(own: Any, path: str, order: np.ndarray) -> Columns:
-    if not isinstance(own, dict) or not isinstance(own.get("feats", {}), dict):
-        raise PartitionError(f"{path}: expected features by name")
+    is_good = isinstance(own, dict) and isinstance(own.get("feats", {}), dict)
+    check(is_good, f"{path}: expected features by name")
     return {
         _NAMES.get(name, name): _in_order(_rows_of(rows, f"{path}: {name}", len(order)), order)
         for name, rows in own.get("feats", {}).items()
@@ -193,7 +164,7 @@ def _features(own: Any, path: str, order: np.ndarray) -> Columns:
     }
 
 
-class GltFolder(PartitionFolder):
+class GltFolder(_Folder):
     """A folder of GraphLearn.
 
     Edges lie with their sources or their destinations, which the files do not tell, so that each
@@ -203,23 +174,22 @@ class GltFolder(PartitionFolder):
     META, kind, by_destination = "META", "glt", False
     _PART, _OWNERS = "part", "node_pb"
 
-    def _read_meta(self, path: str) -> Any:
-        return read_values(path)
-
-    def _has_types(self, meta: Any, path: str) -> bool:
-        return _entry(meta, "data_cls", path) == "hetero"
+    def __init__(self, path: str) -> None:
+        meta = read_values(where := os.path.join(path, self.META))
+        super().__init__(path, meta, _entry(meta, "data_cls", where) == "hetero")
 
     def edges(self, etype: EType, part: int) -> StoredEdges:
         """int64 each."""
-        if not os.path.isdir(os.path.join(self.path, f"part{part}", "graph")):
-            raise PartitionError(
-                f"{self.path}: part{part} has no folder 'graph'; a graph that was partitioned with "
-                "graph_caching=True must be partitioned again without"
-            )
+        check(
+            os.path.isdir(os.path.join(self.path, f"part{part}", "graph")),
+            f"{self.path}: part{part} has no folder 'graph'; a graph that was partitioned with "
+            "graph_caching=True must be partitioned again without",
+        )
         folder = self._below(f"part{part}", "graph", kind="__".join(etype))
-        paths = [os.path.join(folder, f"{name}s.pt") for name in ("row", "col", "eid")]
-        src = _integers(read_saved(paths[0]), paths[0])
-        dst, eid = (_integers(read_saved(path), path, len(src)) for path in paths[1:])
+        src = _integers_of(os.path.join(folder, "rows.pt"))
+        dst, eid = (
+            _integers_of(os.path.join(folder, f"{name}s.pt"), len(src)) for name in ("col", "eid")
+        )
         return StoredEdges(src, dst, eid)
 
     def node_features(self, ntype: str, part: int, ids: np.ndarray) -> Columns:
@@ -239,10 +209,8 @@ class GltFolder(PartitionFolder):
                 _rows_of(read_saved(path), path, len(self.edges(etype, one).dst))
                 for one, path in enumerate(paths)
             ]
-            if len({(one.dtype, one.shape[1:]) for one in columns}) > 1:
-                raise PartitionError(
-                    f"{paths[0]}: weights of other parts have another dtype or shape"
-                )
+            is_good = len({(one.dtype, one.shape[1:]) for one in columns}) == 1
+            check(is_good, f"{paths[0]}: weights of other parts have another dtype or shape")
             found["weight"] = SelectedColumn(columns, places)
         return found
 
@@ -254,6 +222,9 @@ class GltFolder(PartitionFolder):
         return {"feat": _collect(there, ids)} if there else {}
 
 
+PartitionFolder: TypeAlias = PygFolder | GltFolder
+
+
 def _collect(folders: Sequence[str], wanted: np.ndarray) -> Tensor:
     """Rows of ascending ids ``wanted``, from as many folders' ``feats.pkl`` as hold them all."""
     seen, out = np.zeros(len(wanted), bool), None
@@ -261,16 +232,15 @@ def _collect(folders: Sequence[str], wanted: np.ndarray) -> Tensor:
         for ids, rows in _runs(folder):
             if out is None:
                 out = rows.new_empty((len(wanted), *rows.shape[1:]))
-            if (rows.dtype, rows.shape[1:]) != (out.dtype, out.shape[1:]):
-                raise PartitionError(f"{folder}feats.pkl: holds rows of several shapes or dtypes")
+            is_good = (rows.dtype, rows.shape[1:]) == (out.dtype, out.shape[1:])
+            check(is_good, f"{folder}feats.pkl: holds rows of several shapes or dtypes")
             where = np.searchsorted(wanted, ids)
             known = where < len(wanted)
             known[known] = wanted[where[known]] == ids[known]
             mine = where[known]
-            if seen[mine].any() or len(np.unique(mine)) < len(mine):
-                raise PartitionError(
-                    f"{folder}ids.pkl: an id is there twice; a folder must be partitioned into once"
-                )
+            is_good = not seen[mine].any() and len(np.unique(mine)) == len(mine)
+            what = f"{folder}ids.pkl: an id is there twice"
+            check(is_good, f"{what}; a folder must be partitioned into once")
             seen[mine] = True
             out[torch.from_numpy(mine)] = rows[torch.from_numpy(known)]
         if out is not None and seen.all():
@@ -284,17 +254,14 @@ def _runs(folder: str) -> Iterator[tuple[np.ndarray, Tensor]]:
     names = [f"{folder}{name}.pkl" for name in ("ids", "feats")]
     ids, feats = map(read_pickles, names)
     for known in ids:
-        rows = next(feats, None)
-        is_column = isinstance(known, Tensor) and known.dim() == 1
-        if not is_column or known.is_floating_point():
-            raise PartitionError(
-                f"{names[0]}: holds {type(known).__name__}, expected columns of ids"
-            )
-        if not isinstance(rows, Tensor) or not rows.dim() or len(rows) != len(known):
-            raise PartitionError(f"{names[1]}: got {rows!r:.80}, expected {len(known)} rows")
+        rows: Any = next(feats, None)
+        is_good = isinstance(known, Tensor) and known.dim() == 1 and not known.is_floating_point()
+        check(is_good, f"{names[0]}: holds {type(known).__name__}, expected columns of ids")
+        is_good = isinstance(rows, Tensor) and rows.dim() > 0 and len(rows) == len(known)
+        check(is_good, f"{names[1]}: got {rows!r:.80}, expected {len(known)} rows")
         yield known.long().numpy(), rows.detach()
-    if next(feats, None) is not None:
-        raise PartitionError(f"{names[1]}: holds more rows than {names[0]} has ids")
+    is_good = next(feats, None) is None
+    check(is_good, f"{names[1]}: holds more rows than {names[0]} has ids")
 
 
 def _in_order(source: MappedColumn, order: np.ndarray) -> Column:
@@ -304,20 +271,23 @@ def _in_order(source: MappedColumn, order: np.ndarray) -> Column:
     return SelectedColumn([source], order)
 
 
+def _integers_of(path: str, count: int | None = None) -> MappedColumn:
+    return _integers(read_saved(path), path, count)
+
+
 def _integers(value: Any, where: str, count: int | None = None) -> MappedColumn:
     """``value``, if it is a tensor of integers in one column, of ``count`` rows if given."""
     is_column = isinstance(value, MappedColumn) and len(value.shape) == 1
-    if not is_column or value.dtype.is_floating_point or value.dtype.is_complex:
-        raise PartitionError(f"{where}: got {value!r:.80}, expected integers in one column")
-    if count is not None and len(value) != count:
-        raise PartitionError(f"{where}: has {len(value)} rows, expected {count}")
+    is_good = is_column and not (value.dtype.is_floating_point or value.dtype.is_complex)
+    check(is_good, f"{where}: got {value!r:.80}, expected integers in one column")
+    check(count in (None, len(value)), f"{where}: has {len(value)} rows, expected {count}")
     return value
 
 
 def _rows_of(value: Any, where: str, count: int) -> MappedColumn:
     """``value``, if it is a tensor of ``count`` rows."""
-    if not isinstance(value, MappedColumn) or not value.shape or len(value) != count:
-        raise PartitionError(f"{where}: got {value!r:.80}, expected {count} rows")
+    is_good = isinstance(value, MappedColumn) and value.shape and len(value) == count
+    check(is_good, f"{where}: got {value!r:.80}, expected {count} rows")
     return value
 
 
@@ -338,17 +308,16 @@ def _types_of(meta: Any, is_hetero: bool, path: str) -> tuple[list[str], list[ET
         return [NTYPE_HOMO], [ETYPE_HOMO]
     ntypes, etypes = list(_entry(meta, "node_types", path) or ()), []
     for one in _entry(meta, "edge_types", path) or ():
-        if not isinstance(one, (list, tuple)) or len(one) != 3:
-            raise PartitionError(
-                f"{path}: edge type {one!r}, expected source, relation, destination"
-            )
+        is_good = isinstance(one, (list, tuple)) and len(one) == 3
+        check(is_good, f"{path}: edge type {one!r}, expected source, relation, destination")
         etypes.append((one[0], one[1], one[2]))
     for name in (*ntypes, *(one for etype in etypes for one in etype)):
-        if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/:\0"):
-            raise PartitionError(f"{path}: type {name!r}, expected a name without '/' and ':'")
-    if not ntypes or not etypes or len({*ntypes, *etypes}) < len(ntypes) + len(etypes):
-        raise PartitionError(f"{path}: types {ntypes} and {etypes}, expected one or more, once")
+        is_good = isinstance(name, str) and name not in ("", ".", "..")
+        is_good = is_good and not set(name) & set("/:\0")
+        check(is_good, f"{path}: type {name!r}, expected a name without '/' and ':'")
+    are_good = ntypes and etypes and len({*ntypes, *etypes}) == len(ntypes) + len(etypes)
+    check(are_good, f"{path}: types {ntypes} and {etypes}, expected one or more, once")
     for etype in etypes:
-        if not {etype[0], etype[2]} <= set(ntypes):
-            raise PartitionError(f"{path}: {etype} joins other types than {ntypes}")
+        is_good = {etype[0], etype[2]} <= set(ntypes)
+        check(is_good, f"{path}: {etype} joins other types than {ntypes}")
     return ntypes, etypes

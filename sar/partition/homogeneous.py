@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from sar import expect
-from sar.errors import PartitionError
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, ORIG_EID, ORIG_ID, EType
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, ORIG_EID, ORIG_ID
 from sar.partition.book import PartitionBook
-from sar.partition.column import Column
+from sar.partition.column import Column, check
 from sar.partition.features import FeatureStore
 from sar.partition.load import TYPE_KEY, PartitionData
 from sar.partition.shards import MAX_INT32, ShardEdges
@@ -37,21 +36,19 @@ def to_homogeneous(partition_data: PartitionData) -> PartitionData:
     book = _joint_book(data.book)
     _check_int32(book)
     ntypes = {ntype: data.num_nodes(ntype) for ntype in data.book.ntypes}
-    etypes = {etype: data.num_edges(etype) for etype in data.book.canonical_etypes}
-    nodes = _joint_features(data.node_features, ntypes, list(ntypes), NTYPE_HOMO)
-    names = [":".join(etype) for etype in etypes]
+    etypes = {":".join(etype): data.num_edges(etype) for etype in data.book.canonical_etypes}
     joint = ":".join(ETYPE_HOMO)
-    edges = _joint_features(data.edge_features, etypes, names, joint)
+    nodes = _joint_features(data.node_features, ntypes, NTYPE_HOMO)
+    edges = _joint_features(data.edge_features, etypes, joint)
     nodes.synthesize(TYPE_KEY, lambda: data.node_features[TYPE_KEY])
-    if f"{NTYPE_HOMO}/{ORIG_ID}" in nodes:
-        numbers = partial(_numbers, data.keys.nodes, list(ntypes))
-        nodes.synthesize(f"{NTYPE_HOMO}/{ORIG_ID}", numbers)
-    if f"{joint}/{ORIG_EID}" in edges:
-        numbers = partial(_numbers, data.keys.edges, list(etypes))
-        edges.synthesize(f"{joint}/{ORIG_EID}", numbers)
-    return PartitionData(
-        book, data.part_id, {ETYPE_HOMO: _joint_edges(data)}, nodes, edges, data.device
-    )
+    for store, name, keys, types in (
+        (nodes, f"{NTYPE_HOMO}/{ORIG_ID}", data.keys.nodes, data.book.ntypes),
+        (edges, f"{joint}/{ORIG_EID}", data.keys.edges, data.book.canonical_etypes),
+    ):
+        if name in store:
+            store.synthesize(name, partial(_numbers, keys, types))
+    shards = {ETYPE_HOMO: _joint_edges(data)}
+    return PartitionData(book, data.part_id, shards, nodes, edges, data.device)
 
 
 def _numbers(read: Callable[..., Tensor], types: Sequence) -> Tensor:
@@ -76,11 +73,8 @@ def _check_int32(book: PartitionBook) -> None:
         ("edges", book.edge_ranges.values()),
     ):
         largest = int((ranges[:, 1] - ranges[:, 0]).max())
-        if largest >= MAX_INT32:
-            raise PartitionError(
-                f"{book.json_path}: a part owns {largest} {what} of all types, expected less than "
-                f"{MAX_INT32}: cut it into more parts"
-            )
+        text = f"a part owns {largest} {what} of all types, expected less than {MAX_INT32}"
+        check(largest < MAX_INT32, f"{book.json_path}: {text}: cut it into more parts")
 
 
 def _joint_edges(data: PartitionData) -> ShardEdges:
@@ -107,16 +101,14 @@ def _start(book: PartitionBook, ntype: str, part: int) -> int:
     return int(book.node_ranges[ntype][part, 0]) - book.part_ranges[part][0]
 
 
-def _joint_features(
-    store: FeatureStore, counts: dict[str, int] | dict[EType, int], names: list[str], joint: str
-) -> FeatureStore:
+def _joint_features(store: FeatureStore, counts: dict[str, int], joint: str) -> FeatureStore:
     """Features that every type with rows has alike, and the type of each row."""
     found = FeatureStore()
-    empty = {name for name, count in zip(names, counts.values(), strict=True) if not count}
     features = [key.rpartition("/")[2] for key in store if "/" in key]
     for feature in dict.fromkeys(features):
-        every = [f"{one}/{feature}" for one in names if one not in empty]
-        keys = [*every, *(f"{one}/{feature}" for one in empty if f"{one}/{feature}" in store)]
+        keys = [f"{kind}/{feature}" for kind, count in counts.items() if count]
+        empty = [f"{kind}/{feature}" for kind, count in counts.items() if not count]
+        keys += [key for key in empty if key in store]
         if all(key in store for key in keys) and len({_kind(store, key) for key in keys}) == 1:
             found.map(f"{joint}/{feature}", _Joined(store, keys))
     sizes = torch.tensor(list(counts.values()))

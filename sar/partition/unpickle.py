@@ -19,6 +19,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -70,8 +71,19 @@ class PlainUnpickler(pickle.Unpickler):
         self._name = os.fspath(getattr(file, "name", name))
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a pickle names."""
-        return super().find_class(*_plain(module, name, self._name))
+        """What a pickle names; older files say where plain data's class or function was."""
+        module = _OLD.get(module, module)
+        if module.startswith("scipy.sparse") and name in _SPARSE:
+            return super().find_class("scipy.sparse", name)
+        if name in _PLAIN.get(module, ()) or (module in NUMPY_MODULES and name in NUMPY_MAKERS):
+            return super().find_class(module, name)
+        raise self._refusal(module, name, "arrays of numbers and containers of them")
+
+    def _refusal(self, module: str, name: str, expected: str) -> NotPlainError:
+        return NotPlainError(
+            f"{self._name}: names {module}.{name}, expected {expected}; not read, as it could run "
+            "a program"
+        )
 
 
 @contextmanager
@@ -105,19 +117,6 @@ def plain_pickles() -> Iterator[None]:
             raise refused[0]
 
 
-def _plain(module: str, name: str, file: str) -> tuple[str, str]:
-    """Where plain data's class or function is now; older files say where it was."""
-    module = _OLD.get(module, module)
-    if module.startswith("scipy.sparse") and name in _SPARSE:
-        return "scipy.sparse", name
-    if name in _PLAIN.get(module, ()) or (module in NUMPY_MODULES and name in NUMPY_MAKERS):
-        return module, name
-    raise NotPlainError(
-        f"{file}: names {module}.{name}, expected arrays of numbers and containers of them; "
-        "not read, as it could run a program"
-    )
-
-
 def read_saved(path: str) -> Any:
     """What ``torch.save`` wrote: containers and plain values, tensors as :class:`MappedColumn`.
 
@@ -140,15 +139,9 @@ def read_pickles(path: str) -> Iterator[Any]:
 
     Raises as :func:`read_saved`.
     """
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise PartitionError(f"{path}: {error.strerror or error}") from error
-    with file:
+    with _naming(path), open(path, "rb") as file:
         while file.peek(1):
-            with _naming(path):
-                found = _Loading(file, name=path).load()
-            yield found
+            yield _Loading(file, name=path).load()
 
 
 def read_values(path: str) -> Any:
@@ -171,8 +164,10 @@ def _naming(path: str) -> Iterator[None]:
     """Errors of what is damaged name the file."""
     try:
         yield
-    except (PartitionError, OSError):
+    except PartitionError:
         raise
+    except OSError as error:
+        raise PartitionError(f"{path}: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
         text = str(error)
         raise PartitionError(text if path in text else f"{path}: {text}") from error
@@ -244,7 +239,7 @@ class _Values(PlainUnpickler):
     """What pickle has opcodes for: text, numbers, and containers of them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise NotPlainError(f"{self._name}: names {module}.{name}, expected plain values alone")
+        raise self._refusal(module, name, "plain values alone")
 
 
 class _Loading(PlainUnpickler):
@@ -254,9 +249,6 @@ class _Loading(PlainUnpickler):
         if (module, name) == REBUILD_TENSOR:
             return rebuild_tensor
         if (module, name) == STORAGE_FROM_BYTES:
-            return _storage
+            load = partial(torch.load, map_location="cpu", weights_only=True)
+            return lambda data: load(io.BytesIO(data))
         return super().find_class(module, name)
-
-
-def _storage(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 
 from sar.files import OutFiles
+from sar.partition.arrays import need
 from sar.partition.book import ArrayDigest, FileDigest
 from sar.partition.dgl_format import (
     ARRAY_MAGIC,
@@ -49,14 +50,7 @@ _CPU, _ONE_LANE = 1, 1
 _COO, _ALL_FORMATS, _NEW_CODE = 1, 7, 1 << 32
 _ID_BYTES = 8
 _WORDS = 1 << 14  # of a bitmap, looked at together
-
-
-class Array(NamedTuple):
-    """An array of a file. ``dtype`` is as stored, so never bool."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
 def _text(value: str) -> bytes:
@@ -78,7 +72,8 @@ def _header(dtype: torch.dtype, shape: Sequence[int]) -> bytes:
 class _Running:
     """An array that is being written: where its next bytes go, its end, and its digest so far."""
 
-    array: Array
+    dtype: torch.dtype
+    shape: tuple[int, ...]
     at: int
     end: int
     digest: Any = field(default_factory=xxhash.xxh3_128)
@@ -88,19 +83,20 @@ class FeatureFile:
     """One tensor dictionary, whose arrays are appended to in turn.
 
     Args:
-        arrays: all that it will hold, with names of their own.
+        arrays: dtype, as stored, so never bool, and shape of all that it will hold.
     """
 
-    def __init__(self, files: OutFiles, name: str, arrays: Sequence[Array]) -> None:
+    def __init__(self, files: OutFiles, name: str, arrays: Mapping[str, Kind]) -> None:
         self.name, self._files = name, files
         self._running: dict[str, _Running] = {}
         header, at = struct.pack("<QQQ", TENSORS_MAGIC, len(arrays), len(arrays)), 0
-        for array in reversed(arrays):  # as DGL's own files have them, as long as they are few
-            header += _text(array.name) + _header(array.dtype, array.shape)
+        # In reverse, as DGL's own files have them, as long as they are few.
+        for array, (dtype, shape) in reversed(list(arrays.items())):
+            header += _text(array) + _header(dtype, shape)
             files.write(name, at, header)
             at += len(header)
-            end = at + math.prod(array.shape) * array.dtype.itemsize
-            self._running[array.name] = _Running(array, at, end)
+            end = at + math.prod(shape) * dtype.itemsize
+            self._running[array] = _Running(dtype, shape, at, end)
             at, header = end, b""
         files.write(name, at, header)
         self._size = at + len(header)
@@ -117,10 +113,9 @@ class FeatureFile:
         """Of the whole file. Raises ``ValueError`` where rows are missing or too many."""
         arrays = {}
         for name, one in reversed(self._running.items()):
-            if one.at != one.end:
-                raise ValueError(f"{self.name}: {name!r} ends at {one.at}, expected {one.end}")
-            _, dtype, shape = one.array
-            arrays[name] = ArrayDigest.of(dtype, shape, one.digest.hexdigest())
+            what = f"{self.name}: {name!r} ends at {one.at}, expected {one.end}"
+            need(one.at == one.end, what)
+            arrays[name] = ArrayDigest.of(one.dtype, one.shape, one.digest.hexdigest())
         return FileDigest(self._size, arrays=arrays)
 
 
@@ -148,7 +143,6 @@ def _tail() -> bytes:
     return names + struct.pack("<Q", len(starts)) + starts + struct.pack("<Q", len(starts))
 
 
-_Ids = Callable[[], Iterator[np.ndarray]]
 _Made = Callable[[np.ndarray], np.ndarray]
 
 
@@ -183,14 +177,16 @@ class PartGraph:
 
         The part's edges count thrice: their sources are read twice.
         """
-        halo = _Halo(self._layout.num_nodes)
+        start, stop = self._start, self._stop
+        bitmap = np.zeros(-(-self._layout.num_nodes // WORD), np.uint64)  # a bit for each halo node
+        before = np.zeros(len(bitmap) + 1, np.int64)  # bits in the words before each
         for ids in self._stored(self._src_at, counter):
-            mark_remote(ids, self._start, self._stop, halo.bitmap)
-        count_before(halo.bitmap, halo.before)
-        num_nodes = self._stop - self._start + int(halo.before[-1])
+            mark_remote(ids, start, stop, bitmap)
+        count_before(bitmap, before)
+        num_nodes = stop - start + int(before[-1])
         self._add(_head(num_nodes, self._num_edges))
         for ids in self._stored(self._src_at, counter):
-            make_local(ids, self._start, self._stop, halo.bitmap, halo.before)
+            make_local(ids, start, stop, bitmap, before)
             self._add(ids)
         self._add(self._between)
         for ids in self._stored(self._dst_at, counter):
@@ -199,8 +195,11 @@ class PartGraph:
         self._add(struct.pack("<Qq", 1, num_nodes))
 
         def node_ids() -> Iterator[np.ndarray]:
-            yield from _counted(self._start, self._stop)
-            yield from halo.ids()
+            yield from _counted(start, stop)
+            for low, high in blocks(len(bitmap), size=_WORDS):
+                found = np.empty(int(before[high] - before[low]), np.int64)
+                list_bits(bitmap[low:high], low * WORD, found)
+                yield found
 
         self._add_frame(num_nodes, node_ids, self._node_columns())
         edge_ids = self._first, self._first + self._num_edges
@@ -229,9 +228,15 @@ class PartGraph:
             yield room[: high - low]
 
     def _add_frame(
-        self, rows: int, ids: _Ids, columns: dict[str, tuple[torch.dtype, _Made]]
+        self,
+        rows: int,
+        ids: Callable[[], Iterator[np.ndarray]],
+        columns: dict[str, tuple[torch.dtype, _Made]],
     ) -> None:
         """Named columns, in the order in which DGL writes them, made of the rows' ids."""
+        if self._is_homogeneous:
+            columns.pop("_TYPE")
+        columns["_ID"] = torch.int64, lambda ids: ids
         self._add(struct.pack("<QQ", 1, len(columns)))
         for name, (dtype, made) in columns.items():
             self._add(_text(name) + _header(dtype, (rows,)))
@@ -241,28 +246,22 @@ class PartGraph:
     def _node_columns(self) -> dict[str, tuple[torch.dtype, _Made]]:
         ends = np.stack([one[:, 1] for one in self._layout.node_ranges.values()], axis=1)
         types = np.tile(np.arange(ends.shape[1], dtype=np.int32), len(ends))
-        start, stop = self._start, self._stop
-        found: dict[str, tuple[torch.dtype, _Made]] = {
-            "part_id": (torch.int64, lambda ids: _look_up(ids, ends[:, -1], np.arange(len(ends)))),
+        start, stop, parts = self._start, self._stop, np.arange(len(ends))
+        return {
+            "_TYPE": (torch.int32, lambda ids: _look_up(ids, ends.ravel(), types)),
+            "part_id": (torch.int64, lambda ids: _look_up(ids, ends[:, -1], parts)),
             "inner_node": (
                 torch.uint8, lambda ids: ((start <= ids) & (ids < stop)).astype(np.uint8)
             ),
-            "_ID": (torch.int64, lambda ids: ids),
         }  # fmt: skip
-        if self._is_homogeneous:
-            return found
-        return {"_TYPE": (torch.int32, lambda ids: _look_up(ids, ends.ravel(), types)), **found}
 
     def _edge_columns(self) -> dict[str, tuple[torch.dtype, _Made]]:
-        found: dict[str, tuple[torch.dtype, _Made]] = {
-            "inner_edge": (torch.uint8, lambda ids: np.ones(len(ids), np.uint8)),
-            "_ID": (torch.int64, lambda ids: ids),
-        }
-        if self._is_homogeneous:
-            return found
         ends = np.array([one[self._part, 1] for one in self._layout.edge_ranges.values()], np.int64)
         types = np.arange(len(ends), dtype=np.int32)
-        return {"_TYPE": (torch.int32, lambda ids: _look_up(ids, ends, types)), **found}
+        return {
+            "_TYPE": (torch.int32, lambda ids: _look_up(ids, ends, types)),
+            "inner_edge": (torch.uint8, lambda ids: np.ones(len(ids), np.uint8)),
+        }
 
 
 def _counted(start: int, stop: int) -> Iterator[np.ndarray]:
@@ -273,23 +272,3 @@ def _counted(start: int, stop: int) -> Iterator[np.ndarray]:
 def _look_up(ids: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Of ascending ids, the value of the first of ascending ranges that ends after each."""
     return np.repeat(values, np.diff(np.searchsorted(ids, ends), prepend=0))
-
-
-class _Halo:
-    """A set of new ids.
-
-    Attributes:
-        bitmap: uint64 [N / 64], a bit for each id.
-        before: int64 [N / 64 + 1], ids in the words before each, once they are counted.
-    """
-
-    def __init__(self, num_nodes: int) -> None:
-        self.bitmap = np.zeros(-(-num_nodes // WORD), np.uint64)
-        self.before = np.zeros(len(self.bitmap) + 1, np.int64)
-
-    def ids(self) -> Iterator[np.ndarray]:
-        """int64, ascending, in runs."""
-        for low, high in blocks(len(self.bitmap), size=_WORDS):
-            found = np.empty(int(self.before[high] - self.before[low]), np.int64)
-            list_bits(self.bitmap[low:high], low * WORD, found)
-            yield found

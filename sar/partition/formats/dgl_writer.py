@@ -7,7 +7,7 @@ in them, and each column is read once, in the order of original ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sar.files import OutFiles
-from sar.partition.arrays import ORIG_EID, EType, GraphArrays
+from sar.partition.arrays import ORIG_EID, GraphArrays
 from sar.partition.book import Digests, FileDigest, graph_digest, with_digests
 from sar.partition.column import bytes_of
-from sar.partition.formats.dgl_files import Array, FeatureFile, PartGraph
+from sar.partition.formats.dgl_files import FeatureFile, Kind, PartGraph
 from sar.partition.formats.layout import (
     COPIED_BYTES,
     Group,
@@ -29,7 +29,6 @@ from sar.partition.formats.layout import (
 )
 from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 
-HALO_HOPS = 1
 GRAPH, NODE_FEATS, EDGE_FEATS = "graph.dgl", "node_feat.dgl", "edge_feat.dgl"
 
 
@@ -57,12 +56,12 @@ def write_dgl(
     digests = _write_nodes(graph, layout, files, progress)
     digests |= _write_edges(graph, layout, files, progress)
     content = _description(graph, layout, name, method)
-    paths = [
-        f"part{part}/{file}"
-        for part in range(num_parts)
-        for file in (GRAPH, NODE_FEATS, EDGE_FEATS)
-    ]
-    ordered = {path: digests[path] for path in paths}
+    names = [content[f"part-{part}"] for part in range(num_parts)]
+    ordered = {
+        path: digests[path]
+        for own in names
+        for path in (own["part_graph"], own["node_feats"], own["edge_feats"])
+    }
     described = with_digests(content, Digests(graph_digest(graph, progress), ordered))
     files.write(f"{name}.json", 0, (json.dumps(described, indent=4) + "\n").encode())
 
@@ -84,7 +83,8 @@ def _write_edges(
     graph: GraphArrays, layout: Layout, files: OutFiles, progress: Progress
 ) -> dict[str, FileDigest]:
     """The features of edges, and the graphs."""
-    data = {":".join(etype): _edge_columns(graph, etype) for etype in graph.edges}
+    # Edges that have no original ids get those of this graph, which are made here: None.
+    data = {":".join(t): {ORIG_EID: None, **graph.edge_data.get(t, {})} for t in graph.edges}
     ranges = {":".join(etype): own for etype, own in layout.edge_ranges.items()}
     tables = _feature_files(data, layout, ranges, files, EDGE_FEATS)
     graphs = [
@@ -93,44 +93,25 @@ def _write_edges(
     ]
     counter = Counter(progress, "writing edges", graph.total_edges)
     for etype in graph.edges:
-        _write_type(graph, layout, etype, (tables, graphs), counter)
+        kind = ":".join(etype)
+        stored = {name: column for name, column in data[kind].items() if column is not None}
+        rows = (layout.edge_ranges[etype][:, 0] - layout.edge_spans[:, 0]).tolist()
+        for group in edge_groups(graph, layout, etype, counter):
+            for part, where in group.parts():
+                graphs[part].write_ends(rows[part], group.src[where], group.dst[where])
+                rows[part] += where.stop - where.start
+                if ORIG_EID not in stored:
+                    ids = group.order[where].astype(np.int64)
+                    ids += group.low
+                    tables[part].append(f"{kind}/{ORIG_EID}", ids)
+            _append(tables, kind, stored, group)
     digests = {table.name: table.finish() for table in tables}
     counter = Counter(progress, "writing graphs", 3 * graph.total_edges)
-    for one in graphs:
-        digests[one.name] = one.finish(counter)
-    return digests
-
-
-def _write_type(
-    graph: GraphArrays,
-    layout: Layout,
-    etype: EType,
-    outputs: tuple[list[FeatureFile], list[PartGraph]],
-    counter: Counter,
-) -> None:
-    """The edges of a type with their features."""
-    (tables, graphs), kind = outputs, ":".join(etype)
-    columns = _edge_columns(graph, etype)
-    stored = {name: rows for name, rows in columns.items() if rows is not None}
-    rows = (layout.edge_ranges[etype][:, 0] - layout.edge_spans[:, 0]).tolist()
-    for group in edge_groups(graph, layout, etype, counter):
-        for part, where in group.parts():
-            graphs[part].write_ends(rows[part], group.src[where], group.dst[where])
-            rows[part] += where.stop - where.start
-            if len(stored) < len(columns):
-                ids = group.order[where].astype(np.int64)
-                ids += group.low
-                tables[part].append(f"{kind}/{ORIG_EID}", ids)
-        _append(tables, kind, stored, group)
-
-
-def _edge_columns(graph: GraphArrays, etype: EType) -> dict[str, Tensor | None]:
-    """By name; None for original ids, which edges get that have none."""
-    return {ORIG_EID: None, **graph.edge_data.get(etype, {})}
+    return digests | {one.name: one.finish(counter) for one in graphs}
 
 
 def _feature_files(
-    data: dict[str, Any],
+    data: Mapping[str, Any],
     layout: Layout,
     ranges: dict[str, np.ndarray],
     files: OutFiles,
@@ -139,31 +120,27 @@ def _feature_files(
     """One for each part, with the rows that it owns of each column."""
     found = []
     for part in range(layout.num_parts):
-        arrays = []
+        arrays: dict[str, Kind] = {}
         for kind, columns in data.items():
             start, stop = ranges[kind][part].tolist()
             for column, rows in columns.items():
                 dtype, shape = (torch.int64, ()) if rows is None else (rows.dtype, rows.shape[1:])
                 dtype = torch.uint8 if dtype == torch.bool else dtype
-                arrays.append(Array(f"{kind}/{column}", dtype, (stop - start, *shape)))
+                arrays[f"{kind}/{column}"] = dtype, (stop - start, *shape)
         found.append(FeatureFile(files, f"part{part}/{name}", arrays))
     return found
 
 
 def _append(tables: list[FeatureFile], kind: str, columns: dict[str, Tensor], group: Group) -> None:
-    """The rows of a group, to each part its own."""
+    """The rows of a group, to each part its own, in runs of a few MB."""
     for name, rows in columns.items():
         some = rows.detach()[group.low : group.high]
+        step = rows_in(some[:1].nbytes, COPIED_BYTES)
         for part, where in group.parts():
-            for picked in pick_bytes(some, group.order[where]):
+            order = torch.from_numpy(group.order[where]).to(rows.device)
+            for low, high in blocks(len(order), size=step):
+                picked = bytes_of(some.index_select(0, order[low:high]))
                 tables[part].append(f"{kind}/{name}", picked)
-
-
-def pick_bytes(rows: Tensor, order: np.ndarray) -> Iterator[memoryview]:
-    """The bytes of rows at int32 positions, in runs of a few MB."""
-    for low, high in blocks(len(order), size=rows_in(rows[:1].nbytes, COPIED_BYTES)):
-        places = torch.from_numpy(order[low:high])
-        yield bytes_of(rows.index_select(0, places.to(rows.device)))
 
 
 def _description(graph: GraphArrays, layout: Layout, name: str, method: str) -> dict[str, Any]:
@@ -174,7 +151,7 @@ def _description(graph: GraphArrays, layout: Layout, name: str, method: str) -> 
         "num_edges": graph.total_edges,
         "part_method": method,
         "num_parts": layout.num_parts,
-        "halo_hops": HALO_HOPS,
+        "halo_hops": 1,
         "node_map": {t: r.tolist() for t, r in layout.node_ranges.items()},
         "edge_map": {":".join(t): r.tolist() for t, r in layout.edge_ranges.items()},
         "ntypes": {t: i for i, t in enumerate(graph.num_nodes)},

@@ -55,9 +55,7 @@ class Layout:
 
 
 def _spans(ranges: dict, num_parts: int) -> np.ndarray:
-    if not ranges:
-        return np.zeros((num_parts, 2), np.int64)
-    columns = list(ranges.values())
+    columns = list(ranges.values()) or [np.zeros((num_parts, 2), np.int64)]
     return np.stack([columns[0][:, 0], columns[-1][:, 1]], axis=1)
 
 
@@ -73,7 +71,11 @@ def lay_out(
     for ntype, own in part_of.items():
         new_ids[ntype] = np.empty(len(own), wide)
         number_nodes(own, node_ranges[ntype][:, 0].copy(), new_ids[ntype])
-    counts = _count_edges(graph, part_of, num_parts, progress)
+    counter = Counter(progress, "counting edges", graph.total_edges)
+    counts = np.zeros((len(graph.edges), num_parts), np.int64)
+    row_of = dict(zip(graph.edges, counts, strict=True))
+    for etype, _, _, dst in graph.edge_blocks(counter):
+        count_parts(dst, part_of[etype[2]], row_of[etype])
     edge_ranges = dict(zip(graph.edges, ranges_of(counts.T), strict=True))
     return Layout(num_parts, part_of, new_ids, node_ranges, edge_ranges)
 
@@ -88,18 +90,6 @@ def count(parts: np.ndarray, num_parts: int) -> np.ndarray:
     """int64 [P]: how often each part comes; numpy's ``bincount`` copies them to int64."""
     found = np.zeros(num_parts, np.int64)
     count_each(parts, found)
-    return found
-
-
-def _count_edges(
-    graph: GraphArrays, part_of: dict[str, np.ndarray], num_parts: int, progress: Progress
-) -> np.ndarray:
-    """int64 [edge types, P]: the edges that end in each part."""
-    counter = Counter(progress, "counting edges", graph.total_edges)
-    found = np.zeros((len(graph.edges), num_parts), np.int64)
-    row_of = dict(zip(graph.edges, found, strict=True))
-    for etype, _, _, dst in graph.edge_blocks(counter):
-        count_parts(dst, part_of[etype[2]], row_of[etype])
     return found
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,12 @@ from sar.partition.arrays import (
     ORIG_ID,
     EType,
     GraphArrays,
+    need,
 )
 from sar.partition.column import create_array
 from sar.partition.formats.layout import order_by_part, parts_by_type
 from sar.partition.progress import Counter, Progress, blocks, silent
 from sar.partition.sources.npz import CSR, NODE_DATA
-
-_NODES, _EDGES = {"feat": "x"}, {"feat": "edge_attr"}
 
 
 def write_pyg(
@@ -60,26 +58,18 @@ def write_pyg(
 
     Raises ``OSError`` that names a file, and ``ValueError`` for types that the format cannot hold.
     """
-    _check_types(graph)
+    for name in (*graph.num_nodes, *(one for etype in graph.edges for one in etype)):
+        is_good = name not in (".", "..") and "\0" not in name
+        need(is_good, f"type {name!r}: PyG's partitions need types that can name files")
+    names = {"__".join(etype) for etype in graph.edges}
+    what = f"edge types {list(graph.edges)}: PyG's partitions need one or more"
+    need(names and len(names) == len(graph.edges), f"{what}, whose names joined by '__' differ")
     writer = _Writer(graph, parts, num_parts, files, scratch)
-    writer.write_nodes()
-    writer.write_edges(progress)
+    writer.write_tables(progress)
     writer.write_parts(progress)
     writer.write_beside()
     with files.placed("META.json") as path:
         path.write_text(json.dumps(writer.description()))
-
-
-def _check_types(graph: GraphArrays) -> None:
-    names = [*graph.num_nodes, *(one for etype in graph.edges for one in etype)]
-    for name in names:
-        if name in (".", "..") or "\0" in name:
-            raise ValueError(f"type {name!r}: PyG's partitions need types that can name files")
-    if len({"__".join(etype) for etype in graph.edges}) < len(graph.edges) or not graph.edges:
-        raise ValueError(
-            f"edge types {list(graph.edges)}: PyG's partitions need one or more, whose names "
-            "joined by '__' differ"
-        )
 
 
 class _Writer:
@@ -122,36 +112,30 @@ class _Writer:
                 reason = error.__context__
                 raise reason if isinstance(reason, OSError) else error from None
 
-    def _table(self, name: str, kind: str) -> str:
-        return f"{name}/{kind}.pt" if self._is_hetero else f"{name}.pt"
+    def _save_table(self, name: str, kind: str, parts: np.ndarray) -> None:
+        path = f"{name}/{kind}.pt" if self._is_hetero else f"{name}.pt"
+        self._save(path, torch.from_numpy(parts))
 
-    def write_nodes(self) -> None:
-        """The part of each node, int64 [N]."""
+    def write_tables(self, progress: Progress) -> None:
+        """The part of each node and edge, int64 [N] and [E]; and ends and ids of each part's edges,
+        to scratch."""
         for ntype, own in self._part_of.items():
-            self._save(self._table("node_map", ntype), torch.from_numpy(own.astype(np.int64)))
-
-    def write_edges(self, progress: Progress) -> None:
-        """The part of each edge, int64 [E]; and ends and ids of each part's edges, to scratch."""
+            self._save_table("node_map", ntype, own.astype(np.int64))
         counter = Counter(progress, "writing edges", self._graph.total_edges)
+        table = self._scratch / "table.npy"
         with OutFiles(self._scratch, self._scratch) as spread:
-            for number, etype in enumerate(self._graph.edges):
-                name = self._table("edge_map", "__".join(etype))
-                table = self._scratch / "table.npy"
-                self._save(name, self._spread(number, etype, spread, table, counter))
+            for number, (etype, ends) in enumerate(self._graph.edges.items()):
+                parts = create_array(table, np.int64, ends[0].shape)
+                self._spread(number, etype, spread, parts, counter)
+                self._save_table("edge_map", "__".join(etype), parts)
                 table.unlink()
 
     def _spread(
-        self,
-        number: int,
-        etype: EType,
-        spread: OutFiles,
-        table: Path,
-        counter: Counter,
-    ) -> Tensor:
+        self, number: int, etype: EType, spread: OutFiles, found: np.ndarray, counter: Counter
+    ) -> None:
+        """Put the edges of a type into files of their parts, and their parts into ``found``."""
         src, dst = (ids.detach().numpy() for ids in self._graph.edges[etype])
-        part_of = self._part_of[etype[2]]
-        found = create_array(table, np.int64, src.shape)
-        rows = np.zeros(self._num_parts, np.int64)
+        part_of, rows = self._part_of[etype[2]], np.zeros(self._num_parts, np.int64)
         for low, high in blocks(len(src), counter):
             parts = part_of[dst[low:high]]
             found[low:high] = parts
@@ -163,25 +147,24 @@ class _Writer:
                     own = ids[bounds[part] : bounds[part + 1]]
                     spread.write(f"{number}-{part}-{which}", 8 * int(rows[part]), own)
             rows += np.diff(bounds)
-        return torch.from_numpy(found)
 
     def write_parts(self, progress: Progress) -> None:
         """Ends, ids and features of what each part owns."""
         counter = Counter(progress, "writing parts", self._num_parts)
         for part in range(self._num_parts):
-            self._save(f"part_{part}/node_feats.pt", self._typed(self._node_features(part)))
+            self._save_typed(f"part_{part}/node_feats.pt", self._node_features(part))
             ends, features = {}, {}
             first = 0
             for number, etype in enumerate(self._graph.edges):
                 ends[etype], features[etype] = self._edges(part, number, etype, first)
                 first += len(self._graph.edges[etype][0])
-            self._save(f"part_{part}/graph.pt", self._typed(ends))
-            self._save(f"part_{part}/edge_feats.pt", self._typed(features))
+            self._save_typed(f"part_{part}/graph.pt", ends)
+            self._save_typed(f"part_{part}/edge_feats.pt", features)
             counter.add(1)
 
-    def _typed(self, content: dict[Any, dict[str, Any]]) -> dict[Any, Any]:
+    def _save_typed(self, name: str, content: dict[Any, dict[str, Any]]) -> None:
         """By type where the format has types."""
-        return content if self._is_hetero else next(iter(content.values()))
+        self._save(name, content if self._is_hetero else next(iter(content.values())))
 
     def _node_features(self, part: int) -> dict[str, dict[str, Any]]:
         found = {}
@@ -189,66 +172,57 @@ class _Writer:
             ids = torch.from_numpy(np.flatnonzero(own == part))
             columns = self._graph.node_data.get(ntype, {})
             feats = {
-                _NODES.get(name, name): rows.detach().index_select(0, ids)
+                {"feat": "x"}.get(name, name): rows.detach().index_select(0, ids)
                 for name, rows in columns.items()
-                if self._place(name, rows) == "feats"
+                if _place(name, rows) == "feats"
             }
             entry = {"global_id": ids + self._starts[ntype]}
             if self._is_hetero:
                 entry["id"] = ids
             found[ntype] = {**entry, "feats": feats}
-            if self._has_time(columns):  # of all nodes, in each part
-                found[ntype]["time"] = columns["time"].detach()
+            if "time" in columns and _place("time", columns["time"]) == "time":
+                found[ntype]["time"] = columns["time"].detach()  # of all nodes, in each part
         return found
-
-    def _place(self, name: str, rows: Tensor) -> str:
-        """Where a column of nodes is written, if at all."""
-        if name == ORIG_ID:
-            return ""
-        if name == "time" and self._has_time({name: rows}):
-            return "time"
-        is_beside = name != "feat" and rows.dtype != torch.bfloat16 and name not in CSR
-        return NODE_DATA if is_beside else "feats"
-
-    @staticmethod
-    def _has_time(columns: dict[str, Tensor]) -> bool:
-        """As PyG has it: a column of integers."""
-        return "time" in columns and columns["time"].dim() == 1 and _is_integer(columns["time"])
 
     def _edges(
         self, part: int, number: int, etype: EType, first: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of a type in a part, by destination: ends and ids, from ``first`` on; and features."""
-        src, dst, ids = self._take(part, number)
+        src, dst, ids = (self._take(f"{number}-{part}-{which}") for which in range(3))
         order = np.lexsort((*self._times(etype, src, ids), dst))
-        src, dst, ids = (one[order] for one in (src, dst, ids))
-        eids = torch.from_numpy(ids)
+        row, col, eids = (torch.from_numpy(one[order]) for one in (src, dst, ids))
         size = self._graph.num_nodes[etype[0]], self._graph.num_nodes[etype[2]]
-        ends = {
-            "edge_id": eids + first,
-            "row": torch.from_numpy(src),
-            "col": torch.from_numpy(dst),
-            "size": size,
+        ends = {"edge_id": eids + first, "row": row, "col": col, "size": size}
+        feats = {
+            {"feat": "edge_attr"}.get(name, name): rows.detach().index_select(0, eids)
+            for name, rows in self._graph.edge_data.get(etype, {}).items()
+            if name != ORIG_EID
         }
-        return ends, _edge_features(self._graph.edge_data.get(etype, {}), eids)
+        found: dict[str, Any] = {}
+        if "time" in feats and feats["time"].dim() == 1:
+            found["edge_time"] = feats.pop("time")
+        if feats:
+            found |= {"global_id": eids, "feats": feats}
+        return ends, found
 
     def _times(self, etype: EType, src: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
         """By what PyG orders the edges of a destination: their time, or that of their sources."""
         of_edges = self._graph.edge_data.get(etype, {}).get("time")
         if of_edges is not None and of_edges.dim() == 1:
             return [of_edges.detach()[torch.from_numpy(ids)].numpy()]
-        columns = self._graph.node_data.get(etype[0], {})
-        return [columns["time"].detach().numpy()[src]] if self._has_time(columns) else []
+        of_nodes = self._graph.node_data.get(etype[0], {}).get("time")
+        if of_nodes is None or _place("time", of_nodes) != "time":
+            return []
+        return [of_nodes.detach().numpy()[src]]
 
-    def _take(self, part: int, number: int) -> Iterator[np.ndarray]:
-        """Sources, destinations and ids, int64 [e] each, out of scratch."""
-        for which in range(3):
-            path = self._scratch / f"{number}-{part}-{which}"
-            if path.exists():
-                yield np.fromfile(path, np.int64)
-                path.unlink()
-            else:
-                yield np.empty(0, np.int64)
+    def _take(self, name: str) -> np.ndarray:
+        """int64 [e] out of scratch."""
+        path = self._scratch / name
+        if not path.exists():
+            return np.empty(0, np.int64)
+        found = np.fromfile(path, np.int64)
+        path.unlink()
+        return found
 
     def write_beside(self) -> None:
         """The other columns of nodes, if there are any."""
@@ -256,7 +230,7 @@ class _Writer:
             f"{name}/{ntype}" if self._is_hetero else name: rows
             for ntype, own in self._graph.node_data.items()
             for name, rows in own.items()
-            if self._place(name, rows) == NODE_DATA
+            if _place(name, rows) == NODE_DATA
         }
         if not columns:
             return
@@ -266,21 +240,10 @@ class _Writer:
                     np.lib.format.write_array(file, rows.detach().numpy(), allow_pickle=False)
 
 
-def _is_integer(rows: Tensor) -> bool:
-    return not rows.is_floating_point() and rows.dtype != torch.bool
-
-
-def _edge_features(columns: dict[str, Tensor], eids: Tensor) -> dict[str, Any]:
-    """Of edges, by ids in their type."""
-    picked = {
-        name: rows.detach().index_select(0, eids)
-        for name, rows in columns.items()
-        if name != ORIG_EID
-    }
-    found: dict[str, Any] = {}
-    if "time" in picked and picked["time"].dim() == 1:
-        found["edge_time"] = picked.pop("time")
-    if picked:
-        feats = {_EDGES.get(name, name): rows for name, rows in picked.items()}
-        found |= {"global_id": eids, "feats": feats}
-    return found
+def _place(name: str, rows: Tensor) -> str:
+    """Where a column of nodes is written, if at all. A time is, as PyG has it, of integers."""
+    is_integer = not rows.is_floating_point() and rows.dtype != torch.bool
+    if name == "time" and rows.dim() == 1 and is_integer:
+        return "time"
+    is_beside = name != "feat" and rows.dtype != torch.bfloat16 and name not in CSR
+    return "" if name == ORIG_ID else NODE_DATA if is_beside else "feats"

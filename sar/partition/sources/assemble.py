@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sar.files import naming
-from sar.partition.arrays import ORIG_EID, ORIG_ID, EType, GraphArrays
+from sar.partition.arrays import ORIG_EID, ORIG_ID, EType, GraphArrays, need
 from sar.partition.progress import Counter, Progress, blocks, silent, watched
 from sar.partition.sources.blocks import (
     Block,
@@ -26,10 +25,8 @@ from sar.partition.sources.blocks import (
     rows_at_once,
     together,
 )
-from sar.partition.sources.idmap import Dense, IdMap, Numbering, check_dense
+from sar.partition.sources.idmap import Dense, IdMap, check_dense
 from sar.partition.sources.tables import Table, array
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ class _Reader:
                 check_dense(numbering.count, 2 * total, where, "describe them with 'ids: external'")
         return {ntype: one.count for ntype, one in numberings.items()}, ends, data
 
-    def _numbering(self, ntype: str, nodes: Nodes) -> Numbering:
+    def _numbering(self, ntype: str, nodes: Nodes) -> Dense | IdMap:
         if nodes.count is not None or nodes.dense:
             return Dense(ntype, nodes.count)
         numbering = IdMap(ntype, nodes.texts)
@@ -151,35 +148,20 @@ class _Reader:
             texts = [key] if nodes.texts else []
             for block in self.blocks("node ids", nodes.ids.table, [key], ids=[key], texts=texts):
                 numbering.add(block, key)
-            numbering.close()
+            numbering.closed = True
         return numbering
 
     def _edges_of(
-        self, one: Edges, src: Numbering, dst: Numbering, folder: str
+        self, one: Edges, src: Dense | IdMap, dst: Dense | IdMap, folder: str
     ) -> tuple[_Ends, _Columns]:
         """Ends and data of a type; what lies beside the ends is read with them."""
-        what, ids = f"{':'.join(one.etype)!r} edges", [one.src, one.dst]
+        what = f"{':'.join(one.etype)!r} edges"
         _check_names(one.columns, what, ORIG_EID)
         beside = {n: v for n, v in one.columns.items() if v.table is one.table and v.keys}
-        keys = [key for values in beside.values() for key in values.keys or ()]
-
-        def read(floats: Sequence[Key]) -> tuple[_Columns, _Columns]:
-            with ExitStack() as stack:
-                files = self._files(beside, f"{folder}/column", stack)
-                ends = self._files(("src", "dst"), f"{folder}/end", stack, "int64")
-                texts = _text_ids(one, src, dst)
-                for block in self.blocks(
-                    "edges", one.table, [*ids, *keys], ids=ids, texts=texts, floats=floats
-                ):
-                    for file, rows in zip(ends.values(), _number(block, one, src, dst)):
-                        file.append(rows, block)
-                    self._add(files, beside, block, 2)
-                return _tensors(ends), _tensors(files)
-
-        ends, data = _widened(read)
         rest = {n: v for n, v in one.columns.items() if n not in beside}
-        data |= self.columns(rest, len(ends["src"]), what, folder, ORIG_EID)
-        return (ends["src"], ends["dst"]), {name: data[name] for name in one.columns}
+        ends, data = self._read("edges", one.table, beside, f"{folder}/column", (one, src, dst))
+        data |= self.columns(rest, len(ends[0]), what, folder, ORIG_EID)
+        return (ends[0], ends[1]), {name: data[name] for name in one.columns}
 
     def columns(
         self, columns: Mapping[str, Values], rows: int, what: str, folder: str, reserved: str
@@ -197,71 +179,76 @@ class _Reader:
             else:
                 groups.setdefault(values.table, {})[name] = values
         for number, (table, group) in enumerate(groups.items()):
-            stem = f"{folder}/table-{number}"
-            found |= _widened(partial(self._read_group, kind, table, group, stem))
+            found |= self._read(kind, table, group, f"{folder}/table-{number}")[1]
         for name, tensor in found.items():
-            if len(tensor) != rows:
-                path = columns[name].table.paths[0]
-                raise ValueError(
-                    f"{path}: column {name!r} has {len(tensor)} rows, expected {rows} ({what})"
-                )
+            path = columns[name].table.paths[0]
+            text = f"column {name!r} has {len(tensor)} rows, expected {rows} ({what})"
+            need(len(tensor) == rows, f"{path}: {text}")
         return {name: _shaped(found[name], columns[name].shape) for name in columns}
 
-    def _read_group(
+    def _read(
         self,
         kind: str,
         table: Table,
         group: Mapping[str, Values],
         stem: str,
-        floats: Sequence[Key],
-    ) -> _Columns:
+        edges: tuple[Edges, Dense | IdMap, Dense | IdMap] | None = None,
+    ) -> tuple[list[Tensor], _Columns]:
+        """Ends of edges, of whose columns their ids are the first, and columns by name: read once
+        more where one that began with integers has to be read as floats."""
+        ids = [edges[0].src, edges[0].dst] if edges else []
         keys = [key for values in group.values() for key in values.keys or ()]
-        with ExitStack() as stack:
-            files = self._files(group, stem, stack)
-            for block in self.blocks(kind, table, keys, floats=floats):
-                self._add(files, group, block, 0)
-            return _tensors(files)
-
-    def _files(
-        self, names: Iterable[str], stem: str, stack: ExitStack, nothing: str = "float32"
-    ) -> dict[str, _ColumnFile]:
-        """Names may hold what no file name can, so files have numbers."""
-        files = {
-            name: _ColumnFile(self.scratch / f"{stem}-{number}", name, nothing)
-            for number, name in enumerate(names)
-        }
-        for file in files.values():
-            stack.callback(file.close)
-        return files
+        floats: list[Key] = []
+        while True:
+            with ExitStack() as stack:
+                # Names may hold what no file name can, so files have numbers.
+                files = [
+                    stack.enter_context(_ColumnFile(self.scratch / f"{stem}-{number}", name))
+                    for number, name in enumerate(group)
+                ]
+                folder = (self.scratch / stem).parent
+                ends = [
+                    stack.enter_context(_ColumnFile(folder / f"end-{number}", name, "int64"))
+                    for number, name in enumerate(("src", "dst") if edges else ())
+                ]
+                texts = _text_ids(*edges) if edges else []
+                try:
+                    for block in self.blocks(
+                        kind, table, [*ids, *keys], ids=ids, texts=texts, floats=floats
+                    ):
+                        for file, rows in zip(ends, _number(block, *edges) if edges else ()):
+                            file.append(rows, block)
+                        self._add(files, group, block, len(ids))
+                    columns = {name: file.tensor() for name, file in zip(group, files)}
+                    return [file.tensor() for file in ends], columns
+                except WidenError as error:
+                    if error.key in floats:
+                        raise ValueError(str(error)) from error
+                    floats.append(error.key)
 
     def _add(
         self,
-        files: Mapping[str, _ColumnFile],
+        files: Sequence[_ColumnFile],
         columns: Mapping[str, Values],
         block: Block,
         first: int,
     ) -> None:
         """Append each file's columns of the block, which begin at the one of number ``first``."""
-        for name, values in columns.items():
+        for file, (name, values) in zip(files, columns.items()):
             keys = values.keys or ()
             rows = together(block, first, keys)
-            files[name].append(finished(rows, name, values.dtype, self.allow_nan, block), block)
+            file.append(finished(rows, name, values.dtype, self.allow_nan, block), block)
             first += len(keys)
 
     def _map_or_copy(self, values: Values, name: str, copy: Path, counter: Counter) -> Tensor:
-        """The rows of `.npy` files: where they lie if it is one that can be used as it is.
-
-        Raises ValueError naming file and row.
-        """
+        """The rows of `.npy` files: where they lie if it is one that can be used as it is."""
         table = values.table
-        single, mapped, file = len(table.paths) == 1, array(table.paths[0]), _ColumnFile(copy, name)
-        try:
+        single, mapped = len(table.paths) == 1, array(table.paths[0])
+        with _ColumnFile(copy, name) as file:
             for number, path in enumerate(table.paths):
                 found = array(path)
-                if table.rows and table.rows[number] != len(found):
-                    raise ValueError(
-                        f"{path}: holds {len(found)} rows, expected {table.rows[number]}"
-                    )
+                count = table.rows[number] if table.rows else len(found)
+                need(len(found) == count, f"{path}: holds {len(found)} rows, expected {count}")
                 step = rows_at_once(found.nbytes / max(len(found), 1))
                 for low, high in blocks(len(found), counter, step):
                     block = Block(path, low, [found[low:high]])
@@ -276,15 +263,13 @@ class _Reader:
                 copy.unlink()
                 return torch.from_numpy(mapped)
             return file.tensor()
-        finally:
-            file.close()
 
 
 class _ColumnFile:
-    """A file that blocks of rows are appended to, and that :meth:`tensor` maps.
+    """A file that blocks of rows are appended to, and that :meth:`tensor` maps; closed at the end
+    of a ``with``. ``nothing`` is the type of a column without rows.
 
-    ``nothing`` is the type of a column without rows. Raises OSError naming the file where the disk
-    is full.
+    Raises OSError naming the file where the disk is full.
     """
 
     def __init__(self, path: Path, name: str, nothing: str = "float32") -> None:
@@ -293,7 +278,14 @@ class _ColumnFile:
         self._nothing = np.dtype(nothing)
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "wb")  # noqa: SIM115 - closed by who made it
+            self._file = open(path, "wb")  # noqa: SIM115 - closed by __exit__
+
+    def __enter__(self) -> _ColumnFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with naming(self._path):
+            self._file.close()
 
     def append(self, values: np.ndarray, block: Block) -> None:
         """More rows. Raises ValueError where they have another type or width than before."""
@@ -308,23 +300,15 @@ class _ColumnFile:
 
     def tensor(self) -> Tensor:
         """[rows, ...] mapped."""
-        self.close()
+        self.__exit__()
         dtype, width = self._kind or (self._nothing, ())
         shape = (self._count, *width)
         if not math.prod(shape):
             return torch.from_numpy(np.zeros(shape, dtype))
         return torch.from_numpy(np.memmap(self._path, dtype, "c", 0, shape))
 
-    def close(self) -> None:
-        with naming(self._path):
-            self._file.close()
 
-
-def _tensors(files: Mapping[str, _ColumnFile]) -> _Columns:
-    return {name: file.tensor() for name, file in files.items()}
-
-
-def _text_ids(one: Edges, src: Numbering, dst: Numbering) -> list[Key]:
+def _text_ids(one: Edges, src: Dense | IdMap, dst: Dense | IdMap) -> list[Key]:
     """Columns whose ids are texts even if this table's look like integers."""
     maps = {key: ids for key, ids in ((one.src, src), (one.dst, dst)) if isinstance(ids, IdMap)}
     are_integers = one.table.integers(list(maps))
@@ -333,23 +317,11 @@ def _text_ids(one: Edges, src: Numbering, dst: Numbering) -> list[Key]:
 
 
 def _number(
-    block: Block, one: Edges, src: Numbering, dst: Numbering
+    block: Block, one: Edges, src: Dense | IdMap, dst: Dense | IdMap
 ) -> tuple[np.ndarray, np.ndarray]:
     if src is dst and isinstance(src, IdMap) and not src.closed:
         return src.number_ends(block, one.src, one.dst)
     return src.number(block, 0, one.src), dst.number(block, 1, one.dst)
-
-
-def _widened(read: Callable[[Sequence[Key]], T]) -> T:
-    """``read(floats)``, again with one more column as floats where it turns out to be of those."""
-    floats: list[Key] = []
-    while True:
-        try:
-            return read(floats)
-        except WidenError as error:
-            if error.key in floats:
-                raise ValueError(str(error)) from error
-            floats.append(error.key)
 
 
 def _shaped(column: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -360,11 +332,6 @@ def _shaped(column: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _check_names(columns: Mapping[str, Values], what: str, reserved: str) -> None:
     for name, values in columns.items():
-        if name == reserved:
-            why = "that is the row of the input, and added"
-        elif not name or "/" in name:
-            why = "expected a name without '/'"
-        else:
-            continue
-        path = values.table.paths[0]
-        raise ValueError(f"{path}: {what} cannot have a column {name!r}: {why}")
+        where = f"{values.table.paths[0]}: {what} cannot have a column {name!r}"
+        need(name != reserved, f"{where}: that is the row of the input, and added")
+        need(name and "/" not in name, f"{where}: expected a name without '/'")

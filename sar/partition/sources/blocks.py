@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from sar.options import closest_name
-from sar.partition.arrays import storable
+from sar.partition.arrays import as_named, need, storable
 
 Key = str | int  # the name of a column, or its number
 Column: TypeAlias = "pa.Array | np.ndarray"
@@ -81,14 +81,14 @@ def reading(path: Path) -> Iterator[None]:
 def position(key: Key, names: Sequence[str], path: Path) -> int:
     """Where a column is. Raises ValueError that lists the columns that there are."""
     if isinstance(key, int):
-        if not 0 <= key < len(names):
-            raise ValueError(f"{path}: has no column number {key}, it has {len(names)}")
+        is_good = 0 <= key < len(names)
+        need(is_good, f"{path}: has no column number {key}, it has {len(names)}")
         return key
-    if key not in names:
-        shown = ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
-        raise ValueError(f"{path}: has no column {key!r}{closest_name(key, names)}; it has {shown}")
-    if names.count(key) > 1:
-        raise ValueError(f"{path}: column {key!r} is there {names.count(key)} times")
+    shown = ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
+    near = closest_name(key, names) if key not in names else ""
+    need(key in names, f"{path}: has no column {key!r}{near}; it has {shown}")
+    count = list(names).count(key)
+    need(count == 1, f"{path}: column {key!r} is there {count} times")
     return list(names).index(key)
 
 
@@ -183,8 +183,7 @@ def together(block: Block, first: int, keys: Sequence[Key]) -> np.ndarray:
 def finished(
     values: np.ndarray, name: str, dtype: str | None, allow_nan: bool, block: Block
 ) -> np.ndarray:
-    """Numbers as a column of nodes or edges: of the type that was asked for; masks are bool, labels
-    of one column int64 unless they are floats.
+    """Numbers as a column of nodes or edges: of the type that was asked for, or as its name tells.
 
     Raises ValueError where integers would become others, and for a NaN or an infinity.
     """
@@ -196,10 +195,7 @@ def finished(
                 text = f"is {values[wrong.argmax()]}, which no {dtype} holds"
                 block.refuse(wrong, name, text)
         values = made
-    if name.endswith(("_mask", "_masks")):
-        values = values.astype(bool)
-    elif name == "label" and values.ndim == 1 and values.dtype.kind in "biu":
-        values = values.astype(np.int64)
+    values = as_named(name, values)
     if not allow_nan and values.dtype.kind == "f" and values.size:
         wrong = ~np.isfinite(values)
         first = values[wrong][:1].tolist()
@@ -216,8 +212,8 @@ class CsvFile:
     header: bool | None
 
     @cached_property
-    def _top(self) -> tuple[int, list[str] | None, int]:
-        """Lines of comments, the names of columns if there are some, and how many columns."""
+    def _top(self) -> tuple[int, bool, list[str]]:
+        """Lines of comments, whether columns have names, and these, or others."""
         opener: Callable = gzip.open if self.path.suffix == ".gz" else open
         with reading(self.path), opener(self.path, "rb") as file:
             skipped, line = 0, file.readline(_CSV_BYTES)
@@ -230,46 +226,34 @@ class CsvFile:
         header = self.header
         if header is None:
             header = first != [""] and not all(map(_is_number, first))
-        if self.header is False and any(  # texts above numbers
+        is_table = self.header is False and any(  # texts above numbers
             _is_number(below) and not _is_number(above) for above, below in zip(first, second)
-        ):
-            raise ValueError(
-                f"{self.path}: begins with {self.delimiter.join(first)!r}, which names columns; "
-                "name them, instead of their numbers"
-            )
-        return skipped, first if header else None, len(first)
+        )
+        what = f"begins with {self.delimiter.join(first)!r}, which names columns"
+        need(not is_table, f"{self.path}: {what}; name them, instead of their numbers")
+        return skipped, header, first if header else [f"f{n}" for n in range(len(first))]
 
     @property
     def names(self) -> list[str] | None:
         """Of the columns, `None` where the file has none."""
-        return self._top[1]
+        return self._top[2] if self._top[1] else None
 
     @property
     def width(self) -> int:
-        return self._top[2]
-
-    def _labels(self) -> list[str]:
-        return self.names or [f"f{number}" for number in range(self.width)]
+        return len(self._top[2])
 
     def type_of(self, key: Key) -> pa.DataType:
         """Of a column, as its first rows tell; the null type where they hold nothing."""
-        if not self._is_filled():
+        if not self.path.stat().st_size:
             return pa.null()
         name = self._name(key)
         with reading(self.path), self._open([name], {}) as reader:
             return reader.schema.field(0).type
 
-    def _is_filled(self) -> bool:
-        return bool(self.path.stat().st_size) and (self.names is not None or self.width > 0)
-
     def _name(self, key: Key) -> str:
-        if self.names is None and isinstance(key, str):
-            raise ValueError(
-                f"{self.path}: has no column {key!r}: its first line names none; "
-                "give the column's number"
-            )
-        labels = self._labels()
-        return labels[position(key, labels, self.path)]
+        what = f"{self.path}: has no column {key!r}: its first line names none"
+        need(self._top[1] or isinstance(key, int), f"{what}; give the column's number")
+        return self._top[2][position(key, self._top[2], self.path)]
 
     def blocks(
         self, keys: Sequence[Key], types: Mapping[Key, pa.DataType], widens: Sequence[Key]
@@ -278,7 +262,7 @@ class CsvFile:
 
         Raises ValueError naming file, row, column and value; of those in ``widens`` `WidenError`.
         """
-        if not self._is_filled():
+        if not self.path.stat().st_size:
             return
         names = [self._name(key) for key in keys]
         given = {name: types[key] for key, name in zip(keys, names) if key in types}
@@ -290,8 +274,7 @@ class CsvFile:
                         yield Block(self.path, row, [batch.column(name) for name in names])
                     row += batch.num_rows
         except DAMAGE as error:
-            labels = self._labels()
-            columns = {labels.index(name): key for key, name in zip(keys, names)}
+            columns = {self._top[2].index(name): key for key, name in zip(keys, names)}
             raise self._named(error, columns, widens) from error
 
     def _open(
@@ -341,7 +324,6 @@ def _fields(line: str, delimiter: str) -> list[str]:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return float(text) is not None
     except ValueError:
         return False
-    return True

@@ -63,23 +63,17 @@ class _Metadata(Checked):
         return value
 
     def nodes(self) -> dict[str, Nodes]:
-        data = self.mapping(self._content.get("node_data", {}), "node_data")
         counts = dict(self._counts("node"))
-        self._check_known(data, counts, "node_data")
-        return {
-            ntype: Nodes(
-                sum(chunks), None, self._data(data.get(ntype), f"node_data.{ntype}", chunks)
-            )
-            for ntype, chunks in counts.items()
-        }
+        data, found = self._by_type("node_data", counts, {}), {}
+        for ntype, chunks in counts.items():
+            columns = self._data(data.get(ntype), f"node_data.{ntype}", chunks)
+            found[ntype] = Nodes(sum(chunks), None, columns)
+        return found
 
     def edges(self, nodes: Mapping[str, Nodes]) -> list[Edges]:
-        tables = self.mapping(self._content.get("edges"), "edges")
-        data = self.mapping(self._content.get("edge_data", {}), "edge_data")
-        counts = dict(self._counts("edge"))
-        self._check_known(data, counts, "edge_data")
-        self._check_known(tables, counts, "edges")
-        found = []
+        counts, found = dict(self._counts("edge")), []
+        tables = self._by_type("edges", counts, None)
+        data = self._by_type("edge_data", counts, {})
         for text, chunks in counts.items():
             etype = self._etype(text, nodes)
             table = self._table(tables.get(text), f"edges.{text}", chunks)
@@ -104,10 +98,12 @@ class _Metadata(Checked):
             self.need(is_good, f"{key}, {name!r}", f"is {chunks!r}, expected counts")
             yield name, tuple(chunks)
 
-    def _check_known(self, given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
-        for name in given if set(given) - set(known) else ():
+    def _by_type(self, key: str, known: Mapping[str, Any], default: Any) -> dict[str, Any]:
+        given = self.mapping(self._content.get(key, default), key)
+        for name in set(given) - set(known):
             what = f"type {name!r} is unknown{closest_name(name, known)}; known: {list(known)}"
-            self.need(name in known, where, what)
+            self.need(False, key, what)
+        return given
 
     def _etype(self, text: str, nodes: Mapping[str, Nodes]) -> EType:
         parts, where = text.split(":"), "edge_type"
@@ -140,10 +136,8 @@ class _Metadata(Checked):
         what = f"has {len(files)} files, expected {len(chunks)}"
         self.need(len(chunks) in (1, len(files)), f"{where}.data", what)
         rows = chunks if len(chunks) == len(files) else None  # the sum is checked when all is read
-        delimiter = form.get("delimiter", " " if kind == "csv" else None)
-        what = f"is {delimiter!r}, expected a character"
-        is_good = delimiter is None or isinstance(delimiter, str)
-        self.need(is_good, f"{where}.format.delimiter", what)
+        given = form.get("delimiter", " " if kind == "csv" else None)
+        delimiter = self.delimiter(given, f"{where}.format")
         paths = [self.path.parent / file for file in files]
         return table_of(paths, kind=_KINDS[kind], delimiter=delimiter, header=False, rows=rows)
 

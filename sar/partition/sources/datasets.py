@@ -8,10 +8,12 @@ import importlib
 import inspect
 import os
 import pickle
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,17 +21,16 @@ from torch import Tensor
 
 from sar._private import NUMPY_MAKERS, NUMPY_MODULES
 from sar.errors import MissingDependencyError, SarError
-from sar.partition.arrays import EType, GraphArrays
+from sar.partition.arrays import EType, GraphArrays, need
+from sar.partition.dgl_format import FILE_MAGIC
 from sar.partition.require import require_dgl
 from sar.partition.unpickle import NotPlainError, plain_pickles
 
-_DGL_FILE_MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
 _RESERVED = ("_ID", "_TYPE")
 DEFAULT_OGB_ROOT = "dataset"  # OGB's own
-_HELD_OUT = {"valid": "val_mask", "test": "test_mask"}  # OGB's splits, and ours
-_MASKS = ("train_mask", *_HELD_OUT.values())
+# OGB's splits, and ours.
+_MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 _RELATION = "etype"  # the column of relations' numbers, as of an `.npz` of triples
-_Ends = tuple[Tensor, Tensor]
 
 
 def from_dgl(graph, name: str) -> GraphArrays:
@@ -51,24 +52,22 @@ def _fields(data) -> dict[str, Tensor]:
 
 def read_dgl_file(path: str | os.PathLike) -> GraphArrays:
     """The one graph of a file of `dgl.save_graphs`. Raises ValueError, also for several graphs."""
+    path = os.fspath(path)
     with open(path, "rb") as file:
         magic = file.read(8)
     # DGL's reader does not stop at foreign bytes.
-    if magic != _DGL_FILE_MAGIC:
-        raise ValueError(f"{os.fspath(path)}: neither an .npz file nor one of dgl.save_graphs")
-    dgl = require_dgl(f"reading {os.fspath(path)}")
+    is_good = magic == FILE_MAGIC.to_bytes(8, "little")
+    need(is_good, f"{path}: neither an .npz file nor one of dgl.save_graphs")
+    dgl = require_dgl(f"reading {path}")
     try:
-        graphs, _ = dgl.load_graphs(os.fspath(path))
+        graphs, _ = dgl.load_graphs(path)
     except dgl.DGLError as error:
-        raise ValueError(
-            f"{os.fspath(path)}: DGL cannot read it: {str(error).splitlines()[0]}"
-        ) from error
-    if len(graphs) != 1:
-        raise ValueError(f"{os.fspath(path)}: holds {len(graphs)} graphs, expected one")
+        raise ValueError(f"{path}: DGL cannot read it: {str(error).splitlines()[0]}") from error
+    need(len(graphs) == 1, f"{path}: holds {len(graphs)} graphs, expected one")
     try:
         return from_dgl(graphs[0], Path(path).stem)
     except (ValueError, dgl.DGLError) as error:
-        raise ValueError(f"{os.fspath(path)}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
 
 
 @functools.cache
@@ -143,13 +142,7 @@ def load_ogb_dataset(name: str, root: str | None = None) -> GraphArrays:
         graph, labels = dataset[0]
     arrays = from_dgl(graph, name)
     classify = "classification" in dataset.task_type and dataset.num_tasks == 1
-    _add_targets(arrays, labels, split, classify)
-    return arrays
-
-
-def _add_targets(arrays: GraphArrays, labels, split: dict, classify: bool) -> None:
-    """OGB's labels and split as node data; of a heterograph both are dictionaries by type."""
-    if not isinstance(labels, dict):
+    if not isinstance(labels, dict):  # of a heterograph both are dictionaries by type
         (ntype,) = arrays.num_nodes
         labels = {ntype: labels}
         split = {key: {ntype: ids} for key, ids in split.items()}
@@ -159,7 +152,8 @@ def _add_targets(arrays: GraphArrays, labels, split: dict, classify: bool) -> No
         for ntype, ids in by_type.items():
             mask = torch.zeros(arrays.num_nodes[ntype], dtype=torch.bool)
             mask[torch.as_tensor(ids)] = True
-            arrays.node_data[ntype][f"{'val' if key == 'valid' else key}_mask"] = mask
+            arrays.node_data[ntype][_MASKS[key]] = mask
+    return arrays
 
 
 def _labels(value: Tensor, classify: bool) -> Tensor:
@@ -192,51 +186,38 @@ def explained(name: str, folder: str) -> Iterator[None]:
         raise SarError(f"data set {name!r}: the download was not confirmed") from error
 
 
-class _Torch:
-    """Stands in for torch inside OGB's loader: `load` reads plain data below `root` only.
+@contextlib.contextmanager
+def weights_only_loads(module, root: Path) -> Iterator[None]:
+    """While inside, `torch.load` of `module` (OGB's loader) reads plain data below `root` only.
 
     OGB 1.3.6 calls `torch.load(path)` on its own files; they hold numpy arrays, which torch's safe
     loading refuses unless they are listed. Nothing is ever unpickled without restriction.
     """
+    root = root.resolve()
 
-    def __init__(self, root: Path):
-        self._root = root.resolve()
-
-    def __getattr__(self, name: str):
-        return getattr(torch, name)
-
-    def load(self, path: str):
-        if not Path(path).resolve().is_relative_to(self._root):
-            raise SarError(f"{path} lies outside the data folder {self._root}: not loaded")
+    def load(path: str) -> Any:
+        if not Path(path).resolve().is_relative_to(root):
+            raise SarError(f"{path} lies outside the data folder {root}: not loaded")
         try:
             with torch.serialization.safe_globals(_numpy_globals()):
                 return torch.load(path, weights_only=True)
         except pickle.UnpicklingError as error:
             raise SarError(f"{path} holds more than arrays of numbers: not loaded") from error
 
+    stand_in = types.SimpleNamespace(**{**vars(torch), "load": load})
+    with mock.patch.object(module, "torch", stand_in):
+        yield
+
 
 def _numpy_globals() -> list[Any]:
     """What pickled numpy arrays of numbers refer to, under the names of numpy 1 and 2."""
     # An array's pickle names private functions of numpy; numpy itself says which.
-    rebuild = np.empty(0).__reduce__()[0]
-    scalar = np.float64(0).__reduce__()[0]
+    makers = np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]
     listed: list[Any] = [np.ndarray, np.dtype]
     for module in NUMPY_MODULES:
-        makers = zip((rebuild, scalar), NUMPY_MAKERS)
-        listed += [(maker, f"{module}.{name}") for maker, name in makers]
+        listed += [(one, f"{module}.{name}") for one, name in zip(makers, NUMPY_MAKERS)]
     kinds = (np.int64, np.int32, np.float32, np.float64, np.bool_)
     return listed + [type(np.dtype(kind)) for kind in kinds]
-
-
-@contextlib.contextmanager
-def weights_only_loads(module, root: Path) -> Iterator[None]:
-    """While inside, `module` (OGB's loader) sees `_Torch` under the name torch."""
-    before = module.torch
-    module.torch = _Torch(root)
-    try:
-        yield
-    finally:
-        module.torch = before
 
 
 def load_ogb_links(name: str, root: str | None = None) -> GraphArrays:
@@ -272,28 +253,25 @@ def _with_held_out(graph: GraphArrays, split: Mapping[str, Mapping[str, Any]]) -
         where there are several types), and columns.
     Raises ValueError, KeyError, IndexError, TypeError for what contradicts.
     """
-    _warn_of_negatives(graph.name, split)
-    relations = _name_relations(graph)
-    both = _is_both_ways(graph, split["train"])
-    for etype, columns in graph.edge_data.items():
-        count = len(graph.edges[etype][0])
-        columns |= {mask: torch.full((count,), mask == _MASKS[0]) for mask in _MASKS}
-    for part, mask in _HELD_OUT.items():
-        for etype, ends, columns in _edges_of(graph, split[part], relations):
-            if both:
-                ends = _with_turned(ends)
-                columns = {key: one.repeat_interleave(2, 0) for key, one in columns.items()}
-            _append(graph, etype, ends, columns, mask)
-    return graph.validate()
-
-
-def _warn_of_negatives(name: str, split: Mapping[str, Mapping[str, Any]]) -> None:
     left = [f"{part}.{key}" for part, content in split.items() for key in content if "neg" in key]
     if left:
-        warnings.warn(
-            f"data set {name!r}: negatives are no edges and left out: {', '.join(left)}",
-            stacklevel=3,
-        )
+        text = f"data set {graph.name!r}: negatives are no edges and left out: {', '.join(left)}"
+        warnings.warn(text, stacklevel=3)
+    relations = _name_relations(graph)
+    key = next(key for key in ("edge", "source_node", "head") if key in split["train"])
+    told, total = len(split["train"][key]), graph.total_edges
+    what = f"the graph has {total:,} edges, but training {told:,}"
+    need(total in (told, 2 * told), f"{what}, expected as many or half")
+    for etype, columns in graph.edge_data.items():
+        count = len(graph.edges[etype][0])
+        columns |= {mask: torch.full((count,), part == "train") for part, mask in _MASKS.items()}
+    for part in ("valid", "test"):
+        for etype, ends, columns in _edges_of(graph, split[part], relations):
+            if total == 2 * told > 0:  # each edge, and the one that runs the other way beside it
+                ends = torch.stack([ends, ends.flip(0)], 2).reshape(2, -1)
+                columns = {key: one.repeat_interleave(2, 0) for key, one in columns.items()}
+            _append(graph, etype, ends, columns, _MASKS[part])
+    return graph.validate()
 
 
 def _name_relations(graph: GraphArrays) -> dict[tuple[int, str, str], EType]:
@@ -311,65 +289,47 @@ def _name_relations(graph: GraphArrays) -> dict[tuple[int, str, str], EType]:
     return {} if len(graph.edges) == 1 else found
 
 
-def _is_both_ways(graph: GraphArrays, train: Mapping[str, Any]) -> bool:
-    """Whether the graph has each edge of training in both directions. Raises ValueError."""
-    key = next(key for key in ("edge", "source_node", "head") if key in train)
-    told, total = len(train[key]), graph.total_edges
-    if total not in (told, 2 * told):
-        raise ValueError(
-            f"the graph has {total:,} edges, but training {told:,}, expected as many or half"
-        )
-    return total == 2 * told > 0
-
-
 def _edges_of(
     graph: GraphArrays,
     part: Mapping[str, Any],
     relations: Mapping[tuple[int, str, str], EType],
-) -> list[tuple[EType, _Ends, dict[str, Tensor]]]:
-    """By edge type, ends and columns of what is held out."""
+) -> list[tuple[EType, Tensor, dict[str, Tensor]]]:
+    """By edge type, ends [2, n] and columns of what is held out."""
     if "head" not in part:
         (etype,) = graph.edges
         pair = (part["source_node"], part["target_node"]) if "edge" not in part else None
-        src, dst = (_ids(one) for one in (pair or torch.as_tensor(part["edge"]).T))
+        ends = torch.stack([_ids(one) for one in (pair or torch.as_tensor(part["edge"]).T)])
         known = graph.edge_data[etype]
-        columns = {key: torch.as_tensor(part[key]) for key in known if key in part}
-        return [(etype, (src, dst), columns)]
-    head, tail, number = (_ids(part[key]) for key in ("head", "tail", "relation"))
+        return [(etype, ends, {key: torch.as_tensor(part[key]) for key in known if key in part})]
+    number = _ids(part["relation"])
+    ends = torch.stack([_ids(part["head"]), _ids(part["tail"])])
     if not relations:
         (etype,) = graph.edges
-        return [(etype, (head, tail), {_RELATION: number})]
+        return [(etype, ends, {_RELATION: number})]
     kinds = list(zip(number.tolist(), part["head_type"], part["tail_type"], strict=True))
     ordered = {kind: position for position, kind in enumerate(dict.fromkeys(kinds))}
     which, found = torch.tensor([ordered[kind] for kind in kinds], dtype=torch.int64), []
     for kind, position in ordered.items():
         rows = (which == position).nonzero()[:, 0]
-        found.append((relations[kind], (head[rows], tail[rows]), {_RELATION: number[rows]}))
+        found.append((relations[kind], ends[:, rows], {_RELATION: number[rows]}))
     return found
 
 
 def _ids(values: Any) -> Tensor:
     ids = torch.as_tensor(values)
-    if ids.dtype.is_floating_point or ids.dim() != 1:
-        raise ValueError(f"got ids of {ids.dtype} {tuple(ids.shape)}, expected one integer each")
+    is_good = not ids.dtype.is_floating_point and ids.dim() == 1
+    need(is_good, f"got ids of {ids.dtype} {tuple(ids.shape)}, expected one integer each")
     return ids.long()
 
 
-def _with_turned(ends: _Ends) -> _Ends:
-    """Each edge, and the one that runs the other way beside it."""
-    src, dst = ends
-    return torch.stack([src, dst], 1).reshape(-1), torch.stack([dst, src], 1).reshape(-1)
-
-
 def _append(
-    graph: GraphArrays, etype: EType, ends: _Ends, columns: dict[str, Tensor], mask: str
+    graph: GraphArrays, etype: EType, ends: Tensor, columns: dict[str, Tensor], mask: str
 ) -> None:
     """More edges of a type; what is not said of them is 0."""
-    count = len(ends[0])
     (src, dst), known = graph.edges[etype], graph.edge_data[etype]
     graph.edges[etype] = torch.cat([src, ends[0]]), torch.cat([dst, ends[1]])
     for key, column in known.items():
-        rows = column.new_zeros(count, *column.shape[1:])
+        rows = column.new_zeros(ends.shape[1], *column.shape[1:])
         if key == mask:
             rows.fill_(True)
         elif key in columns:

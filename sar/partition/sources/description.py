@@ -35,7 +35,7 @@ from typing import Any
 import yaml
 
 from sar.options import closest_name
-from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType, GraphArrays
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, EType, GraphArrays, need
 from sar.partition.progress import Progress, silent
 from sar.partition.sources.assemble import Edges, Nodes, Values, assemble
 from sar.partition.sources.blocks import DTYPES, Key
@@ -89,18 +89,18 @@ def read_edges(
     Raises as :func:`read_description`.
     """
     table = table_of([Path(path) for path in paths])
-    names = table.names()
     src, dst = _ends(table)
-    keys = names if names is not None else list(range(table.width()))
-    kinds = table.numbers([key for key in keys if key not in (src, dst)])
-    used = {str(key): Values(table, (key,)) for key, number in kinds.items() if number}
+    names = table.names()
+    named: dict[str, Key] = {name: name for name in names or ()}
     if names is None:
-        used = {f"column{key}": values for key, values in used.items()}
-    texts = [key for key, number in kinds.items() if not number]
+        named = {f"column{number}": number for number in range(table.width())}
+    kinds = table.numbers([key for key in named.values() if key not in (src, dst)])
+    used = {name: Values(table, (key,)) for name, key in named.items() if kinds.get(key)}
+    texts = [key for key, is_number in kinds.items() if not is_number]
     if texts:
         warnings.warn(f"{table.paths[0]}: columns {texts} hold no numbers: left out", stacklevel=2)
     edges = [Edges(ETYPE_HOMO, table, src, dst, used)]
-    nodes = {NTYPE_HOMO: _bare(table, (src, dst))}
+    nodes = {NTYPE_HOMO: _bare(edges[0])}
     return assemble(name, nodes, edges, Path(scratch), allow_nan, progress)
 
 
@@ -109,16 +109,13 @@ def _ends(table: Table) -> tuple[Key, Key]:
     names = table.names()
     if names is None:
         return 0, 1
-    if "src" in names and "dst" in names:
-        return "src", "dst"
-    if len(names) < 2:
-        raise ValueError(f"{table.paths[0]}: has columns {names}, expected two of ids at least")
-    return names[0], names[1]
+    need(len(names) > 1, f"{table.paths[0]}: has columns {names}, expected two of ids at least")
+    return ("src", "dst") if {"src", "dst"} <= set(names) else (names[0], names[1])
 
 
-def _bare(table: Table, ends: Sequence[Key]) -> Nodes:
+def _bare(edges: Edges) -> Nodes:
     """Nodes of a graph without a word about them: if both columns are texts, external ids."""
-    return Nodes(dense=any(table.integers(ends).values()))
+    return Nodes(dense=any(edges.table.integers((edges.src, edges.dst)).values()))
 
 
 def _load(path: Path) -> Any:
@@ -136,8 +133,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A mapping, none of whose keys is there twice: of two, one would be lost without a word."""
     keys = [key for key, _ in pairs]
     for number, key in enumerate(keys):
-        if key in keys[:number]:
-            raise ValueError(f"key {key!r} is there twice")
+        need(key not in keys[:number], f"key {key!r} is there twice")
     return dict(pairs)
 
 
@@ -155,10 +151,14 @@ class Checked:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def need(self, is_good: Any, where: str, what: str) -> None:
+    def need(self, is_good: object, where: str, what: str) -> None:
         """Raises ValueError unless it is."""
-        if not is_good:
-            raise ValueError(f"{self.path}: {where}: {what}")
+        need(is_good, f"{self.path}: {where}: {what}")
+
+    def delimiter(self, value: Any, where: str) -> str | None:
+        is_good = value is None or isinstance(value, str)
+        self.need(is_good, f"{where}.delimiter", f"is {value!r}, expected a character")
+        return value
 
     def graph_name(self, name: Any, where: str) -> str:
         is_good = isinstance(name, str) and name and "/" not in name
@@ -188,12 +188,11 @@ class _Reader(Checked):
 
     def files(self, value: Mapping[str, Any], where: str, keys: Sequence[Key]) -> Table:
         """``keys``: of the columns; numbers are for files whose first line names none."""
-        given, delimiter = value.get("files"), value.get("delimiter")
+        given = value.get("files")
         patterns: Any = [given] if isinstance(given, str) else given
         is_good = isinstance(patterns, list) and patterns and all(map(_is_text, patterns))
         self.need(is_good, f"{where}.files", f"is {_short(patterns)}, expected names of files")
-        is_good = delimiter is None or isinstance(delimiter, str)
-        self.need(is_good, f"{where}.delimiter", f"is {delimiter!r}, expected a character")
+        delimiter = self.delimiter(value.get("delimiter"), where)
         try:
             paths = find_files(self.path.parent, patterns)
         except (FileNotFoundError, ValueError) as error:
@@ -212,10 +211,11 @@ class _Reader(Checked):
         src, dst = given or _ends(table)
         columns = {}
         for name, one in self.mapping(value.get("columns"), f"{where}.columns").items():
-            place, is_plain = f"{where}.columns.{name}", not isinstance(one, dict)
-            columns[name] = (
-                Values(table, self.keys(one, place)) if is_plain else self.values(one, place)
-            )
+            place = f"{where}.columns.{name}"
+            if isinstance(one, dict):
+                columns[name] = self.values(one, place)
+            else:
+                columns[name] = Values(table, self.keys(one, place))
         return Edges(etype, table, src, dst, columns)
 
     def etype(self, value: Any, where: str) -> EType:
@@ -249,10 +249,9 @@ class _Reader(Checked):
         keys, dtype = value.get("column", value.get("columns")), value.get("dtype")
         found = None if keys is None else self.keys(keys, where)
         table = self.files(value, where, found or ())
-        if dtype is not None and dtype not in DTYPES:
-            near = closest_name(str(dtype), DTYPES)
-            known = ", ".join(DTYPES)
-            self.need(False, f"{where}.dtype", f"is {dtype!r}{near}; expected {known}")
+        is_good = dtype is None or dtype in DTYPES
+        near = "" if is_good else closest_name(str(dtype), DTYPES)
+        self.need(is_good, f"{where}.dtype", f"is {dtype!r}{near}; expected {', '.join(DTYPES)}")
         need = "a 'column'" if found is None else "no 'column': its rows are taken whole"
         is_good = (found is None) == (table.kind == "npy")
         self.need(is_good, where, f"{table.paths[0].name} needs {need}")
@@ -261,7 +260,7 @@ class _Reader(Checked):
     def nodes(self, value: Any, edges: Sequence[Edges]) -> dict[str, Nodes]:
         named = [ntype for one in edges for ntype in (one.etype[0], one.etype[2])]
         if value is None and set(named) == {NTYPE_HOMO} and len(edges) == 1:
-            return {NTYPE_HOMO: _bare(edges[0].table, (edges[0].src, edges[0].dst))}
+            return {NTYPE_HOMO: _bare(edges[0])}
         given = self.mapping(value, "nodes")
         for ntype in named if given else ():
             near = closest_name(ntype, given) if ntype not in given else ""

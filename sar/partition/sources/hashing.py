@@ -140,29 +140,3 @@ def number_texts(
                 slot = (slot + _ONE) & mask
             out[start + j] = number
     return count, touched
-
-
-@_compiled
-def fill_ints(table: Any, shift: Any, known: Any, count: int) -> None:
-    """Put the first ``count`` ids of ``known``, all different, into an empty table."""
-    mask = np.uint64(table.shape[0] - 1)
-    for number in range(count):
-        hashed = _hash_int(known[number])
-        _put(table, mask, hashed, shift, number)
-
-
-@_compiled
-def fill_texts(table: Any, shift: Any, known: Any, ends: Any, count: int) -> None:
-    """:func:`fill_ints` of texts."""
-    mask = np.uint64(table.shape[0] - 1)
-    for number in range(count):
-        hashed = _hash_bytes(known, ends[number], ends[number + 1])
-        _put(table, mask, hashed, shift, number)
-
-
-@inlined
-def _put(table: Any, mask: Any, hashed: Any, shift: Any, number: int) -> None:
-    slot = hashed >> shift
-    while table[slot] != 0:
-        slot = (slot + _ONE) & mask
-    table[slot] = ((hashed & _LOW) << _HALF) | np.uint64(number + 1)

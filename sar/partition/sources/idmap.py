@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +12,17 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from sar.files import naming
+from sar.partition.progress import blocks
 from sar.partition.sources import hashing
-from sar.partition.sources.blocks import Block, Column, Key, as_stored, check_nulls, example_of
+from sar.partition.sources.blocks import (
+    BLOCK_ROWS,
+    Block,
+    Column,
+    Key,
+    as_stored,
+    check_nulls,
+    example_of,
+)
 
 _FULL = 0.75  # of a table, at most
 _MOST = (1 << 32) - 2  # nodes, in half a word
@@ -45,20 +54,7 @@ def external(block: Block, at: int, key: Key) -> np.ndarray | pa.LargeStringArra
     return as_stored(column, block, key).astype(np.int64, copy=False)
 
 
-class Numbering(ABC):
-    """What gives the ids of one type of nodes their numbers."""
-
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """Nodes, so far."""
-
-    @abstractmethod
-    def number(self, block: Block, at: int, key: Key) -> np.ndarray:
-        """int64 [n] of the ids of a column. Raises ValueError naming file, row and value."""
-
-
-class Dense(Numbering):
+class Dense:
     """Ids that are numbers already, below ``expected``, or where it is `None` below any."""
 
     def __init__(self, ntype: str, expected: int | None) -> None:
@@ -69,6 +65,7 @@ class Dense(Numbering):
         return self._above if self._expected is None else self._expected
 
     def number(self, block: Block, at: int, key: Key) -> np.ndarray:
+        """int64 [n] of the ids of a column. Raises ValueError naming file, row and value."""
         ids = external(block, at, key)
         if not isinstance(ids, np.ndarray):
             others = pyarrow.compute.match_substring_regex(ids, r"^-?\d+$")
@@ -95,8 +92,8 @@ def check_dense(count: int, ends: int, where: str, advice: str) -> None:
         raise ValueError(f"{where}: ids go up to {count - 1} in {ends // 2} edges; {advice}")
 
 
-class IdMap(Numbering):
-    """External ids. They get numbers in the order in which they come first; :meth:`close` it, and
+class IdMap:
+    """External ids. They get numbers in the order in which they come first; where it is ``closed``
     others are errors.
 
     Memory: 11 to 22 bytes an id for the table, 8 for an integer, 8 and its length for a text.
@@ -119,11 +116,8 @@ class IdMap(Numbering):
     def has_integers(self) -> bool:
         return isinstance(self._known, _Ints)
 
-    def close(self) -> None:
-        """From now on ids that are not there are errors."""
-        self.closed = True
-
     def number(self, block: Block, at: int, key: Key) -> np.ndarray:
+        """As :meth:`Dense.number`."""
         ids = external(block, at, key)
         found = self._table(ids, block, key).number(ids, add=not self.closed)
         if self.closed and len(found) and found.min() < 0:
@@ -156,12 +150,8 @@ class IdMap(Numbering):
         wrong = found != np.arange(before, before + len(found))
         if wrong.any():
             row = int(wrong.argmax())
-            raise block.error(
-                row,
-                key,
-                f"id {_value(ids, row)!r} of {self._ntype!r} nodes is there "
-                f"twice, first as node {found[row]}",
-            )
+            text = f"id {_value(ids, row)!r} of {self._ntype!r} nodes is there twice"
+            raise block.error(row, key, f"{text}, first as node {found[row]}")
 
     def write(self, path: Path) -> None:
         """A Parquet file of `id` and `node`, int64, in the order of the nodes."""
@@ -182,12 +172,8 @@ class IdMap(Numbering):
         if not isinstance(self._known, kind):
             names = {_Ints: "integers", _Texts: "texts"}
             where = f" in {self._first.path}" if self._first else ""
-            raise block.error(
-                0,
-                key,
-                f"holds {names[kind]}, but the ids of {self._ntype!r} nodes"
-                f"{where} are {names[type(self._known)]}",
-            )
+            text = f"holds {names[kind]}, but the ids of {self._ntype!r} nodes{where} are"
+            raise block.error(0, key, f"{text} {names[type(self._known)]}")
         return self._known
 
 
@@ -199,13 +185,16 @@ class _Table:
     """A hash table that grows."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._bits = 10
+        self.count, self._bits = 0, 10
         self._words = np.zeros(1 << self._bits, np.uint64)
 
-    @property
-    def _shift(self) -> np.uint64:
-        return np.uint64(64 - self._bits)
+    def _place(self, ids: Any, out: np.ndarray, count: int, add: bool) -> int:
+        """Numbers of ``ids`` where ``count`` have one; how many have one then."""
+        raise NotImplementedError
+
+    def _known(self, low: int, high: int) -> Any:
+        """The ids of these numbers."""
+        raise NotImplementedError
 
     def _make_room(self, more: int) -> None:
         if self.count + more > _MOST:
@@ -216,10 +205,8 @@ class _Table:
         if bits > self._bits:
             self._words = np.zeros(0, np.uint64)  # the old one goes before the new one comes
             self._bits, self._words = bits, np.zeros(1 << bits, np.uint64)
-            self._fill()
-
-    def _fill(self) -> None:
-        raise NotImplementedError
+            for low, high in blocks(self.count, size=BLOCK_ROWS):  # they get the same numbers
+                self._place(self._known(low, high), np.empty(high - low, np.int64), low, add=True)
 
 
 def _grow(array: np.ndarray, size: int) -> None:
@@ -238,18 +225,19 @@ class _Ints(_Table):
         if add:
             self._make_room(len(ids))
             _grow(self._ids, self.count + len(ids) + 1)
-        ids = np.ascontiguousarray(ids)
-        self.count = hashing.number_ints(
-            self._words, self._shift, self._ids, self.count, ids, out, add
-        )
+        self.count = self._place(np.ascontiguousarray(ids), out, self.count, add)
         return out
 
-    def _fill(self) -> None:
-        hashing.fill_ints(self._words, self._shift, self._ids, self.count)
+    def _known(self, low: int, high: int) -> np.ndarray:
+        return self._ids[low:high]
+
+    def _place(self, ids: np.ndarray, out: np.ndarray, count: int, add: bool) -> int:
+        shift = np.uint64(64 - self._bits)
+        return hashing.number_ints(self._words, shift, self._ids, count, ids, out, add)
 
     def parts(self) -> Iterator[tuple[int, pa.Array]]:
-        for low in range(0, self.count, _ROW_GROUP):
-            yield low, pa.array(self._ids[low : min(low + _ROW_GROUP, self.count)])
+        for low, high in blocks(self.count, size=_ROW_GROUP):
+            yield low, pa.array(self._ids[low:high])
 
 
 class _Texts(_Table):
@@ -268,17 +256,23 @@ class _Texts(_Table):
             self._make_room(len(ids))
             _grow(self._ends, self.count + len(ids) + 2)
             _grow(self._bytes, int(self._ends[self.count] + ends[-1] - ends[0]) + 1)
-        self.count, _ = hashing.number_texts(
-            self._words, self._shift, self._bytes, self._ends, self.count, texts, ends, out, add
-        )
+        self.count = self._place((texts, ends), out, self.count, add)
         return out
 
-    def _fill(self) -> None:
-        hashing.fill_texts(self._words, self._shift, self._bytes, self._ends, self.count)
+    def _known(self, low: int, high: int) -> tuple[np.ndarray, ...]:
+        known = self._bytes[:], self._ends[low : high + 1]
+        for one in known:  # as arrow's buffers: loops are compiled for one kind
+            one.flags.writeable = False
+        return known
+
+    def _place(self, ids: Any, out: np.ndarray, count: int, add: bool) -> int:
+        shift = np.uint64(64 - self._bits)
+        known = self._bytes, self._ends, count
+        return hashing.number_texts(self._words, shift, *known, *ids, out, add)[0]
 
     def parts(self) -> Iterator[tuple[int, pa.Array]]:
-        for low in range(0, self.count, _ROW_GROUP):
-            ends = self._ends[low : min(low + _ROW_GROUP, self.count) + 1]
+        for low, high in blocks(self.count, size=_ROW_GROUP):
+            ends = self._ends[low : high + 1]
             text = self._bytes[ends[0] : ends[-1]]
             bounds, data = pa.py_buffer(ends - ends[0]), pa.py_buffer(np.ascontiguousarray(text))
             yield low, pa.LargeStringArray.from_buffers(len(ends) - 1, bounds, data)

@@ -10,7 +10,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from sar.errors import PartitionError, SarError
 from sar.files import scratch_folder
 from sar.options import closest_name
 from sar.partition import child
-from sar.partition.arrays import GraphArrays
+from sar.partition.arrays import GraphArrays, need
 from sar.partition.foreign import is_foreign
 from sar.partition.load import read_book
 from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
@@ -180,18 +180,14 @@ def check_finite(graph: GraphArrays, where: str, progress: Progress = silent) ->
     ]
     counter = Counter(progress, "checking data", sum(len(column) for _, column in checked))
     for what, column in checked:
-        _check_column(what, column, counter)
-
-
-def _check_column(where: str, column: torch.Tensor, counter: Counter) -> None:
-    for low, high in blocks(len(column), counter, rows_in(column[:1].nbytes)):
-        block = column[low:high].reshape(high - low, -1)
-        if not bool(block.isfinite().all()):
-            row, at = (~block.isfinite()).nonzero()[0].tolist()
-            raise ValueError(
-                f"{where}: row {low + row} holds {block[row, at].item()}, expected finite numbers; "
-                "allow_nan (--allow-nan) takes it as it is"
-            )
+        for low, high in blocks(len(column), counter, rows_in(column[:1].nbytes)):
+            block = column[low:high].reshape(high - low, -1)
+            if not bool(block.isfinite().all()):
+                row, at = (~block.isfinite()).nonzero()[0].tolist()
+                raise ValueError(
+                    f"{what}: row {low + row} holds {block[row, at].item()}, expected finite "
+                    "numbers; allow_nan (--allow-nan) takes it as it is"
+                )
 
 
 def open_source(text: str) -> GraphArrays:
@@ -208,51 +204,43 @@ def open_source(text: str) -> GraphArrays:
         raise ValueError(f"input {text!r} is a folder; accepted: {INPUTS}")
     name, _, options = text.partition(":")
     if name in GENERATORS:
-        maker = GENERATORS[name]
-        return maker(**parse_options(name, options, _option_types(maker)))
-    if name.startswith(("ogbn-", "ogbl-")):
-        _check_known(name, (*OGB_NAMES, *OGB_LINKS))
-        load = load_ogb_dataset if name in OGB_NAMES else load_ogb_links
-        return load(name, **parse_options(name, options, {"root": str}))
-    known = dgl_dataset_names()
-    if name.lower() in known or name in known.values():
-        return load_dgl_dataset(name, **parse_options(name, options, {"root": str}))
-    if os.sep in text or text.endswith((".npz", ".bin", ".dgl")):
-        raise FileNotFoundError(f"input file {text!r} does not exist")
-    missing = "" if known else f"; data sets of dgl.data need dgl: {where_to_get_dgl()}"
-    _check_known(name, [*GENERATORS, *OGB_NAMES, *OGB_LINKS, *known], missing)
-    raise ValueError(f"input {text!r} is unknown; accepted: {INPUTS}")
+        # Every parameter of a generator is an option; the default's type is the option's.
+        parameters = inspect.signature(GENERATORS[name]).parameters.values()
+        types = {one.name: type(one.default) for one in parameters}
+        return GENERATORS[name](**_parse_options(name, options, types))
+    root = {"root": str}
+    if name in OGB_NAMES:
+        return load_ogb_dataset(name, **_parse_options(name, options, root))
+    if name in OGB_LINKS:
+        return load_ogb_links(name, **_parse_options(name, options, root))
+    known, missing = [*OGB_NAMES, *OGB_LINKS], ""
+    if not name.startswith(("ogbn-", "ogbl-")):
+        datasets = dgl_dataset_names()
+        if name.lower() in datasets or name in datasets.values():
+            return load_dgl_dataset(name, **_parse_options(name, options, root))
+        if os.sep in text or text.endswith((".npz", ".bin", ".dgl")):
+            raise FileNotFoundError(f"input file {text!r} does not exist")
+        missing = "" if datasets else f"; data sets of dgl.data need dgl: {where_to_get_dgl()}"
+        known = [*GENERATORS, *known, *datasets]
+    near = closest_name(name, known) + missing
+    raise ValueError(f"input {name!r} is unknown{near}; accepted: {INPUTS}")
 
 
-def _check_known(name: str, known, more: str = "") -> None:
-    if name not in known:
-        hint = closest_name(name, known) + more
-        raise ValueError(f"input {name!r} is unknown{hint}; accepted: {INPUTS}")
-
-
-def _option_types(maker: Callable) -> dict[str, type]:
-    """Every parameter of a generator is an option; the default's type is the option's."""
-    return {p.name: type(p.default) for p in inspect.signature(maker).parameters.values()}
-
-
-def parse_options(source: str, text: str, types: dict[str, type]) -> dict:
+def _parse_options(source: str, text: str, types: Mapping[str, type]) -> dict[str, Any]:
     """`a=1,b=2` as keyword arguments. Raises ValueError naming the option and the valid ones."""
-    options: dict = {}
+    options: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         name, equals, value = item.partition("=")
-        if name not in types:
-            raise ValueError(
-                f"{source}: option {name!r} is unknown{closest_name(name, types)}; "
-                f"valid: {', '.join(types)}"
-            )
-        if not equals or name in options:
-            raise ValueError(f"{source}: option {item!r}: expected each name once, as {name}=VALUE")
+        near = closest_name(name, types) if name not in types else ""
+        valid = ", ".join(types)
+        need(name in types, f"{source}: option {name!r} is unknown{near}; valid: {valid}")
+        is_good = equals and name not in options
+        need(is_good, f"{source}: option {item!r}: expected each name once, as {name}=VALUE")
         try:
             options[name] = types[name](value)
         except ValueError:
-            raise ValueError(
-                f"{source}: option {name} is {value!r}, expected {types[name].__name__}"
-            ) from None
+            expected = types[name].__name__
+            raise ValueError(f"{source}: option {name} is {value!r}, expected {expected}") from None
     return options
 
 
@@ -275,15 +263,12 @@ def open_apart(text: str) -> GraphArrays:
             kind, message = json.loads((folder / _ERROR).read_text(encoding="utf-8"))
             raise next(one for one in _KINDS if one.__name__ == kind)(message)
         if done.returncode:
-            raise ValueError(f"{text}: its reader ended, {_death(done)}; is it damaged?")
+            words = (done.stderr or "").strip().splitlines()[-1:] if done.returncode > 0 else []
+            how = ", ".join([child.death(done.returncode), *words])
+            raise ValueError(f"{text}: its reader ended, {how}; is it damaged?")
         # The map stays when the folder goes.
         content = torch.load(folder / _ARRAYS, mmap=True, weights_only=True)
     return GraphArrays(**content)
-
-
-def _death(done: subprocess.CompletedProcess) -> str:
-    words = (done.stderr or "").strip().splitlines()[-1:] if done.returncode > 0 else []
-    return ", ".join([child.death(done.returncode), *words])
 
 
 def main(text: str, folder: str) -> int:

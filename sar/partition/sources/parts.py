@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sar.errors import PartitionError
 from sar.partition.arrays import ORIG_EID, ORIG_ID, EType, GraphArrays
 from sar.partition.book import PartitionBook
-from sar.partition.column import create_array, map_tensor
+from sar.partition.column import check, create_array, map_tensor
 from sar.partition.features import FeatureStore
 from sar.partition.foreign import open_folder, own_ids
 from sar.partition.load import (
@@ -55,7 +54,17 @@ def read_partitions(
     counter = Counter(progress, "reading node ids", total)
     nodes = {ntype: _node_ids(book, ntype, scratch, counter) for ntype in book.ntypes}
     node_data = _node_columns(book, nodes, scratch, Counter(progress, "reading node data", total))
-    edges, edge_data = _edges(book, nodes, scratch, progress)
+    etypes = [
+        _EdgesOfType(book, etype, scratch / f"edge-{number}")
+        for number, etype in enumerate(book.canonical_etypes)
+    ]
+    counter = Counter(progress, "reading edges", 2 * book.num_edges())
+    for part in range(book.num_parts):
+        data = load_partition(book.json_path, part)
+        for one in etypes:
+            one.add(data, nodes, counter)
+    edges = {one.etype: one.ends() for one in etypes}
+    edge_data = {one.etype: one.columns.tensors() for one in etypes}
     graph = GraphArrays(book.graph_name, num_nodes, edges, node_data, edge_data)
     graph.with_orig_ids().validate(progress)
     parts, starts = np.empty(graph.total_nodes, np.int32), graph.node_offsets()
@@ -88,21 +97,20 @@ def _bounds(ranges: np.ndarray) -> np.ndarray:
 
 def _node_ids(book: PartitionBook, ntype: str, scratch: Path, counter: Counter) -> _NodeIds:
     bounds, name = _bounds(book.node_ranges[ntype]), f"{ntype}/{ORIG_ID}"
-    total = int(bounds[-1])
+    total, parts = int(bounds[-1]), range(book.num_parts)
     ids = np.arange(total, dtype=np.int32 if total < 2**31 else np.int64)
-    stores = (lambda part: read_node_features(book, part)) if not book.is_foreign else None
-    if stores is None:
+    runs: Iterable[tuple[int, int, np.ndarray]] = ()
+    if book.is_foreign:
         folder = open_folder(book.json_path)
-        runs = ((part, 0, own_ids(folder, ntype, part)) for part in range(book.num_parts))
-    elif _is_numbering(stores, book.num_parts, name, total, scratch):
+        runs = ((part, 0, own_ids(folder, ntype, part)) for part in parts)
+    elif _is_numbering(lambda part: read_node_features(book, part), parts, name, total, scratch):
         runs = (
             (part, low, rows)
-            for part in range(book.num_parts)
-            for low, rows in _runs(stores(part), name)
+            for part in parts
+            for low, rows in _runs(read_node_features(book, part), name)
         )
     else:
         counter.add(total)
-        return _NodeIds(ids, bounds)
     for part, low, own in runs:
         start = int(bounds[part]) + low
         ids[start : start + len(own)] = own
@@ -111,15 +119,12 @@ def _node_ids(book: PartitionBook, ntype: str, scratch: Path, counter: Counter) 
 
 
 def _is_numbering(
-    store_of: Callable[[int], FeatureStore], num_parts: int, name: str, total: int, scratch: Path
+    store_of: Callable[[int], FeatureStore], parts: range, name: str, total: int, scratch: Path
 ) -> bool:
     """Whether a column of all parts holds each id below ``total`` once."""
     seen, count = create_array(scratch / "seen.npy", np.bool_, (total,)), 0
-    for part in range(num_parts):
-        store = store_of(part)
-        if name not in store:
-            return False
-        dtype, shape = store.info(name)
+    for store in map(store_of, parts):
+        dtype, shape = store.info(name) if name in store else (torch.bool, ())
         if len(shape) != 1 or dtype not in (torch.int32, torch.int64):
             return False
         for _, ids in _runs(store, name):
@@ -170,21 +175,15 @@ class _Columns:
         if self._kinds is None:
             self._kinds = kinds
             for number, (name, (dtype, shape)) in enumerate(kinds.items()):
-                self._files[name] = create_array(
-                    self._path(number), _as_numpy(dtype), (self._total, *shape)
-                )
-        if kinds != self._kinds:
-            raise PartitionError(
-                f"{self._book.json_path}: part {part} has of {prefix[:-1]!r} the columns "
-                f"{kinds}, expected {self._kinds}, as in part 0"
-            )
+                kind = _stored(torch.empty(0, dtype=dtype)).dtype
+                self._files[name] = create_array(self._path(number), kind, (self._total, *shape))
+        what = f"{self._book.json_path}: part {part} has of {prefix[:-1]!r} the columns {kinds}"
+        check(kinds == self._kinds, f"{what}, expected {self._kinds}, as in part 0")
         readers = {name: store.reader(prefix + name) for name in kinds}
         widths = [math.prod(shape) * dtype.itemsize for dtype, shape in kinds.values()]
         for low, high in blocks(len(ids), counter, rows_in(max([1, *widths]))):
             for name, read in readers.items():
-                rows = read(low, high)
-                rows = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows
-                self._files[name][ids[low:high]] = rows.numpy()
+                self._files[name][ids[low:high]] = _stored(read(low, high))
 
     def tensors(self) -> dict[str, Tensor]:
         """What was put, from the files."""
@@ -195,9 +194,8 @@ class _Columns:
         return found
 
 
-def _as_numpy(dtype: torch.dtype) -> np.dtype:
-    stored = torch.int16 if dtype == torch.bfloat16 else dtype
-    return torch.empty(0, dtype=stored).numpy().dtype
+def _stored(rows: Tensor) -> np.ndarray:
+    return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
 def _node_columns(
@@ -214,25 +212,6 @@ def _node_columns(
     return {ntype: columns.tensors() for ntype, columns in found.items()}
 
 
-_Ends = dict[EType, tuple[Tensor, Tensor]]
-
-
-def _edges(
-    book: PartitionBook, nodes: dict[str, _NodeIds], scratch: Path, progress: Progress
-) -> tuple[_Ends, dict[EType, dict[str, Tensor]]]:
-    found = [
-        _EdgesOfType(book, etype, scratch / f"edge-{number}")
-        for number, etype in enumerate(book.canonical_etypes)
-    ]
-    counter = Counter(progress, "reading edges", 2 * book.num_edges())
-    for part in range(book.num_parts):
-        data = load_partition(book.json_path, part)
-        for one in found:
-            one.add(data, nodes, counter)
-    ends = {one.etype: one.ends() for one in found}
-    return ends, {one.etype: one.columns.tensors() for one in found}
-
-
 class _EdgesOfType:
     """Ends of edges in files, int64 [E] each, and their columns."""
 
@@ -242,7 +221,7 @@ class _EdgesOfType:
         self._numbers = prefix + ORIG_EID
         self._by_original = book.is_foreign or _is_numbering(
             lambda part: FeatureStore(read_features(book, part, "edge_feats")),
-            book.num_parts, self._numbers, self._total, stem.parent,
+            range(book.num_parts), self._numbers, self._total, stem.parent,
         )  # fmt: skip
         without = ORIG_EID if self._by_original else ""
         self.columns = _Columns(book, prefix, self._total, stem, without)
@@ -254,7 +233,13 @@ class _EdgesOfType:
     def add(self, data: PartitionData, nodes: dict[str, _NodeIds], counter: Counter) -> None:
         """The edges that end in a part; they count with their ends, and with their columns."""
         part, shard = data.part_id, data.edges[self.etype]
-        ids = self._ids(data.edge_features, part)
+        ids = np.arange(self._bounds[part], self._bounds[part + 1])
+        if self._by_original:
+            ids = data.edge_features[self._numbers].numpy().astype(np.int64, copy=False)
+            low, high = (ids.min(), ids.max()) if len(ids) else (0, -1)
+            what = f"{self._book.json_path}: {ORIG_EID} of {self.etype} spans [{low}, {high}]"
+            is_good = low >= 0 and high < self._total
+            check(is_good, f"{what} in part {part}, expected [0, {self._total - 1}]")
         sources, dst_ids = nodes[self.etype[0]], nodes[self.etype[2]].of_part(part)
         for source in range(self._book.num_parts):
             src_ids, first = sources.of_part(source), shard.offsets[source]
@@ -266,24 +251,10 @@ class _EdgesOfType:
                 self._seen[rows] = True
         self.columns.add(data.edge_features, part, ids, counter)
 
-    def _ids(self, store: FeatureStore, part: int) -> np.ndarray:
-        """int64 [e] of a part's edges."""
-        if not self._by_original:
-            return np.arange(self._bounds[part], self._bounds[part + 1])
-        ids = store[self._numbers].numpy().astype(np.int64, copy=False)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self._total:
-            raise PartitionError(
-                f"{self._book.json_path}: {ORIG_EID} of {self.etype} spans [{ids.min()}, "
-                f"{ids.max()}] in part {part}, expected [0, {self._total - 1}]"
-            )
-        return ids
-
     def ends(self) -> tuple[Tensor, Tensor]:
         """From the files. Raises ``PartitionError`` where an edge is missing."""
-        if not _all(self._seen):
-            raise PartitionError(
-                f"{self._book.json_path}: an edge of {self.etype} is in two parts, another in none"
-            )
+        what = f"{self._book.json_path}: an edge of {self.etype} is in two parts"
+        check(_all(self._seen), f"{what}, another in none")
         self._src = self._dst = np.empty(0, np.int64)
         src, dst = map(map_tensor, self._paths)
         return src, dst

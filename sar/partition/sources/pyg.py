@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from sar.partition.arrays import (
     ORIG_EID,
     ORIG_ID,
     STORED_DTYPES,
-    EType,
     GraphArrays,
+    need,
 )
 from sar.partition.sources.idmap import check_dense
 
@@ -33,6 +32,12 @@ _STRUCTURE = ("edge_index", "num_nodes", "batch", "ptr")
 _COUNTED = ("x", "pos", "train_mask", "val_mask", "test_mask", "n_id")  # a row for each node
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 _GLOBAL = "_global_store"
+# What torch raises for damaged files.
+_DAMAGE = (
+    pickle.UnpicklingError, RuntimeError, ValueError, KeyError, IndexError, TypeError, EOFError,
+    AttributeError, OverflowError, MemoryError, AssertionError, ImportError, OSError,
+    zipfile.BadZipFile, struct.error, zlib.error,
+)  # fmt: skip
 
 
 def from_pyg(data: Any, name: str) -> GraphArrays:
@@ -58,16 +63,16 @@ def read_pyg_file(path: Path, name: str) -> GraphArrays:
     """
     content = _load(Path(path))
     if isinstance(content, tuple) and content:  # PyG's data sets: (data, slices, class)
-        if len(content) > 1 and content[1] is not None and not _is_single(content[1]):
-            raise ValueError(f"{os.fspath(path)}: holds several graphs, expected one")
+        several = len(content) > 1 and content[1] is not None and not _is_single(content[1])
+        need(not several, f"{path}: holds several graphs, expected one")
         content = content[0]
-    if not isinstance(content, Mapping) and not hasattr(content, "to_dict"):
-        kind = type(content).__name__
-        raise ValueError(f"{os.fspath(path)}: holds {kind}, expected Data, HeteroData or a dict")
+    is_good = isinstance(content, Mapping) or hasattr(content, "to_dict")
+    what = f"{path}: holds {type(content).__name__}"
+    need(is_good, f"{what}, expected Data, HeteroData or a dict")
     try:
         return from_pyg(content, name)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{os.fspath(path)}: {error}") from error
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _is_single(slices: Any) -> bool:
@@ -77,69 +82,46 @@ def _is_single(slices: Any) -> bool:
     return not hasattr(slices, "__len__") or len(slices) <= 2
 
 
-# What torch raises for damaged files.
-_DAMAGE = (
-    pickle.UnpicklingError, RuntimeError, ValueError, KeyError, IndexError, TypeError, EOFError,
-    AttributeError, OverflowError, MemoryError, AssertionError, ImportError, OSError,
-    zipfile.BadZipFile, struct.error, zlib.error,
-)  # fmt: skip
-
-
 def _load(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     classes = _pyg_classes()
     try:
-        # Files of before 2020 are no archives, and cannot be mapped.
-        mapped = zipfile.is_zipfile(path)
-        if mapped:
-            _check_sums(path)
+        mapped = zipfile.is_zipfile(path)  # files of before 2020 are none, and cannot be mapped
+        if mapped:  # torch does not look at the sums of what it maps
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+            need(damaged is None, f"entry {damaged!r} is damaged")
         with torch.serialization.safe_globals(classes):
             return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
     except _DAMAGE as error:
-        text = str(error)
-        if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in text:
-            what = next((line.strip() for line in text.splitlines() if "GLOBAL" in line), "")
-            need = "" if classes else "; install torch_geometric, or"
+        lines = str(error).splitlines() or [type(error).__name__]
+        named = [line.strip() for line in lines if "GLOBAL" in line]
+        if isinstance(error, pickle.UnpicklingError) and named:
+            hint = "" if classes else "; install torch_geometric, or"
             raise ValueError(
-                f"{path}: names code that is not run: {what[:200]}{need} "
+                f"{path}: names code that is not run: {named[0][:200]}{hint} "
                 "save data.to_dict() instead of the object"
             ) from error
-        first = (text.splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: not a file of torch.save that is read: {first}") from error
-
-
-def _check_sums(path: Path) -> None:
-    """Of an archive's entries, which torch does not look at where it maps them."""
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"entry {damaged!r} is damaged")
+        raise ValueError(f"{path}: not a file of torch.save that is read: {lines[0]}") from error
 
 
 def _pyg_classes() -> list:
     """What a pickled `Data` or `HeteroData` consists of; nothing without torch_geometric."""
     try:
-        from torch_geometric.data import Data, HeteroData
-        from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-        from torch_geometric.data.storage import (
-            BaseStorage,
-            EdgeStorage,
-            GlobalStorage,
-            NodeStorage,
-        )
+        from torch_geometric.data import Data, HeteroData, data, storage
     except ImportError:
         return []
-    storages = [BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
-    return [Data, HeteroData, DataEdgeAttr, DataTensorAttr, *storages]
+    kinds = ("BaseStorage", "EdgeStorage", "GlobalStorage", "NodeStorage")
+    storages = [getattr(storage, kind) for kind in kinds]
+    return [Data, HeteroData, data.DataEdgeAttr, data.DataTensorAttr, *storages]
 
 
 def _content(data: Any) -> dict:
     """As `to_dict()`, with the counts of nodes that the object knows and its dictionary may not."""
-    to_dict: Callable | None = getattr(data, "to_dict", None)
-    if to_dict is None:
+    if not hasattr(data, "to_dict"):
         raise TypeError(f"got {type(data).__name__}, expected Data, HeteroData or a dict")
-    content = dict(to_dict())
+    content = dict(data.to_dict())
     if not _is_hetero(content) and content.get("num_nodes") is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it counts what edges name, as we do
@@ -154,25 +136,21 @@ def _is_hetero(content: Mapping) -> bool:
 
 
 def _homogeneous(content: Mapping, name: str) -> GraphArrays:
-    src, dst = _ends(content, "the graph")
-    count = _count(content, [src, dst], "the graph")
-    nodes, edges, left = _split(content, count, len(src))
-    _warn(left, count, len(src))
-    return GraphArrays(
-        name,
-        {NTYPE_HOMO: count},
-        {ETYPE_HOMO: (src, dst)},
-        {NTYPE_HOMO: nodes},
-        {ETYPE_HOMO: edges} if edges else {},
-    )
+    ends = _ends(content, "the graph")
+    count = _count(content, list(ends), "the graph")
+    nodes, edges = _split(content, count, len(ends[0]))
+    graph = GraphArrays(name, {NTYPE_HOMO: count}, {ETYPE_HOMO: ends}, {NTYPE_HOMO: nodes})
+    if edges:
+        graph.edge_data[ETYPE_HOMO] = edges
+    return graph
 
 
 def _hetero(content: Mapping, name: str) -> GraphArrays:
     stores = {k: v for k, v in content.items() if k != _GLOBAL and isinstance(v, Mapping)}
-    etypes: list[EType] = sorted(k for k in stores if isinstance(k, tuple))
+    etypes = sorted(k for k in stores if isinstance(k, tuple))
     for etype in etypes:
-        if len(etype) != 3 or not all(isinstance(part, str) for part in etype):
-            raise ValueError(f"edge type {etype!r}, expected (source, relation, destination)")
+        is_good = len(etype) == 3 and all(isinstance(part, str) for part in etype)
+        need(is_good, f"edge type {etype!r}, expected (source, relation, destination)")
     ends = {etype: _ends(stores[etype], repr(etype)) for etype in etypes}
     ntypes = sorted({k for k in stores if isinstance(k, str)} | {t for e in etypes for t in e[::2]})
     counts, node_data, edge_data = {}, {}, {}
@@ -180,21 +158,20 @@ def _hetero(content: Mapping, name: str) -> GraphArrays:
         ids = [ends[e][side] for e in etypes for side in (0, 1) if e[2 * side] == ntype]
         store = stores.get(ntype, {})
         counts[ntype] = _count(store, ids, repr(ntype))
-        node_data[ntype], _, left = _split(store, counts[ntype], None)
-        _warn(left, counts[ntype], None, f" of {ntype!r}")
+        node_data[ntype], _ = _split(store, counts[ntype], None, f" of {ntype!r}")
     for etype in etypes:
         size = len(ends[etype][0])
-        _, edge_data[etype], left = _split(stores[etype], None, size)
-        _warn(left, None, size, f" of {etype!r}")
-    kept = {etype: data for etype, data in edge_data.items() if data}
-    return GraphArrays(name, counts, ends, node_data, kept)
+        _, columns = _split(stores[etype], None, size, f" of {etype!r}")
+        if columns:
+            edge_data[etype] = columns
+    return GraphArrays(name, counts, ends, node_data, edge_data)
 
 
 def _ends(store: Mapping, where: str) -> tuple[Tensor, Tensor]:
     index = store.get("edge_index")
-    if index is None:
-        hint = "; it has adj_t: save it without ToSparseTensor" if "adj_t" in store else ""
-        raise ValueError(f"{where} has no edge_index, expected PyG's Data or HeteroData{hint}")
+    hint = "; it has adj_t: save it without ToSparseTensor" if "adj_t" in store else ""
+    expected = f"expected PyG's Data or HeteroData{hint}"
+    need(index is not None, f"{where} has no edge_index, {expected}")
     index = _tensor(index)
     if index is None or index.dim() != 2 or len(index) != 2 or index.dtype.is_floating_point:
         shape = None if index is None else (index.dtype, tuple(index.shape))
@@ -207,8 +184,8 @@ def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
     """As PyG tells: said, or the rows of what nodes have, or as many as edges name."""
     said = store.get("num_nodes")
     if said is not None:
-        if isinstance(said, bool) or not isinstance(said, int) or said < 0:
-            raise ValueError(f"num_nodes of {where} is {said!r}, expected a count")
+        is_good = type(said) is int and said >= 0
+        need(is_good, f"num_nodes of {where} is {said!r}, expected a count")
         return said
     for key in _COUNTED:
         value = _tensor(store.get(key))
@@ -223,35 +200,34 @@ def _count(store: Mapping, ids: list[Tensor], where: str) -> int:
 
 
 def _split(
-    store: Mapping, nodes: int | None, edges: int | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Columns of nodes, of edges, and the names of what is neither."""
+    store: Mapping, nodes: int | None, edges: int | None, where: str = ""
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Columns of nodes and of edges; warns of what is neither."""
     node_data: dict[str, Tensor] = {}
     edge_data: dict[str, Tensor] = {}
     left = []
     for key, value in store.items():
         if key in _STRUCTURE or value is None:
             continue
-        tensor = _tensor(value)
-        rows = len(tensor) if tensor is not None and tensor.dim() else None
-        name = str(key)
-        of_edges = rows is not None and rows == edges
-        if tensor is None or rows is None or tensor.dtype not in STORED_DTYPES:
-            left.append(name)
-        elif rows == nodes and not (of_edges and name.startswith("edge_")):
+        tensor, name = _tensor(value), str(key)
+        is_column = tensor is not None and tensor.dim() and tensor.dtype in STORED_DTYPES
+        rows = len(tensor) if tensor is not None and is_column else -1
+        of_edges = rows == edges
+        if rows == nodes and not (of_edges and name.startswith("edge_")):
             _put(node_data, _NODE_NAMES.get(name, name), tensor, ORIG_ID)
         elif of_edges:
             _put(edge_data, _EDGE_NAMES.get(name, name), tensor, ORIG_EID)
         else:
             left.append(name)
-    return node_data, edge_data, left
+    if left:
+        counts = " or ".join(str(count) for count in (nodes, edges) if count is not None)
+        warnings.warn(f"{left}{where} are left out: no tensors of {counts} rows", stacklevel=4)
+    return node_data, edge_data
 
 
-def _put(data: dict[str, Tensor], name: str, value: Tensor, reserved: str) -> None:
-    if name in data:
-        raise ValueError(f"two tensors are named {name!r} here")
-    if name == reserved:
-        raise ValueError(f"a tensor is named {name!r}, which is added: the row of the input")
+def _put(data: dict[str, Tensor], name: str, value: Any, reserved: str) -> None:
+    need(name not in data, f"two tensors are named {name!r} here")
+    need(name != reserved, f"a tensor is named {name!r}, which is added: the row of the input")
     if name.endswith(("_mask", "_masks")):
         value = value.bool()
     if name == "label":
@@ -268,9 +244,3 @@ def _tensor(value: Any) -> Tensor | None:
         return None
     value = value.detach().cpu()
     return value.to(_WIDER.get(value.dtype, value.dtype))
-
-
-def _warn(left: list[str], nodes: int | None, edges: int | None, where: str = "") -> None:
-    if left:
-        counts = " or ".join(str(count) for count in (nodes, edges) if count is not None)
-        warnings.warn(f"{left}{where} are left out: no tensors of {counts} rows", stacklevel=4)

@@ -10,6 +10,7 @@ import glob
 import re
 import tokenize
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from sar.errors import SarError
+from sar.partition.arrays import need
 from sar.partition.column import map_array
 from sar.partition.progress import blocks
 from sar.partition.sources.blocks import (
@@ -67,10 +69,9 @@ class Table:
 
     def width(self) -> int:
         """How many columns the first file has."""
-        names = self.names()
-        if names is not None:
-            return len(names)
-        return 2 if self.kind == "npy" else self._csv(self.paths[0]).width
+        if self.kind == "csv":
+            return self._csv(self.paths[0]).width
+        return len(self.names() or (0, 1))
 
     def numbers(self, keys: Sequence[Key]) -> dict[Key, bool]:
         """Whether each column holds numbers, as its first rows tell."""
@@ -133,8 +134,7 @@ class Table:
                 rows = block.row + len(block.columns[0])
             want = _parquet_rows(path) if self.kind == "parquet" else rows
             want = want if self.rows is None else self.rows[number]
-            if rows != want:
-                raise ValueError(f"{path}: holds {rows} rows, expected {want}")
+            need(rows == want, f"{path}: holds {rows} rows, expected {want}")
 
     def _csv(self, path: Path) -> CsvFile:
         return CsvFile(path, self.delimiter, self.header)
@@ -176,20 +176,19 @@ def table_of(
         if not path.is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
     kinds = {kind or _kind(path) for path in paths}
-    if len(kinds) != 1:
-        raise ValueError(f"{paths[0]}: expected files of one kind, got {sorted(kinds)}")
-    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii()):
-        raise ValueError(f"{paths[0]}: delimiter is {delimiter!r}, expected one character")
+    need(len(kinds) == 1, f"{paths[0]}: expected files of one kind, got {sorted(kinds)}")
     if delimiter is None:
         delimiter = "\t" if ".tsv" in paths[0].suffixes else ","
+    is_good = len(delimiter) == 1 and delimiter.isascii()
+    need(is_good, f"{paths[0]}: delimiter is {delimiter!r}, expected one character")
     return Table(tuple(paths), kinds.pop(), delimiter, header, rows)
 
 
 def _kind(path: Path) -> str:
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    kind = _SUFFIXES.get(suffix.lower())
-    if kind is None or (path.suffix == ".gz" and kind != "csv"):
-        raise ValueError(f"{path}: is of no known kind, expected {ACCEPTED}")
+    kind = _SUFFIXES.get(suffix.lower(), "")
+    is_good = kind and (path.suffix != ".gz" or kind == "csv")
+    need(is_good, f"{path}: is of no known kind, expected {ACCEPTED}")
     return kind
 
 
@@ -212,9 +211,8 @@ def find_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
         if not matches:
             raise FileNotFoundError(f"{folder / pattern}: no file matches")
         found += matches
-    if len(set(found)) != len(found):
-        again = next(path for path in found if found.count(path) > 1)
-        raise ValueError(f"{again}: is named twice in {list(patterns)}")
+    again = next((path for path, count in Counter(found).items() if count > 1), None)
+    need(again is None, f"{again}: is named twice in {list(patterns)}")
     return found
 
 
@@ -222,8 +220,8 @@ def _matches(folder: Path, pattern: str) -> list[str]:
     parts = Path(pattern).parts
     if "**" not in parts:
         return glob.glob(pattern, root_dir=folder)
-    if Path(pattern).is_absolute() or ".." in parts:
-        raise ValueError(f"{pattern}: has '**', expected a pattern below the description's folder")
+    is_below = not Path(pattern).is_absolute() and ".." not in parts
+    need(is_below, f"{pattern}: has '**', expected a pattern below the description's folder")
     found = (path.relative_to(folder) for path in folder.glob(pattern))  # follows no links
     return [str(name) for name in found if not any(part[0] == "." for part in name.parts)]
 
@@ -236,9 +234,9 @@ def array(path: Path) -> np.ndarray:
         found = map_array(path)
     except (*DAMAGE, *_HEADER_DAMAGE) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(found, np.ndarray) or found.ndim == 0 or found.dtype.kind not in "biuf":
-        kind = getattr(found, "dtype", "an archive")
-        raise ValueError(f"{path}: holds {kind}, expected an array of numbers with rows")
+    is_good = isinstance(found, np.ndarray) and found.ndim and found.dtype.kind in "biuf"
+    kind = getattr(found, "dtype", "an archive")
+    need(is_good, f"{path}: holds {kind}, expected an array of numbers with rows")
     return found
 
 
@@ -249,8 +247,8 @@ def _matrix(path: Path) -> np.ndarray:
         found = found.T
     elif found.ndim == 1:
         found = found[:, None]
-    if found.ndim != 2 or found.shape[1] > 2:
-        raise ValueError(f"{path}: has shape {found.shape}, expected [E, 2] or [2, E]")
+    is_good = found.ndim == 2 and found.shape[1] <= 2
+    need(is_good, f"{path}: has shape {found.shape}, expected [E, 2] or [2, E]")
     return found
 
 
