@@ -46,7 +46,11 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], *, durable: boo
     with naming(path), staged(path, write, durable) as partial:
         os.replace(partial, path)
         if durable:
-            _flush(path.parent)
+            number = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(number)  # the name survives a power cut as well
+            finally:
+                os.close(number)
 
 
 @contextmanager
@@ -76,21 +80,18 @@ def open_own(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
 
     Raises ``OSError`` for a link, a second name of another file, and what is no file.
     """
+    what = "no plain file, or another one's second name"
     try:
         number = os.open(path, flags | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if path.is_symlink():
-            raise _planted(path, "a link") from error
-        raise
-    state = os.fstat(number)
-    if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
-        return number
-    os.close(number)
-    raise _planted(path, "no plain file, or another one's second name")
-
-
-def _planted(path: Path, what: str) -> OSError:
-    return OSError(errno.EEXIST, f"{path} is {what}, expected a file of its own or nothing")
+        state = os.fstat(number)
+        if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
+            return number
+        os.close(number)
+    except OSError:
+        if not path.is_symlink():
+            raise
+        what = "a link"
+    raise OSError(errno.EEXIST, f"{path} is {what}, expected a file of its own or nothing")
 
 
 @contextmanager
@@ -109,15 +110,11 @@ def naming(path: Path) -> Iterator[None]:
         if "requested and" in reason:  # numpy's, of a write that was cut short
             number = errno.ENOSPC
         if number == errno.ENOSPC:
-            reason = _full(path)
+            folder = next(one for one in (path, *path.parents) if one.is_dir())
+            state = os.statvfs(folder)
+            free = state.f_bavail * state.f_frsize
+            reason = f"No space left on the disk of {folder}, which has {free:,} bytes free"
         raise OSError(number, f"{path}: could not be written: {reason}") from error
-
-
-def _full(path: Path) -> str:
-    folder = next(one for one in (path, *path.parents) if one.is_dir())
-    state = os.statvfs(folder)
-    free = state.f_bavail * state.f_frsize
-    return f"No space left on the disk of {folder}, which has {free:,} bytes free"
 
 
 @contextmanager
@@ -286,32 +283,15 @@ def _lock(file: BinaryIO | int) -> None:
 @contextmanager
 def _left(lock: Path) -> Iterator[bool]:
     """Whether it is this user's, and locked by no living process; nobody locks it meanwhile."""
-    try:
-        number = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        yield False
-        return
-    try:
-        yield _is_left(number)
-    finally:
-        os.close(number)
-
-
-def _is_left(number: int) -> bool:
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(number).st_uid == os.geteuid()
-    except OSError:  # somebody holds it
-        return False
-
-
-def _flush(folder: Path) -> None:
-    """The names in it survive a power cut as well."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    with ExitStack() as opened:
+        try:
+            number = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
+            opened.callback(os.close, number)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_left = os.fstat(number).st_uid == os.geteuid()
+        except OSError:  # there is none, or somebody holds it
+            is_left = False
+        yield is_left
 
 
 class OutFiles:
@@ -328,6 +308,7 @@ class OutFiles:
     def __init__(self, folder: Path, shown: Path) -> None:
         self._folder, self._shown = folder, shown
         self._numbers: dict[str, int] = {}
+        self._closing = ExitStack()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._room = _MOST_OPEN if soft == resource.RLIM_INFINITY else min(_MOST_OPEN, soft // 2)
 
@@ -335,10 +316,7 @@ class OutFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close all; an error that only closing tells of is not lost."""
-        with ExitStack() as closing:
-            for name, number in self._numbers.items():
-                closing.callback(self._close, name, number)
+        self._closing.close()  # all of them; an error that only closing tells of is not lost
 
     def _close(self, name: str, number: int) -> None:
         with naming(self._shown / name):
@@ -378,6 +356,7 @@ class OutFiles:
         number = os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o666)
         if len(self._numbers) < self._room:
             self._numbers[name] = number
+            self._closing.callback(self._close, name, number)
             yield number
             return
         try:

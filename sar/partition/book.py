@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -31,8 +32,6 @@ from sar.partition.column import bytes_of
 from sar.partition.progress import Counter, Progress, blocks, rows_in, silent
 
 KEY = "sar"
-_HEX = 32
-_CHARACTERS = set("0123456789abcdef")
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +158,7 @@ class PartitionBook:
 
         ``idx`` is the row inside (type, part). Raises ValueError for an id outside the graph.
         """
-        ids = nids.detach().cpu().numpy().astype(np.int64, copy=False)
-        if ids.size and (ids.min() < 0 or ids.max() >= self.num_nodes()):
-            raise ValueError(
-                f"nids: ids run from {ids.min()} to {ids.max()}, "
-                f"expected 0 to {self.num_nodes() - 1}"
-            )
-        # The last range that starts at or before an id holds it: empty ranges come first.
-        slot = np.searchsorted(self._node_bounds[:-1], ids, side="right") - 1
+        ids, slot = _slots(nids, self._node_bounds)
         idx = ids - self._node_bounds[slot]
         part, type_id = np.divmod(slot, len(self.ntypes))
         return torch.as_tensor(type_id), torch.as_tensor(part), torch.as_tensor(idx)
@@ -195,8 +187,7 @@ class PartitionBook:
 
     def metadata(self) -> list[dict[str, int]]:
         """Per part: ``machine_id``, ``num_nodes`` and ``num_edges``, all types together."""
-        table = np.stack([self.edge_ranges[etype] for etype in self.canonical_etypes])
-        edges = (table[:, :, 1] - table[:, :, 0]).sum(axis=0)
+        edges = np.sum([np.diff(one, axis=1)[:, 0] for one in self.edge_ranges.values()], axis=0)
         return [
             {"machine_id": part, "num_nodes": end - start, "num_edges": int(edges[part])}
             for part, (start, end) in enumerate(self.part_ranges)
@@ -230,13 +221,7 @@ class PartitionBook:
 
     def nid2partid(self, nids: Tensor, ntype: str = NTYPE_HOMO) -> Tensor:
         """int64 part of each id (global, or within ``ntype``). Raises ValueError out of range."""
-        bounds = self._bounds_for(ntype)
-        ids = torch.as_tensor(nids).cpu().numpy()
-        if ids.size and (ids.min() < 0 or ids.max() >= bounds[-1]):
-            raise ValueError(
-                f"nids: ids run from {ids.min()} to {ids.max()}, expected 0 to {bounds[-1] - 1}"
-            )
-        return torch.as_tensor(np.searchsorted(bounds, ids, side="right") - 1)
+        return torch.as_tensor(_slots(nids, self._bounds_for(ntype))[1])
 
     def nid2localnid(self, nids: Tensor, partid: int, ntype: str = NTYPE_HOMO) -> Tensor:
         """Rows inside ``partid`` of ids (global, or within ``ntype``) that the part owns."""
@@ -247,6 +232,17 @@ class PartitionBook:
         type_id, part, idx = self.locate(torch.as_tensor(ids))
         starts = np.stack([self._typed_bounds[ntype] for ntype in self.ntypes])
         return type_id, idx + torch.as_tensor(starts)[type_id, part]
+
+
+def _slots(nids: Tensor, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, and the range of each: the last that starts at or before it, as empty ones come first.
+    Raises ValueError for an id that is not below the last of the bounds."""
+    ids = torch.as_tensor(nids).detach().cpu().numpy().astype(np.int64, copy=False)
+    if ids.size and (ids.min() < 0 or ids.max() >= bounds[-1]):
+        raise ValueError(
+            f"nids: ids run from {ids.min()} to {ids.max()}, expected 0 to {bounds[-1] - 1}"
+        )
+    return ids, np.searchsorted(bounds[:-1], ids, side="right") - 1
 
 
 def ranges_of(counts: np.ndarray) -> Iterator[np.ndarray]:
@@ -289,13 +285,8 @@ class FileDigest:
 
 @dataclass(frozen=True)
 class Digests:
-    """All that the key ``sar`` holds.
-
-    Attributes:
-        graph: digest of the graph before it was cut, the same for every cut; ``None`` where nobody
-            knows it, as the digests were added later.
-        files: by path relative to the JSON's folder.
-    """
+    """What the key ``sar`` holds: the digest of the graph before it was cut, ``None`` where nobody
+    knows it, as the digests were added later; and files by path relative to the JSON's folder."""
 
     graph: str | None
     files: dict[str, FileDigest]
@@ -336,50 +327,50 @@ def with_digests(content: dict[str, Any], digests: Digests) -> dict[str, Any]:
     return {**content, KEY: {**told, "json": _json_digest({**content, KEY: told})}}
 
 
-def read_digests(config: dict[str, Any], path: str) -> Digests | None:
-    """What the JSON at ``path`` tells; ``None`` for partitions that hold no digests.
+def read_digests(config: dict[str, Any]) -> Digests | None:
+    """What the JSON tells; ``None`` for partitions that hold no digests.
 
-    Raises ``PartitionError`` for a JSON that is not as it was written.
+    Raises ``PartitionError``, without the JSON's name, where it is not as it was written.
     """
     if KEY not in config:
         return None
     told = config[KEY]
     if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
-        raise PartitionError(f"{path}: key {KEY!r} holds no digests")
+        raise PartitionError(f"key {KEY!r} holds no digests")
     own = {key: value for key, value in told.items() if key != "json"}
     try:
         found = _json_digest({**config, KEY: own})
     except RecursionError as error:
-        raise PartitionError(f"{path}: is nested too deep, which no partitions are") from error
+        raise PartitionError("is nested too deep, which no partitions are") from error
     if told.get("json") != found:
         raise PartitionError(
-            f"{path}: is not as it was written: damaged, or edited by hand. After an edit, remove "
+            "is not as it was written: damaged, or edited by hand. After an edit, remove "
             f"its key {KEY!r}; the partitions are then loaded without verification"
         )
-    files = {name: _file_digest(entry, name, path) for name, entry in told["files"].items()}
+    files = {name: _file_digest(entry, name) for name, entry in told["files"].items()}
     graph = told.get("graph")
-    return Digests(None if graph is None else _hex(graph, "the graph", path), files)
+    return Digests(None if graph is None else _hex(graph, "the graph"), files)
 
 
-def _file_digest(entry: Any, name: str, path: str) -> FileDigest:
-    if not isinstance(entry, dict) or not isinstance(entry.get("size"), int):
-        raise PartitionError(f"{path}: the digests of {name!r} are {entry!r}, expected an object")
-    if "digest" in entry:
-        return FileDigest(entry["size"], _hex(entry["digest"], name, path))
-    told, arrays = entry.get("arrays", {}), {}
-    if not isinstance(told, dict):
-        raise PartitionError(f"{path}: the digests of {name!r} are {told!r}, expected an object")
-    for array, one in told.items():
-        if not isinstance(one, dict) or set(one) != {"dtype", "shape", "digest"}:
-            raise PartitionError(f"{path}: the digest of {array!r} in {name!r} is {one!r}")
-        digest = _hex(one["digest"], array, path)
-        arrays[array] = ArrayDigest(one["dtype"], one["shape"], digest)
-    return FileDigest(entry["size"], arrays=arrays)
+def _file_digest(entry: Any, name: str) -> FileDigest:
+    try:
+        size, told = entry["size"], entry.get("arrays", {})
+        if not isinstance(size, int):
+            raise TypeError
+        if "digest" in entry:
+            return FileDigest(size, _hex(entry["digest"], name))
+        arrays = {array: ArrayDigest(**one) for array, one in told.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        text = f"the digests of {name!r} are {entry!r}, expected an object"
+        raise PartitionError(text) from error
+    for array, one in arrays.items():
+        _hex(one.digest, array)
+    return FileDigest(size, arrays=arrays)
 
 
-def _hex(value: Any, what: str, path: str) -> str:
-    if not isinstance(value, str) or len(value) != _HEX or not set(value) <= _CHARACTERS:
-        raise PartitionError(f"{path}: the digest of {what} is {value!r}, expected {_HEX} digits")
+def _hex(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
+        raise PartitionError(f"the digest of {what} is {value!r}, expected 32 digits")
     return value
 
 

@@ -17,7 +17,14 @@ from sar.errors import PartitionError
 from sar.files import scratch_folder
 from sar.partition.arrays import GraphArrays
 from sar.partition.book_json import MAX_PARTS
-from sar.partition.methods.base import Contiguous, CutOptions, Given, Method, Random
+from sar.partition.methods.base import (
+    Contiguous,
+    CutOptions,
+    Given,
+    Method,
+    Random,
+    check_parts,
+)
 from sar.partition.methods.coarsen import Coarsen
 from sar.partition.methods.hotness import Hotness
 from sar.partition.methods.solver import Metis
@@ -101,23 +108,8 @@ def assign(
     with scratch_folder(None if scratch is None else Path(scratch)) as folder:
         options = CutOptions(num_parts, folder, seed, wanted, unbalanced, progress)
         parts = found.assign(graph, options)
-    return _checked(parts, graph.total_nodes, num_parts, found)
-
-
-def _checked(parts: np.ndarray, count: int, num_parts: int, method: Method) -> np.ndarray:
-    """What a method, perhaps the user's own, found."""
-    parts = np.asarray(parts)
-    if parts.shape != (count,) or parts.dtype.kind not in "iu":
-        raise PartitionError(
-            f"method {method.name!r} gave {parts.dtype} of shape {parts.shape}, expected integers "
-            f"of shape ({count},)"
-        )
-    if count and not 0 <= parts.min() <= parts.max() < num_parts:
-        raise PartitionError(
-            f"method {method.name!r} gave parts {parts.min()} to {parts.max()}, expected 0 to "
-            f"{num_parts - 1}"
-        )
-    return parts
+    what = f"method {found.name!r} gave wrong parts"  # perhaps it is the user's own
+    return check_parts(parts, graph.total_nodes, num_parts, what, PartitionError)
 
 
 @dataclass(frozen=True)
@@ -169,22 +161,17 @@ class PartitionOptions:
 
 
 def check_memory(graph: GraphArrays, options: PartitionOptions) -> None:
-    """Raises ``ValueError`` for a budget that is too small, and says what is needed."""
-    needed = memory_needed(graph, options)
-    if options.memory is not None and needed > options.memory:
-        enough = math.ceil(needed / 2**30 * 100) / 100
-        raise ValueError(
-            f"memory is {options.memory:,} bytes ({options.memory / 2**30:.2f} GiB), but cutting "
-            f"{graph.total_nodes:,} nodes into {options.num_parts} needs about {enough:.2f} GiB"
-        )
-
-
-def memory_needed(graph: GraphArrays, options: PartitionOptions) -> int:
-    """Bytes at the peak of a run, about: measured, with a tenth to spare."""
+    """Raises ``ValueError`` for a budget that is too small, and says what is needed: about the peak
+    of a run, as it was measured, with a tenth to spare."""
     a_node = _NODE_BYTES
     if options.balance and "halo" in options.balance:
         a_node = max(a_node, _HALO_NODE_BYTES + 8 * -(-options.num_parts // 64))
     needed = _BASE_BYTES + a_node * graph.total_nodes
     if options.method == Metis.name:
         needed += _METIS_EDGE_BYTES * graph.total_edges
-    return needed
+    if options.memory is not None and needed > options.memory:
+        enough = math.ceil(needed / 2**30 * 100) / 100
+        raise ValueError(
+            f"memory is {options.memory:,} bytes ({options.memory / 2**30:.2f} GiB), but cutting "
+            f"{graph.total_nodes:,} nodes into {options.num_parts} needs about {enough:.2f} GiB"
+        )

@@ -172,7 +172,9 @@ def load_partition(
         edges, node_features, edge_features = load_foreign_part(book, part_id)
     else:
         edges, node_features, edge_features = _load_own(book, part_id, verify)
-    node_features.synthesize(TYPE_KEY, lambda: _node_types(book, part_id))
+    counts = torch.tensor([book.part_nodes(ntype, part_id) for ntype in book.ntypes])
+    types = torch.arange(len(counts), dtype=torch.int32)
+    node_features.synthesize(TYPE_KEY, lambda: types.repeat_interleave(counts))
     moved = {etype: shard.to(target) for etype, shard in edges.items()}
     return PartitionData(book, part_id, moved, node_features, edge_features, target)
 
@@ -184,9 +186,8 @@ def _load_own(
     node_arrays = read_features(book, part_id, "node_feats")
     edge_arrays = read_features(book, part_id, "edge_feats")
     if verify:
-        for mapped in (node_arrays, edge_arrays):
-            for tensor in mapped.values():
-                tensor.verify()
+        for column in (*node_arrays.values(), *edge_arrays.values()):
+            column.verify()
     graph = read_graph(book.files[part_id]["part_graph"])
     verify_graph(book, graph)
     return build_shards(book, part_id, graph), FeatureStore(node_arrays), FeatureStore(edge_arrays)
@@ -202,11 +203,6 @@ def read_node_features(book: PartitionBook, part_id: int) -> FeatureStore:
     return FeatureStore(read_features(book, part_id, "node_feats"))
 
 
-def _node_types(book: PartitionBook, part_id: int) -> Tensor:
-    counts = torch.tensor([book.part_nodes(ntype, part_id) for ntype in book.ntypes])
-    return torch.arange(len(book.ntypes), dtype=torch.int32).repeat_interleave(counts)
-
-
 def read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, MappedColumn]:
     """Mapped features with full names, rows checked against the book; none without a file."""
     if key not in book.files[part_id]:
@@ -214,10 +210,9 @@ def read_features(book: PartitionBook, part_id: int, key: str) -> dict[str, Mapp
     path = book.files[part_id][key]
     if key == "node_feats":
         rows = {ntype: book.part_nodes(ntype, part_id) for ntype in book.ntypes}
-        usual = NTYPE_HOMO
     else:
         rows = {":".join(one): book.part_edges(one, part_id) for one in book.canonical_etypes}
-        usual = ":".join(ETYPE_HOMO)
+    usual = NTYPE_HOMO if key == "node_feats" else ":".join(ETYPE_HOMO)
     default = usual if usual in rows else next(iter(rows))
     columns = read_tensor_dict(path)
     _expect(book, path, columns)
@@ -293,18 +288,14 @@ def differing(
     for part in watch(range(book.num_parts)):
         for key in book.files[part]:
             try:
-                _verify_file(book, part, key)
+                if key == "part_graph":
+                    verify_graph(book, read_graph(book.files[part][key]))
+                    continue
+                for column in read_features(book, part, key).values():
+                    column.verify()
             except PartitionError as error:
                 found.append(str(error))
     return found, sum(map(len, book.files))
-
-
-def _verify_file(book: PartitionBook, part: int, key: str) -> None:
-    if key == "part_graph":
-        verify_graph(book, read_graph(book.files[part][key]))
-        return
-    for column in read_features(book, part, key).values():
-        column.verify()
 
 
 def add_digests(path: str | os.PathLike, progress: Progress = silent) -> int:
@@ -328,19 +319,13 @@ def add_digests(path: str | os.PathLike, progress: Progress = silent) -> int:
             warnings.simplefilter("ignore")
             load_partition(book.json_path, part)
         for key, name in book.files[part].items():
-            files[relative(name, folder)] = _digest_of(name, key == "part_graph")
+            file, arrays = MappedFile(name), {}
+            if key != "part_graph":
+                for array, one in read_tensor_dict(name).items():
+                    arrays[array] = ArrayDigest.of(one.dtype, one.shape, one.digest())
+            whole = file.digest() if key == "part_graph" else ""
+            files[relative(name, folder)] = FileDigest(file.size, whole, arrays)
     content = json.loads(Path(path).read_bytes())
     text = json.dumps(with_digests(content, Digests(None, files)), indent=4) + "\n"
     write_whole(Path(path).resolve(), lambda file: file.write(text.encode()), durable=True)
     return len(files)
-
-
-def _digest_of(path: str, is_graph: bool) -> FileDigest:
-    file = MappedFile(path)
-    if is_graph:
-        return FileDigest(file.size, file.digest())
-    arrays = {
-        name: ArrayDigest.of(one.dtype, one.shape, one.digest())
-        for name, one in read_tensor_dict(path).items()
-    }
-    return FileDigest(file.size, arrays=arrays)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from sar.partition.arrays import GraphArrays
 from sar.partition.compiled import compiled
 from sar.partition.cover import count_fewest
+from sar.partition.methods.graph import train_nodes
 from sar.partition.progress import Counter, Progress, blocks, silent
 
 Counts = NDArray[np.int64]
@@ -124,8 +123,8 @@ def measure(
 ) -> CutQuality:
     """Count what ``parts`` makes of ``graph``.
 
-    Edges are read once, in blocks. Memory is about 1 + P / 8 bytes per node: the part of each node
-    (two bytes for more than 256 parts), and a bit for each part that needs it.
+    Edges are read once, in blocks. Memory is about 2 + P / 8 bytes per node: the part of each node
+    (two bytes for more than 256 parts), a bit for each part that needs it, and training nodes.
 
     Args:
         parts: integers [N], the part of every node, types in the order of ``graph.num_nodes``.
@@ -152,6 +151,7 @@ def measure(
     rows = np.zeros((num_parts, num_parts), dtype=np.int64)
     boundary = np.zeros(num_parts, dtype=np.int64)
     _count_rows(owner, needed, words, rows, boundary)
+    train = train_nodes(graph)
     typed = {ntype: _histogram(_own(graph, owner, ntype), num_parts) for ntype in graph.num_nodes}
     return CutQuality(
         graph_name=graph.name,
@@ -162,15 +162,10 @@ def measure(
         cut_edges=cut,
         halo=rows.sum(1),
         boundary=boundary,
-        training=_training(graph, owner, num_parts),
+        training=None if train is None else _histogram(owner[train], num_parts),
         rows=rows,
         fewest=_fewest(graph, owner, num_parts) if cover else None,
     )
-
-
-def count_true(mask: Tensor) -> int:
-    """Rows with anything in them of a mask [N, ...] that may lie in a file."""
-    return sum(len(rows) for rows in _true_rows(mask))
 
 
 def _narrow(parts: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
@@ -241,23 +236,6 @@ def _histogram(owner: np.ndarray, num_parts: int) -> Counts:
     """[P] how often each part is met; blocks, as numpy widens what it counts."""
     runs = (np.bincount(owner[low:high], minlength=num_parts) for low, high in blocks(len(owner)))
     return sum(runs, np.zeros(num_parts, dtype=np.int64))
-
-
-def _true_rows(mask: Tensor) -> Iterator[np.ndarray]:
-    """Numbers of the rows of a mask [N, ...] that have anything in them, block by block."""
-    for low, high in blocks(len(mask)):
-        yield low + np.flatnonzero(mask[low:high].numpy().reshape(high - low, -1).any(1))
-
-
-def _training(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts | None:
-    masks = {t: data["train_mask"] for t, data in graph.node_data.items() if "train_mask" in data}
-    if not masks:
-        return None
-    counts = np.zeros(num_parts, dtype=np.int64)
-    for ntype, mask in masks.items():
-        for rows in _true_rows(mask):
-            counts += np.bincount(_own(graph, owner, ntype)[rows], minlength=num_parts)
-    return counts
 
 
 def _fewest(graph: GraphArrays, owner: np.ndarray, num_parts: int) -> Counts:

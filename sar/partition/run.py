@@ -10,11 +10,11 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -35,11 +35,7 @@ from sar.partition.quality import CutQuality, measure
 from sar.partition.sources.datasets import from_dgl
 from sar.partition.sources.open import IDS, Opened, open_input
 from sar.partition.transform import transform
-from sar.partition.write import (
-    check_output,
-    output_folder,
-    write_partitions,
-)
+from sar.partition.write import check_output, output_folder, write_partitions
 from sar.words import DEFAULT_METHOD
 
 _KEPT = re.compile(r"[0-9a-f]{32}\.npz(\.partial)?")
@@ -85,55 +81,43 @@ def partition(
     """
     options.check()
     out = output_folder(out_dir)
-    _tidy(out)
-    check_output(out, options.overwrite)
-    with parents_of(out), _reserved(out) as kept, scratch_folder(out.parent) as scratch:
-        opened = _open(source, scratch, options.allow_nan, progress)
-        graph = transform(opened.graph, options.transforms, scratch / "edges", progress)
-        _check_train(graph, options.balance)
-        check_memory(graph, options)
-        cut = KeptCut(opened._replace(graph=graph), options, kept, scratch, progress)
-        parts = cut.parts()
-        quality = measure(graph, parts, options.num_parts, progress=progress)
-        path = write_partitions(
-            graph,
-            parts,
-            out,
-            options.name,
-            num_parts=options.num_parts,
-            method=cut.name,
-            overwrite=options.overwrite,
-            format=options.format,
-            progress=progress,
-            beside=[scratch / IDS] if (scratch / IDS).is_dir() else [],
-            last=cut.forget,
-        )
-    return Partitioned(path, graph, quality, cut.before, cut.resumed)
-
-
-def _kept_beside(out: Path) -> Path:
-    return out.parent / f"{out.name}.cut"  # also of the root, which check_output refuses
-
-
-def _tidy(out: Path) -> None:
-    """Remove what killed runs left, all but a cut."""
+    kept = out.parent / f"{out.name}.cut"  # also of the root, which check_output refuses
     remove_left_over(out.parent)
-    if _kept_beside(out).is_dir():
-        with suppress(OSError), locked_folder(_kept_beside(out)):
+    if kept.is_dir():
+        with suppress(OSError), locked_folder(kept):
             pass  # it goes if it is empty, and nobody has it
-
-
-@contextmanager
-def _reserved(out: Path) -> Iterator[Path]:
-    """``<out>.cut``, while no other run has it. Raises ``FileExistsError``."""
+    check_output(out, options.overwrite)
     with ExitStack() as held:
+        held.enter_context(parents_of(out))
         try:
-            kept = held.enter_context(locked_folder(_kept_beside(out)))
+            held.enter_context(locked_folder(kept))
         except BlockingIOError as error:
             raise FileExistsError(
                 f"output folder {str(out)!r}: another run, which goes on, writes it"
             ) from error
-        yield kept
+        scratch = held.enter_context(scratch_folder(out.parent))
+        opened = _open(source, scratch, options.allow_nan, progress)
+        graph = transform(opened.graph, options.transforms, scratch / "edges", progress)
+        has_mask = any("train_mask" in data for data in graph.node_data.values())
+        if options.balance and "train" in options.balance and not has_mask:
+            raise ValueError("balance: got 'train', but no node type has a 'train_mask'")
+        check_memory(graph, options)
+        cut = _cut(opened._replace(graph=graph), options, kept, scratch, progress)
+        quality = measure(graph, cut.parts, options.num_parts, progress=progress)
+        path = write_partitions(
+            graph,
+            cut.parts,
+            out,
+            options.name,
+            num_parts=options.num_parts,
+            method=_name_of(options.method),
+            overwrite=options.overwrite,
+            format=options.format,
+            progress=progress,
+            beside=[scratch / IDS] if (scratch / IDS).is_dir() else [],
+            last=lambda: _forget(kept),
+        )
+    return Partitioned(path, graph, quality, cut.before, cut.resumed)
 
 
 def partition_graph(
@@ -187,93 +171,70 @@ def _open(source: Any, scratch: Path, allow_nan: bool, progress: Progress) -> Op
     )
 
 
-def _check_train(graph: GraphArrays, balance: frozenset[str] | None) -> None:
-    has_mask = any("train_mask" in data for data in graph.node_data.values())
-    if balance and "train" in balance and not has_mask:
-        raise ValueError("balance: got 'train', but no node type has a 'train_mask'")
+class _Cut(NamedTuple):
+    """Who owns which node, and what `Partitioned` says of it."""
+
+    parts: np.ndarray
+    before: CutQuality | None = None
+    resumed: bool = False
 
 
-class KeptCut:
-    """Who owns which node, kept on disk until the partitions are written."""
-
-    def __init__(
-        self,
-        opened: Opened,
-        options: PartitionOptions,
-        folder: Path,
-        scratch: Path,
-        progress: Progress,
-    ) -> None:
-        self._graph, self._given, self._num_given = opened
-        self._options, self._scratch, self._progress = options, scratch, progress
-        self._folder = folder
-        method = options.method
-        self.name = method if isinstance(method, str) else method.name
-        self.resumed = False
-        self.before: CutQuality | None = None
-
-    def parts(self) -> np.ndarray:
-        """int [N]; sets ``before`` where the cut was balanced."""
-        if self._options.method == KEEP:
-            return self._given_parts()
-        if self._options.method not in METHODS:  # the user's own may depend on anything
-            return self._assign({})
-        kept = self._folder / f"{self._key()}.npz"
-        arrays = _read_arrays(kept, (self._graph.total_nodes,))
-        self.resumed = "parts" in arrays
-        if not self.resumed:
-            arrays["parts"] = self._assign(arrays)
-            _write_arrays(kept, arrays)
-        if "unbalanced" in arrays:
-            self.before = measure(
-                self._graph,
-                arrays["unbalanced"],
-                self._options.num_parts,
-                progress=self._progress,
-            )
-        return arrays["parts"]
-
-    def _assign(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
-        """Also puts the parts without balance into ``arrays``."""
-        options = self._options
-
-        def keep(parts: np.ndarray) -> None:
-            arrays["unbalanced"] = parts
-
-        return assign(
-            self._graph, options.num_parts, options.method, options.seed,
-            balance=options.balance, scratch=self._scratch, unbalanced=keep,
-            progress=self._progress,
+def _cut(
+    opened: Opened, options: PartitionOptions, kept: Path, scratch: Path, progress: Progress
+) -> _Cut:
+    """A new cut, or the one that an interrupted run left in the folder ``kept``."""
+    graph, num_parts = opened.graph, options.num_parts
+    if options.method == KEEP:
+        return _Cut(_given_parts(opened, num_parts))
+    is_named = options.method in METHODS  # the user's own may depend on anything
+    arrays: dict[str, np.ndarray] = {}
+    if is_named:
+        file = kept / f"{_key(graph, options, progress)}.npz"
+        arrays = _read_arrays(file, (graph.total_nodes,))
+    resumed = "parts" in arrays
+    if not resumed:
+        arrays["parts"] = assign(
+            graph, num_parts, options.method, options.seed,
+            balance=options.balance, scratch=scratch, progress=progress,
+            unbalanced=lambda parts: arrays.update(unbalanced=parts),
         )  # fmt: skip
-
-    def forget(self) -> None:
-        """Of the files that interrupted runs left."""
-        for path in self._folder.iterdir():
-            if _KEPT.fullmatch(path.name):
-                path.unlink()
-
-    def _given_parts(self) -> np.ndarray:
-        if self._given is None:
-            raise ValueError(f"method {KEEP!r} keeps the parts of partitions; the input has none")
-        if self._num_given != self._options.num_parts:
-            raise ValueError(
-                f"method {KEEP!r}: the input has {self._num_given} parts, got num_parts "
-                f"{self._options.num_parts}"
-            )
-        return self._given
-
-    def _key(self) -> str:
-        """Of all that the cut depends on."""
-        options = self._options
-        balance = None if options.balance is None else sorted(options.balance)
-        digest = graph_digest(self._graph, self._progress)
-        about = [_VERSION, digest, options.num_parts, self.name]
-        return xxhash.xxh3_128_hexdigest(repr([*about, balance, options.seed]))
+    if not is_named:
+        return _Cut(arrays["parts"])
+    if not resumed:
+        named: dict[str, Any] = dict(arrays)
+        write_whole(file, lambda opened: np.savez(opened, **named))
+    before = None
+    if "unbalanced" in arrays:
+        before = measure(graph, arrays["unbalanced"], num_parts, progress=progress)
+    return _Cut(arrays["parts"], before, resumed)
 
 
-def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    named: dict[str, Any] = dict(arrays)
-    write_whole(path, lambda file: np.savez(file, **named))
+def _given_parts(opened: Opened, num_parts: int) -> np.ndarray:
+    if opened.parts is None:
+        raise ValueError(f"method {KEEP!r} keeps the parts of partitions; the input has none")
+    if opened.num_parts != num_parts:
+        raise ValueError(
+            f"method {KEEP!r}: the input has {opened.num_parts} parts, got num_parts {num_parts}"
+        )
+    return opened.parts
+
+
+def _name_of(method: str | Method) -> str:
+    return method if isinstance(method, str) else method.name
+
+
+def _key(graph: GraphArrays, options: PartitionOptions, progress: Progress) -> str:
+    """Of all that the cut depends on."""
+    balance = None if options.balance is None else sorted(options.balance)
+    about = [_VERSION, graph_digest(graph, progress), options.num_parts, options.method]
+    return xxhash.xxh3_128_hexdigest(repr([*about, balance, options.seed]))
+
+
+def _forget(kept: Path) -> None:
+    """The files that interrupted runs left."""
+    for path in kept.iterdir():
+        if _KEPT.fullmatch(path.name):
+            path.unlink()
 
 
 def _read_arrays(path: Path, shape: tuple[int, ...]) -> dict[str, np.ndarray]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -83,19 +82,15 @@ def check_int32(book: PartitionBook, part: int) -> None:
         raise PartitionError(
             f"{book.json_path}: has {len(book.ntypes)} node types, expected at most {MAX_NTYPES}"
         )
-    for ntype, ranges in book.node_ranges.items():
-        largest = int((ranges[:, 1] - ranges[:, 0]).max())
-        if largest >= MAX_INT32:
-            raise PartitionError(
-                f"{book.json_path}: a part owns {largest} nodes of type {ntype!r},"
-                f" expected less than {MAX_INT32}: cut it into more parts"
-            )
+    most = {ntype: int(np.diff(ranges).max()) for ntype, ranges in book.node_ranges.items()}
+    owned = [("a part", count, f"nodes of type {ntype!r}") for ntype, count in most.items()]
     for etype in book.canonical_etypes:
-        count = book.part_edges(etype, part)
+        owned.append((f"part {part}", book.part_edges(etype, part), f"edges of type {etype}"))
+    for who, count, what in owned:
         if count >= MAX_INT32:
             raise PartitionError(
-                f"{book.json_path}: part {part} owns {count} edges of type "
-                f"{etype}, expected less than {MAX_INT32}: cut it into more parts"
+                f"{book.json_path}: {who} owns {count} {what}, expected less than {MAX_INT32}: "
+                "cut it into more parts"
             )
 
 
@@ -136,14 +131,6 @@ def _check_columns(graph: GraphFile, book: PartitionBook) -> None:
                 )
 
 
-class _Nodes(NamedTuple):
-    """Type, part and row of every local node: int16, int32 and int32, ``[num_local_nodes]``."""
-
-    type_id: np.ndarray
-    part: np.ndarray
-    row: np.ndarray
-
-
 class _PartReader:
     """One part's graph file, compared with the book as it is read."""
 
@@ -152,17 +139,19 @@ class _PartReader:
         ranges = np.stack([book.edge_ranges[etype][part] for etype in self.etypes])
         # Types follow each other inside a part: these bounds map an edge id to its type.
         self.bounds = np.append(ranges[:, 0], ranges[-1, 1])
-        ids = {ntype: i for i, ntype in enumerate(book.ntypes)}
-        self.src_types = np.array([ids[etype[0]] for etype in self.etypes])
-        self.dst_types = np.array([ids[etype[2]] for etype in self.etypes])
+        types = [[book.ntypes.index(etype[side]) for etype in self.etypes] for side in (0, 2)]
+        self.end_types = {0: np.array(types[0]), 2: np.array(types[1])}
         self.start, end = book.part_ranges[part]
         self.num_inner = end - self.start
-        self.nodes = self._read_nodes()
+        # Of every local node.
+        dtypes = np.int16, np.int32, np.int32
+        self.type_id, self.owner, self.row = (np.empty(graph.num_nodes, one) for one in dtypes)
+        self._read_nodes()
 
     def _error(self, text: str) -> PartitionError:
         return PartitionError(f"{self.graph.path}: {text}")
 
-    def _read_nodes(self) -> _Nodes:
+    def _read_nodes(self) -> None:
         """Where every local node lives; inner nodes come first with exactly the JSON's ids."""
         count = self.graph.num_nodes
         if count < self.num_inner:
@@ -170,15 +159,13 @@ class _PartReader:
                 f"has {count} nodes, expected at least the {self.num_inner} that "
                 f"{self.book.json_path} gives part {self.part}"
             )
-        nodes = _Nodes(*(np.empty(count, dtype) for dtype in (np.int16, np.int32, np.int32)))
         for low, high in blocks(count, size=CHUNK_EDGES):
             ids = torch.from_numpy(self._node_ids(low, high))
             found = [one.numpy() for one in self.book.locate(ids)]
-            self._compare("_TYPE", low, found[0])
-            self._compare("part_id", low, found[1])
-            for column, values in zip(nodes, found):
+            for name, expected in zip(("_TYPE", "part_id"), found):
+                self._compare(name, low, expected)
+            for column, values in zip((self.type_id, self.owner, self.row), found):
                 column[low:high] = values
-        return nodes
 
     def _node_ids(self, low: int, high: int) -> np.ndarray:
         """Checked global ids of local nodes ``[low, high)``."""
@@ -225,8 +212,8 @@ class _PartReader:
         total = 0
         for src, dst, eids in self._inner_edges():
             at = eids - low
-            ends[0, at], ends[1, at] = self.nodes.row[src], self.nodes.row[dst]
-            owner[at] = self.nodes.part[src]
+            ends[0, at], ends[1, at] = self.row[src], self.row[dst]
+            owner[at] = self.owner[src]
             total += len(at)
         seen = int((owner >= 0).sum())
         if total != count or seen != count:
@@ -259,9 +246,14 @@ class _PartReader:
                     f"an inner edge ends in local node {dst.max()}, expected one of the "
                     f"{self.num_inner} inner nodes"
                 )
-            if len(self.book.ntypes) > 1:
-                self._check_ends(src, type_id, self.src_types, "source")
-                self._check_ends(dst, type_id, self.dst_types, "destination")
+            for what, ends, side in (("source", src, 0), ("destination", dst, 2)):
+                wrong = np.flatnonzero(self.type_id[ends] != self.end_types[side][type_id])
+                if len(wrong):
+                    row = int(wrong[0])
+                    raise self._error(
+                        f"the {what} of an edge of type {self.etypes[type_id[row]]} has type "
+                        f"{self.book.ntypes[self.type_id[ends[row]]]!r}"
+                    )
             yield src, dst, eids
 
     def _types(self, eids: np.ndarray) -> np.ndarray:
@@ -272,18 +264,6 @@ class _PartReader:
                 f"{high - 1}, the range of part {self.part} in {self.book.json_path}"
             )
         return np.searchsorted(self.bounds[:-1], eids, side="right") - 1
-
-    def _check_ends(
-        self, ends: np.ndarray, type_id: np.ndarray, types: np.ndarray, what: str
-    ) -> None:
-        """Ends are of the node types that the edges' types name."""
-        found, expected = self.nodes.type_id[ends], types[type_id]
-        if (found != expected).any():
-            row = int(np.flatnonzero(found != expected)[0])
-            raise self._error(
-                f"the {what} of an edge of type {self.etypes[type_id[row]]} has type "
-                f"{self.book.ntypes[found[row]]!r}"
-            )
 
     def _check_stored_types(self) -> None:
         """Stored types of inner edges, where there are some, agree with their ids."""

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterable
 
 import numpy as np
-import torch
 
 from sar.partition.book import PartitionBook
 from sar.partition.cover import count_fewest
 from sar.partition.load import PartitionData, load_partition, read_book
-from sar.partition.quality import CutQuality, count_true
+from sar.partition.methods.graph import marked
+from sar.partition.quality import CutQuality
 
 
 def summarize(
@@ -44,92 +44,47 @@ def summarize(
     Raises PartitionError for bad files.
     """
     book = read_book(json_path)
-    size = book.num_parts
-    count = _Count(size)
-    needed = {
-        (ntype, part): torch.zeros(book.part_nodes(ntype, part), dtype=torch.bool)
-        for ntype in book.ntypes
-        for part in range(size)
-    }
-    for part in watch(range(size)):
-        count.add(load_partition(json_path, part), needed)
-    boundary = [sum(int(needed[one, p].sum()) for one in book.ntypes) for p in range(size)]
-    return {**_described(book, count, boundary), **count.features}
-
-
-def _described(book: PartitionBook, count: _Count, boundary: list[int]) -> dict:
-    """Counts of the whole graph and of parts, when all parts have been added."""
-    parts = range(book.num_parts)
-    nodes = {t: np.array([book.part_nodes(t, part) for part in parts]) for t in book.ntypes}
-    edges = {
-        ":".join(t): np.array([book.part_edges(t, part) for part in parts])
-        for t in book.canonical_etypes
-    }
-    quality = CutQuality(
-        book.graph_name,
-        len(edges),
-        np.sum([*nodes.values()], axis=0),
-        nodes,
-        np.sum([*edges.values()], axis=0),
-        np.sum([*count.cuts.values()], axis=0),
-        count.rows["halo"].sum(1),
-        np.array(boundary),
-        np.array(count.training) if count.has_train else None,
-        count.rows["halo"],
-    )
-    fewest = int(count.rows["fewest"].sum())
-    saved = 1 - fewest / count.pulled if count.pulled else 0.0
-    return {
-        **quality.to_dict(),
-        "part_method": book.part_method,
-        "halo_hops": book.halo_hops,
-        "digest": book.digest(),
-        "rows": {name: rows.tolist() for name, rows in count.rows.items()},
-        "sum_rows": {"pulled": count.pulled, "fewest": fewest, "saved": saved},
-        "end_rows": int(count.rows["ended"].sum()),
-        "edges": {
-            name: {
-                "total": int(own.sum()),
-                "per_part": own.tolist(),
-                "cut_per_part": count.cuts[name],
-            }
-            for name, own in edges.items()
-        },
-    }
+    count = _Count(book)
+    for part in watch(range(book.num_parts)):
+        count.add(load_partition(json_path, part))
+    return count.described()
 
 
 class _Count:
     """What is counted while parts are read.
 
     Attributes:
-        cuts: per edge type, cut edges of each part. training: of each part, its training nodes.
-        pulled: rows that travel for all relations. rows: see :func:`summarize`, [P, P] each.
+        needed: of each type, for each part a bool for each of its nodes: another one needs it.
+        cuts: cut edges of each type, [P]. training: [P] nodes. rows: as in the summary, [P, P].
+        pulled: rows that travel for all relations.
         has_train: some part has training nodes, or could have.
     """
 
-    def __init__(self, size: int) -> None:
-        self.cuts: dict[str, list[int]] = {}
-        self.training: list[int] = []
-        self.pulled, self.has_train = 0, False
+    def __init__(self, book: PartitionBook) -> None:
+        size, self.book = book.num_parts, book
+        self.needed = {
+            ntype: [np.zeros(book.part_nodes(ntype, part), bool) for part in range(size)]
+            for ntype in book.ntypes
+        }
+        self.cuts = {etype: np.zeros(size, np.int64) for etype in book.canonical_etypes}
         self.rows = {name: np.zeros((size, size), np.int64) for name in ("halo", "fewest", "ended")}
+        self.training, self.has_train, self.pulled = np.zeros(size, np.int64), False, 0
         self.features: dict[str, dict] = {"node_features": {}, "edge_features": {}}
 
-    def add(self, data: PartitionData, needed: dict[tuple[str, int], torch.Tensor]) -> None:
-        """Count one part; ``needed`` gets the nodes that it needs of each type and part."""
-        part, book = data.part_id, data.book
+    def add(self, data: PartitionData) -> None:
+        """Count one part."""
+        part, book = data.part_id, self.book
         for etype, shard in data.edges.items():
-            local = shard.offsets[part + 1] - shard.offsets[part]
-            self.cuts.setdefault(":".join(etype), []).append(shard.offsets[-1] - local)
-            sizes = [book.part_nodes(etype[0], peer) for peer in range(book.num_parts)]
+            sizes = list(map(len, self.needed[etype[0]]))
             ends = shard.src.numpy(), shard.dst.numpy()
             self.rows["fewest"][part] += count_fewest(*ends, shard.offsets, sizes, part)
         for peer in range(book.num_parts):
             if peer != part:
-                self._add_peer(data, peer, needed)
-        masks = (f"{ntype}/train_mask" for ntype in book.ntypes)
-        found = [data.node_features[name] for name in masks if name in data.node_features]
-        self.has_train |= bool(found)
-        self.training.append(sum(map(count_true, found)))
+                self._add_peer(data, peer)
+        for name in (f"{ntype}/train_mask" for ntype in book.ntypes):
+            if name in data.node_features:
+                self.has_train = True
+                self.training[part] += int(marked(data.node_features[name]).sum())
         stores = data.node_features, data.edge_features
         for features, store in zip(self.features.values(), stores):
             for name in store:  # parts may differ, so all are looked at
@@ -138,18 +93,55 @@ class _Count:
                     kind = str(dtype).removeprefix("torch.")
                     features.setdefault(name, {"dtype": kind, "shape": list(shape[1:])})
 
-    def _add_peer(
-        self, data: PartitionData, peer: int, needed: dict[tuple[str, int], torch.Tensor]
-    ) -> None:
+    def _add_peer(self, data: PartitionData, peer: int) -> None:
         """Count the rows that come from one other part."""
-        together: dict[str, torch.Tensor] = {}
-        for (ntype, _, _), shard in data.edges.items():
-            own = slice(shard.offsets[peer], shard.offsets[peer + 1])
+        together: dict[str, np.ndarray] = {}
+        for etype, shard in data.edges.items():
+            own, ntype = slice(*shard.offsets[peer : peer + 2]), etype[0]
+            self.cuts[etype][data.part_id] += own.stop - own.start
             self.rows["ended"][peer, data.part_id] += len(shard.dst[own].unique())
-            used = torch.zeros_like(needed[ntype, peer])
-            used[shard.src[own]] = True
+            used = np.zeros_like(self.needed[ntype][peer])
+            used[shard.src[own].numpy()] = True
             self.pulled += int(used.sum())
             together[ntype] = used | together.get(ntype, used)
         for ntype, used in together.items():
             self.rows["halo"][data.part_id, peer] += int(used.sum())
-            needed[ntype, peer] |= used
+            self.needed[ntype][peer] |= used
+
+    def described(self) -> dict:
+        """The summary, when all parts have been added."""
+        book, rows = self.book, self.rows
+        nodes = {ntype: np.array(list(map(len, own))) for ntype, own in self.needed.items()}
+        edges = {etype: np.diff(book.edge_ranges[etype], axis=1)[:, 0] for etype in self.cuts}
+        quality = CutQuality(
+            graph_name=book.graph_name,
+            num_etypes=len(edges),
+            nodes=np.sum([*nodes.values()], axis=0),
+            typed_nodes=nodes,
+            edges=np.sum([*edges.values()], axis=0),
+            cut_edges=np.sum([*self.cuts.values()], axis=0),
+            halo=rows["halo"].sum(1),
+            boundary=np.sum([[one.sum() for one in own] for own in self.needed.values()], axis=0),
+            training=self.training if self.has_train else None,
+            rows=rows["halo"],
+        )
+        fewest = int(rows["fewest"].sum())
+        saved = 1 - fewest / self.pulled if self.pulled else 0.0
+        return {
+            **quality.to_dict(),
+            "part_method": book.part_method,
+            "halo_hops": book.halo_hops,
+            "digest": book.digest(),
+            "rows": {name: one.tolist() for name, one in rows.items()},
+            "sum_rows": {"pulled": self.pulled, "fewest": fewest, "saved": saved},
+            "end_rows": int(rows["ended"].sum()),
+            "edges": {
+                ":".join(etype): {
+                    "total": int(own.sum()),
+                    "per_part": own.tolist(),
+                    "cut_per_part": self.cuts[etype].tolist(),
+                }
+                for etype, own in edges.items()
+            },
+            **self.features,
+        }

@@ -43,11 +43,6 @@ class Transforms:
                 f"self_loops is {self.self_loops!r}, expected one of {', '.join(SELF_LOOPS)}"
             )
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether nothing is asked for."""
-        return self == Transforms()
-
 
 def transform(
     graph: GraphArrays, wanted: Transforms, folder: Path, progress: Progress = silent
@@ -60,14 +55,15 @@ def transform(
     Raises ``ValueError`` for a relation ``rev_..`` that is there already and for 2^31 nodes of a
     type, ``OSError`` that names a file.
     """
-    if wanted.is_identity:
+    if wanted == Transforms():
         return graph
     folder.mkdir()
     edges: dict[EType, tuple[Tensor, Tensor]] = {}
     edge_data: dict[EType, dict[str, Tensor]] = {}
     for number, etype in enumerate(graph.edges):
-        change = _Change(graph, etype, wanted, folder / str(number), progress)
-        edges[etype], edge_data[etype] = change.run()
+        (own := folder / str(number)).mkdir()
+        change = _Change(graph, etype, wanted, own, progress)
+        edges[etype], edge_data[etype] = change.sorted() if change.unique else change.appended()
         if wanted.symmetrise and etype[0] != etype[2]:
             other = (etype[2], f"rev_{etype[1]}", etype[0])
             if other in graph.edges:
@@ -100,14 +96,9 @@ class _Change:
         for name, column in self._data.items():
             if column.dtype == torch.bfloat16:
                 raise ValueError(f"{etype}: {name!r} is bfloat16, which numpy has not: convert it")
-        self._unique = wanted.symmetrise or wanted.drop_duplicates
-        if self._unique and max(self._num_nodes) > _MAX_NODES:
+        self.unique = wanted.symmetrise or wanted.drop_duplicates
+        if self.unique and max(self._num_nodes) > _MAX_NODES:
             raise ValueError(f"{etype}: {max(self._num_nodes):,} nodes, expected below 2^31")
-
-    def run(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-        """Ends and data."""
-        self._folder.mkdir()
-        return self._sorted() if self._unique else self._appended()
 
     def _blocks(self, what: str) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Source, destination and number of edges, in the order of their numbers."""
@@ -131,7 +122,7 @@ class _Change:
         for src, dst, _ in self._blocks(what):
             yield dst.astype(np.int32), src.astype(np.int32)
 
-    def _appended(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+    def appended(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
         total = sum(len(src) for src, _, _ in self._blocks("counting edges"))
         paths = [self._folder / f"{name}.npy" for name in ("src", "dst", "number")]
         arrays = [create_array(path, np.int64, (total,)) for path in paths]
@@ -144,7 +135,7 @@ class _Change:
         paths[2].unlink()
         return (map_tensor(paths[0]), map_tensor(paths[1])), data
 
-    def _sorted(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+    def sorted(self) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
         rows = sort_rows(self._pairs, self._num_nodes[1], self._folder, self._progress)
         count = len(rows.values)
         paths = [self._folder / f"{name}.npy" for name in ("src", "dst")]
@@ -153,7 +144,8 @@ class _Change:
         for first, last in rows.runs(counter):
             where = slice(*rows.indptr[[first, last]].tolist())
             src[where] = rows.values[where]
-            _expand(rows.indptr, first, last, dst)
+            degrees = np.diff(rows.indptr[first : last + 1])
+            dst[where] = np.repeat(np.arange(first, last), degrees)
         data = self._pick(self._first_numbers(rows)) if self._data else {}
         for name in ("values", "indptr", "number"):  # the disk's room, as soon as it may be
             (self._folder / f"{name}.npy").unlink(missing_ok=True)
@@ -177,20 +169,13 @@ class _Change:
             dtype = column[:0].numpy().dtype
             out = create_array(path, dtype, (len(numbers), *column.shape[1:]))
             for low, high in blocks(len(numbers), counter):
-                wanted = numbers[low:high] - self._unique
+                wanted = numbers[low:high] - self.unique
                 loops = wanted >= 2 * count
                 rows = column.numpy()[np.where(loops, 0, wanted % max(count, 1))] if count else 0
                 out[low:high] = rows
                 out[low:high][loops] = True if is_bool else 1
             data[name] = map_tensor(path)
         return data
-
-
-@compiled
-def _expand(indptr, first, last, dst):
-    for row in range(first, last):
-        for at in range(indptr[row], indptr[row + 1]):
-            dst[at] = row
 
 
 @compiled

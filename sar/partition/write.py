@@ -8,9 +8,9 @@ either.
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,7 @@ from sar.files import OutFiles, exchange, naming, parents_of, remove_left_over, 
 from sar.partition.arrays import EType, GraphArrays
 from sar.partition.formats.dgl_writer import write_dgl
 from sar.partition.formats.pyg_writer import write_pyg
+from sar.partition.methods.base import check_parts
 from sar.partition.progress import Progress, silent
 from sar.words import FORMATS
 
@@ -65,7 +66,11 @@ def write_partitions(
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}, expected one of {FORMATS}")
     graph = _in_order(graph.validate(progress))
-    parts, num_parts = _check_parts(graph, node_parts, num_parts)
+    if num_parts is not None and num_parts < 1:
+        raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
+    most = sys.maxsize if num_parts is None else num_parts
+    parts = check_parts(node_parts, graph.total_nodes, most, "node_parts")
+    num_parts = num_parts or int(parts.max(initial=0)) + 1
     name = check_graph_name(graph.name if graph_name is None else graph_name)
     out = output_folder(out_dir)
     remove_left_over(out.parent)
@@ -84,7 +89,10 @@ def write_partitions(
             last()
         check_output(out, overwrite)  # others may have written there meanwhile
         with naming(out):
-            _move_into_place(work, out)
+            if out.exists() and any(out.iterdir()):
+                exchange(work, out)  # what was there goes with the scratch folder
+            else:
+                work.rename(out)
     return str(out / f"{name}.json" if format == "dgl" else out)
 
 
@@ -92,23 +100,19 @@ def _in_order(graph: GraphArrays) -> GraphArrays:
     """With columns by name: the bytes of the files depend on what a graph holds, not on the order
     in which something gave it. A pickle tells strings that are one object from equal ones."""
     nodes = {sys.intern(ntype): count for ntype, count in graph.num_nodes.items()}
-    edges = {_interned(etype): ends for etype, ends in graph.edges.items()}
-    return replace(
-        graph,
-        num_nodes=nodes,
-        edges=edges,
-        node_data={t: _by_name(graph.node_data[t]) for t in nodes if t in graph.node_data},
-        edge_data={t: _by_name(graph.edge_data[t]) for t in edges if t in graph.edge_data},
-    )
+    edges: dict[EType, tuple[Tensor, Tensor]] = {}
+    for (source, relation, end), pair in graph.edges.items():
+        edges[sys.intern(source), sys.intern(relation), sys.intern(end)] = pair
 
+    def by_name(kinds: Iterable[Any], data: dict[Any, dict[str, Tensor]]) -> dict:
+        return {
+            kind: {sys.intern(name): data[kind][name] for name in sorted(data[kind])}
+            for kind in kinds
+            if kind in data
+        }
 
-def _interned(etype: EType) -> EType:
-    source, relation, destination = map(sys.intern, etype)
-    return source, relation, destination
-
-
-def _by_name(columns: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {sys.intern(name): columns[name] for name in sorted(columns)}
+    data = by_name(nodes, graph.node_data), by_name(edges, graph.edge_data)
+    return GraphArrays(graph.name, nodes, edges, *data)
 
 
 def output_folder(path: str | os.PathLike) -> Path:
@@ -133,46 +137,22 @@ def check_output(out: Path, overwrite: bool) -> None:
     if not out.exists():
         return
     names = sorted(entry.name for entry in out.iterdir())
-    if names:
-        _check_replaced(out, names, overwrite)
-    if out.is_mount():
-        raise FileExistsError(
-            f"output folder {str(out)!r} is a mount point, which cannot be replaced; name a folder "
-            "in it"
-        )
-
-
-def _check_replaced(out: Path, names: list[str], overwrite: bool) -> None:
-    if not overwrite:
+    if names and not overwrite:
         raise FileExistsError(
             f"output folder {str(out)!r} is not empty; overwrite (--overwrite) replaces it"
         )
-    strange = [n for n in names if not _OURS.fullmatch(n)]
-    if strange or not {"part0", "part_0"} & set(names):
+    strange = [name for name in names if not _OURS.fullmatch(name)]
+    if strange or (names and not {"part0", "part_0"} & set(names)):
         # Somebody else's files: a slip in the path must not delete them.
         raise FileExistsError(
             f"output folder {str(out)!r} is not replaced: it holds {(strange or names)[0]!r}, "
             "which does not look like partitions"
         )
-
-
-def _check_parts(
-    graph: GraphArrays, node_parts: np.ndarray | Tensor, num_parts: int | None
-) -> tuple[np.ndarray, int]:
-    parts = np.asarray(node_parts)
-    if parts.shape != (graph.total_nodes,) or parts.dtype.kind not in "iu":
-        raise ValueError(
-            f"node_parts is {parts.dtype} {parts.shape}, expected integers "
-            f"of shape ({graph.total_nodes},)"
+    if out.is_mount():
+        raise FileExistsError(
+            f"output folder {str(out)!r} is a mount point, which cannot be replaced; name a folder "
+            "in it"
         )
-    low, high = (int(parts.min()), int(parts.max())) if len(parts) else (0, -1)
-    if num_parts is None:
-        num_parts = max(high + 1, 1)
-    if num_parts < 1:
-        raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
-    if low < 0 or high >= num_parts:
-        raise ValueError(f"node_parts spans [{low}, {high}], expected [0, {num_parts - 1}]")
-    return parts, num_parts
 
 
 def check_graph_name(name: str) -> str:
@@ -183,11 +163,3 @@ def check_graph_name(name: str) -> str:
             "the first a letter or digit"
         )
     return name
-
-
-def _move_into_place(work: Path, out: Path) -> None:
-    """`work` becomes `out`, and what was there becomes `work`."""
-    if out.exists() and any(out.iterdir()):
-        exchange(work, out)
-    else:
-        work.rename(out)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -116,8 +116,8 @@ class Given(Method):
         ``PartitionError`` for a damaged file.
         """
         if not isinstance(self._source, (str, os.PathLike)):
-            parts = np.asarray(self._source)
-            return _checked(parts, graph.total_nodes, options.num_parts, "assignment")
+            sizes = graph.total_nodes, options.num_parts
+            return check_parts(self._source, *sizes, "assignment").astype(np.int32)
         path = Path(self._source)
         if path.is_dir():
             columns = []
@@ -136,7 +136,7 @@ def _read(path: Path, count: int, num_parts: int) -> np.ndarray:
         raise FileNotFoundError(f"{path}: no such file")
     if path.suffix == ".npy":
         try:
-            return _checked(map_array(path), count, num_parts, str(path))
+            return check_parts(map_array(path), count, num_parts, str(path)).astype(np.int32)
         except SarError as error:
             raise PartitionError(str(error)) from error
     parts = np.empty(count, np.int32)
@@ -152,18 +152,22 @@ def _read(path: Path, count: int, num_parts: int) -> np.ndarray:
                 parts[rows - 1] = int(line)
     if rows != count:
         raise ValueError(f"{path}: has {rows} rows, expected {count}, one for each node")
-    return _checked(parts, count, num_parts, str(path))
+    return check_parts(parts, count, num_parts, str(path))
 
 
-def _checked(parts: np.ndarray, count: int, num_parts: int, where: str) -> np.ndarray:
-    if parts.shape != (count,) or parts.dtype.kind not in "iu":
-        raise ValueError(
-            f"{where}: got {parts.dtype} of shape {parts.shape}, expected {count} integers, one "
+def check_parts(
+    parts: Any, count: int, num_parts: int, what: str, error: type[Exception] = ValueError
+) -> np.ndarray:
+    """``parts`` as an array, if they are one of each node; an error begins with ``what``."""
+    found = np.asarray(parts)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise error(
+            f"{what}: got {found.dtype} of shape {found.shape}, expected {count} integers, one "
             "for each node"
         )
-    wrong = np.flatnonzero((parts < 0) | (parts >= num_parts))
+    wrong = np.flatnonzero((found < 0) | (found >= num_parts))
     if len(wrong):
-        raise ValueError(
-            f"{where}: row {wrong[0]} is part {parts[wrong[0]]}, expected 0 to {num_parts - 1}"
+        raise error(
+            f"{what}: row {wrong[0]} is part {found[wrong[0]]}, expected 0 to {num_parts - 1}"
         )
-    return parts.astype(np.int32)
+    return found

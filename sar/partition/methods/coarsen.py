@@ -24,8 +24,8 @@ from sar.partition.compiled import compiled, mix
 from sar.partition.methods.base import CutOptions, Method, equal_shares
 from sar.partition.methods.graph import CutGraph, cut_graph
 from sar.partition.methods.refine import Bounds, refine
-from sar.partition.methods.solver import Solver
-from sar.partition.progress import Counter, Progress, silent
+from sar.partition.methods.solver import solve
+from sar.partition.progress import Counter, Progress, blocks, silent
 from sar.splitmix import STEP
 
 NODES_ABOVE, BALANCED_ABOVE = 1.03, 1.05  # of the mean, what a part may have at most
@@ -35,7 +35,6 @@ _CLUSTERS_A_PART = 125  # at least, so that parts can be filled evenly
 _SMALL = 1 << 22  # neighbors; such graphs go to KaMinPar as they are
 _MOST_WEIGHT = 1 << 30  # all nodes together; KaMinPar counts in 32 bits
 _UNIT = 64  # weight of an average node
-_KAMINPAR = Solver("KaMinPar", "coarsen", "kaminpar", "pip install kaminpar", "kaminpar")
 # Fewer leave KaMinPar more to do than they save.
 _ROUNDS = 3
 MOST_EDGES = 1 << 22  # more cut no better; KaMinPar needs some 14 bytes for each
@@ -116,10 +115,10 @@ def node_weights(graph: CutGraph, type_sizes: list[int]) -> np.ndarray:
 def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarray:
     """int32 [count]: part of each node of a ParHIP file; the result lies in a file beside it.
 
-    Raises as :meth:`Solver.solve` does.
+    Raises as :func:`solve` does.
     """
-    # KaMinPar counts seeds in 31 bits.
-    return _KAMINPAR.solve(path.with_suffix(".npy"), count, num_parts, path, seed % 2**31, 0.03)
+    seed %= 2**31  # it counts them in 31 bits
+    return solve("kaminpar", path.with_suffix(".npy"), count, num_parts, path, seed, 0.03)
 
 
 def find_clusters(
@@ -135,7 +134,8 @@ def find_clusters(
     num_nodes = len(weights)
     clusters = np.arange(num_nodes, dtype=np.int32)
     loads, rating = weights.astype(np.int32), np.zeros(num_nodes, np.int32)
-    touched = np.empty(_longest(rows.indptr), np.int32)
+    ends = (rows.indptr[low : high + 1] for low, high in blocks(num_nodes))
+    touched = np.empty(max((int(np.diff(run).max()) for run in ends), default=0), np.int32)
     counter = Counter(progress, "finding clusters", _ROUNDS * num_nodes)
     for _ in range(_ROUNDS):
         for run in rows.runs(counter):
@@ -166,9 +166,7 @@ def write_contracted(
     """
     count = int(clusters.max(initial=-1)) + 1
     node_weights = np.bincount(clusters, weights, minlength=count).astype(np.int32)
-    ends = np.cumsum(np.bincount(clusters, minlength=count))
-    members = np.argsort(clusters, kind="stable").astype(np.int32)
-    walk = _Walk(rows, clusters, members, ends, progress)
+    walk = _Walk(rows, clusters, count, progress)
     lightest = walk.lightest(most_edges)
     heavy_path = path.with_suffix(".weights")
     first_byte = 3 * _HEADER.itemsize + (count + 1) * _HEADER.itemsize
@@ -196,16 +194,11 @@ def write_contracted(
 class _Walk:
     """Goes through the edges of clusters, one cluster after another."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        clusters: np.ndarray,
-        members: np.ndarray,
-        ends: np.ndarray,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, rows: Rows, clusters: np.ndarray, count: int, progress: Progress) -> None:
+        ends = np.cumsum(np.bincount(clusters, minlength=count))
+        members = np.argsort(clusters, kind="stable").astype(np.int32)
         self._graph, self._progress = (*rows, clusters, members, ends), progress
-        self._count = len(ends)
+        self._count = count
         self.degrees = np.zeros(self._count, np.int64)
         self._rating, self._touched = np.zeros((2, self._count), np.int32)
         self._room = np.empty((2, max(_ROOM, self._count)), np.int32)
@@ -235,12 +228,6 @@ class _Walk:
             if (counts * np.minimum(1.0, by_weight / weight)).sum() * step <= most_edges:
                 return weight
         return max(1, -(-int((counts * by_weight).sum()) * step // most_edges))
-
-
-def _longest(indptr: np.ndarray) -> int:
-    """Neighbors of the node that has most."""
-    blocks = (indptr[low : low + _ROOM + 1] for low in range(0, len(indptr) - 1, _ROOM))
-    return max((int(np.diff(block).max()) for block in blocks), default=0)
 
 
 @compiled

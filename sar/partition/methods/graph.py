@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from sar.partition.arrays import GraphArrays
-from sar.partition.buckets import Rows, sort_rows
+from sar.partition.buckets import Rows, count_ids, sort_rows
 from sar.partition.compiled import compiled, mix
 from sar.partition.progress import BLOCK, Counter, Progress, silent
 
@@ -68,7 +70,7 @@ def _in_edges(graph: GraphArrays, progress: Progress) -> np.ndarray:
     found, offsets = np.zeros(graph.total_nodes, np.int32), graph.node_offsets()
     counter = Counter(progress, "counting in-edges", graph.total_edges)
     for etype, _, _, dst in graph.edge_blocks(counter):
-        _add_ones(dst, offsets[etype[2]], found)
+        count_ids(dst, offsets[etype[2]], found)
     return found
 
 
@@ -102,19 +104,16 @@ def train_nodes(graph: GraphArrays) -> np.ndarray | None:
     masks = [graph.node_data.get(ntype, {}).get("train_mask") for ntype in graph.num_nodes]
     if all(mask is None for mask in masks):
         return None
-    columns = [
-        np.zeros(count, bool)
-        if mask is None or mask.numel() == 0
-        else mask.numpy().reshape(count, -1).any(axis=1)
-        for count, mask in zip(graph.num_nodes.values(), masks)
-    ]
-    return np.concatenate(columns)
+    sizes = graph.num_nodes.values()
+    return np.concatenate(
+        [np.zeros(n, bool) if mask is None else marked(mask) for n, mask in zip(sizes, masks)]
+    )
 
 
-@compiled
-def _add_ones(ids, offset, counts):
-    for i in range(len(ids)):
-        counts[ids[i] + offset] += 1
+def marked(mask: Tensor) -> np.ndarray:
+    """bool [N]: rows of a mask [N, ..] that have anything in them."""
+    rows = mask.numpy().reshape(len(mask), math.prod(mask.shape[1:]))
+    return np.asarray(rows.any(axis=1))
 
 
 @compiled

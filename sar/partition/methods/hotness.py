@@ -22,11 +22,13 @@ from pathlib import Path
 import numpy as np
 
 from sar.partition.arrays import GraphArrays
+from sar.partition.buckets import count_ids
 from sar.partition.column import create_array
 from sar.partition.compiled import compiled
 from sar.partition.methods.base import CutOptions, Method
 from sar.partition.methods.coarsen import NODES_ABOVE, Coarsen
 from sar.partition.methods.graph import train_nodes
+from sar.partition.methods.refine import fit
 from sar.partition.progress import Counter, Progress, silent
 
 _FANOUTS, _ROUNDS = (15, 10, 5), 4
@@ -66,16 +68,22 @@ class Hotness(Method):
         rounds: int = _ROUNDS,
         base: Method | None = None,
     ) -> None:
-        for fanout in fanouts:
-            _check("fanouts", fanout, -1)
-        _check("rounds", rounds, 0)
+        for name, values, least in (("fanouts", fanouts, -1), ("rounds", [rounds], 0)):
+            for one in values:
+                if isinstance(one, bool) or not isinstance(one, int) or one < least:
+                    raise ValueError(f"{name}: got {one!r}, expected an int of at least {least}")
         self.fanouts, self.rounds, self.base = tuple(fanouts), rounds, base or Coarsen()
 
     def assign(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
         """Raises what the first cut does."""
         sizes, num_parts = list(graph.num_nodes.values()), options.num_parts
-        parts, seeds = self._first(graph, options), _seeds(graph)
-        _fit(parts, seeds, sizes, num_parts)
+        train = train_nodes(graph)
+        seeds = np.ones(graph.total_nodes, bool) if train is None or not train.any() else train
+        balance = self.base.balances & {"train"} or None
+        first = replace(options, balance=balance, unbalanced=None)
+        parts = np.array(self.base.assign(graph, first), np.int16)
+        for own, most in _rooms(seeds, sizes, num_parts):
+            fit(parts[own], seeds[own], most, num_parts)
         draws = Draws(graph, self.fanouts, num_parts, options.scratch, options.progress)
         best, fewest = parts, np.inf
         for number in range(self.rounds + 1):
@@ -88,11 +96,6 @@ class Hotness(Method):
                 break
             best, fewest = parts.copy(), min(remote, fewest)
         return best
-
-    def _first(self, graph: GraphArrays, options: CutOptions) -> np.ndarray:
-        balance = self.base.balances & {"train"} or None
-        options = replace(options, balance=balance, unbalanced=None)
-        return np.array(self.base.assign(graph, options), np.int16)
 
 
 def place(
@@ -114,47 +117,26 @@ def place(
     The larger the lead of a node's first choice over the second, the sooner it chooses; equal leads
     in the order of ids.
     """
-    for own, room in _rooms(counted, type_sizes, values.shape[1]):
-        room -= np.bincount(parts[own][counted[own] & ~moving[own]], minlength=len(room))
+    num_parts = values.shape[1]
+    for own, most in _rooms(counted, type_sizes, num_parts):
+        room = most - np.bincount(parts[own][counted[own] & ~moving[own]], minlength=num_parts)
         leads = np.empty(own.stop - own.start, np.float32)
         _lead(values[own], leads)
         order = leads.argsort(kind="stable")
         _place(order, values[own], moving[own], parts[own], room)
 
 
-def _check(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: got {value!r}, expected an int of at least {least}")
-
-
-def _seeds(graph: GraphArrays) -> np.ndarray:
-    train = train_nodes(graph)
-    return np.ones(graph.total_nodes, bool) if train is None or not train.any() else train
-
-
-def _fit(parts: np.ndarray, seeds: np.ndarray, type_sizes: Sequence[int], num_parts: int) -> None:
-    """Seeds for whom the first cut has no room go where there is most, last ids first."""
-    for own, room in _rooms(seeds, type_sizes, num_parts):
-        room -= np.bincount(parts[own][seeds[own]], minlength=num_parts)
-        for part in np.flatnonzero(room < 0).tolist():
-            mine = own.start + np.flatnonzero((parts[own] == part) & seeds[own])
-            for node in mine[room[part] :].tolist():
-                parts[node] = to = int(room.argmax())
-                room[to] -= 1
-            room[part] = 0
-
-
 def _rooms(
     counted: np.ndarray, type_sizes: Sequence[int], num_parts: int
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """Of each type, which nodes are of it, and int64 [P] how many that count a part may have."""
+) -> Iterator[tuple[slice, int]]:
+    """Of each type, which nodes are of it, and how many that count a part may have."""
     first = 0
     for size in type_sizes:
         own = slice(first, first + size)
         first += size
         count = int(counted[own].sum())
         most = max(int(NODES_ABOVE * count / num_parts), -(-count // num_parts))
-        yield own, np.full(num_parts, most, np.int64)
+        yield own, most
 
 
 @compiled
@@ -235,12 +217,15 @@ class Draws:
 
         The result is good until the next call.
         """
-        _begin(parts, seeds, self._sums, self._now)
+        rows = np.flatnonzero(seeds)
+        self._sums[:] = 0
+        self._sums[rows, parts[rows]] = 1
+        self._now[:] = self._sums
         for fanout in self._fanouts:
             self._new[:] = 0
             for edges in self._relations():
                 _forth(*edges, fanout, self._now, self._new)
-            _add(self._sums, self._new)
+            self._sums += self._new
             self._now, self._new = self._new, self._now
         return self._sums
 
@@ -271,28 +256,8 @@ def _in_edges(graph: GraphArrays, path: Path) -> dict[tuple[str, str, str], np.n
     counts = np.split(create_array(path, np.int32, (sum(sizes),)), np.cumsum(sizes)[:-1])
     found = dict(zip(graph.edges, counts))
     for etype, _, _, dst in graph.edge_blocks():
-        _count(dst, found[etype])
+        count_ids(dst, 0, found[etype])
     return found
-
-
-@compiled
-def _count(ids, counts):
-    for i in range(len(ids)):
-        counts[ids[i]] += 1
-
-
-@compiled
-def _begin(parts, seeds, sums, now):
-    for n in range(len(parts)):
-        for p in range(now.shape[1]):
-            sums[n, p] = now[n, p] = seeds[n] and parts[n] == p
-
-
-@compiled
-def _add(sums, new):
-    for n in range(len(sums)):
-        for p in range(sums.shape[1]):
-            sums[n, p] += new[n, p]
 
 
 @compiled

@@ -43,14 +43,14 @@ class Bounds:
     train: float | None = None
     halo: float | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing but nodes is balanced."""
-        return self.edges is None and self.train is None and self.halo is None
-
 
 class _Loads:
-    """What parts bear, a row a kind: node types, in-edges, training nodes, halo rows."""
+    """What parts bear, a row a kind: node types, in-edges, training nodes, halo rows.
+
+    Attributes:
+        values: float64 [kinds, P]. caps: of each kind, the most of a part; of halo rows a factor of
+            the mean of the moment.
+    """
 
     def __init__(
         self,
@@ -60,52 +60,65 @@ class _Loads:
         bounds: Bounds,
         progress: Progress,
     ) -> None:
-        self._graph, self._parts, self._progress = graph, parts, progress
-        self._sweeps = 0
+        self._graph, self._parts, self._progress, self._sweeps = graph, parts, progress, 0
         self.num_types = int(graph.types.max(initial=0)) + 1
         self.values = np.zeros((self.num_types + 3, num_parts), np.float64)
         train = np.zeros(0, bool) if graph.train is None else graph.train
-        self.train = train if bounds.train is not None else train[:0]
-        _count_loads(parts, graph.types, graph.in_edges, self.train, self.values)
+        self._train = train if bounds.train is not None else train[:0]
+        _count_loads(parts, graph.types, graph.in_edges, self._train, self.values)
         words = -(-num_parts // _WORD) if bounds.halo is not None else 0
-        self.needs = np.zeros((graph.num_nodes if words else 0, words), np.uint64)
-        self.count_halo()
+        self._needs = np.zeros((graph.num_nodes if words else 0, words), np.uint64)
+        self._count_halo()
         factors = [bounds.nodes] * self.num_types + [bounds.edges, bounds.train, bounds.halo]
-        self.means = np.maximum(self.values.mean(axis=1), 1e-9)
+        self._means = np.maximum(self.values.mean(axis=1), 1e-9)
         self.caps = np.array(
-            [np.inf if f is None else f * mean for f, mean in zip(factors, self.means)]
+            [np.inf if f is None else f * mean for f, mean in zip(factors, self._means)]
         )
-        self.caps[-1] /= self.means[-1]  # of the mean of the moment
+        self.caps[-1] /= self._means[-1]
         # Few nodes cannot be shared better, nor a hub's edges: its part bears others' as well.
         least, hub = np.ceil(self.values.mean(axis=1)), float(graph.in_edges.max(initial=0))
-        if hub > self.means[-3] / 2:
-            least[-3] = hub + self.means[-3] - hub / num_parts
+        if hub > self._means[-3] / 2:
+            least[-3] = hub + self._means[-3] - hub / num_parts
         self.caps[:-1] = np.maximum(self.caps[:-1], least[:-1])
         degree = len(graph.rows.values) / max(graph.num_nodes, 1)
         units = [degree] * self.num_types + [1.0, degree, 1.0]
-        self.units = np.array([0.0 if f is None else u for f, u in zip(factors, units)])
+        self._units = np.array([0.0 if f is None else u for f, u in zip(factors, units)])
 
     def is_above(self) -> bool:
         """Whether a part bears more than it may of anything but halo rows."""
         return bool((self.values[:-1] > self.caps[:-1, None]).any())
 
-    def count_halo(self) -> None:
+    def _count_halo(self) -> None:
         """Halo rows of each part, exactly; in a sweep they are followed only in part."""
-        if len(self.needs):
+        if len(self._needs):
             rows = self._graph.rows
-            self.needs[:] = 0
+            self._needs[:] = 0
             self.values[-1] = 0
             for run in self._runs("counting halo rows"):
-                _count_needs(*rows, *run, self._parts, self.needs, self.values[-1])
-
-    def sweep(self) -> Iterator[tuple[int, int]]:
-        """Runs of nodes that are moved in one more sweep."""
-        self._sweeps += 1
-        return self._runs(f"refining the cut, sweep {self._sweeps}")
+                _count_needs(*rows, *run, self._parts, self._needs, self.values[-1])
 
     def _runs(self, what: str) -> Iterator[tuple[int, int]]:
         graph = self._graph
         return graph.rows.runs(Counter(self._progress, what, graph.num_nodes))
+
+    def sweep(self, factor: float, *, strict: bool) -> bool:
+        """Nodes move, each once at most; whether another sweep is worth its time."""
+        graph, num_parts = self._graph, self.values.shape[1]
+        slopes = factor * self._units / self._means
+        slopes[-1] = min(slopes[-1], _FACTOR * self._units[-1] / self._means[-1])
+        room = (
+            np.zeros(num_parts, np.int32), np.zeros(num_parts, np.int32),
+            np.zeros(_CANDIDATES, np.float64), np.zeros(_CANDIDATES, np.int32),
+            np.zeros(_CANDIDATES, np.int32),
+        )  # fmt: skip
+        self._sweeps, moved = self._sweeps + 1, 0
+        for run in self._runs(f"refining the cut, sweep {self._sweeps}"):
+            moved += _sweep(
+                *graph.rows, *run, self._parts, graph.types, graph.in_edges, self._train,
+                self._needs, self.values, self._means, slopes, self.caps, strict, *room,
+            )  # fmt: skip
+        self._count_halo()
+        return moved > graph.num_nodes // _FEW
 
 
 def refine(
@@ -121,60 +134,34 @@ def refine(
     """
     loads = _Loads(graph, parts, num_parts, bounds, progress)
     factor = 0.0
-    if not bounds.is_plain or loads.is_above():
+    if bounds != Bounds(bounds.nodes) or loads.is_above():
         factor = _FACTOR
         for _ in range(_PRICED_SWEEPS):
-            if _run(graph, parts, loads, factor, strict=False) <= graph.num_nodes // _FEW:
+            if not loads.sweep(factor, strict=False):
                 break
-        if loads.is_above():
-            factor = _press(graph, parts, loads, factor)
+        for _ in range(_RISES if loads.is_above() else 0):
+            factor *= 2
+            loads.sweep(factor, strict=False)
+            if not loads.is_above():
+                break
     for _ in range(_STRICT_SWEEPS):
-        if _run(graph, parts, loads, factor, strict=True) <= graph.num_nodes // _FEW:
+        if not loads.sweep(factor, strict=True):
             break
-    _fit(graph, parts, loads)
-
-
-def _press(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float) -> float:
-    """Raise prices until the bounds hold; returns the last factor."""
-    for _ in range(_RISES):
-        factor *= 2
-        _run(graph, parts, loads, factor, strict=False)
-        if not loads.is_above():
-            break
-    return factor
-
-
-def _run(graph: CutGraph, parts: np.ndarray, loads: _Loads, factor: float, *, strict: bool) -> int:
-    """One sweep over all nodes; how many moved."""
-    num_parts = loads.values.shape[1]
-    slopes = factor * loads.units / loads.means
-    slopes[-1] = min(slopes[-1], _FACTOR * loads.units[-1] / loads.means[-1])
-    room = (
-        np.zeros(num_parts, np.int32), np.zeros(num_parts, np.int32),
-        np.zeros(_CANDIDATES, np.float64), np.zeros(_CANDIDATES, np.int32),
-        np.zeros(_CANDIDATES, np.int32),
-    )  # fmt: skip
-    moved = 0
-    for run in loads.sweep():
-        moved += _sweep(
-            *graph.rows, *run, parts, graph.types, graph.in_edges, loads.train,
-            loads.needs, loads.values, loads.means, slopes, loads.caps, strict, *room,
-        )  # fmt: skip
-    loads.count_halo()
-    return moved
-
-
-def _fit(graph: CutGraph, parts: np.ndarray, loads: _Loads) -> None:
-    """What is still above a bound of its node type goes to the emptiest parts, last ids first."""
     for kind in range(loads.num_types):
-        sizes, cap = loads.values[kind], int(loads.caps[kind])
-        for part in np.flatnonzero(sizes > cap).tolist():
-            own = np.flatnonzero((parts == part) & (graph.types == kind))
-            for node in own[cap:].tolist():
-                to = int(sizes.argmin())
-                parts[node] = to
-                sizes[part] -= 1
-                sizes[to] += 1
+        most = int(loads.caps[kind])
+        if loads.values[kind].max() > most:
+            fit(parts, graph.types == kind, most, num_parts)
+
+
+def fit(parts: np.ndarray, counted: np.ndarray, most: int, num_parts: int) -> None:
+    """Of the nodes that are ``counted``, bool [N], those above ``most`` of a part go to the
+    emptiest parts, last ids first."""
+    sizes = np.bincount(parts[counted], minlength=num_parts)
+    for part in np.flatnonzero(sizes > most).tolist():
+        for node in np.flatnonzero(counted & (parts == part))[most:].tolist():
+            parts[node] = to = int(sizes.argmin())
+            sizes[part] -= 1
+            sizes[to] += 1
 
 
 @compiled

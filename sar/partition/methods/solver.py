@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,41 +27,34 @@ from sar.partition.require import where_to_get_dgl
 _CLEARED = {"GLIBC_TUNABLES": "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0"}
 
 
-@dataclass(frozen=True)
-class Solver:
-    """A program that reads files and writes the part of each node into another.
+# Of a function of ``solver_main.py``: library, method that uses it, package, where to get that.
+_LIBRARIES = {
+    "kaminpar": ("KaMinPar", "coarsen", "kaminpar", "pip install kaminpar"),
+    "metis": ("METIS", "metis", "dgl", f"{where_to_get_dgl()}; method 'coarsen' does without it"),
+}
 
-    Attributes:
-        name: of the library. method: what uses it. package: what it imports. missing: what to do
-            where that is not installed. function: of the program ``solver_main.py``; it gets the
-            path of the result, the number of parts, and what else :meth:`solve` gets.
+
+def solve(function: str, out: Path, count: int, num_parts: int, *arguments: object) -> np.ndarray:
+    """int32 [count]: part of each node, mapped from the new file ``out``.
+
+    Args:
+        function: of ``solver_main.py``, which gets ``out``, ``num_parts`` and ``arguments``.
+
+    Raises MissingDependencyError without its package, PartitionError when the program fails,
+    ``OSError`` for a full disk.
     """
-
-    name: str
-    method: str
-    package: str
-    missing: str
-    function: str
-
-    def solve(self, out: Path, count: int, num_parts: int, *arguments: object) -> np.ndarray:
-        """int32 [count], mapped from the new file ``out``.
-
-        Raises MissingDependencyError without the package, PartitionError when the program fails,
-        ``OSError`` for a full disk.
-        """
-        parts = create_array(out, np.int32, (count,))
-        done = subprocess.run(
-            child.command(solver_main.__file__, self.function, out, num_parts, *arguments),
-            env=environment(), capture_output=True, text=True, errors="replace", check=False,
-        )  # fmt: skip
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or [child.death(done.returncode)])[-1]
-            if f"No module named '{self.package}'" in last:
-                raise MissingDependencyError(
-                    f"method {self.method!r} needs {self.package}: {self.missing}"
-                )
-            raise PartitionError(f"{self.name} found no cut into {num_parts} parts: {last}")
-        return parts
+    library, method, package, missing = _LIBRARIES[function]
+    parts = create_array(out, np.int32, (count,))
+    done = subprocess.run(
+        child.command(solver_main.__file__, function, out, num_parts, *arguments),
+        env=environment(), capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [child.death(done.returncode)])[-1]
+        if f"No module named '{package}'" in last:
+            raise MissingDependencyError(f"method {method!r} needs {package}: {missing}")
+        raise PartitionError(f"{library} found no cut into {num_parts} parts: {last}")
+    return parts
 
 
 def environment() -> dict[str, str]:
@@ -72,10 +64,6 @@ def environment() -> dict[str, str]:
     preloaded = re.split("[: ]+", changed.get("LD_PRELOAD", ""))
     changed["LD_PRELOAD"] = ":".join(name for name in preloaded if "malloc" not in name)
     return changed
-
-
-_MISSING = f"{where_to_get_dgl()}; method 'coarsen' does without it"
-_METIS = Solver("METIS", "metis", "dgl", _MISSING, "metis")
 
 
 class Metis(Method):
@@ -101,6 +89,6 @@ class Metis(Method):
         create_array(folder / "types.npy", np.int16, (nodes,))[:] = whole.types
         counter = Counter(options.progress, "cutting the graph", nodes)
         settings = folder, options.seed, int("edges" in balance)
-        parts = _METIS.solve(folder / "parts.npy", nodes, options.num_parts, *settings)
+        parts = solve("metis", folder / "parts.npy", nodes, options.num_parts, *settings)
         counter.add(nodes)
         return np.array(parts)

@@ -26,13 +26,12 @@ def kaminpar(out_path: str, num_parts: int, graph_path: str, seed: int, imbalanc
     np.load(out_path, mmap_mode="r+")[:] = parts
 
 
-def metis(out_path: str, num_parts: int, folder: str, seed: int, balance_edges: int) -> None:
+def metis(out_path: str, num_parts: int, folder: str, seed: int, balance_edges: float) -> None:
     """Cut the graph in ``folder``; the part of each node goes into the `.npy` file ``out_path``.
 
-    The folder has ``indptr.npy`` and ``values.npy``, a symmetric
-    graph without loops and without multi-edges, which make METIS write past its buffers, and
-    ``types.npy``, int16 [N]: nodes of each type are balanced, and with ``balance_edges`` the
-    in-edges of each type as well.
+    The folder has ``indptr.npy`` and ``values.npy``, a symmetric graph without loops and without
+    multi-edges, which make METIS write past its buffers, and ``types.npy``, int16 [N]: nodes of
+    each type are balanced, and with ``balance_edges`` the in-edges of each type as well.
 
     Raises ``SystemExit`` when METIS gives up.
     """
@@ -59,12 +58,11 @@ def metis(out_path: str, num_parts: int, folder: str, seed: int, balance_edges: 
     np.load(out_path, mmap_mode="r+")[:] = found[order]
 
 
-def _weights(dst: np.ndarray, types: np.ndarray, balance_edges: int) -> np.ndarray:
+def _weights(dst: np.ndarray, types: np.ndarray, balance_edges: float) -> np.ndarray:
     """What METIS balances: int64 [N * constraints], each node's weights beside each other."""
-    present = np.unique(types)
-    if len(present) < 2 and not balance_edges:
+    members = [types == number for number in np.unique(types)]
+    if len(members) < 2 and not balance_edges:
         return np.zeros(0, dtype=np.int64)  # nodes count one each
-    members = [types == number for number in present]
     if balance_edges:
         degrees = np.bincount(dst, minlength=len(types))
         members += [np.where(member, degrees, 0) for member in members]
@@ -73,7 +71,5 @@ def _weights(dst: np.ndarray, types: np.ndarray, balance_edges: int) -> np.ndarr
 
 if __name__ == "__main__":
     name, out, parts, graph, seed, last = sys.argv[1:]
-    if name == "kaminpar":
-        kaminpar(out, int(parts), graph, int(seed), float(last))
-    else:
-        metis(out, int(parts), graph, int(seed), int(last))
+    solve = kaminpar if name == "kaminpar" else metis
+    solve(out, int(parts), graph, int(seed), float(last))
