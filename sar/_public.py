@@ -12,18 +12,17 @@ from sar.comm import (
     shutdown,
     world_size,
 )
-from sar.compat.construct_shard_manager import convert_dist_graph
-from sar.compat.core import (
-    DataLoader,
-    DistNeighborSampler,
+from sar.compat.data_loading import load_dgl_partition_data, suffix_key_lookup
+from sar.compat.dist_graph import convert_dist_graph
+from sar.compat.graphs import (
     DistributedBlock,
     GraphShardManager,
     HeteroGraphShardManager,
     message_has_parameters,
+    patch_dgl,
 )
-from sar.compat.data_loading import load_dgl_partition_data, suffix_key_lookup
 from sar.compat.logging_setup import logger, logging_setup
-from sar.compat.patch_dgl import patch_dgl
+from sar.compat.sampling import DataLoader, DistNeighborSampler
 from sar.config import Config, Lossy, Policy
 from sar.errors import (
     CommError,

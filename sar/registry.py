@@ -19,7 +19,7 @@ class FrontEnd(Protocol):
     Attributes:
         BLOCKS: what its blocks are called, where its batches are lists of them, one a hop, for
             which all nodes draw again at each hop; else ``None``.
-        LAYERS: what it says of its library's layers, a :class:`sar.models.adapter.Layers`.
+        LAYERS: what it says of its library's layers, a :class:`sar.models.known.Layers`.
     """
 
     BLOCKS: str | None

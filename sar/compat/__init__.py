@@ -1,8 +1,8 @@
 """The names of IntelLabs SAR: at the top level, and in modules named like the original's.
 
-Each module here stands for the one of its name in the original's package: ``sar.data_loading`` is
-``sar.compat.data_loading``. They only give other names to what the library has, or say what takes
-the place of what it has not; docs/differences.md lists where the meaning differs.
+The modules are not files but a table: each of their names is one that the library has, or stands
+in a file here that says what takes the place of what the library has not. docs/differences.md
+lists where the meaning differs.
 """
 
 from __future__ import annotations
@@ -14,38 +14,75 @@ from typing import Any
 
 from sar.partition.require import require_dgl
 
-MODULES = (
-    "common_tuples",
-    "construct_shard_manager",
-    "core",
-    "core.full_partition_block",
-    "core.graphshard",
-    "core.sampling",
-    "core.sar_aggregation",
-    "data_loading",
-    "distributed_bn",
-    "edge_softmax",
-    "logging_setup",
-    "patch_dgl",
-)
+_GRAPHS = {
+    name: f"sar.compat.graphs:{name}"
+    for name in ("DistributedBlock", "GraphShardManager", "HeteroGraphShardManager")
+}
+_SAMPLING = {name: f"sar.compat.sampling:{name}" for name in ("DataLoader", "DistNeighborSampler")}
+_MESSAGES = {"message_has_parameters": "sar.compat.graphs:message_has_parameters"}
+_SOFTMAX = "dgl.nn.functional:edge_softmax"
+
+# By module of the original, where each of its names is.
+MODULES: dict[str, dict[str, str]] = {
+    "common_tuples": {
+        "PartitionData": "sar.partition.load:PartitionData",
+        "ShardEdgesAndFeatures": "sar.partition.load:PartEdges",
+    },
+    "construct_shard_manager": {
+        "construct_full_graph": "sar.frontends.dgl:construct_full_graph",
+        "construct_mfgs": "sar.frontends.dgl:construct_mfgs",
+        "convert_dist_graph": "sar.compat.dist_graph:convert_dist_graph",
+    },
+    "core": {**_GRAPHS, **_SAMPLING, **_MESSAGES},
+    "core.full_partition_block": _GRAPHS,
+    "core.graphshard": _GRAPHS,
+    "core.sampling": _SAMPLING,
+    "core.sar_aggregation": _MESSAGES,
+    "data_loading": {
+        "load_dgl_partition_data": "sar.compat.data_loading:load_dgl_partition_data",
+        "suffix_key_lookup": "sar.compat.data_loading:suffix_key_lookup",
+    },
+    "distributed_bn": {
+        "DistributedBN1D": "sar.nn:DistributedBN1D",
+        **{
+            name: f"sar.compat.distributed_bn:{name}"
+            for name in ("MeanOp", "VarOp", "mean_op", "var_op")
+        },
+    },
+    "edge_softmax": {"edge_softmax": _SOFTMAX},
+    "logging_setup": {
+        "logger": "sar.compat.logging_setup:logger",
+        "logging_setup": "sar.compat.logging_setup:logging_setup",
+    },
+    "patch_dgl": {
+        "patch_dgl": "sar.compat.graphs:patch_dgl",
+        "patched_edge_softmax": _SOFTMAX,
+        "RelGraphConv": "dgl.nn:RelGraphConv",
+    },
+}
 
 # Top-level names that are DGL's own: looked up at their first use, so that importing sar does not
 # import dgl.
 LAZY_NAMES = {
-    "RelGraphConv": "patch_dgl",
-    "edge_softmax": "edge_softmax",
-    "patched_edge_softmax": "patch_dgl",
+    "RelGraphConv": "dgl.nn:RelGraphConv",
+    "edge_softmax": _SOFTMAX,
+    "patched_edge_softmax": _SOFTMAX,
 }
 
 
 class _Later(ModuleType):
-    """A module of the original's name, imported when something is read from it."""
+    """A module of the original's name, whose names are looked up when they are read."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # the import system asks
+        places = MODULES[self.__name__.partition(".")[2]]
+        if name not in places:  # the import system asks, too
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        real = importlib.import_module(self.__name__.replace("sar", __name__, 1))
-        return getattr(real, name)
+        return _found(places[name])
+
+
+def _found(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def install_modules(package: ModuleType) -> None:
@@ -69,4 +106,4 @@ def lazy_name(name: str) -> Any:
     if name not in LAZY_NAMES:
         raise AttributeError(f"module 'sar' has no attribute {name!r}")
     require_dgl(f"sar.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{LAZY_NAMES[name]}"), name)
+    return _found(LAZY_NAMES[name])

@@ -11,8 +11,6 @@ from torch import Tensor
 from sar.graph import load_partition_data
 from sar.partition.load import PartitionData
 
-__all__ = ["load_dgl_partition_data", "suffix_key_lookup"]
-
 NODE_TYPE = "_TYPE"  # the name under which DGL keeps node types
 
 

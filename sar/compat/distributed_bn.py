@@ -7,10 +7,7 @@ from torch import Tensor
 
 from sar.comm import current_group
 from sar.errors import NotSupportedError
-from sar.nn import DistributedBN1D
 from sar.ops.batch_norm import merged_moments
-
-__all__ = ["DistributedBN1D", "MeanOp", "VarOp", "mean_op", "var_op"]
 
 
 def mean_op(x: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sar._private import tree_leaves
-from sar.comm import Group
 from sar.config import BY_CONFIG, Config, Policy
 from sar.edges import AnyRelation, Relation
 from sar.graph.store import Structure, with_relation
@@ -52,6 +51,10 @@ class GraphView(GraphArgument):
         store: shared by the graph and its slices ``graph[etype]``.
         etypes: the relations this object shows; ``None`` are all.
         policy: how halos stream; ``None`` follows :class:`sar.Config` at each call.
+
+    Attributes:
+        group: the ranks that hold the other parts.
+        is_block: true for a layer's block made by :func:`sar.construct_mfgs`.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class GraphView(GraphArgument):
         self._is_slice = etypes is not None
         self.canonical_etypes = list(store.relations if etypes is None else etypes)
         self._policy = policy
+        self.group, self.is_block = store.group, store.is_block
         if not self._is_slice:
             store.group.graphs.add(self)
 
@@ -76,11 +80,6 @@ class GraphView(GraphArgument):
         return self
 
     @property
-    def group(self) -> Group:
-        """The ranks that hold the other parts."""
-        return self._store.group
-
-    @property
     def policy(self) -> Policy:
         """How halos stream."""
         return self._policy or BY_CONFIG[bool(Config.disable_sr)]
@@ -93,11 +92,6 @@ class GraphView(GraphArgument):
     def device(self) -> torch.device:
         """Where the structure lies; features of layers are expected there."""
         return self._store.device
-
-    @property
-    def is_block(self) -> bool:
-        """True for a layer's block made by :func:`sar.construct_mfgs`."""
-        return self._store.is_block
 
     @property
     def is_homogeneous(self) -> bool:
@@ -154,6 +148,17 @@ class GraphView(GraphArgument):
 
     def _relation(self, etype: str | EType | None) -> AnyRelation:
         return self._store.relations[self._canonical(etype)]
+
+    @cached_property
+    def sole_relation(self) -> Relation | None:
+        """The relation of a graph of one kind of rows and edges, whose own rows come first.
+
+        ``None`` where there are several, where they are reversed, and for a block in another order.
+        """
+        if not (self.is_homogeneous and self._store.keep_seeds):
+            return None
+        relation = self._store.relations[self.canonical_etypes[0]]
+        return relation if isinstance(relation, Relation) else None
 
     def joint_relation(self, etypes: Sequence[EType]) -> Relation:
         """Relations out of the same node type as one; collective on first use."""

@@ -2,11 +2,10 @@
 
 And the library's own, which need no other library: stacks of SAGE, GCN, GIN, GAT and R-GCN, which
 :func:`build_model` makes. What a front end says of another library's layers is in
-:mod:`sar.models.adapter`.
+:mod:`sar.models.choice`.
 """
 
 from sar.models.activations import set_activations
-from sar.models.adapter import Adapter, LayerOptions, Layers, fingerprint, options_of
 from sar.models.build import (
     build_model,
     call_of,
@@ -16,10 +15,11 @@ from sar.models.build import (
     try_own,
 )
 from sar.models.calling import Call, read_call
-from sar.models.choice import choose, standing
+from sar.models.choice import Adapter, LayerOptions, choose, fingerprint, options_of, standing
 from sar.models.convs import GATConv, GINConv, GraphConv, SAGEConv
 from sar.models.explain import Explanation, LayerRow, explain, layers_logged
 from sar.models.front_end import LAYERS, SampledBlock
+from sar.models.known import Layers
 from sar.models.prepare import optimize, prepare
 from sar.models.stack import RelationalStack, Stack
 from sar.models.tracing import mark_layers, trace

@@ -20,7 +20,7 @@ from sar.graph.rows import KnownRows
 from sar.kernels.device import is_host
 from sar.memory.forwards import Forward, LayerInputs, replace, reset
 from sar.memory.paging import Offload, RoundToBfloat16, in_memory
-from sar.models.adapter import known_layers
+from sar.models.known import known_layers
 from sar.ops.randomness import SameRandom
 from sar.ops.saving import Notes, hooked, onlooker
 from sar.words import ACTIVATIONS

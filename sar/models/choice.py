@@ -1,18 +1,19 @@
-"""Which code computes a layer that has an adapter, and why: the one place that decides.
+"""What binds layers to the fused functions of :mod:`sar.layers`, and which code computes a call.
 
-Most of what decides can change between two calls and is looked at in each: a few comparisons. The
-choice changes nothing of what ranks exchange, so that each makes its own; see
-:class:`sar.models.adapter.Adapter` for the exception.
-
-It is made where :func:`standing` stands before the ``forward`` of another library's layers.
+Those functions know tensors and a relation. A front end has an :class:`Adapter` for each class of
+its library that one of them can compute; :func:`standing` stands before the ``forward`` of these
+classes. Most of what decides can change between two calls and is looked at in each: a few
+comparisons. The choice changes nothing of what ranks exchange, so that each makes its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,8 +28,88 @@ from sar.errors import NotSupportedError
 from sar.graph.rows import Call, current
 from sar.graph.view import GraphArgument
 from sar.kernels.jit import untraced
-from sar.models.adapter import NO_OPTIONS, OPTIONS, Adapter, Arguments, Run, options_of
 from sar.nn.drift import check_call
+
+Arguments = Mapping[str, Any]  # arguments of the layer's forward behind the layer, by their names
+Run = Callable[..., Tensor]
+
+OPTIONS = "sar_options"  # of a module: what optimize() was asked for
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """What :func:`sar.optimize` was asked for.
+
+    Attributes:
+        donate: the layer may write over its input in backward.
+        strict: it is an error where the layer is not fused.
+    """
+
+    donate: bool = False
+    strict: bool = False
+
+
+def options_of(layer: nn.Module) -> LayerOptions:
+    """What the user asked of a layer."""
+    found: LayerOptions = layer.__dict__.get(OPTIONS, _NO_OPTIONS)
+    return found
+
+
+_NO_OPTIONS = LayerOptions()
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Binds calls of a foreign class to a fused function.
+
+    What is exchanged with other ranks is what the class' own code would exchange on such a graph,
+    so that ranks which choose differently meet. The exception is what ``agree`` finds.
+
+    Attributes:
+        bind: of a layer, a graph and inputs: what computes this call, without arguments; or, in a
+            few plain words, why its own code does. Looks at no other rank, and is called at each
+            call: a few comparisons. What hooks, modes and autocast forbid is asked elsewhere.
+        code: names of methods that make up the class' own code, each with the
+            :func:`fingerprint` of its sources that were read. A class that inherits ``forward``
+            and replaces another of them has code of its own.
+        agree: of a layer, a graph, inputs and whether this rank's call is fused: what the ranks
+            have to agree on before either way; collective, and called on every rank. What ``bind``
+            returned gets it as its argument.
+        reduces: of a layer: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``, which its own code
+            computes of the very source rows that it is given, if it is given nothing else; ``None``
+            where it first makes others of them. Looks at nothing that may differ between ranks.
+    """
+
+    bind: Callable[[Any, Any, Arguments], Run | str]
+    code: Mapping[str, tuple[str, ...]]
+    agree: Callable[[Any, Any, Arguments, bool], Any] | None = None
+    reduces: Callable[[Any], str | None] | None = None
+    _changed: dict[Any, str | None] = field(default_factory=dict, compare=False, repr=False)
+
+    def changed(self, kind: type, forward: Callable[..., Any]) -> str | None:
+        """Why ``kind`` with this ``forward`` is not what this stands for; ``None``: it is."""
+        if (kind, forward) not in self._changed:
+            self._changed[kind, forward] = self._compared(kind, forward)
+        return self._changed[kind, forward]
+
+    def _compared(self, kind: type, forward: Callable[..., Any]) -> str | None:
+        for name, known in self.code.items():
+            method = forward if name == "forward" else getattr(kind, name, None)
+            if fingerprint(method) not in known:
+                return f"the code of {kind.__name__}.{name} is not that of a known version"
+        return None
+
+
+def fingerprint(method: Any) -> str:
+    """16 hexadecimal digits of the source of a function; nothing where there is no source."""
+    try:
+        source = inspect.getsource(method)
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+# -- the choice ----------------------------------------------------------------------------------
 
 
 def choose(
@@ -98,7 +179,7 @@ def standing(
     """
     names = list(inspect.signature(forward).parameters)[1:]
     graph_name, rows_name = names[graph], names[rows] if rows < len(names) else ""
-    run = forward if adapter is None else _choosing(forward, adapter)
+    bind = inspect.signature(forward).bind
     of_edges = [(place, name) for place, name in enumerate(names) if name in columns]
 
     @untraced
@@ -119,7 +200,12 @@ def standing(
         x = args[rows] if len(args) > rows else kwargs.get(rows_name)
         current.stack.append(Call(layer, [view], x))
         try:
-            return run(layer, *args, **kwargs)
+            fused = None
+            if adapter is not None:
+                bound = bind(layer, *args, **kwargs)
+                bound.apply_defaults()
+                fused = choose(adapter, forward, layer, view, bound.arguments)
+            return forward(layer, *args, **kwargs) if fused is None else fused()
         except NotSupportedError as error:
             if error.layer is not None:
                 raise
@@ -128,20 +214,6 @@ def standing(
             current.stack.pop()
 
     return call
-
-
-def _choosing(forward: Callable[..., Any], adapter: Adapter) -> Callable[..., Any]:
-    """``forward``, or the fused function where ``adapter`` binds the call to it."""
-    signature = inspect.signature(forward)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        view = current.stack[-1].graphs[0]
-        fused = choose(adapter, forward, bound.args[0], view, bound.arguments)
-        return forward(*args, **kwargs) if fused is None else fused()
-
-    return run
 
 
 def _agree_columns(layer: str, given: dict[str, Any], num_edges: int, group: Group) -> None:
@@ -200,5 +272,5 @@ def linear_reason(layer: nn.Module, *names: str) -> str | None:
 def may_donate(layer: nn.Module, x: Tensor) -> bool:
     """Whether backward may write over the input ``x``: the user asked for it, and an operation with
     a gradient made it, in memory of its own."""
-    asked = layer.__dict__.get(OPTIONS, NO_OPTIONS).donate
+    asked = layer.__dict__.get(OPTIONS, _NO_OPTIONS).donate
     return asked and x.requires_grad and not x.is_leaf and not is_view(x)

@@ -25,8 +25,18 @@ from sar.layers.gcn import Degrees, gcn
 from sar.layers.gin import gin_sum
 from sar.layers.sage import sage_mean
 from sar.layers.sage_columns import all_by_columns, sage_mean_by_columns
-from sar.models.adapter import Adapter, Arguments, Layers, Run, options_of
-from sar.models.choice import DTYPES, choose, graph_reason, may_donate, rows_reason
+from sar.models.choice import (
+    DTYPES,
+    Adapter,
+    Arguments,
+    Run,
+    choose,
+    graph_reason,
+    may_donate,
+    options_of,
+    rows_reason,
+)
+from sar.models.known import Layers
 from sar.ops import Inputs, Messages, run_messages
 from sar.ops.aggregate import check_reduction
 from sar.ops.attention import attention
@@ -278,7 +288,7 @@ _GCN, _GIN = Adapter(_binds(_gcn), {}), Adapter(_binds(_gin), {})
 
 
 class OwnLayers(Layers):
-    """Those of this module; see :class:`sar.models.adapter.Layers`."""
+    """Those of this module; see :class:`sar.models.known.Layers`."""
 
     def adapters(self) -> Mapping[type, Adapter]:
         """By class."""

@@ -17,7 +17,7 @@ from sar._private import tree_leaves
 from sar.comm import Group
 from sar.comm.meter import OTHER, Meter, Told
 from sar.graph import GraphArgument, GraphView, graphs_among
-from sar.models.adapter import adapted, known_layers, own_forward
+from sar.models.known import adapted, known_layers, own_forward
 from sar.models.measure import SavedBytes, backward, measure, untouched
 from sar.models.tracing import mark_layers
 

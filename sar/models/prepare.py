@@ -14,16 +14,8 @@ from sar._private import looked_into, tree_leaves
 from sar.comm import Group
 from sar.errors import NotSupportedError
 from sar.graph import GraphArgument, graphs_among
-from sar.models.adapter import (
-    OPTIONS,
-    LayerOptions,
-    Layers,
-    adapted,
-    known_layers,
-    options_of,
-    own_forward,
-)
-from sar.models.choice import warn_once
+from sar.models.choice import OPTIONS, LayerOptions, options_of, warn_once
+from sar.models.known import Layers, adapted, known_layers, own_forward
 from sar.nn.batch_norm import DistributedBN1D, convert_batch_norm
 from sar.nn.drift import check_call
 from sar.nn.dropout import convert_dropout

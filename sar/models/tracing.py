@@ -19,7 +19,7 @@ from sar.comm.meter import COMPUTE, OTHER, Meter, Span
 from sar.files import write_whole
 from sar.graph import GraphArgument
 from sar.kernels.device import StreamClock, clock_of
-from sar.models.adapter import parts_of_fused
+from sar.models.known import parts_of_fused
 
 Row = dict[str, Any]
 _MARKED = "sar.layer"  # key in an autograd node's own dictionary

@@ -20,15 +20,25 @@ from sar.layers.gcn import Degrees, gcn
 from sar.layers.gin import gin_sum
 from sar.layers.sage import sage_mean
 from sar.layers.sage_columns import all_by_columns, sage_mean_by_columns
-from sar.models.adapter import Adapter, Arguments, Layers, Run, options_of
-from sar.models.choice import DTYPES, graph_reason, linear_reason, may_donate, rows_reason
+from sar.models.choice import (
+    DTYPES,
+    Adapter,
+    Arguments,
+    Run,
+    graph_reason,
+    linear_reason,
+    may_donate,
+    options_of,
+    rows_reason,
+)
+from sar.models.known import Layers
 from sar.ops.rectify import is_relu, rectified
 
 _LAYERS = "dgl.nn.pytorch"
 
 
 class DglLayers(Layers):
-    """Those of DGL; see :class:`sar.models.adapter.Layers`."""
+    """Those of DGL; see :class:`sar.models.known.Layers`."""
 
     def __init__(self) -> None:
         self._added: dict[type, Adapter] = {}

@@ -33,8 +33,7 @@ from sar.frontends.dgl.counts import Counts, LocalCount
 from sar.frontends.dgl.sharing import sharing
 from sar.frontends.dgl.typed import in_functions
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
-from sar.models.adapter import Adapter
-from sar.models.choice import standing
+from sar.models.choice import Adapter, standing
 from sar.nn.local_norms import norm_patches
 
 Replace = Callable[[Any], Any]  # the original to what stands in its place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,17 +64,6 @@ class ShardedGraph(OriginalMembers):
         if device == self.device:
             return self
         return self._over(self._store.to(device))
-
-    @cached_property
-    def sole_relation(self) -> Relation | None:
-        """The relation of a graph of one kind of rows and edges, whose own rows come first.
-
-        ``None`` where there are several, where they are reversed, and for a block in another order.
-        """
-        if not (self.is_homogeneous and self._store.keep_seeds):
-            return None
-        relation = self._store.relations[self.canonical_etypes[0]]
-        return relation if isinstance(relation, Relation) else None
 
     def __getitem__(self, key: str | EType) -> ShardedGraph:
         """The slice of one relation, sharing data with this graph."""

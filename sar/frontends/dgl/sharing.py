@@ -25,7 +25,7 @@ from sar.edges import Relation
 from sar.frontends.dgl.counts import Counts
 from sar.frontends.dgl.joint import reduce_jointly, stream_of
 from sar.frontends.dgl.store import GraphStore
-from sar.models.adapter import reduction_of
+from sar.models.known import reduction_of
 from sar.partition.book import EType
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from sar.errors import NotSupportedError
 from sar.frontends.pyg.batches import pyg_data
 from sar.graph import GraphView
-from sar.models.adapter import Layers
+from sar.models.known import Layers
 
 BLOCKS = None
 LAYERS = Layers()
