@@ -12,7 +12,6 @@ import torch
 from harness import run_threads
 from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
-from harness.late import run_late
 from harness.parts import Cutter
 from harness.rows import Part
 from harness.rows import whole as whole_rows
@@ -22,7 +21,6 @@ import sar
 from sar.graph.layer_blocks import plan_blocks
 
 WIDTH, HEADS, FEATURES = 5, 3, 6
-Make = Callable[[], nn.Module]
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "gat": dgl.nn.GATConv,
     "gatv2": dgl.nn.GATv2Conv,
@@ -143,28 +141,6 @@ def test_a_projection_with_a_bias(partitioned: Cutter) -> None:
     assert {size for each in sent for size in each} == {FEATURES * 8}
 
 
-def test_rows_that_come_late(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 4, "random")
-    got, _ = on_ranks(path, 4, lambda rank: make("gat"), run_late)
-    check(got, whole(make("gat")))
-
-
-@pytest.mark.parametrize("activations", ["recompute", "offload"])
-@pytest.mark.parametrize("kind", LAYERS)
-def test_layers_whose_activations_are_not_kept(
-    kind: str, activations: str, partitioned: Cutter
-) -> None:
-    def set_up(rank: int) -> nn.Module:
-        layer = make(kind)
-        sar.set_activations(layer, activations)
-        return layer
-
-    path = partitioned(mixed(), 3, "random")
-    got, sent = on_ranks(path, 3, set_up)
-    check(got, whole(make(kind)))
-    assert {size for each in sent for size in each} == {SENT[kind] * 8}
-
-
 def look(layer: nn.Module) -> nn.Module:
     layer.fc.register_forward_hook(lambda *seen: None)  # type: ignore[union-attr]
     return layer
@@ -180,63 +156,6 @@ def test_ranks_that_look_into_a_layer(ranks: list[int], partitioned: Cutter) -> 
     assert {size for each in sent for size in each} == {(WIDTH + 1) * HEADS * 8, *BACK, *TOLD}
 
 
-def test_inputs_of_unequal_widths_do_not_travel(partitioned: Cutter) -> None:
-    """Their values are alike, and so is what the ranks send."""
-
-    class Cut(nn.Module):
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.layer, self.rank = make("gat"), rank
-
-        def forward(self, graph: Any, x: Tensor) -> Tensor:
-            width = FEATURES - int(self.rank == 1)
-            self.layer.fc.weight = nn.Parameter(self.layer.fc.weight[:, :width].clone())
-            return self.layer(graph, x[:, :width])
-
-    def on_rank(rank: int) -> nn.Module:
-        layer = Cut(rank)
-        layer.layer.fc.weight.data[:, -1] = 0
-        return layer
-
-    path = partitioned(mixed(), 3, "random")
-
-    def case(group: Any) -> tuple[Tensor, Tensor]:
-        part, layer = Part(group, path), on_rank(group.rank)
-        x = whole_rows(mixed().total_nodes, (FEATURES,), seed=1)[part.nodes]
-        before = group.counters.sent_bytes
-        out = layer(part.graph, x).detach()
-        sent = group.counters.sent_bytes - before
-        assert sent == (WIDTH + 1) * HEADS * 8 * sum(part.graph._relation(None).plan.send_counts)
-        return out, part.nodes
-
-    want = on_rank(0)(to_dgl(mixed()), whole_rows(mixed().total_nodes, (FEATURES,), seed=1))
-    for out, nodes in run_threads(3, case):
-        torch.testing.assert_close(out, want.detach()[nodes], rtol=1e-11, atol=1e-10)
-
-
-def test_a_rank_that_looks_later(partitioned: Cutter) -> None:
-    """Nobody waits for a rank that alone begins, or ends, to see what a part of a layer gets."""
-
-    class Looked(nn.Module):
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.layer, self.rank = make("gat"), rank
-
-        def forward(self, graph: Any, x: Tensor) -> Tensor:
-            out = self.layer(graph, x)
-            seen = self.layer.fc if self.rank == 0 else nn.Identity()
-            hook = seen.register_forward_hook(lambda *seen: None)  # type: ignore[operator]
-            out = out + self.layer(graph, x)
-            hook.remove()
-            return out + self.layer(graph, x)
-
-    path = partitioned(mixed(), 3, "random")
-    got, sent = on_ranks(path, 3, Looked)
-    check(got, whole(Looked(1)))
-    wide = {FEATURES * 8, (WIDTH + 1) * HEADS * 8}
-    assert {size for each in sent for size in each} == {*wide, *BACK, *TOLD}
-
-
 @pytest.mark.parametrize("width", [1, 2])
 def test_the_narrower_rows_travel(width: int, partitioned: Cutter) -> None:
     """FEATURES are as many as values and scores with width 1, and fewer than those with 2."""
@@ -246,20 +165,6 @@ def test_the_narrower_rows_travel(width: int, partitioned: Cutter) -> None:
     assert {size for each in sent for size in each} == {FEATURES * 8}
     _, sent = on_ranks(path, 2, lambda rank: make("gatv2", 1))
     assert {size for each in sent for size in each} == {HEADS * 8}
-
-
-def test_a_result_that_was_written_into_is_computed_again(partitioned: Cutter) -> None:
-    class Written(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = make("gat", bias=False)
-
-        def forward(self, graph: Any, x: Tensor) -> Tensor:
-            return self.layer(graph, x).mul_(2)
-
-    path = partitioned(mixed(), 3, "random")
-    got, _ = on_ranks(path, 3, lambda rank: Written())
-    check(got, whole(Written()))
 
 
 class Model(nn.Module):

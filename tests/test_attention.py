@@ -20,7 +20,6 @@ from torch.nn import functional as F
 import sar
 from sar.comm import LocalGroup, ThreadGroup
 from sar.edges import build_relation
-from sar.frontends.dgl import passing
 from sar.kernels import compress
 from sar.kernels.attention import (
     Columns,
@@ -37,6 +36,7 @@ from sar.kernels.attention import (
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
 from sar.ops.randomness import keyed_dropout
+from sar.tracing import reducing
 
 HEADS, WIDTH = 3, 5
 Step = Callable[[Any, Tensor], Tensor]
@@ -92,14 +92,14 @@ STEPS: dict[str, Step] = {"gat": gat, "linear": gat_linear, "gatv2": gatv2, "dot
 def matches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether each sum of an edge program went to a kernel; ``off`` among it turns that off."""
     seen: list[bool] = []
-    original = passing.attend_if_matched
+    original = reducing.attend_if_matched
 
     def spy(messages: Any) -> Tensor | None:
         out = None if "off" in seen else original(messages)
         seen.append(out is not None)
         return out
 
-    monkeypatch.setattr(passing, "attend_if_matched", spy)
+    monkeypatch.setattr(reducing, "attend_if_matched", spy)
     yield seen
 
 

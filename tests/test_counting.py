@@ -14,7 +14,7 @@ from dgl import function as fn
 from harness import WorkerPool, models, run_threads
 from harness.graphs import homogeneous, mixed
 from harness.parts import Cutter, load_all
-from harness.rows import Part, join_edges, join_nodes, whole
+from harness.rows import Part, whole
 from harness.training import Setting, case_train, start_state
 from torch import Tensor
 
@@ -137,33 +137,6 @@ def test_bytes_and_collectives_equal_the_plan(
             assert backward[2] == (again + returns) * steps
 
 
-def case_gradient(group: Any, path: str, op: str, wants: tuple[bool, bool]) -> dict[str, Tensor]:
-    part = Part(group, path)
-    sar.manual_seed(0)
-    x = part.node_rows(whole(mixed().total_nodes, (WIDTH,), 0), wants[0])
-    e = part.edge_rows(whole(len(mixed().edges[ETYPE_HOMO][0]), (WIDTH,), 1), wants[1])
-    out = run(part.graph, op, x, e)
-    (out * part.node_rows(whole(mixed().total_nodes, (WIDTH,), 2), False)).sum().backward()
-    return {"x": x.grad, "nodes": part.nodes, "e": e.grad, "edges": part.edges}
-
-
-@pytest.mark.parametrize(
-    ("op", "wants"), [(op, wants) for op, wants, _ in TRAFFIC if op.startswith("lazy")]
-)
-def test_rows_that_are_not_fetched_again_change_no_gradient(
-    op: str, wants: tuple[bool, bool], partitioned: Cutter
-) -> None:
-    alone, together = (
-        run_threads(size, case_gradient, partitioned(mixed(), size, "random"), op, wants)
-        for size in (1, 3)
-    )
-    for wanted, name, join in zip(wants, "xe", (join_nodes, join_edges), strict=True):
-        if wanted:
-            counts = mixed().total_nodes, len(mixed().edges[ETYPE_HOMO][0])
-            grads = [join(ranks, name, counts[name == "e"]) for ranks in (alone, together)]
-            torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=1e-12)
-
-
 def test_all_ranks_take_part_in_equally_many_collectives(partitioned: Cutter) -> None:
     for model in ("SAGEConv-pool", "RelGraphConv-basis", "HeteroGraphConv-sum"):
         for mfgs in (False, True):
@@ -282,18 +255,6 @@ def test_what_is_saved_does_not_depend_on_the_halo(
         found.append(processes.run(2, case_saved, path, model, sar.Policy())[0])
     assert found[0]["saved"] == found[1]["saved"] == found[2]["saved"]
     assert found[0]["alive"] == found[1]["alive"] == found[2]["alive"]
-
-
-def test_kept_rows_are_counted(partitioned: Cutter, processes: WorkerPool) -> None:
-    """The measurement sees what it should: without rematerialization the halo stays."""
-    alive = []
-    for distinct in (1, OWNED * DEGREE):
-        path = partitioned(fan(distinct), 2, [0] * OWNED + [1] * (OWNED * DEGREE))
-        policy = sar.Policy(rematerialize=False)
-        found = processes.run(2, case_saved, path, "RelGraphConv-basis", policy)[0]
-        alive.append(found["saved"] + found["alive"])
-    halo = (OWNED * DEGREE - 1) * 4 * (6 + 7)  # float32 rows of either layer
-    assert alive[1] - alive[0] >= halo
 
 
 def case_window(group: Any, path: str, op: str, policy: sar.Policy) -> tuple[int, int]:

@@ -20,7 +20,6 @@ from sar.partition.arrays import GraphArrays
 from sar.tracing.lazy import eager
 
 GRAPHLESS = {"segment_reduce", "segment_softmax", "segment_mm", "gather_mm", "gather_mm_idx_b"}
-ARITHMETIC = ("add", "sub", "mul", "div")
 
 
 def operators() -> dict[str, Callable[[Any, dict[str, Tensor]], Tensor]]:
@@ -100,13 +99,6 @@ def test_an_operator_of_dgl(name: str, partitioned: Cutter) -> None:
 
     path = partitioned(arrays, 3, "random")
     run_threads(3, case)
-
-
-def test_all_functions_are_called() -> None:
-    public = {name for name in dir(ops) if callable(getattr(ops, name)) and name[0] != "_"}
-    missing = public - GRAPHLESS - {name.split("-")[0] for name in CALLS}
-    assert {name for name in missing if not isinstance(getattr(ops, name), type)} == set()
-    assert len(CALLS) > 60
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])

@@ -18,9 +18,6 @@ from harness.parts import Cutter
 from torch import Tensor, nn
 
 import sar
-from sar.comm import LocalGroup
-from sar.edges import build_relation
-from sar.ops import aggregate
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
 Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]  # (graph, x, weight, edge types) -> rows
@@ -172,26 +169,8 @@ def rows_times_weight(op: Any) -> Run:
 def test_weights_of_whole_rows_learn_by_a_kernel(
     op: Any, policy: dict, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sar.frontends.dgl.passing.run_messages", None)  # not block by block
+    monkeypatch.setattr("sar.tracing.reducing.run_messages", None)  # not block by block
     assert_exact(mixed(), lambda: (rows_times_weight(op), None), partitioned, (1, 3, 4), **policy)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_products_of_both_ends_of_edges(dtype: torch.dtype) -> None:
-    """The gradient of weights, taken twice; 16-bit rows are multiplied wide."""
-    generator = torch.Generator().manual_seed(1)
-    ends = torch.randint(50, (2, 9000), generator=generator, dtype=torch.int32)
-    position = torch.arange(9000, dtype=torch.int32)
-    relation = build_relation(LocalGroup(), *ends, position, [0, 9000], 50, 60, lambda: position)
-    x, w = torch.randn(50, 19, generator=generator), torch.rand(9000, generator=generator)
-    dout = torch.randn(60, 19, generator=generator).to(dtype)
-    x, w = x.to(dtype).requires_grad_(), w.to(dtype).requires_grad_()
-    out = aggregate(relation, x, "sum", sar.Policy(), w)
-    (dw,) = torch.autograd.grad(out, w, dout, retain_graph=True)
-    want = (x.detach().double()[ends[0]] * dout.double()[ends[1]]).sum(1)
-    bound = 1e-6 if dtype == torch.float32 else 2**-8
-    assert (dw.double() - want).abs().max() <= bound * want.abs().max()
-    assert torch.equal(dw, torch.autograd.grad(out, w, dout)[0])
 
 
 # Softmax.
@@ -268,13 +247,6 @@ def copied(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 
 @reversed_run
-def weighted(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
-    graph.srcdata["x"], graph.edata["w"] = x, weight
-    graph.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "out"))
-    return graph.dstdata["out"]
-
-
-@reversed_run
 def attending(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
     graph.srcdata["x"], graph.dstdata["y"] = x, x * x
     graph.apply_edges(fn.u_sub_v("x", "y", "z"))
@@ -297,25 +269,6 @@ def by_function(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
 def largest(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
     graph.srcdata["x"] = x
     graph.update_all(fn.copy_u("x", "m"), fn.max("m", "out"))
-    return graph.dstdata["out"]
-
-
-@reversed_run
-def smallest(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
-    graph.srcdata["x"], graph.dstdata["y"], graph.edata["w"] = x, x * x, weight
-    graph.update_all(
-        lambda e: {"m": (e.src["x"] - e.dst["y"]).exp() * e.data["w"].unsqueeze(1)},
-        fn.min("m", "out"),
-    )
-    return graph.dstdata["out"]
-
-
-@reversed_run
-def largest_score(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
-    graph.srcdata["x"], graph.dstdata["y"] = x, x * x
-    graph.apply_edges(fn.u_dot_v("x", "y", "z"))
-    graph.edata["z"] = torch.tanh(graph.edata["z"]) * weight.unsqueeze(1)
-    graph.update_all(fn.u_mul_e("x", "z", "m"), fn.max("m", "out"))
     return graph.dstdata["out"]
 
 
@@ -409,23 +362,6 @@ def test_label_propagation(partitioned: Cutter) -> None:
         for rows, ids in run_threads(size, case, partitioned(arrays, size, "random")):
             for got, want in zip(rows, wanted, strict=True):
                 torch.testing.assert_close(got, want[ids], rtol=1e-5, atol=1e-6)
-
-
-def test_label_propagation_of_classes_that_a_rank_lacks(partitioned: Cutter) -> None:
-    """The layer makes as many columns as the rank has classes: seen before a row is sent."""
-
-    def case(group: Any) -> str:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data)
-        labels = torch.zeros(graph.num_nodes(), dtype=torch.int64)
-        labels[0] = group.rank + 1
-        with pytest.raises(ValueError) as caught:
-            dgl.nn.LabelPropagation(2, 0.5)(graph, labels)
-        return str(caught.value)
-
-    path = partitioned(sample("mixed"), 2, "random")
-    first, second = run_threads(2, case)
-    assert first == second and "ranks differ" in first
 
 
 SHORT = [name for name in LAYERS if not name.startswith("EdgeWeightNorm")] + ["EdgeWeightNorm-both"]

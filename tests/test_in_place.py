@@ -15,7 +15,6 @@ from harness.rows import Part, whole
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import sar
 
@@ -232,30 +231,6 @@ def test_a_function_of_autograd_wants_values(change: Any, partitioned: Cutter) -
     refused(edge_program(lambda _, e: change(e)), partitioned, r"Square.apply: got an edge tensor")
 
 
-def test_functions_of_autograd_without_a_gradient_or_around_a_layer(partitioned: Cutter) -> None:
-    def constant(graph: Any, x: Tensor) -> Tensor:
-        graph.ndata["y"] = x.detach() * 2
-        graph.apply_edges(fn.u_sub_v("y", "y", "d"))
-        graph.ndata["x"], graph.edata["m"] = x, Square.apply(graph.edata["d"])
-        graph.update_all(fn.u_mul_e("x", "m", "m"), fn.sum("m", "out"))
-        return graph.ndata["out"]
-
-    def layer(graph: Any, x: Tensor) -> Tensor:
-        graph.ndata["x"] = x
-        graph.apply_edges(fn.u_add_v("x", "x", "e"))
-        graph.edata["m"] = graph.edata["e"].detach()
-
-        def inner(rows: Tensor) -> Tensor:
-            graph.ndata["y"] = rows
-            graph.update_all(fn.u_mul_e("y", "m", "m"), fn.sum("m", "out"))
-            return graph.ndata["out"]
-
-        return checkpoint(inner, x, use_reentrant=True)
-
-    compare(constant, partitioned)
-    compare(layer, partitioned)
-
-
 def test_a_function_of_autograd_inside_a_message_function(partitioned: Cutter) -> None:
     def message(edges: Any) -> dict[str, Tensor]:
         return {"m": Square.apply(edges.src["x"] - edges.dst["x"])}
@@ -419,27 +394,6 @@ def scaled(graph: Any, x: Tensor, weight: Tensor) -> Tensor:
     return graph.ndata["out"]
 
 
-class Listed(Function):
-    """As :class:`Scaled`, with the rows in a list, and one that writes."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: list[Tensor], weight: Tensor) -> Tensor:
-        return rows[0].mul_(weight.detach())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        return None, grad.sum(0)
-
-
-def listed(graph: Any, weight: Tensor) -> None:
-    graph.edata["w"] = Listed.apply([graph.edata["w"]], weight)
-
-
-def test_a_function_of_autograd_given_a_list(partitioned: Cutter) -> None:
-    weight = torch.full((1,), 2.0, requires_grad=True)
-    refused(in_layer(lambda graph: listed(graph, weight)), partitioned, "Listed.apply: got an edge")
-
-
 def test_a_function_of_autograd_would_lose_the_gradient_of_a_parameter(
     partitioned: Cutter,
 ) -> None:
@@ -452,24 +406,5 @@ def test_a_function_of_autograd_would_lose_the_gradient_of_a_parameter(
         graph = Part(group, path).graph
         with torch.no_grad():  # nothing is lost where nobody asks
             scaled(graph, torch.ones(graph.num_nodes(), WIDTH), weight)
-
-    run_threads(2, case)
-
-
-def test_pieces_of_both_directions_do_not_read_each_other(partitioned: Cutter) -> None:
-    """Every rank is told, though only rank 0 has such pieces."""
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Any) -> None:
-        graph = Part(group, path).graph
-        graph.ndata["x"] = torch.ones(graph.num_nodes(), WIDTH, requires_grad=True)
-        every = torch.arange(graph.num_edges())
-        if group.rank == 0:
-            graph.apply_edges(lambda edges: {"m": edges.src["x"] * 3}, every)
-        back = graph.reverse(copy_edata=True)
-        if group.rank == 0:
-            back.apply_edges(lambda edges: {"n": edges.data["m"] + edges.src["x"]}, every)
-        with pytest.raises(sar.SarError, match="a graph and of its reverse"):
-            back.update_all(fn.copy_e("n", "m"), fn.sum("m", "out"))
 
     run_threads(2, case)

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.partition.arrays import ETYPE_HOMO, GraphArrays
+from sar.comm.meter import Told
 from sar.tracing.lazy import EdgeTensor
+from sar.tracing.reducing import reduce_rows, rows_of, softmax
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "arithmetic": lambda e: (2 * e - 1) / (e.abs() + 1) ** 2,
@@ -183,21 +184,6 @@ def test_sums_with_softmax_weights_run_in_inference_mode(partitioned: Cutter) ->
         torch.testing.assert_close(out, whole[ids], rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("op", ["max", "min"])
-def test_an_extreme_over_no_edge_at_all_is_zero(op: str, partitioned: Cutter) -> None:
-    none = torch.zeros(0, dtype=torch.int64)
-    empty = GraphArrays("empty", {"_N": 6}, {ETYPE_HOMO: (none, none)}, {})
-    path = partitioned(empty, 2, [0] * 3 + [1] * 3)
-
-    def case(group: Any) -> Tensor:
-        graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
-        return getattr(dgl.ops, f"copy_u_{op}")(graph, torch.ones(3, 2))
-
-    want = getattr(dgl.ops, f"copy_u_{op}")(to_dgl(empty), torch.ones(6, 2))
-    for out in run_threads(2, case):
-        assert torch.equal(out, want[:3])
-
-
 def test_positions_of_edges_are_checked(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
@@ -287,20 +273,6 @@ def test_a_result_may_be_changed_in_place(reduce: str, partitioned: Cutter) -> N
     assert_same(on_ranks(partitioned(mixed(), 2, "random"), 2, run), reference(run))
 
 
-def test_an_edge_tensor_reads_like_a_tensor(partitioned: Cutter) -> None:
-    def case(group: Any) -> None:
-        data = sar.load_dgl_partition_data(partitioned(mixed(), 2, "random"), group.rank, "cpu")
-        graph = sar.construct_full_graph(data)
-        x = data.node_features["_N/feat"].double()
-        e = of_edges(graph, x)
-        assert e.shape == (graph.num_edges(), x.shape[1]) and len(e) == graph.num_edges()
-        assert e.dtype == torch.float64 and e.dim() == 2 and e.size(-1) == x.shape[1]
-        eager = e.materialize()
-        assert type(eager) is Tensor and eager is e.materialize()
-
-    run_threads(2, case)
-
-
 def test_shapes_that_do_not_broadcast_name_both_columns(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         data = sar.load_dgl_partition_data(partitioned(mixed(), 2, "random"), group.rank, "cpu")
@@ -313,52 +285,6 @@ def test_shapes_that_do_not_broadcast_name_both_columns(partitioned: Cutter) -> 
     run_threads(2, case)
 
 
-def attend(graph: Any, x: Tensor, layer: nn.Module, drop: float = 0.0) -> Tensor:
-    graph.srcdata["k"], graph.dstdata["q"] = layer(x), x
-    graph.apply_edges(fn.u_dot_v("k", "q", "z"))
-    weights = F.dropout(edge_softmax(graph, graph.edata["z"]), drop)
-    graph.edata["a"] = weights
-    graph.update_all(fn.u_mul_e("k", "a", "m"), fn.sum("m", "out"))
-    return graph.dstdata["out"]
-
-
-@pytest.mark.parametrize("policy", [{"rounds": 1}, {"rounds": 2}, {"block_bytes": 4096}, {}])
-def test_dropout_does_not_depend_on_rounds_and_blocks(
-    policy: dict[str, int], partitioned: Cutter
-) -> None:
-    """The mask is replayed in backward, and is a function of the edge."""
-    torch.manual_seed(0)
-    layer = nn.Linear(6, 6).double()
-    path = partitioned(mixed(), 1, "random")
-
-    def case(group: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        data = sar.load_dgl_partition_data(path, 0, "cpu")
-        graph = sar.construct_full_graph(data, sar.Policy(**options))
-        x = data.node_features["_N/feat"].double()[:, :6].requires_grad_()
-        torch.manual_seed(7)
-        out = attend(graph, x, layer, 0.5)
-        out.square().sum().backward()
-        return out.detach(), x.grad
-
-    got, want = run_threads(1, lambda g: case(g, **policy)), run_threads(1, case)
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-
-
-def test_dropout_keeps_the_share_it_should() -> None:
-    from sar.ops.randomness import keyed_dropout, keyed_uniform
-
-    position = torch.arange(20_000, dtype=torch.int32)
-    u = keyed_uniform(position, 4, seed=3)
-    assert 0 <= float(u.min()) and float(u.max()) < 1
-    assert abs(float(u.mean()) - 0.5) < 0.01 and abs(float(u.var()) - 1 / 12) < 0.005
-    assert float(torch.corrcoef(u.T).fill_diagonal_(0).abs().max()) < 0.03
-    kept = keyed_dropout(torch.ones(20_000, 4), position, 5, 0.3)
-    assert abs(float((kept > 0).double().mean()) - 0.7) < 0.01
-    assert abs(float(kept.mean()) - 1) < 0.02
-    some = torch.tensor([17, 3, 900])
-    assert torch.equal(keyed_dropout(torch.ones(3, 4), some, 5, 0.3), kept[some])
-
-
 class OfEdges(nn.Module):
     """A layer that gets the graph's edge feature."""
 
@@ -368,22 +294,6 @@ class OfEdges(nn.Module):
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         return self.layer(graph, x, graph.edata["e"])
-
-
-class Flat(OfEdges):
-    """The same with one weight an edge."""
-
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        return self.layer(graph, x, edge_weight=graph.edata["e"].sum(1))
-
-
-class Both(OfEdges):
-    """The same for a layer that also gives out edge rows."""
-
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        rows, on_edges = self.layer(graph, x, graph.edata["e"])
-        with graph.local_scope():
-            return rows + reduced(graph, on_edges)[..., :1]
 
 
 class Typed(nn.Module):
@@ -425,9 +335,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "GATv2Conv": lambda o: dgl.nn.GATv2Conv(6, o, HEADS),
     "DotGatConv": lambda o: dgl.nn.DotGatConv(6, o, HEADS),
     "AGNNConv": lambda o: dgl.nn.AGNNConv(),
-    "GATConv-weighted": lambda o: Flat(dgl.nn.GATConv(6, o, HEADS)),
     "EdgeGATConv": lambda o: OfEdges(dgl.nn.EdgeGATConv(6, 3, o, HEADS)),
-    "EGATConv": lambda o: Both(dgl.nn.EGATConv(6, 3, o, 3, HEADS)),
     "CFConv": lambda o: OfEdges(dgl.nn.CFConv(6, 3, 16, o)),
     "GINEConv": lambda o: OfEdges(dgl.nn.GINEConv(nn.Linear(3, o))),
     "HGTConv": lambda o: Typed(dgl.nn.HGTConv(6, o, HEADS, 2, 3)),
@@ -467,64 +375,6 @@ def test_layers_make_nothing_edge_sized(kind: str, tmp_path: Path) -> None:
     packed = 2 * nodes * HEADS * width  # keys and values side by side
     at_most = feature.numel() if reads_feature else max(edges, packed)
     assert largest.elements <= at_most < edges * HEADS
-
-
-@pytest.mark.parametrize("kind", ["GATConv-weighted", "EdgeGATConv", "EGATConv"])
-def test_edge_features_are_read_lazily_by_modules(kind: str, partitioned: Cutter) -> None:
-    """The user's tensor stays what it is, and gets its gradient."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = [copy.deepcopy(layer) for layer in [LAYERS[kind](5).double()] * 4]
-    arrays = looped()
-    whole = to_dgl(arrays)
-    features = whole.edata["weight"].double().unsqueeze(1) * torch.tensor([1.0, -2.0, 0.5])
-    features.requires_grad_()
-    whole.edata["e"] = features
-    want = layers[3](whole, whole.ndata["feat"].double()[:, :6])
-    want.square().sum().backward()
-
-    def case(group: Any) -> None:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data, sar.Policy(block_bytes=4096))
-        eids = data.edge_features["_N:_E:_N/orig_eid"]
-        mine = features.detach()[eids].requires_grad_()
-        graph.edata["e"] = mine
-        assert graph.edata["e"].materialize() is mine
-        out = layers[group.rank](graph, data.node_features["_N/feat"].double()[:, :6])
-        out.square().sum().backward()
-        ids = data.node_features["_N/orig_id"]
-        torch.testing.assert_close(out, want[ids], rtol=1e-11, atol=1e-11)
-        torch.testing.assert_close(mine.grad, features.grad[eids], rtol=1e-9, atol=1e-9)
-
-    path = partitioned(arrays, 3, "random")
-    run_threads(3, case)
-
-
-@pytest.mark.parametrize("arrays", [looped(), mixed()], ids=["one type", "several"])
-def test_edge_features_have_one_type(arrays: Any, partitioned: Cutter) -> None:
-    """In a module's code as in a function, of a graph, of its slices and by ``edges``."""
-
-    def read(graph: Any) -> list[Tensor]:
-        columns = graph.edata["w"]
-        columns = list(columns.values()) if isinstance(columns, dict) else [columns]
-        for etype in graph.canonical_etypes:
-            columns += [graph.edges[etype].data["w"], graph[etype].edata["w"]]
-        return columns
-
-    class Reader(nn.Module):
-        def forward(self, graph: Any) -> list[Tensor]:
-            return read(graph)
-
-    def case(group: Any) -> None:
-        graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
-        for etype in graph.canonical_etypes:
-            graph.edges[etype].data["w"] = torch.rand(graph.num_edges(etype), 2)
-        for one, other in zip(read(graph), Reader()(graph), strict=True):
-            assert type(one) is type(other) is EdgeTensor
-            assert torch.equal(one.materialize(), other.materialize())
-
-    path = partitioned(arrays, 2, "random")
-    run_threads(2, case)
 
 
 # What leaves the tensors.
@@ -643,3 +493,43 @@ def test_what_is_recorded_without_gradients_gets_none(partitioned: Cutter) -> No
 
     ranks = on_ranks(partitioned(mixed(), 3, "random"), 3, run)
     assert_same(ranks, reference(run))
+
+
+def attention_of(kind: str, scope: Any, x: Tensor) -> Tensor:
+    """Two heads in functions of torch alone, on rows of the ends of edges."""
+    x_j, x_i = (rows_of(scope, side, x.view(-1, 2, 3)) for side in "uv")
+    if kind == "additive":
+        k_j, q_i = (rows_of(scope, side, x.view(-1, 2, 3).sum(-1)) for side in "uv")
+        scores = F.leaky_relu(k_j + q_i, 0.2)
+    elif kind == "mixed":
+        scores = (F.leaky_relu(x_i + x_j, 0.2) * torch.ones(1, 2, 3, dtype=x.dtype)).sum(dim=-1)
+    else:
+        scores = (x_i * x_j).sum(dim=-1) / 3**0.5
+    alpha = softmax(scope, scores)
+    weight = alpha.view(-1, 2, 1) if kind == "dot" else alpha.unsqueeze(-1)
+    return reduce_rows(x_j * weight, "sum").flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["additive", "mixed", "dot"])
+def test_attention_in_functions_of_torch_goes_to_a_kernel(kind: str, partitioned: Cutter) -> None:
+    def dense(graph: Any, x: Tensor) -> Tensor:
+        (src, dst), rows = graph.edges(), x.view(-1, 2, 3)
+        if kind == "dot":
+            scores = (rows[src] * rows[dst]).sum(-1) / 3**0.5
+        elif kind == "mixed":
+            scores = F.leaky_relu(rows[src] + rows[dst], 0.2).sum(-1)
+        else:
+            scores = F.leaky_relu(rows[src].sum(-1) + rows[dst].sum(-1), 0.2)
+        weights = scores.exp()
+        total = torch.zeros(len(x), 2, dtype=x.dtype).index_add(0, dst, weights)
+        messages = (weights / total[dst]).unsqueeze(-1) * rows[src]
+        return torch.zeros_like(rows).index_add(0, dst, messages).flatten(1)
+
+    def attended(graph: Any, x: Tensor) -> Tensor:
+        graph.group.meter.told = told = Told()
+        out = attention_of(kind, graph.scope(), x)
+        assert [what for _, what, _ in told.ways] == ["attention kernel"]
+        graph.group.meter.told = None
+        return out
+
+    assert_same(on_ranks(partitioned(mixed(), 3, "random"), 3, attended), reference(dense))

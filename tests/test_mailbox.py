@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from harness import WorkerPool, assert_close, assert_gradients_close, run_threads
-from harness.graphs import hetero, homogeneous, mixed, sample, to_dgl
+from harness.graphs import homogeneous, mixed, sample, to_dgl
 from harness.parts import Cutter
 from harness.rows import Part, join_edges, join_nodes, whole
 from harness.watch import Largest, dense_graph
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import sar
-from sar.frontends.dgl.node_count import NodeCount
 from sar.ops import mailbox as mailbox_op
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 
@@ -226,30 +225,6 @@ def test_odd_graphs(
         check(graph, ranks, net, "udf", "in_order")
 
 
-def test_messages_come_in_ascending_global_edge_id(partitioned: Cutter) -> None:
-    path = partitioned(sample("repeated"), 3, "random")
-
-    def case(group: Any) -> None:
-        part = Part(group, path)
-        graph = part.graph
-        graph.edata["id"] = graph.edata[dgl.EID].double().unsqueeze(1)
-        seen = []
-
-        def reduce(nodes: Any) -> dict[str, Tensor]:
-            ids = nodes.mailbox["id"].squeeze(2)
-            assert (ids.diff(dim=1) > 0).all() or not ids.any(), "not ascending"
-            seen.extend(ids.flatten().tolist())
-            return {"nodes": nodes.nodes().double(), "sum": ids.sum(1)}
-
-        graph.update_all(fn.copy_e("id", "id"), reduce)
-        ids = graph.edata[dgl.EID].double()
-        assert sorted(i for i in seen if i) == sorted(i for i in ids.tolist() if i)
-        has = graph.in_degrees() > 0
-        assert torch.equal(graph.dstdata["nodes"][has], graph.ndata[dgl.NID].double()[has])
-
-    run_threads(3, case)
-
-
 @pytest.mark.parametrize("rematerialize", [True, False])
 def test_only_some_ranks_ask_for_gradients(rematerialize: bool, partitioned: Cutter) -> None:
     """The others take part in backward, and gradients through their rows arrive."""
@@ -287,19 +262,6 @@ def test_nothing_is_kept_where_nobody_asks(partitioned: Cutter) -> None:
         )
         assert group.counters.sent_bytes == before, "rows that nobody reads were sent"
         assert torch.equal(part.graph.ndata["n"] > 0, part.graph.in_degrees() > 0)
-
-    run_threads(2, case)
-
-
-def test_parameters_have_gradients_where_no_rank_has_an_edge(partitioned: Cutter) -> None:
-    path, net = partitioned(sample("no_edges"), 2, "random"), make_net()
-
-    def case(group: Any) -> None:
-        part, mine = Part(group, path), copy.deepcopy(net)
-        u, e = (rows.requires_grad_(False) for rows in inputs_of(sample("no_edges")))
-        u, e = part.node_rows(u, False), part.edge_rows(e, False)
-        loss_of(passed(part.graph, mine, "copy_u", FUNCTIONS["lstm"], u, e)).backward()
-        assert all(not p.grad.any() for p in mine.lstm.parameters())
 
     run_threads(2, case)
 
@@ -354,55 +316,6 @@ def test_typed_messages_get_their_edges_sorted(partitioned: Cutter) -> None:
         assert_close(out, want[ids], "rows", torch.float64, want.detach().abs().max().item())
 
 
-def test_a_result_may_be_changed_and_backward_run_twice(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Any) -> None:
-        part = Part(group, path)
-        x = part.node_rows(whole(57, (3,), 0))
-        part.graph.ndata["h"] = x
-        part.graph.update_all(
-            fn.copy_u("h", "m"), lambda nodes: {"o": nodes.mailbox["m"].square().sum(1)}
-        )
-        out = part.graph.ndata["o"]
-        out += 1
-        out.sum().backward(retain_graph=True)
-        first = x.grad.clone()
-        out.sum().backward()
-        assert torch.equal(x.grad, 2 * first)
-
-    run_threads(2, case)
-
-
-def test_apply_function_and_several_calls(partitioned: Cutter) -> None:
-    def run(graph: Any, x: Tensor) -> Tensor:
-        graph.ndata["h"] = x
-        for _ in range(3):
-            graph.update_all(
-                fn.copy_u("h", "m"),
-                lambda nodes: {"s": nodes.mailbox["m"].std(1, unbiased=False) + nodes.data["h"]},
-                lambda nodes: {"h": nodes.data["s"].tanh() + nodes.data["h"]},
-            )
-        return graph.ndata["h"]
-
-    graph, x = to_dgl(sample("looped")), whole(57, (3,), 0).requires_grad_()
-    want = run(graph, x)
-    want.square().sum().backward()
-
-    path = partitioned(sample("looped"), 3, "metis")
-
-    def case(group: Any) -> tuple[Tensor, Tensor, Tensor]:
-        part = Part(group, path)
-        mine = part.node_rows(x.detach())
-        out = run(part.graph, mine)
-        out.square().sum().backward()
-        return out.detach(), mine.grad, part.nodes
-
-    for out, grad, ids in run_threads(3, case):
-        torch.testing.assert_close(out, want[ids], rtol=1e-11, atol=1e-11)
-        torch.testing.assert_close(grad, x.grad[ids], rtol=1e-11, atol=1e-11)
-
-
 # Random numbers.
 
 
@@ -450,39 +363,6 @@ def test_blocks_of_mailboxes_draw_random_numbers_of_their_own(partitioned: Cutte
 
 
 # Blocks.
-
-
-def calls_of(graph: Any) -> list[tuple[int, int]]:
-    """(destinations, in-degree) of every call of a function in a forward pass."""
-    calls: list[tuple[int, int]] = []
-
-    def reduce(nodes: Any) -> dict[str, Tensor]:
-        calls.append(tuple(nodes.mailbox["m"].shape[:2]))
-        assert nodes.batch_size() == len(nodes) == len(nodes.data["h"]) == calls[-1][0]
-        assert nodes.ntype == "_N"
-        return {"o": nodes.mailbox["m"].sum(1) + nodes.data["h"]}
-
-    graph.ndata["h"] = torch.ones(graph.num_nodes(), 3)
-    with torch.no_grad():
-        graph.update_all(fn.copy_u("h", "m"), reduce)
-    del calls[:3]  # tried on blank rows, on random ones and on some of these
-    degrees = graph.in_degrees()
-    for degree, count in zip(*degrees[degrees > 0].unique(return_counts=True)):
-        assert sum(n for n, d in calls if d == degree) == count
-    return calls
-
-
-def test_function_is_called_once_per_in_degree_and_block(
-    partitioned: Cutter, tmp_path: Path
-) -> None:
-    data = sar.load_dgl_partition_data(partitioned(mixed(), 1, "random"), 0, "cpu")
-    calls = calls_of(sar.construct_full_graph(data))
-    assert len({degree for _, degree in calls}) == len(calls)
-    graph = dense_graph(400, 24_000, tmp_path)
-    blocks = 24_000 / (graph.policy.block_bytes / 24)  # a row and a message of 3 floats
-    calls = calls_of(graph)
-    degrees = len({degree for _, degree in calls})
-    assert degrees < len(calls) <= degrees + 1.1 * blocks
 
 
 @pytest.mark.parametrize("kind", ["sum", "lstm", "PNAConv"])
@@ -594,7 +474,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type, str]] = {
     "no row per destination": (
         lambda nodes: {"o": nodes.mailbox["m"].sum(1)[:1]},
         ValueError,
-        r"'o' as shape \(1, 3\), expected a tensor with a row for each of \d+ dest",
+        r"'o' as shape \(1, 3\), expected a tensor with a row for each of \d+ nodes",
     ),
     "a row per message": (
         lambda nodes: {"o": nodes.mailbox["m"].flatten(0, 1)[1:]},
@@ -625,7 +505,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type, str]] = {
             else {"o": nodes.data["h"]}
         ),
         KeyError,
-        "blank mailboxes",
+        "blank rows",
     ),
     "names of the in-degree": (
         lambda nodes: {f"o{nodes.mailbox['m'].shape[1]}": nodes.mailbox["m"].sum(1)},
@@ -718,116 +598,4 @@ def test_a_width_that_depends_on_one_in_degree(partitioned: Cutter) -> None:
 # Several types.
 
 
-def case_hetero(group: Any, path: str, net: Any) -> dict:
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    graph, net = sar.construct_full_graph(data), copy.deepcopy(net)
-    ids = {t: data.node_features[f"{t}/orig_id"] for t in data.book.ntypes}
-    x = {t: rows[ids[t]].requires_grad_() for t, rows in hetero_rows().items()}
-    out = run_hetero(graph, x, net)
-    torch.stack([rows.square().sum() for rows in out.values()]).sum().backward()
-    sar.gather_grads(net)
-    params = {n: p.grad for n, p in net.named_parameters()}
-    return {"out": out, "ids": ids, "params": params, "dx": {t: grad_of(r) for t, r in x.items()}}
-
-
-def hetero_rows() -> dict[str, Tensor]:
-    return {t: whole(n, (4,), i) for i, (t, n) in enumerate(hetero().num_nodes.items())}
-
-
-def run_hetero(graph: Any, x: dict[str, Tensor], net: Any) -> dict[str, Tensor]:
-    """A reduce function on one relation by name, on two at once, then lstm on all of them."""
-    graph.ndata["h"] = x
-
-    def reduce(nodes: Any) -> dict[str, Tensor]:
-        assert nodes.ntype == "item"
-        return {"s": nodes.mailbox["m"].median(1).values * nodes.data["h"]}
-
-    graph.update_all(fn.copy_u("h", "m"), reduce, etype=("user", "buys", "item"))
-    functions = {
-        "buys": (fn.copy_u("h", "m"), lambda nodes: {"t": nodes.mailbox["m"].prod(1)}),
-        "marks": (fn.copy_u("h", "m"), fn.max("m", "t")),
-    }
-    graph.multi_update_all(functions, "sum")
-    added = graph.nodes["item"].data["s"] + graph.nodes["item"].data["t"].tanh()
-    x = {**x, "item": x["item"] + added}
-    return net(graph, x)
-
-
-@pytest.mark.parametrize(("size", "method"), [(2, "metis"), (4, "adversarial")])
-def test_several_types(size: int, method: str, partitioned: Cutter) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = dgl.nn.HeteroGraphConv(
-            {etype[1]: dgl.nn.SAGEConv(4, 3, "lstm") for etype in hetero().edges}
-        ).double()
-    ranks = run_threads(size, case_hetero, partitioned(hetero(), size, method), net)
-    x = {t: rows.requires_grad_() for t, rows in hetero_rows().items()}
-    want = run_hetero(to_dgl(hetero()), x, net)
-    torch.stack([rows.square().sum() for rows in want.values()]).sum().backward()
-    for rank in ranks:
-        for ntype, rows in want.items():
-            ids = rank["ids"][ntype]
-            torch.testing.assert_close(rank["out"][ntype], rows[ids], rtol=1e-11, atol=1e-11)
-        for ntype, rows in x.items():
-            want_grad = grad_of(rows)[rank["ids"][ntype]]
-            torch.testing.assert_close(rank["dx"][ntype], want_grad, rtol=1e-10, atol=1e-11)
-        wanted = {n: p.grad for n, p in net.named_parameters()}
-        assert_gradients_close(rank["params"], wanted, torch.float64)
-
-
 # Deviations, which are not for the matrix: float32 has no digits of them.
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_pna_with_deviations_and_towers(size: int, partitioned: Cutter) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layer = dgl.nn.PNAConv(
-            6, 6, ["mean", "std", "sum"], ["identity", "attenuation"], 1.5, num_towers=3
-        ).double()  # fmt: skip
-    path = partitioned(sample("looped"), size, "random")
-
-    def case(group: Any) -> tuple[Tensor, Tensor, Tensor]:
-        part, mine = Part(group, path), sar.convert_batch_norm(copy.deepcopy(layer))
-        x = part.node_rows(whole(57, (6,), 0))
-        out = mine(part.graph, x)
-        out.square().sum().backward()
-        return out.detach(), x.grad, part.nodes
-
-    x = whole(57, (6,), 0).requires_grad_()
-    want = layer(to_dgl(sample("looped")), x)
-    want.square().sum().backward()
-    for out, grad, ids in run_threads(size, case):
-        assert_close(out, want[ids], "rows", torch.float64, want.detach().abs().max().item())
-        assert_close(grad, x.grad[ids], "gradient", torch.float64, float(x.grad.abs().max()))
-
-
-def test_a_number_of_nodes_is_local_as_a_size_and_global_as_a_divisor(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 3, "random")
-
-    def case(group: Any) -> None:
-        graph = Part(group, path).graph
-        counts, local = graph.batch_num_nodes(), graph.num_nodes()
-        (count,) = counts
-        assert isinstance(count, NodeCount) and count.shape == () and len(counts) == 1
-        assert f"{count}" == f"NodeCount(here={local}, everywhere=57)"
-        ones = torch.ones(3, dtype=torch.float64)
-        for share in (
-            ones / count, torch.div(ones, count), torch.div(ones, other=counts), 1 / count.double(),
-            ones / counts.view(-1)[0].double(), count.double().reciprocal(), ones.div_(count),
-        ):  # fmt: skip
-            assert torch.equal(share, torch.full_like(share, 1 / 57))
-        rows = torch.ones(local, 2)
-        for made in (
-            torch.ones(count, 2), ones.float().new_ones((count, 2)), torch.full((count, 2), 1.0),
-            torch.ones(2).expand(count, 2),
-            torch.repeat_interleave(torch.ones(1, 2), counts, dim=0),
-            rows.view(count, -1), rows.reshape(count, 2), torch.ones(count.view(()).long(), 2),
-        ):  # fmt: skip
-            assert type(made) is Tensor and torch.equal(made, rows)
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        (block,) = sar.construct_mfgs(data, torch.empty(0, dtype=torch.int64), 1)
-        with pytest.raises(NotImplementedError, match="block"):
-            torch.ones(1) / block.batch_num_nodes()
-
-    run_threads(3, case)

@@ -9,7 +9,7 @@ import torch
 from dgl import function as fn
 from harness import assert_close, run_threads
 from harness.graphs import shop, to_dgl
-from harness.parts import Cutter, joined, load_all
+from harness.parts import Cutter, load_all
 from harness.rows import whole
 from harness.training import train_nodes, typed_graph, whole_blocks
 from torch import Tensor
@@ -268,22 +268,3 @@ def case_refusals(group: Any, path: str) -> None:
 
 def test_bad_arguments_are_named_before_anything_is_sent(partitioned: Cutter) -> None:
     run_threads(2, case_refusals, partitioned(shop(), 2, "random"))
-
-
-def test_results_may_be_written_into(partitioned: Cutter) -> None:
-    def case(group: Any) -> dict:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data)
-        x = torch.ones(graph.num_nodes("user"), 1, requires_grad=True)
-        graph.nodes["user"].data["h"] = x
-        graph.multi_update_all({"buys": copy("sum"), "follows": copy("sum")}, "sum")
-        graph.nodes["item"].data["out"] += 1
-        graph.nodes["item"].data["out"].sum().backward()
-        return {"ids": data.node_features["user/orig_id"], "grad": x.grad}
-
-    path = partitioned(shop(), 2, "random")
-    parts = run_threads(2, case)
-    total = shop().num_nodes["user"]
-    found = joined([p["grad"] for p in parts], [p["ids"] for p in parts], total)
-    degrees = to_dgl(shop()).out_degrees(etype="buys")
-    assert torch.equal(found.view(-1), degrees.float())

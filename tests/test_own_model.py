@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import run_threads
-from harness.graphs import mixed
-from harness.parts import Cutter
 from test_train import CLASSES, WIDTH, cut, graph
 from torch import nn
 
@@ -23,8 +20,7 @@ from sar.models.build import build_own, find_maker
 from sar.plan.probe import Work, probe_bytes
 from sar.train import ModelOptions, build_model
 
-dglnn = pytest.importorskip("dgl.nn")
-fn = pytest.importorskip("dgl.function")
+pytest.importorskip("dgl.nn")
 
 SOURCE = """
 import torch
@@ -186,18 +182,3 @@ def test_told_by_the_ranks(name: str, args: dict, text: str, place: Path) -> Non
 def test_a_result_of_the_wrong_shape(place: Path) -> None:
     with pytest.raises(ValueError, match=r"forward of mynet:Sum gave \[2\], expected \[\d+, 4\]"):
         trained(place, "--model", "mynet:Sum")
-
-
-def test_plans_beside_edge_tensors_that_wait(partitioned: Cutter, place: Path) -> None:
-    """Whose other ranks are gone: what a plan measures does not touch them."""
-
-    def case(group: Group) -> Any:
-        graph = sar.construct_full_graph(sar.load_partition_data(path))
-        graph.ndata["x"] = torch.ones(graph.num_nodes(), 2)
-        graph.apply_edges(fn.u_add_v("x", "x", "e"))
-        return graph.edata["e"] * 2
-
-    path = partitioned(mixed(), 2, "random")
-    waiting = run_threads(2, case)
-    probe_bytes(Work(ModelOptions("mynet:Net", args={"width": 8}), WIDTH, CLASSES), 1, nodes=64)
-    assert len(waiting) == 2

@@ -58,13 +58,6 @@ class Twice(nn.Module):
         return self.linear(rows + reduced("mean") * constant + reduced("max"))
 
 
-class Unknown(dglnn.SAGEConv):
-    """A layer that the library knows nothing of, so that its rows travel alone."""
-
-    def forward(self, *args: Any) -> Tensor:
-        return super().forward(*args)
-
-
 def graph_conv(norm: str, out: int = OUT) -> nn.Module:
     return dglnn.GraphConv(WIDTH, out, norm=norm)
 
@@ -368,25 +361,6 @@ def case_checkpoint(group: Any, path: str) -> None:
         torch.testing.assert_close(found, grads[0])
 
 
-def case_recompute(group: Any, path: str) -> None:
-    """Layers that are recomputed share rows, too: in backward as in forward."""
-    graph, x = full_graph(group, path)
-    conv, found, sent = means(), [], Sent(group)
-    apart = dglnn.HeteroGraphConv({n: Unknown(WIDTH, OUT, "mean") for n in NAMES}).double()
-    apart.load_state_dict(conv.state_dict())
-    for layer, activations in ((conv, "keep"), (apart, "recompute"), *[(conv, "recompute")] * 2):
-        sar.set_activations(layer, activations)
-        rows = {t: r.clone().requires_grad_() for t, r in x.items()}
-        out = layer(graph, rows)
-        sent()
-        torch.stack([part.sum() for part in out.values()]).sum().backward()
-        found.append((sent(), [r.grad for r in rows.values()]))
-    for _, grads in found[1:]:
-        torch.testing.assert_close(grads, found[0][1])
-    before, after = group.all_reduce(torch.tensor([found[1][0], found[3][0]]), "sum").tolist()
-    assert after < 0.95 * before
-
-
 def test_modules_that_do_otherwise(partitioned: Cutter) -> None:
     path = partitioned(shop(), 3, "random")
     run_threads(3, case_dropout, path)
@@ -394,4 +368,3 @@ def test_modules_that_do_otherwise(partitioned: Cutter) -> None:
         run_threads(3, case_fickle, path, words)
     run_threads(3, case_constant, path)
     run_threads(3, case_checkpoint, path)
-    run_threads(3, case_recompute, path)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sar
-from sar.frontends.dgl import passing
 from sar.partition.arrays import GraphArrays
+from sar.tracing import reducing
 from sar.tracing.lazy import EdgeTensor
 
 HEADS, WIDTH = 3, 2
@@ -118,15 +118,15 @@ SLOW: dict[str, Step] = {
 def streamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether each sum of an edge program, which no kernel took, was done in one stream."""
     seen: list[bool] = []
-    original = passing.weighted_by
+    original = reducing.weighted_by
 
     def spy(messages: EdgeTensor) -> Any:
         found = original(messages)
         seen.append(found is not None)
         return found
 
-    monkeypatch.setattr(passing, "weighted_by", spy)
-    monkeypatch.setattr(passing, "attend_if_matched", lambda *_: None)
+    monkeypatch.setattr(reducing, "weighted_by", spy)
+    monkeypatch.setattr(reducing, "attend_if_matched", lambda *_: None)
     yield seen
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import run_threads
-from harness.graphs import NUM_CLASSES, NUM_FEATURES, hetero, mixed
+from harness.graphs import NUM_CLASSES, NUM_FEATURES, mixed
 from harness.parts import Cutter
 from torch import Tensor, nn
 
@@ -180,17 +180,6 @@ def test_one_rank_has_nothing_to_forget(partitioned: Cutter) -> None:
         run_threads(1, partial(loop, make=with_norm, loss=local_loss, gather=nothing), path)
 
 
-def test_rows_that_all_ranks_hold_are_no_rows_of_a_graph(path: str) -> None:
-    """A norm behind a pooling sees the same rows everywhere."""
-
-    def case(group: Group, path: str) -> None:
-        graph = sar.construct_full_graph(sar.load_partition_data(path))
-        nn.BatchNorm1d(3)(torch.ones(2, 3))
-        assert graph.num_nodes() > 2
-
-    assert words_of(case, path) == []
-
-
 def test_sums_over_all_ranks(partitioned: Cutter) -> None:
     whole = torch.arange(12.0).view(6, 2)
 
@@ -208,45 +197,6 @@ def test_sums_over_all_ranks(partitioned: Cutter) -> None:
         assert torch.equal(torch.cat([grad for _, grad, _ in found]), want)
     with pytest.raises(TypeError, match="values: got list"):
         sar.global_sum([1.0])
-
-
-class Typed(nn.Module):
-    """Every relation's layer, and a norm of one type's rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = partial(dgl.nn.SAGEConv, NUM_FEATURES, NUM_CLASSES, "mean")
-        names = ("follows", "buys", "bought_by", "marks")
-        self.layers = dgl.nn.HeteroGraphConv({name: layer() for name in names})
-        self.norm = nn.BatchNorm1d(NUM_CLASSES)
-
-    def forward(self, graph: Any, x: dict[str, Tensor]) -> Tensor:
-        return self.norm(self.layers(graph, x)["user"])
-
-
-def test_graphs_of_several_types(partitioned: Cutter) -> None:
-    path = partitioned(hetero(), 2, "random")
-
-    def case(group: Group, path: str, start: Any, gather: Any) -> None:
-        graph = sar.construct_full_graph(sar.load_partition_data(path))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(group.rank)
-            model = Typed()
-        start(model, graph)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        x = {ntype: torch.ones(graph.num_nodes(ntype), NUM_FEATURES) for ntype in graph.ntypes}
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            sar.global_mean(model(graph, x).square() * (1 + group.rank)).backward()
-            gather(model)
-            optimizer.step()
-
-    assert words_of(case, path, start=sar.prepare, gather=sar.gather_grads) == []
-    with pytest.raises(sar.DriftError, match="sar.gather_grads"):
-        run_threads(2, partial(case, start=sar.prepare, gather=nothing), path)
-    with pytest.raises(sar.DriftError, match="sar.sync_params.* and sar.gather_grads"):
-        with pytest.warns(sar.MistakeWarning, match="BatchNorm1d.* with each rank's own rows"):
-            run_threads(2, partial(case, start=nothing, gather=nothing), path)
 
 
 # ---------------------------------------------------------------- sar.check

@@ -24,18 +24,17 @@ class SeedStream:
     Attributes:
         base: what :func:`sar.manual_seed` was given; ``None`` until it is given or first needed.
         count: seeds drawn since.
-        notes: seeds asked for by :meth:`note` since the last draw.
         replays: draws are those of an earlier forward pass.
     """
 
     def __init__(self) -> None:
         self.base: int | None = None
-        self.count, self.notes = 0, 0
+        self.count = 0
         self.replays = False
 
     def restart(self, base: int, count: int = 0) -> None:
         """Begin anew, or where ``state`` says another stream was."""
-        self.base, self.count, self.notes = base, count, 0
+        self.base, self.count = base, count
 
     def state(self) -> tuple[int, int] | None:
         """The arguments of :meth:`restart` that lead here; ``None`` before there is a base."""
@@ -53,20 +52,8 @@ class SeedStream:
                 "torch.utils.checkpoint context_fn=sar.nn.same_dropout, use_reentrant=False"
             )
         self._begin(group)
-        self.count, self.notes = self.count + 1, 0
+        self.count += 1
         return self._seed(f"{self.base} {self.count - 1}")
-
-    def note(self) -> tuple[int, int]:
-        """The present time, for seeds that only some ranks may ask for; no communication.
-
-        The same on all ranks where all of them note the same since the last draw.
-        """
-        self.notes += 1
-        return self.count, self.notes
-
-    def noted(self, time: tuple[int, int], number: int) -> int:
-        """Seed ``number`` of the time that was noted; there is a base."""
-        return self._seed(f"{self.base} noted {time[0]} {time[1]} {number}")
 
     @staticmethod
     def _seed(text: str) -> int:
@@ -92,29 +79,29 @@ class SeedStream:
 @contextmanager
 def no_draws(seeds: SeedStream) -> Iterator[None]:
     """What is drawn inside has never been drawn when it ends."""
-    kept = seeds.base, seeds.count, seeds.notes
+    kept = seeds.base, seeds.count
     try:
         yield
     finally:
-        seeds.base, seeds.count, seeds.notes = kept
+        seeds.base, seeds.count = kept
 
 
 class _Again:
     """Inside, a stream draws what it drew from the time this was made."""
 
     def __init__(self, seeds: SeedStream) -> None:
-        self.seeds, self.state = seeds, (seeds.base, seeds.count, seeds.notes)
-        self.kept: list[tuple[int | None, int, int, bool]] = []
+        self.seeds, self.state = seeds, (seeds.base, seeds.count)
+        self.kept: list[tuple[int | None, int, bool]] = []
 
     def __enter__(self) -> None:
-        seeds, (base, count, notes) = self.seeds, self.state
-        self.kept.append((seeds.base, seeds.count, seeds.notes, seeds.replays))
+        seeds, (base, count) = self.seeds, self.state
+        self.kept.append((seeds.base, seeds.count, seeds.replays))
         seeds.base = seeds.base if base is None else base  # it was found after this was made
-        seeds.count, seeds.notes, seeds.replays = count, notes, True
+        seeds.count, seeds.replays = count, True
 
     def __exit__(self, *_: object) -> None:
         seeds = self.seeds
-        seeds.base, seeds.count, seeds.notes, seeds.replays = self.kept.pop()
+        seeds.base, seeds.count, seeds.replays = self.kept.pop()
 
 
 def signed(seed: int) -> int:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -69,7 +69,6 @@ class Messages:
         ordered: the edges of a block come in ascending position.
         linear_in_src: its gradient does not depend on the source rows, so backward fetches none.
         sort_by: index of an integer edge input that the edges of a block are sorted by.
-        eids: int64 positions of the only edges that get a message; ``None`` is all.
         capturing: finds what the function uses besides its arguments; needs ``is_udf``.
         captures: tensors that the function is known to use, on every rank alike.
         hidden: leaf parameters that the function uses where no torch function shows them.
@@ -84,7 +83,6 @@ class Messages:
     ordered: bool = False
     linear_in_src: bool = False
     sort_by: int | None = None
-    eids: Tensor | None = None
     capturing: Captures = field(default_factory=NoCaptures)
     captures: tuple[Tensor, ...] = ()
     hidden: tuple[Tensor, ...] = ()
@@ -129,16 +127,6 @@ class MessagePass:
         src, dst, edge = map(len, inputs)
         seed = int(torch.randint(2**62, (1,))) if messages.is_udf else 0
         return cls(relation, messages, reduce, policy, src, dst, edge, seed)
-
-    @cached_property
-    def chosen(self) -> Tensor | None:
-        """bool [num_edges] of the edges that get a message, or ``None`` for all."""
-        eids = self.messages.eids
-        if eids is None:
-            return None
-        chosen = torch.zeros(self.relation.num_edges, dtype=torch.bool, device=eids.device)
-        chosen[eids.long()] = True
-        return chosen
 
     def split(self, values: Sequence) -> tuple[list, list, list]:
         """One value per input, by side: source, destination, edge."""
@@ -290,7 +278,7 @@ def blocks(spec: MessagePass, step: Step, kinds: list[Tensor], size: int) -> Ite
     Args:
         kinds: the edge inputs, for ``sort_by``.
     """
-    messages, chosen = spec.messages, spec.chosen
+    messages = spec.messages
     for index, (src, dst, position) in enumerate(step.shard.edge_blocks(size)):
         if messages.ordered:  # as the function would see them in DGL
             order = ascending(position)
@@ -299,9 +287,6 @@ def blocks(spec: MessagePass, step: Step, kinds: list[Tensor], size: int) -> Ite
                 if bool((kind[1:] < kind[:-1]).any()):  # edges often are sorted
                     order = order[torch.argsort(kind, stable=True)]
             src, dst, position = src[order], dst[order], position[order]
-        if chosen is not None:
-            inside = chosen[position.long()]
-            src, dst, position = src[inside], dst[inside], position[inside]
         if len(src):
             yield Block(step.number * 2**32 + index, src, dst, position)
 

@@ -13,6 +13,7 @@ autograd graph of a probe to its leaves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -72,16 +73,5 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-class TorchCaptures:
-    """Finds and replaces what passes through torch functions; a :class:`sar.ops.Captures`."""
-
-    def record(self, known: Iterable[Tensor] = ()) -> RecordCaptures:
-        """See :class:`RecordCaptures`."""
-        return RecordCaptures(known)
-
-    def replace(self, captures: Sequence[Tensor], aliases: Sequence[Tensor]) -> ReplaceCaptures:
-        """See :class:`ReplaceCaptures`."""
-        return ReplaceCaptures(captures, aliases)
-
-
-TORCH_CAPTURES = TorchCaptures()
+# Finds and replaces what passes through torch functions: a sar.ops.Captures.
+TORCH_CAPTURES: Any = SimpleNamespace(record=RecordCaptures, replace=ReplaceCaptures)

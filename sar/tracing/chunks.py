@@ -23,8 +23,7 @@ _ALIKE = 0.01  # of the largest value: a function may compute in 16 bits
 
 def look_of(frame: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], Any, Any]:
     """Shape but for rows, dtype and device of a column, of which nothing is computed."""
-    like = getattr(frame, "like", None)
-    column = frame[name] if like is None else like(name)
+    column = frame[name]
     with without_modes():  # the column may be lazy; it is not captured
         return tuple(column.shape)[1:], column.dtype, column.device
 
@@ -98,12 +97,15 @@ def _drawn(run: Callable, like: Mapping[str, Tensor], seed: int) -> Mapping[str,
 
 
 def _are_alike(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    return some.keys() == others.keys() and all(_alike(out, others[n]) for n, out in some.items())
+    if some.keys() != others.keys():
+        return False
+    return all(alike(out, others[name], _ALIKE) for name, out in some.items())
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def alike(a: Tensor, b: Tensor, share: float) -> bool:
+    """Whether tensors differ by no more than a share of the largest number."""
     if a.shape != b.shape:
         return False
     a, b = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (a, b))
     size = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=_ALIKE * size, equal_nan=True)
+    return torch.allclose(a, b, rtol=0, atol=share * size, equal_nan=True)

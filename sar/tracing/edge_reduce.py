@@ -17,6 +17,7 @@ from torch import Tensor
 from sar.edges import ReversedRelation
 from sar.ops import run_messages, swap_sides
 from sar.ops.readout import extreme_over_ranks, sum_over_ranks
+from sar.tracing.calls import name_of
 from sar.tracing.program import Program
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def reduction_of(func: Callable, args: tuple, kwargs: dict) -> Callable[[], Tens
 
     ``max`` and ``min`` with a dimension, which also ask for the edge, are not among them.
     """
-    name = getattr(func, "__name__", "")
+    name = name_of(func)
     if name not in {*_KINDS, "softmax"} or not args or not hasattr(args[0], "scope"):
         return None
     x, rest = args[0], list(args[1:])
@@ -106,5 +107,4 @@ def _at_destinations(x: EdgeRows, kind: str) -> Tensor:
     if isinstance(relation, ReversedRelation):
         messages, inputs = swap_sides(messages, inputs)
         relation = relation.forward
-    like = torch.empty((0, *tuple(x.shape)[1:]), dtype=x.dtype, device=scope.device)
-    return run_messages(relation, messages, kind, scope.policy, inputs, [like])[0]
+    return run_messages(relation, messages, kind, scope.policy, inputs, [x.without_rows])[0]

@@ -133,7 +133,7 @@ class EdgeRows(Tensor):
         What was recorded of its former values raises when it is run.
         """
         self._refuse_unusable()
-        others, kwargs = tree_map(made_eager, (args[1:], kwargs))
+        others, kwargs = tree_map(eager, (args[1:], kwargs))
         func(self.column, *others, **kwargs)
         old = self.node
         self.node = Leaf("e", self.column, getattr(old, "name", ""))  # type: ignore[arg-type]
@@ -174,18 +174,19 @@ class EdgeRows(Tensor):
             return self.movedim(self.axis, 0).materialize().movedim(0, self.axis)  # type: ignore
         if self._eager is None or torch.is_grad_enabled() > self._with_grad:
             self._with_grad = torch.is_grad_enabled()
-            program = Program([self.read()])
-            like = [torch.empty((0, *tuple(self.shape)[1:]), dtype=self.dtype)]
-            results = run_messages(
-                self.scope.relation,
-                program.messages(),
-                "edges",
-                self.scope.policy,
-                program.inputs(),
-                like,
-            )
-            self._eager = results[0]
+            program, scope = Program([self.read()]), self.scope
+            (self._eager,) = run_messages(
+                scope.relation, program.messages(), "edges", scope.policy, program.inputs(),
+                [self.without_rows],
+            )  # fmt: skip
         return self._eager
+
+    @property
+    def without_rows(self) -> Tensor:
+        """[0, ...]: trailing shape, dtype and device."""
+        shape = tuple(self.shape)
+        row = (*shape[: self.axis], *shape[self.axis + 1 :])
+        return torch.empty((0, *row), dtype=self.dtype, device=self.scope.device)
 
     @property
     def is_stored(self) -> bool:
@@ -215,14 +216,9 @@ def _refuse_gradient(gradient: Tensor) -> None:
     )
 
 
-def made_eager(value: Any) -> Any:
-    """The values of an edge tensor; collective. Anything else as it is."""
+def eager(value: Any) -> Any:
+    """The values of an edge tensor, collective; anything else as it is."""
     return value.materialize() if isinstance(value, EdgeRows) else value
-
-
-def eager(tensor: Tensor) -> Tensor:
-    """A plain tensor of what may be lazy."""
-    return tensor.materialize() if isinstance(tensor, EdgeRows) else tensor
 
 
 def stored_values(values: Tensor, axis: int) -> Node:

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sar._private import tree_leaves, tree_map, without_overrides
+from sar._private import tree_leaves, tree_map, version_of, without_overrides
 from sar.errors import NotSupportedError
 from sar.graph.view import Scope
+from sar.tracing.calls import is_read
 from sar.tracing.edge_reduce import reduction_of
-from sar.tracing.edge_rows import EdgeRows, eager, made_eager, node_of, stored, stored_values
-from sar.tracing.in_place import CannotRecord, is_in_place
-from sar.tracing.message_dropout import DROPOUTS
-from sar.tracing.recording import record, record_again
+from sar.tracing.edge_rows import EdgeRows, eager, node_of, stored, stored_values
+from sar.tracing.recording import CannotRecord, record, record_again
 
 __all__ = ["CannotRecord", "EdgeTensor", "Scope", "eager", "node_of", "stored"]
 
@@ -37,11 +36,9 @@ class EdgeTensor(EdgeRows):
     def __torch_function__(
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if getattr(func, "__name__", "") == "__get__":
-            view = _VIEWS.get(getattr(getattr(func, "__self__", None), "__name__", ""))
-            if view is not None:
-                return view(args[0])
-        elif func not in METADATA:
+        if func in _VIEWS:
+            return _VIEWS[func](args[0])
+        if not is_read(func) and func not in METADATA:
             return cls._call(func, *_first_by_place(args, kwargs or {}))
         with without_overrides():
             return func(*args, **(kwargs or {}))
@@ -53,12 +50,11 @@ class EdgeTensor(EdgeRows):
         again = record_again(func, args, kwargs, first)
         if again is not NotImplemented:
             return again
+        writes = False
         if func in _ESCAPES:
             refuse_escape(func, args)
         else:
             _refuse_places(func, first, kwargs)
-            if _writes_column(func, args, kwargs):
-                return args[0].write(func, args, kwargs)
             reduction = reduction_of(func, args, kwargs)
             if reduction is not None:
                 return reduction()
@@ -66,9 +62,11 @@ class EdgeTensor(EdgeRows):
                 return record(func, args, kwargs, first)
             except CannotRecord as problem:
                 hold_local_edges(func, args, kwargs, problem)
-        eager_args, kwargs = tree_map(made_eager, (args, kwargs))
+                writes = problem.writes
+        eager_args, kwargs = tree_map(eager, (args, kwargs))
+        before = [version_of(eager_args[0])] if first is (*args, None)[0] else []
         result = func(*eager_args, **kwargs)
-        if args and isinstance(args[0], EdgeTensor) and is_in_place(func):
+        if before and (writes or before != [version_of(eager_args[0])]):
             # Later functions see the write.
             args[0].rebind(stored_values(eager_args[0], args[0].axis))
         return result
@@ -77,7 +75,7 @@ class EdgeTensor(EdgeRows):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map(made_eager, (args, kwargs or {}))
+        args, kwargs = tree_map(eager, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def __iter__(self) -> Any:
@@ -96,11 +94,6 @@ def _first_by_place(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, A
     return args, kwargs
 
 
-def _writes_column(func: Callable, args: Any, kwargs: dict[str, Any]) -> bool:
-    in_place = func not in DROPOUTS and (is_in_place(func) or kwargs.get("inplace"))
-    return bool(in_place and isinstance(args[0], EdgeTensor) and args[0].column is not None)
-
-
 def _refuse_places(func: Callable, x: EdgeTensor, kwargs: dict[str, Any]) -> None:
     """Raise ``NotSupportedError`` where values are wanted in another tensor, or other rows."""
     name = getattr(func, "__name__", str(func))
@@ -109,7 +102,7 @@ def _refuse_places(func: Callable, x: EdgeTensor, kwargs: dict[str, Any]) -> Non
             f"{name}: got an edge tensor {tuple(x.shape)} and out=, expected to be called without "
             "it: values exist block by block"
         )
-    if name in _RESHAPES:
+    if func in _RESHAPES:
         raise NotSupportedError(
             f"{name}: got an edge tensor {tuple(x.shape)}, whose shape stays; expected "
             f"{name.removesuffix('_')}, which gives a view"
@@ -117,8 +110,8 @@ def _refuse_places(func: Callable, x: EdgeTensor, kwargs: dict[str, Any]) -> Non
 
 
 _RESHAPES = {
-    "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_",
-    "as_strided_", "set_",
+    Tensor.squeeze_, Tensor.unsqueeze_, Tensor.t_, Tensor.transpose_, Tensor.swapaxes_,
+    Tensor.swapdims_, Tensor.resize_, Tensor.resize_as_, Tensor.as_strided_, Tensor.set_,
 }  # fmt: skip
 
 
@@ -161,14 +154,14 @@ def hold_local_edges(func: Callable, args: Any, kwargs: Any, problem: Exception)
         )
 
 
-# Attributes that are functions of the values.
-_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "T": lambda x: x.permute(*reversed(range(x.dim()))),
-    "mT": lambda x: x.transpose(-2, -1),
-    "H": torch.adjoint,
-    "mH": torch.adjoint,
-    "real": torch.real,
-    "imag": torch.imag,
+# Attributes that are functions of the values, by what reads them.
+_VIEWS: dict[Callable, Callable[[Tensor], Tensor]] = {
+    Tensor.T.__get__: lambda x: x.permute(*reversed(range(x.dim()))),  # type: ignore[attr-defined]
+    Tensor.mT.__get__: lambda x: x.transpose(-2, -1),  # type: ignore[attr-defined]
+    Tensor.H.__get__: torch.adjoint,  # type: ignore[attr-defined]
+    Tensor.mH.__get__: torch.adjoint,  # type: ignore[attr-defined]
+    Tensor.real.__get__: torch.real,  # type: ignore[attr-defined]
+    Tensor.imag.__get__: torch.imag,  # type: ignore[attr-defined]
 }
 
 METADATA = {

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from types import EllipsisType, FunctionType, NoneType
+from types import EllipsisType, NoneType
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sar.edges import AnyRelation
+from sar.tracing.calls import is_known
 from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Leaf, Node, Softmax
 
 T = TypeVar("T")
@@ -73,17 +74,6 @@ def state_of_torch() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def is_known(function: Callable) -> bool:
-    """Whether nothing but arguments and the state of torch decides what a function does."""
-    if not isinstance(function, FunctionType):
-        return type(function) in _BUILTINS
-    module = function.__module__
-    return function.__closure__ is None and module.startswith(("torch.", "sar.tracing."))
-
-
-_BUILTINS = {type(torch.add), type(Tensor.add), type(Tensor.__add__), type(len)}
-
-
 def literals(leaves: Iterable[Any], kind: type) -> tuple[Any, ...] | None:
     """The arguments of a call, but for tensors and for those of ``kind``, as a key; or ``None``."""
     key: list[Any] = []
@@ -94,6 +84,8 @@ def literals(leaves: Iterable[Any], kind: type) -> tuple[Any, ...] | None:
             key.append((type(leaf), leaf))
         elif type(leaf) is float:
             key.append((float, leaf.hex()))
+        elif callable(leaf) and is_known(leaf):
+            key.append(leaf)
         elif type(leaf) is slice:
             parts = literals((leaf.start, leaf.stop, leaf.step), kind)
             if parts is None or None in parts:

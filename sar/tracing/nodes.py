@@ -7,7 +7,8 @@ functions above.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,8 @@ from sar._private import tree_flatten, tree_unflatten, version_of
 from sar.edges import AnyRelation
 from sar.errors import NotSupportedError
 from sar.ops.randomness import keyed_dropout
+from sar.tracing.calls import name_of
 from sar.tracing.message_dropout import Drawn, KeyedDropout
-from sar.tracing.udf import Probe, call_udf
 
 Values = dict[int, Any]
 BLANK_ROWS = 2
@@ -79,13 +80,18 @@ class Leaf(Node):
 
 @dataclass(eq=False)
 class Call(Node):
-    """A torch function; tensors of all edges among its arguments are nodes."""
+    """A torch function; tensors of all edges among its arguments are nodes.
+
+    Attributes:
+        name: of the function, see :mod:`sar.tracing.calls`.
+    """
 
     function: Callable
     args: tuple
     kwargs: dict[str, Any]
 
     def __post_init__(self) -> None:
+        self.name = name_of(self.function)
         self.leaves, self.spec = tree_flatten((self.args, self.kwargs))
         inputs, tensors = [], []
         for leaf in self.leaves:
@@ -106,6 +112,17 @@ class Call(Node):
         return self.function(*args, **kwargs)
 
 
+def arguments_of(node: Any, name: str, *names: str) -> list[Any] | None:
+    """The arguments of a call of the function ``name`` in the order of their ``names``, ``None``
+    for one that was not given. Of other calls, and of one that was given others, ``None``."""
+    if not isinstance(node, Call) or node.name != name or len(node.args) > len(names):
+        return None
+    if not node.kwargs.keys() <= set(names):
+        return None
+    given = {**dict.fromkeys(names), **dict(zip(names, node.args)), **node.kwargs}
+    return list(given.values())
+
+
 @dataclass(eq=False)
 class Item(Node):
     """One of the results of a node that has several."""
@@ -122,32 +139,55 @@ class Item(Node):
 
 @dataclass(eq=False)
 class Udf(Node):
-    """A user's message function over named columns; its results are :class:`Item`.
+    """A function of the user's over rows of columns; its results are :class:`Item`.
 
     Its dropouts on rows of edges have masks like those of :class:`Dropout`.
+
+    Attributes:
+        function: ([source rows, destination rows, edge rows], edges) -> rows by name.
+        outputs: its results, without rows.
+        captures, hidden: Note [Captured tensors].
+        chosen: bool of each edge, where the function is called for some; the others get 0.
     """
 
-    function: Callable
-    seen: Probe
+    function: Callable[..., Mapping[str, Tensor]]
+    outputs: Mapping[str, Tensor]
+    captures: Sequence[Tensor]
+    hidden: Sequence[Tensor]
     src: list[Node]
     dst: list[Node]
     edge: list[Node]
     relation: AnyRelation
     dropouts: list[Drawn]
+    chosen: Node | None = None
 
     def __post_init__(self) -> None:
-        captures = [t for t in self.seen.captures if t.requires_grad]  # not the buffers it updates
-        self._reads([*self.src, *self.dst, *self.edge], captures)
-        self.asks = self.asks or len(self.seen.hidden) > 0
-        rows = [math.prod(t.shape[1:]) * t.element_size() for t in self.seen.outputs.values()]
+        captures = [t for t in self.captures if t.requires_grad]  # not the buffers it updates
+        some = [] if self.chosen is None else [self.chosen]
+        self._reads([*self.src, *self.dst, *self.edge, *some], captures)
+        self.asks = self.asks or len(self.hidden) > 0
+        rows = [math.prod(t.shape[1:]) * t.element_size() for t in self.outputs.values()]
         self.row_bytes = max(rows, default=0)
 
     def compute(self, values: Values, position: Tensor) -> Any:
         sides = [[values[id(node)] for node in side] for side in (self.src, self.dst, self.edge)]
-        if not self.dropouts:
-            return call_udf(self.function, self.seen, sides[0], sides[1], sides[2], len(position))
-        with KeyedDropout(self.relation.keys.index_select(0, position), self.dropouts):
-            return call_udf(self.function, self.seen, sides[0], sides[1], sides[2], len(position))
+        if self.chosen is None:
+            return self._called(sides, position)
+        mine = values[id(self.chosen)].nonzero().view(-1)
+        found = {name: t.new_zeros(len(position), *t.shape[1:]) for name, t in self.outputs.items()}
+        if len(mine):
+            some = [[rows.index_select(0, mine) for rows in side] for side in sides]
+            called = self._called(some, position.index_select(0, mine))
+            for name, rows in found.items():
+                found[name] = rows.index_copy(0, mine, called[name])
+        return found
+
+    def _called(self, sides: list[list[Tensor]], position: Tensor) -> Mapping[str, Tensor]:
+        keyed: Any = nullcontext()
+        if self.dropouts:
+            keyed = KeyedDropout(self.relation.keys.index_select(0, position), self.dropouts)
+        with keyed:
+            return self.function(sides, len(position))
 
 
 @dataclass(eq=False)

@@ -1,12 +1,12 @@
 """Programs that a kernel computes as a whole: softmax attention as layers of the field write it.
 
-What does not match runs block by block; both give the same numbers.
+What does not match runs block by block; both give the same numbers. Calls go by their names in
+:mod:`sar.tracing.calls`, rows of ends of edges are leaves, whichever front end recorded them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,52 +18,44 @@ from sar.kernels import has
 from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
-from sar.tracing.binary import apply_binary
 from sar.tracing.edge_rows import EdgeRows
 from sar.tracing.memo import Outline, outline, remembered
-from sar.tracing.nodes import Call, Dropout, Leaf, Node, Softmax, refuse_written
+from sar.tracing.nodes import (
+    Call,
+    Dropout,
+    Leaf,
+    Node,
+    Softmax,
+    arguments_of,
+    refuse_written,
+)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The scores of a matched program and the tensors that it reads, or their places in it.
+    """The scores of a matched program and what it reads: tensors, and the node of a dropout.
 
-    ``factor`` of one number multiplies the queries.
+    Attributes:
+        parts: key, query and value, and where there are such: weight, dropout, and factor, one
+            number that multiplies the queries.
     """
 
     scores: Scores
-    key: Any
-    query: Any
-    weight: Any = None
-    factor: Any = None
-    value: Any = None
-    dropout: Any = None
+    parts: dict[str, Any]
 
     def placed(self, drawn: Outline) -> _Found:
-        """With places in a program instead of tensors and nodes."""
-        places: dict[str, Any] = {
-            name: None if part is None else drawn.place(part) for name, part in self._tensors()
+        """With places in a program instead."""
+        every: list[Any] = [*drawn.nodes, *drawn.tensors]
+        places = {
+            name: next(i for i, one in enumerate(every) if one is part)
+            for name, part in self.parts.items()
         }
-        nodes = [id(node) for node in drawn.nodes]
-        dropout = None if self.dropout is None else nodes.index(id(self.dropout))
-        return replace(self, dropout=dropout, **places)
+        return replace(self, parts=places)
 
     def taken(self, drawn: Outline) -> _Found:
         """With what a program has in these places."""
-        tensors = drawn.tensors
-        return _Found(
-            self.scores,
-            tensors[self.key],
-            tensors[self.query],
-            None if self.weight is None else tensors[self.weight],
-            None if self.factor is None else tensors[self.factor],
-            tensors[self.value],
-            None if self.dropout is None else drawn.nodes[self.dropout],
-        )
-
-    def _tensors(self) -> list[tuple[str, Tensor | None]]:
-        names = ("key", "query", "weight", "factor", "value")
-        return [(name, getattr(self, name)) for name in names]
+        every: list[Any] = [*drawn.nodes, *drawn.tensors]
+        return replace(self, parts={name: every[place] for name, place in self.parts.items()})
 
 
 def attend_if_matched(messages: EdgeRows) -> Tensor | None:
@@ -80,16 +72,17 @@ def attend_if_matched(messages: EdgeRows) -> Tensor | None:
     if found is None:
         return None
     refuse_written([drawn.nodes[-1]])
-    scores, value = found.scores, found.value
-    dropout = None if found.dropout is None else (found.dropout.seed, found.dropout.probability)
+    scores, parts = found.scores, found.parts
+    value, key, query = parts["value"], parts["key"], parts["query"]
+    weight, drop, factor = parts.get("weight"), parts.get("dropout"), parts.get("factor")
+    dropout = None if drop is None else (drop.seed, drop.probability)
     spec = Attention(relation, messages.scope.policy, scores, dropout)
     flat = value.reshape(len(value), scores.heads * scores.width)
     reach = scores.heads * (1 if scores.kind == ADDITIVE else scores.width)
-    key = None if found.key is value else found.key.reshape(len(value), reach)
-    query = found.query if found.factor is None else found.query * found.factor.view(())
+    key = None if key is value else key.reshape(len(value), reach)
+    query = query if factor is None else query * factor.view(())
     query = query.reshape(relation.num_dst, reach)
-    weight = None if found.weight is None else found.weight.reshape(-1)
-    out = attention(spec, flat, key, query, weight)
+    out = attention(spec, flat, key, query, None if weight is None else weight.reshape(-1))
     return out.view(relation.num_dst, *value.shape[1:])
 
 
@@ -111,21 +104,23 @@ def _match(output: Node, relation: Relation) -> _Found | None:
     if parts is None:
         return None
     value, softmax, dropout = parts
-    if value.dim() < 2 or softmax.dtype != value.dtype:
+    if softmax.dtype != value.dtype:
         return None
     heads, width = math.prod(value.shape[1:-1]), value.shape[-1]
-    found = _scores(softmax.scores, value, heads, width)
-    if found is None or not _fits(found, value, relation):
+    found = _scores(softmax.scores, tuple(value.shape[1:]), heads, width)
+    if found is None:
         return None
-    return replace(found, value=value, dropout=dropout)
+    found.parts["value"] = value
+    if dropout is not None:
+        found.parts["dropout"] = dropout
+    return found if _fits(found.parts, value, relation) else None
 
 
-def _fits(found: _Found, value: Tensor, relation: Relation) -> bool:
+def _fits(parts: dict[str, Any], value: Tensor, relation: Relation) -> bool:
     """One dtype and device that there are kernels for, with rows and columns to work on."""
-    tensors = [t for t in (value, found.key, found.query, found.weight) if t is not None]
-    if found.factor is not None:  # their product has the dtype of the queries
-        kind = torch.result_type(found.query, found.factor.view(()))
-        if kind != value.dtype:
+    tensors = [parts[name] for name in ("value", "key", "query", "weight") if name in parts]
+    if "factor" in parts:  # their product has the dtype of the queries
+        if torch.result_type(parts["query"], parts["factor"].view(())) != value.dtype:
             return False
     return (
         has("attend", value.device, value.dtype)
@@ -137,104 +132,117 @@ def _fits(found: _Found, value: Tensor, relation: Relation) -> bool:
 
 def _weighted_rows(node: Node) -> tuple[Tensor, Softmax, Dropout | None] | None:
     """(v, softmax, dropout) of ``v_j * dropout(softmax)``, one weight per row of the last axis."""
-    operands = _binary(node, "mul")
+    operands = _operands(node, "mul")
     if operands is None:
         return None
     rows, weight = operands if _is_leaf(operands[0], "u") else operands[::-1]
-    dropout = None
+    if not _is_leaf(rows, "u") or not isinstance(weight, Node) or rows.tensor.dim() < 2:
+        return None
+    if _row(weight) != (*rows.tensor.shape[1:-1], 1):
+        return None
+    dropout, weight = None, _without_last_axis(weight)
     if isinstance(weight, Dropout):
-        dropout, weight = weight, weight.source
-    if not _is_leaf(rows, "u") or not isinstance(weight, Softmax) or weight.side != "v":
+        dropout, weight = weight, _without_last_axis(weight.source)
+    if not isinstance(weight, Softmax) or weight.side != "v":
         return None
     return rows.tensor, weight, dropout
 
 
-def _scores(node: Node, value: Tensor, heads: int, width: int) -> _Found | None:
-    lead = tuple(value.shape[1:-1])
+def _row(node: Any) -> tuple[int, ...] | None:
+    """The shape of an edge's value."""
+    like = node.tensor if isinstance(node, Leaf) else getattr(node, "like", None)
+    return None if like is None else tuple(like.shape[1:])
+
+
+def _without_last_axis(node: Node) -> Node:
+    """What a node puts an axis of one behind; the same node where it does not."""
+    if isinstance(node, Call) and node.name in ("unsqueeze", "view", "reshape") and node.inputs:
+        row = _row(node.inputs[0])
+        if row is not None and _row(node) == (*row, 1):
+            return node.inputs[0]
+    return node
+
+
+def _scores(node: Node, row: tuple[int, ...], heads: int, width: int) -> _Found | None:
+    """Of one number a head, in the order of the heads; ``row`` is the shape of a value."""
+    node = _without_last_axis(node)
     for match in (_additive, _mixed, _dot):
-        found = match(node, value, lead, Scores(ADDITIVE, heads, width))
+        found = match(node, row, Scores(ADDITIVE, heads, width))
         if found is not None:
             return found
     return None
 
 
-def _additive(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
+def _additive(node: Node, row: tuple[int, ...], sizes: Scores) -> _Found | None:
     """lrelu(k_j + q_i), one number per head."""
     ends = _activated_sum(node)
-    if ends is None or not _shaped(ends[:2], (*lead, 1)):
+    if ends is None or not _shaped(ends[:2], _row(node)):
         return None
-    scores = Scores(ADDITIVE, sizes.heads, sizes.width, slope=ends[2])
-    return _Found(scores, ends[0], ends[1])
+    return _Found(replace(sizes, slope=ends[2]), {"key": ends[0], "query": ends[1]})
 
 
-def _mixed(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
-    """sum_d w_d lrelu(k_jd + q_id), the sum kept as an axis of one."""
-    last = len(lead) + 1
-    wrapped = _call(node, "unsqueeze", ("input", "dim"))
-    kept = wrapped is None
-    if wrapped is not None:
-        if wrapped["dim"] not in (-1, last):
-            return None
-        node = wrapped["input"]
-    total = _call(node, "sum", ("input", "dim", "keepdim"))
-    if total is None or total["dim"] not in (-1, [-1], (-1,), last):
+def _mixed(node: Node, row: tuple[int, ...], sizes: Scores) -> _Found | None:
+    """sum_d w_d lrelu(k_jd + q_id)."""
+    operands = _operands(_summed(node), "mul")
+    if operands is None:
         return None
-    if (total["keepdim"] is True) is not kept:
-        return None
-    factors = _operands(total["input"], ("mul", "__mul__", "__rmul__"))
-    if factors is None:
-        return None
-    rows, weight = factors if isinstance(factors[0], Node) else factors[::-1]
+    rows, weight = operands if isinstance(operands[0], Node) else operands[::-1]
     ends = _activated_sum(rows)
-    shape = tuple(value.shape[1:])
-    if ends is None or not isinstance(weight, Tensor) or not _shaped(ends[:2], shape):
+    if ends is None or not isinstance(weight, Tensor) or not _shaped(ends[:2], row):
         return None
-    if tuple(weight.shape) != (1, *shape):
+    if tuple(weight.shape) != (1, *row):
         return None
-    scores = Scores(MIXED, sizes.heads, sizes.width, slope=ends[2])
-    return _Found(scores, ends[0], ends[1], weight)
+    scores = replace(sizes, kind=MIXED, slope=ends[2])
+    return _Found(scores, {"key": ends[0], "query": ends[1], "weight": weight})
 
 
-def _dot(node: Node, value: Tensor, lead: tuple, sizes: Scores) -> _Found | None:
+def _dot(node: Node, row: tuple[int, ...], sizes: Scores) -> _Found | None:
     """c sum_d k_jd q_id; c may be a tensor of one number, which is multiplied with q."""
-    scale, factor = 1.0, None
-    factors = _operands(node, ("mul", "__mul__", "__rmul__"))
+    scale, parts = 1.0, {}
+    factors = _operands(node, "mul")
     if factors is not None:
         rows, factor = factors if isinstance(factors[0], Node) else factors[::-1]
-        if not isinstance(factor, Tensor):
-            factor = None
-        elif factor.numel() != 1 or factor.dim() > value.dim():  # that gives more axes
-            return None
-        else:
-            node = rows
-    for names, inverse in ((("div", "true_divide", "__truediv__"), True), (("mul",), False)):
-        pair = _operands(node, names)
-        if pair is not None and isinstance(pair[0], Node) and _is_number(pair[1]):
-            if inverse and pair[1] == 0:
+        if isinstance(factor, Tensor):
+            if factor.numel() != 1 or factor.dim() > len(row) + 1:  # that gives more axes
                 return None
-            node, scale = pair[0], 1 / pair[1] if inverse else pair[1]
+            node, parts = rows, {"factor": factor}
+    for name in ("div", "mul"):
+        pair = _operands(node, name)
+        if pair is not None and isinstance(pair[0], Node) and _is_number(pair[1]):
+            if name == "div" and pair[1] == 0:
+                return None
+            node, scale = pair[0], 1 / pair[1] if name == "div" else pair[1]
             break
-    ends = _ends(node, "dot")
-    if ends is None or not _shaped(ends, tuple(value.shape[1:])):
+    ends = _ends(_summed(node), "mul")
+    if ends is None or not _shaped(ends, row):
         return None
-    scores = Scores(DOT, sizes.heads, sizes.width, scale=scale)
-    return _Found(scores, ends[0], ends[1], factor=factor)
+    return _Found(
+        replace(sizes, kind=DOT, scale=scale), {"key": ends[0], "query": ends[1], **parts}
+    )
+
+
+def _summed(node: Node) -> Node | None:
+    """What a node sums over the last axis."""
+    given = arguments_of(node, "sum", "input", "dim", "keepdim")
+    if given is None or not isinstance(given[0], Node):
+        return None
+    row, dim = _row(given[0]), given[1]
+    dims = tuple(dim) if isinstance(dim, (list, tuple)) else (dim,)
+    return given[0] if row and dims in ((-1,), (len(row),)) else None
 
 
 def _activated_sum(node: Node) -> tuple[Tensor, Tensor, float] | None:
     """(k, q, slope) of lrelu(k_j + q_i), or of k_j + q_i with slope 1."""
-    slope = 1.0
-    call = _call(node, "leaky_relu", ("input", "negative_slope", "inplace"))
-    if call is not None:
-        given = call["negative_slope"]
-        slope, node = 0.01 if given is None else float(given), call["input"]
+    slope, given = 1.0, arguments_of(node, "leaky_relu", "input", "negative_slope", "inplace")
+    if given is not None:
+        node, slope = given[0], 0.01 if given[1] is None else float(given[1])
     ends = _ends(node, "add")
     return None if ends is None else (*ends, slope)
 
 
-def _ends(node: Node, op: str) -> tuple[Tensor, Tensor] | None:
-    """The source's and the destination's tensor of ``op`` on both ends of an edge."""
-    operands = _binary(node, op)
+def _ends(node: Any, name: str) -> tuple[Tensor, Tensor] | None:
+    """The source's and the destination's tensor of a function of both ends of an edge."""
+    operands = _operands(node, name)
     if operands is None:
         return None
     src, dst = operands if _is_leaf(operands[0], "u") else operands[::-1]
@@ -243,43 +251,13 @@ def _ends(node: Node, op: str) -> tuple[Tensor, Tensor] | None:
     return src.tensor, dst.tensor
 
 
-def _shaped(tensors: Any, shape: tuple) -> bool:
-    return all(tuple(t.shape[1:]) == shape for t in tensors)
+def _shaped(tensors: Any, row: tuple[int, ...] | None) -> bool:
+    return all(tuple(t.shape[1:]) == row for t in tensors)
 
 
-def _binary(node: Any, op: str) -> tuple[Any, Any] | None:
-    """The operands of a built-in message."""
-    if isinstance(node, Call) and node.function is apply_binary and node.args[0] == op:
-        return node.args[1], node.args[2]
-    return None
-
-
-def _operands(node: Any, names: tuple[str, ...]) -> tuple[Any, Any] | None:
-    """The operands of a torch function of two."""
-    if (
-        isinstance(node, Call)
-        and _name(node.function) in names
-        and not node.kwargs
-        and len(node.args) == 2
-    ):
-        return node.args[0], node.args[1]
-    return None
-
-
-def _call(node: Any, name: str, known: tuple[str, ...]) -> dict[str, Any] | None:
-    """The arguments of a torch function by name, ``None`` for one that was not given.
-
-    No match for a function that is given any but the ``known`` arguments, here in their order.
-    """
-    if not isinstance(node, Call) or _name(node.function) != name:
-        return None
-    if len(node.args) > len(known) or not set(node.kwargs) <= set(known):
-        return None
-    return {**dict.fromkeys(known), **dict(zip(known, node.args, strict=False)), **node.kwargs}
-
-
-def _name(function: Callable) -> str:
-    return getattr(function, "__name__", "")
+def _operands(node: Any, name: str) -> list[Any] | None:
+    """Those of a function of two."""
+    return arguments_of(node, name, "input", "other")
 
 
 def _is_leaf(node: Any, side: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sar.ops import Inputs, Messages, Weighting
-from sar.tracing.binary import apply_binary
+from sar.tracing.calls import ARITHMETIC, SHAPED
 from sar.tracing.capture import TORCH_CAPTURES
 from sar.tracing.nodes import (
     DETACHES,
@@ -23,6 +23,7 @@ from sar.tracing.nodes import (
     Softmax,
     Udf,
     Values,
+    arguments_of,
     refuse_written,
 )
 
@@ -54,11 +55,11 @@ class Program:
             weighting: how the messages depend on the weights of the streamed softmax.
         """
         udfs = [node for node in self.order if isinstance(node, Udf)]
-        captures = {id(t): t for udf in udfs for t in udf.seen.captures}
-        hidden = {id(t): t for udf in udfs for t in udf.seen.hidden}
+        captures = {id(t): t for udf in udfs for t in udf.captures}
+        hidden = {id(t): t for udf in udfs for t in udf.hidden}
         return Messages(
             self._evaluate,
-            is_udf=True,
+            is_udf=not all(_is_plain(node) for node in self.order),
             ordered=bool(udfs),
             linear_in_src=_linear_in_src(self.order),
             sort_by=self._type_column(udfs),
@@ -140,14 +141,27 @@ def _linear_in_src(order: list[Node]) -> bool:
 
 def _is_linear(node: Node, reading: set[int], asking: set[int]) -> bool:
     """Whether the gradients that ``node`` passes on depend on none of the values in ``reading``."""
-    if not isinstance(node, Call) or node.function is not apply_binary:
+    if not isinstance(node, Call):
         return isinstance(node, (Leaf, Dropout))
-    op, lhs, rhs = node.args
-    if rhs is None or op in ("copy", "add", "sub"):
+    if node.name in (*SHAPED, "add", "sub") and node.name != "index":
         return True
-    if op == "div" and id(rhs) in asking:
+    if node.name == "where":
+        return id(node.args[0]) not in reading
+    given = node.name in ("mul", "div") and arguments_of(node, node.name, "input", "other")
+    if not given:
         return False
-    return not any(id(a) in asking and id(b) in reading for a, b in ((lhs, rhs), (rhs, lhs)))
+    lhs, rhs = given
+    asks = [id(one) in asking or getattr(one, "requires_grad", False) for one in (lhs, rhs)]
+    reads = [id(one) in reading for one in (lhs, rhs)]
+    if node.name == "div" and asks[1]:
+        return False
+    return not (asks[0] and reads[1]) and not (asks[1] and reads[0])
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether it needs no random numbers, nor torch's modes, and no other tensors."""
+    is_sum = isinstance(node, Call) and node.name in ARITHMETIC and not node.tensors
+    return is_sum or isinstance(node, Leaf)
 
 
 def _topological(outputs: list[Node], streamed: Softmax | None) -> list[Node]:

@@ -7,27 +7,42 @@ on the edge axis, which may move. A run on few random rows shows whether rows ar
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sar._private import storage_id, tree_flatten, tree_leaves, tree_map, tree_unflatten
-from sar.edges import AnyRelation
+from sar._private import (
+    storage_id,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+    version_of,
+)
+from sar.errors import SarError
+from sar.tracing.calls import COPY_UNLESS_DENSE, filled, is_known, name_of, on_copy
+from sar.tracing.chunks import ALL, PART, ROWS, alike
 from sar.tracing.edge_rows import EdgeRows, node_of
-from sar.tracing.in_place import CannotRecord, functional
-from sar.tracing.memo import is_known, keep, literals, recall, state_of_torch
+from sar.tracing.memo import keep, literals, recall, state_of_torch
 from sar.tracing.message_dropout import DROPOUTS, arguments
 from sar.tracing.nodes import EDGE_COUNT, Call, Dropout, Item, Node
 
 _META = torch.device("meta")
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
-_PROBE_ROWS = 6
-_PROBE_PART = (1, 3)  # start and length: neither from the start nor the middle, as a flip keeps it
 
-_COPY_UNLESS_DENSE = {"contiguous", "flatten", "ravel", "reshape", "reshape_as"}
+
+class CannotRecord(SarError):
+    """A function whose result is not one row per edge.
+
+    Attributes:
+        writes: it writes into its first argument.
+    """
+
+    def __init__(self, why: str, writes: bool = False) -> None:
+        super().__init__(why)
+        self.writes = writes
 
 
 def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> Any:
@@ -35,24 +50,73 @@ def record(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -
     if func in DROPOUTS:
         _, probability, inplace = arguments(*args, **kwargs)
         return _record_dropout(first, probability, inplace)
-    in_place = functional(func, args, kwargs)
-    if in_place is not None:
-        if args[0] is not first:
-            raise CannotRecord("it writes into a tensor that is stored")
-        func, kwargs = in_place
-    outcome = _infer(func, args, kwargs, first)
-    leaves, spec = tree_flatten((args, kwargs))
-    if in_place is None:
+    if not _writes(func, args, kwargs, first):
+        outcome = _infer(func, args, kwargs, first)
+        leaves, spec = tree_flatten((args, kwargs))
         key = _key(func, leaves, spec, first)
         if key is not None:
             keep(first.scope.relation, key, outcome)
+        return outcome.result(func, leaves, spec, first)
+    if first.column is not None:
+        return first.write(func, args, kwargs)
+    if func is Tensor.detach_:
+        first.rebind(Call(Tensor.detach, (first.read(),), {}), same_values=True)
+        return first
+    func, args, kwargs = _without_write(func, args, kwargs)
+    try:
+        outcome = _infer(func, args, kwargs, first)
+    except CannotRecord as problem:
+        raise CannotRecord(str(problem), writes=True) from problem
+    leaves, spec = tree_flatten((args, kwargs))
     result = outcome.result(func, leaves, spec, first)
-    if in_place is None:
-        return result
     if result.shape != first.shape or result.dtype != first.dtype:
-        raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place")
-    first.rebind(result.node, same_values=func is Tensor.detach)
+        raise CannotRecord(f"it would change {first.dtype} {tuple(first.shape)} in place", True)
+    first.rebind(result.node)
     return first
+
+
+_STATES = (Tensor.detach_, Tensor.requires_grad_)  # which change no values
+
+
+def _writes(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> bool:
+    """Whether a function writes into its first argument: that counts its writes.
+
+    Raises :class:`CannotRecord` where it writes into another.
+    """
+    if func is Tensor.__setitem__ or func in _STATES or kwargs.get("inplace"):
+        places = [0]
+    else:
+        leaves, spec = tree_flatten((args, kwargs))
+        with torch.inference_mode(False), torch.no_grad():
+            tried = [_blank(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            args_tried, kwargs_tried = tree_unflatten(tried, spec)
+            try:
+                func(*args_tried, **kwargs_tried)
+            except _FAILURES:
+                return False
+        places = [i for i, one in enumerate(tried) if isinstance(one, Tensor) and version_of(one)]
+    if places and (places != [0] or args[0] is not first):
+        raise CannotRecord("it writes into a tensor that is stored")
+    return bool(places)
+
+
+def _blank(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device=_META)
+
+
+def _without_write(
+    func: Callable, args: Any, kwargs: dict[str, Any]
+) -> tuple[Callable, Any, dict[str, Any]]:
+    """A call that returns what this one writes into its first argument."""
+    if kwargs.get("inplace"):
+        return func, args, {**kwargs, "inplace": False}
+    if func is Tensor.__setitem__:
+        if isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
+            return filled, args, kwargs
+        raise CannotRecord("it writes rows", writes=True)
+    if func is Tensor.requires_grad_:
+        raise CannotRecord("it is a leaf that requires a gradient", writes=True)
+    return on_copy, (func, *args), kwargs
 
 
 def record_again(func: Callable, args: Any, kwargs: dict[str, Any], first: EdgeRows) -> Any:
@@ -85,21 +149,44 @@ _PLAIN = (Tensor, Parameter)
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    """What was found out about a call.
+class _Reading:
+    """Which arguments of a call go along with the edges, besides edge tensors.
 
     Attributes:
-        aligned, count: as of :class:`_Reading`.
-        like: its value on meta tensors of all local edges.
-        axes: where the edges are, by the id of each tensor of ``like``.
-        bases: the place among the arguments of what each of them is a view of, if of any.
+        aligned: eager tensors of as many rows as there are edges.
+        count: integers equal to that number, which stand for it.
     """
 
     aligned: bool
     count: bool
+
+    def has_rows(self, value: Any, rows: int) -> bool:
+        """Whether a value has a row per edge."""
+        if isinstance(value, EdgeRows) or not self.aligned or not isinstance(value, Tensor):
+            return isinstance(value, EdgeRows)
+        return value.dim() > 0 and len(value) == rows
+
+    def is_count(self, value: Any, rows: int) -> bool:
+        """Whether a value is the number of edges."""
+        return self.count and type(value) is int and value == rows
+
+
+_READINGS = [_Reading(aligned, count) for count in (False, True) for aligned in (False, True)]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What was found out about a call.
+
+    Attributes:
+        like: its value on meta tensors of all local edges.
+        looks: of each tensor of ``like``, by its id, the axis of the edges and the place among the
+            arguments of what it is a view of, if of any.
+    """
+
+    reading: _Reading
     like: Any
-    axes: dict[int, int]
-    bases: dict[int, int | None]
+    looks: dict[int, tuple[int, int | None]]
 
     def result(self, func: Callable, leaves: list[Any], spec: Any, first: EdgeRows) -> Any:
         """The call on the present arguments, recorded."""
@@ -108,19 +195,27 @@ class _Outcome:
         for leaf in leaves:
             if isinstance(leaf, EdgeRows) and leaf.scope.relation is relation:
                 given.append(leaf.read())
-            elif isinstance(leaf, EdgeRows) or self._is_column(leaf, relation):
+            elif self.reading.has_rows(leaf, relation.num_edges):
                 given.append(node_of(leaf, relation))
             else:
-                is_count = self.count and type(leaf) is int and leaf == relation.num_edges
+                is_count = self.reading.is_count(leaf, relation.num_edges)
                 given.append(EDGE_COUNT if is_count else leaf)
         args, kwargs = tree_unflatten(given, spec)
-        bases = {key: None if at is None else leaves[at] for key, at in self.bases.items()}
-        return _wrap(Call(func, args, kwargs), self.like, self.axes, bases, first)
+        return self._wrapped(Call(func, args, kwargs), self.like, leaves, first)
 
-    def _is_column(self, value: Any, relation: AnyRelation) -> bool:
-        if not self.aligned or not isinstance(value, Tensor):
-            return False
-        return value.dim() > 0 and len(value) == relation.num_edges
+    def _wrapped(self, node: Node, like: Any, leaves: list[Any], first: EdgeRows) -> Any:
+        if isinstance(like, Tensor):
+            axis, base = self.looks[id(like)]
+            return type(first)(
+                node, like, first.scope, axis, None if base is None else leaves[base]
+            )
+        if isinstance(like, (tuple, list)):
+            parts = [
+                self._wrapped(Item(node, i), part, leaves, first) for i, part in enumerate(like)
+            ]
+            named = hasattr(like, "n_sequence_fields")  # as torch.max gives
+            return type(like)(parts) if named or type(like) in (tuple, list) else tuple(parts)
+        raise CannotRecord("its result is not a tensor")
 
 
 def _record_dropout(x: EdgeRows, p: float, inplace: bool) -> EdgeRows:
@@ -147,30 +242,26 @@ def _infer(func: Callable, args: Any, kwargs: dict, first: EdgeRows) -> _Outcome
     """
     rows = first.num_edges
     problem: Exception | None = None
-    ways = ((False, False), (True, False), (False, True), (True, True))
-    readings = [
-        _Reading(func, args, kwargs, first.scope.relation, aligned=aligned, count=count)
-        for aligned, count in ways
-    ]
-    for reading in readings:
+    leaves, spec = tree_flatten((args, kwargs))
+    trials = [_Trial(func, leaves, spec, rows, reading) for reading in _READINGS]
+    for trial in trials:
         try:
-            small, large = reading.on_meta(rows), reading.on_meta(rows + 1)
+            like, larger = trial.on_meta(rows), trial.on_meta(rows + 1)
         except _FAILURES as error:
             problem = problem or error
             continue
-        if len(_tensors(small)) != len(_tensors(large)):
+        small, large = _tensors(like), _tensors(larger)
+        axes = [_growing(a, b, rows) for a, b in zip(small, large, strict=False)]
+        if len(small) != len(large):
             problem = problem or CannotRecord("its number of results depends on the edges")
-            continue
-        pairs = list(zip(_tensors(small), _tensors(large), strict=True))
-        axes = [_growing(a, b, rows) for a, b in pairs]
-        if axes and None not in axes:
-            reading.check_rowwise([axis or 0 for axis in axes])
-            by_id = {id(a): axis or 0 for (a, _), axis in zip(pairs, axes, strict=True)}
-            bases = {id(a): reading.place_of_base(a) for a, _ in pairs}
-            return _Outcome(reading.aligned, reading.count, small, by_id, bases)
-        problem = problem or CannotRecord("its result has no row per edge")
+        elif axes and None not in axes:
+            trial.check_rowwise([axis or 0 for axis in axes])
+            looks = {id(t): (axis or 0, trial.base_of(t)) for t, axis in zip(small, axes)}
+            return _Outcome(trial.reading, like, looks)
+        else:
+            problem = problem or CannotRecord("its result has no row per edge")
     text = str(problem).split("\n")[0]
-    if not isinstance(problem, CannotRecord) and not any(r.runs() for r in readings):
+    if not isinstance(problem, CannotRecord) and not any(trial.runs() for trial in trials):
         name = getattr(func, "__name__", func)
         raise ValueError(f"{name} on an edge tensor {tuple(first.shape)}: {text}")
     raise CannotRecord(text)
@@ -196,52 +287,36 @@ def _with_rows(value: Tensor, rows: int) -> list[int]:
     return shape
 
 
-class _Reading:
-    """One reading of a call: which of its arguments go along with the edges.
+@dataclass
+class _Trial:
+    """A call in one reading, on other tensors than its own.
 
-    Args:
-        relation: whose local edges the tensors have rows for.
-        aligned: eager tensors of that many rows are edge columns.
-        count: literal integers equal to it stand for it.
+    Attributes:
+        leaves, spec: its arguments. rows: local edges.
+        shared: places of edge tensors, by the storage of what stood for them on the meta device.
     """
 
-    def __init__(
-        self,
-        func: Callable,
-        args: Any,
-        kwargs: dict,
-        relation: AnyRelation,
-        *,
-        aligned: bool,
-        count: bool,
-    ) -> None:
-        self.func, self.args, self.kwargs = func, tuple(args), kwargs
-        self.relation, self.rows = relation, relation.num_edges
-        self.aligned, self.count = aligned, count
-        self.shared: dict[int, EdgeRows] = {}  # by the storage of the meta tensor
+    func: Callable
+    leaves: list[Any]
+    spec: Any
+    rows: int
+    reading: _Reading
+    shared: dict[int, int] = field(default_factory=dict)
 
     def on_meta(self, rows: int) -> Any:
         """The call on tensors without data, for a number of edges."""
 
         def column(value: Tensor) -> Tensor:
-            made = torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
-            if isinstance(value, EdgeRows):
-                self.shared[storage_id(made)] = value
-            return made
+            return torch.empty(_with_rows(value, rows), dtype=value.dtype, device=_META)
 
-        def other(value: Tensor) -> Tensor:
-            return torch.empty(value.shape, dtype=value.dtype, device=_META)
+        return self._run(rows, column, _blank)
 
-        return self._run(rows, column, other)
-
-    def place_of_base(self, result: Tensor) -> int | None:
-        """The argument that a result on meta tensors, which are dense, is a view of, if of any."""
-        base = self.shared.get(storage_id(result))
-        copies = getattr(self.func, "__name__", "") in _COPY_UNLESS_DENSE
-        if base is None or (copies and not base.is_dense):
-            return None
-        leaves = tree_leaves((self.args, self.kwargs))
-        return next(place for place, leaf in enumerate(leaves) if leaf is base)
+    def base_of(self, result: Tensor) -> int | None:
+        """The place of what a result on meta tensors, which are dense, is a view of, if of any."""
+        place = self.shared.get(storage_id(result))
+        if place is None or self.leaves[place].is_dense:
+            return place
+        return None if name_of(self.func) in COPY_UNLESS_DENSE else place
 
     def check_rowwise(self, axes: list[int]) -> None:
         """Shapes do not show whether rows are mixed (``cumsum``): compare 6 rows with 3.
@@ -249,104 +324,68 @@ class _Reading:
         Args:
             axes: of each tensor of the result.
         """
-        generator = torch.Generator().manual_seed(0)
-        blank: dict[int, Tensor] = {}
-
-        def column(value: Tensor) -> Tensor:
-            if id(value) not in blank:
-                blank[id(value)] = _random_rows(value, generator)
-            return blank[id(value)]
-
-        def part(value: Tensor) -> Tensor:
-            return column(value).narrow(_axis(value), *_PROBE_PART)
-
         try:
-            whole = self._run(_PROBE_ROWS, column, _stand_ins())
-            piece = self._run(3, part, _stand_ins())
+            whole, piece = self._on_rows(ALL), self._on_rows(PART)
         except (RuntimeError, ValueError, IndexError):  # random indices may be out of range
             return
         for long, short, axis in zip(_tensors(whole), _tensors(piece), axes, strict=True):
-            middle = long.narrow(axis, *_PROBE_PART)
-            if not _alike(middle, short):
+            digits = torch.finfo(long.dtype).eps if long.is_floating_point() else 0.0
+            # rounding is more where rows are fewer
+            if not alike(_part(long, axis, PART), short, 100 * digits):
                 raise CannotRecord("it mixes edges")
 
     def runs(self) -> bool:
         """Whether the call works on a few rows; some functions fail on meta tensors alone."""
-        generator = torch.Generator().manual_seed(0)
         try:
-            self._run(_PROBE_ROWS, lambda value: _random_rows(value, generator), _stand_ins())
+            self._on_rows(ALL)
         except _FAILURES:
             return False
         return True
 
+    def _on_rows(self, part: slice) -> Any:
+        """The call on some of the same few random rows."""
+        generator, other = (torch.Generator().manual_seed(seed) for seed in (0, 1))
+
+        def column(value: Tensor) -> Tensor:
+            return _part(
+                _random(_with_rows(value, ROWS), value.dtype, generator), _axis(value), part
+            )
+
+        def stand_in(value: Tensor) -> Tensor:
+            # Other numbers: a weight that is still 0 would hide that rows are mixed.
+            if type(value) not in _PLAIN or not value.is_floating_point():
+                return value.detach().clone()
+            return _random(list(value.shape), value.dtype, other)
+
+        return self._run(len(range(ROWS)[part]), column, stand_in)
+
     def _run(
         self, rows: int, column: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
     ) -> Any:
-        def replaced(value: Any) -> Any:
-            if isinstance(value, EdgeRows) or self._is_column(value):
-                return column(value)
-            if isinstance(value, Tensor):
-                return other(value)
-            return rows if self._is_count(value) else value
-
-        args, kwargs = tree_map(replaced, (self.args, self.kwargs))
+        given: list[Any] = []
+        for place, leaf in enumerate(self.leaves):
+            if self.reading.has_rows(leaf, self.rows):
+                given.append(column(leaf))
+                if isinstance(leaf, EdgeRows) and given[-1].is_meta:
+                    self.shared[storage_id(given[-1])] = place
+            elif isinstance(leaf, Tensor):
+                given.append(other(leaf))
+            else:
+                given.append(rows if self.reading.is_count(leaf, self.rows) else leaf)
+        args, kwargs = tree_unflatten(given, self.spec)
         with torch.no_grad():
             return self.func(*args, **kwargs)
 
-    def _is_column(self, value: Any) -> bool:
-        if not self.aligned or not isinstance(value, Tensor) or isinstance(value, EdgeRows):
-            return False
-        return value.dim() > 0 and len(value) == self.rows
 
-    def _is_count(self, value: Any) -> bool:
-        return self.count and type(value) is int and value == self.rows
+def _part(rows: Tensor, axis: int, part: slice) -> Tensor:
+    return rows.narrow(axis, part.start or 0, len(range(ROWS)[part]))
 
 
-def _stand_ins() -> Callable[[Tensor], Tensor]:
-    """What trial runs get for eager tensors, and may write into; the same in each run.
-
-    Other numbers for floating point: a weight that is still 0 would hide that rows are mixed.
-    """
-    generator = torch.Generator().manual_seed(1)
-
-    def stand_in(value: Tensor) -> Tensor:
-        if type(value) not in _PLAIN or not value.is_floating_point():
-            return value.detach().clone()
-        return torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
-
-    return stand_in
+def _random(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    if dtype.is_floating_point:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
 def _tensors(result: Any) -> list[Tensor]:
     return [value for value in tree_leaves(result) if isinstance(value, Tensor)]
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Equal but for rounding, which is more where rows are fewer."""
-    digits = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
-    a, b = a.double(), b.double()
-    size = float(a.nan_to_num(0, 0, 0).abs().max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=100 * digits * size, equal_nan=True)
-
-
-def _random_rows(like: Tensor, generator: torch.Generator) -> Tensor:
-    shape = _with_rows(like, _PROBE_ROWS)
-    if like.dtype.is_floating_point:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).to(like.dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(like.dtype)
-
-
-def _wrap(
-    node: Node,
-    like: Any,
-    axes: dict[int, int],
-    bases: dict[int, EdgeRows | None],
-    first: EdgeRows,
-) -> Any:
-    if isinstance(like, Tensor):
-        return type(first)(node, like, first.scope, axes[id(like)], bases[id(like)])
-    if isinstance(like, (tuple, list)):
-        parts = [_wrap(Item(node, i), part, axes, bases, first) for i, part in enumerate(like)]
-        named = hasattr(like, "n_sequence_fields")  # as torch.max gives
-        return type(like)(parts) if named or type(like) in (tuple, list) else tuple(parts)
-    raise CannotRecord("its result is not a tensor")

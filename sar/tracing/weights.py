@@ -23,23 +23,12 @@ from torch import Tensor
 from sar._private import make_wrapper, tree_leaves, tree_map, without_overrides
 from sar.ops import Weighting
 from sar.ops.randomness import unchanged
+from sar.tracing.calls import PRODUCTS, SHAPED, is_read, name_of
 from sar.tracing.lazy import METADATA, EdgeTensor
 from sar.tracing.memo import outline, remembered
 from sar.tracing.message_dropout import DROPOUTS, arguments
 from sar.tracing.nodes import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf
-from sar.tracing.udf import call_udf
 
-# Linear in their tensors together; those of a sum must both be followed, and no number added.
-_JOINT = {
-    "view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "movedim", "t", "expand",
-    "flatten", "unflatten", "contiguous", "clone", "__getitem__", "unbind", "chunk", "split",
-    "select", "narrow", "tile", "repeat", "cat", "stack", "sum", "mean", "neg", "__neg__",
-}  # fmt: skip
-_ADDED = {"add", "__add__", "__radd__"}
-_PRODUCTS = {
-    "mul", "__mul__", "__rmul__", "matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "linear",
-}  # fmt: skip
-_QUOTIENTS = {"div", "true_divide", "__truediv__"}
 _OPTIONS = {"input", "other", "dim", "keepdim", "dim0", "dim1", "start_dim", "end_dim"}
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
@@ -126,8 +115,10 @@ class _Above:
                 return value
             return torch.zeros(value.shape, dtype=value.dtype, device=self._device)
 
-        src, dst, edge = ([rows(node) for node in side] for side in (udf.src, udf.dst, udf.edge))
-        return call_udf(udf.function, udf.seen, src, dst, edge, BLANK_ROWS)
+        if udf.chosen is not None:
+            raise NotLinear("a function of some of the edges")
+        sides = [[rows(node) for node in side] for side in (udf.src, udf.dst, udf.edge)]
+        return udf.function(sides, BLANK_ROWS)
 
 
 def _outermost(output: Node) -> Iterator[Softmax]:
@@ -171,14 +162,14 @@ class Followed(Tensor):
     def __torch_function__(
         cls, func: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if func in METADATA or name == "__get__":
+        kwargs, name = kwargs or {}, name_of(func)
+        if func in METADATA or is_read(func):
             with without_overrides():
                 return func(*args, **kwargs)
         if func in DROPOUTS and isinstance(arguments(*args, **kwargs)[0], Followed):
             return arguments(*args, **kwargs)[0]
         if not _is_linear(name, args, kwargs):
-            raise NotLinear(name)
+            raise NotLinear(str(func))
         like = next(a for a in tree_leaves((args, kwargs)) if isinstance(a, Followed))
         made = _labels(func, args, kwargs)
         return tree_map(lambda labels: Followed(labels, like.dtype, like.device), made)
@@ -200,13 +191,13 @@ def _is_linear(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     followed = [a for a in tensors if isinstance(a, Followed)]
     if set(kwargs) - _OPTIONS or any(isinstance(a, torch.dtype) for a in leaves):
         return False
-    if name in _JOINT:
+    if name in SHAPED:  # all of them must be followed
         return len(followed) == len(tensors)
-    if name in _ADDED:
+    if name == "add":  # both, and no number
         return len(followed) == len(leaves) == 2
-    if name in _PRODUCTS:
+    if name in PRODUCTS:
         return len(followed) == 1 and len(tensors) <= 2
-    return name in _QUOTIENTS and len(followed) == 1 and args[0] is followed[0]
+    return name == "div" and len(followed) == 1 and args[0] is followed[0]
 
 
 def _labels(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:

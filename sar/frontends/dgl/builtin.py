@@ -1,15 +1,72 @@
-"""DGL's built-in message and reduce functions, read by their attributes (DGL is not imported)."""
+"""DGL's built-in message and reduce functions, read by their attributes (DGL is not imported).
+
+A message copies a column or combines two by an operator, feature dimensions broadcast.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from sar.errors import NotSupportedError
-from sar.ops.aggregate import REDUCTIONS
-from sar.tracing.binary import BuiltinMessage, Operand
+import torch
+from torch import Tensor
 
-_SIDES = {"u": "u", "v": "v", "e": "e"}
+from sar.errors import NotSupportedError
+from sar.graph.view import Scope
+from sar.ops.aggregate import REDUCTIONS
+from sar.tracing.lazy import EdgeTensor
+from sar.tracing.reducing import rows_of
+
+_SIDES = {0: "u", 1: "v", 2: "e", "u": "u", "v": "v", "e": "e"}  # DGL's codes of operands
+_OPS: dict[str, Any] = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A column that a message reads: ``side`` is u (source), v (destination) or e (edge)."""
+
+    side: str
+    name: str
+
+
+@dataclass(frozen=True)
+class BuiltinMessage:
+    """``op(lhs, rhs)`` stored as ``out``; ``op`` is copy, add, sub, mul, div or dot."""
+
+    op: str
+    lhs: Operand
+    rhs: Operand | None
+    out: str
+
+    @property
+    def operands(self) -> list[Operand]:
+        """What it reads."""
+        return [self.lhs] if self.rhs is None else [self.lhs, self.rhs]
+
+    def rows(self, scope: Scope, columns: list[Tensor]) -> EdgeTensor:
+        """The message as a lazy edge tensor, of the columns of ``operands``.
+
+        Raises ``ValueError`` naming both columns when their feature dimensions do not broadcast.
+        """
+        named = list(zip(self.operands, columns, strict=True))
+        rows: list[Any] = [rows_of(scope, o.side, column, o.name) for o, column in named]
+        if self.rhs is None:
+            return rows[0]
+        lhs, rhs = (_with_dims(one, max(r.dim() for r in rows)) for one in rows)
+        try:
+            if self.op == "dot":  # kept with size 1
+                return (lhs * rhs).sum(-1, keepdim=True)
+            return _OPS[self.op](lhs, rhs)
+        except ValueError as error:
+            shapes = " and ".join(f"{o.side}.{o.name} {tuple(t.shape)[1:]}" for o, t in named)
+            raise ValueError(f"message {self.op}: feature shapes of {shapes} do not fit") from error
+
+
+def _with_dims(rows: Any, dims: int) -> Any:
+    """With as many dimensions, by ones behind that of the edges."""
+    for _ in range(dims - rows.dim()):
+        rows = rows.unsqueeze(1)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -29,11 +86,9 @@ def parse_message(func: Any) -> BuiltinMessage | None:
     if not hasattr(func, "out_field"):
         return None
     if hasattr(func, "binary_op"):
-        lhs, rhs = (
-            Operand(_side(func.lhs), func.lhs_field),
-            Operand(_side(func.rhs), func.rhs_field),
-        )
-        if func.binary_op not in ("add", "sub", "mul", "div", "dot"):
+        lhs = Operand(_side(func.lhs), func.lhs_field)
+        rhs = Operand(_side(func.rhs), func.rhs_field)
+        if func.binary_op not in (*_OPS, "dot"):
             raise NotSupportedError(f"message function: got {func.name!r}, which is not supported")
         return BuiltinMessage(func.binary_op, lhs, rhs, func.out_field)
     if hasattr(func, "in_field"):
@@ -64,8 +119,7 @@ def parse_reduce(func: Any) -> BuiltinReduce | None:
 
 def _side(target: Any) -> str:
     """u, v or e of DGL's operand code, which is a letter or an integer."""
-    codes = {0: "u", 1: "v", 2: "e"}
-    side = codes.get(target) if isinstance(target, int) else _SIDES.get(str(target))
+    side = _SIDES.get(target if isinstance(target, int) else str(target))
     if side is None:
         raise NotSupportedError(f"message operand: got {target!r}, expected u, v or e")
     return side

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 from sar.config import Policy
-from sar.frontends.dgl.passing import mean_of_sum, reduce_messages
 from sar.frontends.dgl.store import GraphStore
+from sar.graph.view import Scope
 from sar.partition.book import EType
-from sar.tracing.binary import BuiltinMessage, Operand
-from sar.tracing.lazy import Scope
-
-_COPY = BuiltinMessage("copy", Operand("u", "x"), None, "m")
+from sar.tracing.reducing import mean_of_sum, reduce_rows, rows_of
 
 
 def stream_of(op: str) -> str:
@@ -35,7 +32,7 @@ def reduce_jointly(
     """
     joint = store.join(tuple(ops))
     op = stream_of(next(iter(ops.values()))) if len(set(ops.values())) > 1 else [*ops.values()][0]
-    rows = reduce_messages(Scope(joint, policy, store.device), _COPY, {_COPY.lhs: x}, op)
+    rows = reduce_rows(rows_of(Scope(joint, policy, store.device), "u", x, "x"), op)
     sizes = [store.relations[etype].num_dst for etype in ops]
     pieces = dict(zip(ops, _split(rows, sizes), strict=True))
     for etype, piece in pieces.items():

@@ -7,19 +7,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar.edges import reverse_relation
 from sar.errors import NotSupportedError
-from sar.ops import run_messages, swap_sides
-from sar.tracing.binary import BuiltinMessage, Operand
-from sar.tracing.lazy import EdgeTensor, Scope, eager, node_of
-from sar.tracing.nodes import Leaf, Node, Softmax
-from sar.tracing.program import Program
+from sar.frontends.dgl.builtin import BuiltinMessage, Operand
+from sar.frontends.dgl.passing import reduce_message
+from sar.tracing.lazy import eager
+from sar.tracing.reducing import softmax
 
 
 class GraphMarker:
@@ -43,9 +40,6 @@ class GraphMarker:
 def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str = "dst") -> Tensor:
     """Softmax over the edges that end in the same node, lazily.
 
-    The result is a node of the program (:class:`sar.tracing.nodes.Softmax`): a sum weighted by it
-    computes its own normalizer on the way, other uses store one row per destination.
-
     Args:
         logits: [num_edges, ...] edge tensor, lazy or eager; [len(eids), ...] with ``eids``.
         eids: int positions of the local edges among which to normalize; the result is eager.
@@ -61,22 +55,7 @@ def edge_softmax(graph: Any, logits: Tensor, eids: Any = "__ALL__", norm_by: str
         raise ValueError(
             f"logits: got {len(logits)} rows, expected {scope.relation.num_edges}, one per edge"
         )
-    node = node_of(logits, scope.relation)
-    like = torch.empty((0, *tuple(logits.shape)[1:]), dtype=logits.dtype, device=scope.device)
-    side = "v" if norm_by == "dst" else "u"
-    weights = Softmax(node, partial(_normalizer, scope, node, like, side), side, logits.dtype)
-    return EdgeTensor(weights, like, scope)
-
-
-def _normalizer(scope: Scope, scores: Node, like: Tensor, side: str) -> Leaf:
-    """(m, l) of the edges of each destination, or of each source; collective."""
-    program = Program([scores])
-    relation, messages, inputs = scope.relation, program.messages(), program.inputs()
-    if side == "u":
-        relation = reverse_relation(relation)
-        messages, inputs = swap_sides(messages, inputs)
-    (norm,) = run_messages(relation, messages, "logsumexp", scope.policy, inputs, [like])
-    return Leaf(side, norm)
+    return softmax(scope, logits, "v" if norm_by == "dst" else "u")
 
 
 def _softmax_of_some(graph: Any, logits: Tensor, eids: Tensor, norm_by: str) -> Tensor:
@@ -95,15 +74,8 @@ def gspmm(graph: Any, op: str, reduce_op: str, lhs: Tensor | None, rhs: Tensor |
     As DGL's, unlike ``update_all``: a maximum of no messages is -inf, but 0 where the graph has no
     edge at all.
     """
-    from sar.frontends.dgl.passing import reduce_messages
-
-    u, e = Operand("u", "lhs"), Operand("e", "rhs")
-    name = "copy" if op.startswith("copy") else op
-    first = e if op == "copy_rhs" else u
-    message = BuiltinMessage(name, first, None if name == "copy" else e, "m")
-    operands = {o: t for o, t in ((u, lhs), (e, rhs)) if t is not None}
     scope = graph.scope()
-    out = reduce_messages(scope, message, operands, reduce_op)
+    out = reduce_message(scope, *_message(op, ("u", lhs), ("e", rhs)), reduce_op)
     if reduce_op not in ("max", "min") or not scope.relation.num_edges_global:
         return out
     empty = (scope.relation.in_degrees == 0).view(-1, *[1] * (out.dim() - 1))
@@ -126,11 +98,18 @@ def gsddmm(
     rhs_target: str = "v",
 ) -> Tensor:
     """``op(left row, right row)`` per edge, lazily."""
-    from sar.frontends.dgl.passing import edge_values
+    message, columns = _message(op, (lhs_target, lhs), (rhs_target, rhs))
+    return message.rows(graph.scope(), columns)
 
-    left, right = Operand(lhs_target, "lhs"), Operand(rhs_target, "rhs")
-    name = "copy" if op.startswith("copy") else op
-    first = right if op == "copy_rhs" else left
-    message = BuiltinMessage(name, first, None if name == "copy" else right, "m")
-    operands = {o: t for o, t in ((left, lhs), (right, rhs)) if t is not None}
-    return edge_values(graph.scope(), message, operands)
+
+def _message(
+    op: str, lhs: tuple[str, Tensor | None], rhs: tuple[str, Tensor | None]
+) -> tuple[BuiltinMessage, list[Tensor]]:
+    """The message of an operator of DGL's on (side, column) each, and the columns it reads."""
+    left, right = Operand(lhs[0], "lhs"), Operand(rhs[0], "rhs")
+    if op.startswith("copy"):
+        first, column = (right, rhs[1]) if op == "copy_rhs" else (left, lhs[1])
+        message, columns = BuiltinMessage("copy", first, None, "m"), [column]
+    else:
+        message, columns = BuiltinMessage(op, left, right, "m"), [lhs[1], rhs[1]]
+    return message, [column for column in columns if column is not None]

@@ -27,6 +27,7 @@ from sar.kernels.jit import untraced
 from sar.nn.drift import watch_rows
 from sar.partition.book import EType
 from sar.tracing.lazy import eager
+from sar.tracing.reducing import aggregate_rows
 
 ALL = "__ALL__"  # dgl.ALL
 
@@ -132,7 +133,7 @@ class ShardedGraph(OriginalMembers):
 
     def stored_columns(self) -> list[Tensor]:
         """All columns of nodes and edges that lie in memory."""
-        return [column for frame in self._all_frames() for column in frame.save()[0].values()]
+        return [column for frame in self._all_frames() for column in frame.save().values()]
 
     def edge_column(self, name: str) -> Tensor:
         """[num_edges, ...] values of a column of the one relation; collective if computed now."""
@@ -319,7 +320,7 @@ class ShardedGraph(OriginalMembers):
             [num_dst_nodes, ...] in the dtype of ``x``; 0 for rows without edges.
         """
         relation = self._relation(etype)
-        out = passing.aggregate_rows(relation, x, op, edge_weight, self.policy)
+        out = aggregate_rows(relation, x, op, edge_weight, self.policy)
         self._watch_rows(x)
         return out
 

@@ -42,9 +42,6 @@ class GraphStore(Structure):
         if self.is_block:
             moved.dst_frames = {name: frame.to(device) for name, frame in self.dst_frames.items()}
         moved.edge_frames = {etype: frame.to(device) for etype, frame in self.edge_frames.items()}
-        for etype, frame in self.edge_frames.items():
-            pending = {name: column.to(moved) for name, column in frame.pending.items()}
-            moved.edge_frames[etype].pending = pending
         return moved
 
 
@@ -106,7 +103,7 @@ def reverse(
     node_frames = [*whole.src_frames.values(), *whole.dst_frames.values()]
     edge_frames = list(whole.edge_frames.values())
     for frame in [*([] if copy_nodes else node_frames), *([] if copy_edges else edge_frames)]:
-        frame.restore(({}, {}, {}))
+        frame.restore({})
     return replace(
         whole,
         relations={e[::-1]: reverse_relation(store.relations[e]) for e in etypes},
