@@ -160,15 +160,15 @@ def job(name: str) -> str:
 
 
 LOCAL = [
-    "pyg_nodes.py",
-    "pyg_nodes.py --hetero",
-    "pyg_links.py",
-    "glt_worker.py",
-    "glt_links.py",
-    "glt_rgnn.py",
+    "nodes.py --job=pyg",
+    "nodes.py --job=mag",
+    "nodes.py --job=glt",
+    "nodes.py --job=igbh",
+    "links.py --job=pyg",
+    "links.py --job=glt",
     "sar_sampling.py",
 ]
-SERVED = "glt_client.py"
+SERVED = "nodes.py --job=client"
 
 
 @pytest.mark.system

@@ -264,49 +264,22 @@ def test_dgl_pair_graphs(partitioned: Cutter) -> None:
         assert sum(counts) == len(graph.edges[etype][0])
 
 
-BAD: list[tuple[dict, type, str]] = [
-    ({"neg_sampling": "unary"}, ValueError, "neg_sampling: got 'unary', expected 'binary' or"),
-    ({"neg_sampling": 3}, TypeError, "neg_sampling: got int, expected 'binary'"),
-    ({"neg_sampling": {"mode": "triplet", "amount": 1.5}}, ValueError, "amount: got 1.5"),
-    ({"neg_sampling": {"amount": 0}}, ValueError, "amount: got 0, expected more than 0"),
-    ({"neg_sampling": {"dst_weight": "no"}}, ValueError, "got weight 'no', expected one of"),
-    ({"neg_sampling": {"dst_weight": "feat"}}, ValueError, "expected 0 or more, one each"),
-    ({"neg_sampling": "binary", "neg_sampling_ratio": 1}, ValueError, "expected either"),
-    ({"exclude": "both"}, ValueError, "exclude: got 'both', expected one of"),
-    ({"reverse_etype": "_E"}, ValueError, "reverse_etype: got one, expected exclude='reverse'"),
-    ({"edge_label_index": torch.tensor([9999])}, ValueError, "edge_label_index: got 9999, this"),
-    ({"edge_label_index": torch.zeros(3, 2)}, TypeError, "edge_label_index: got torch.float32"),
-    ({"edge_label_index": torch.tensor([[1], [99]])}, ValueError, "node 99 is not in the graph"),
-    ({"edge_label_index": [[1], [2]]}, TypeError, "edge_label_index: got list, expected a tensor"),
-    ({"edge_label": torch.zeros(3)}, ValueError, r"edge_label: got \[3\], expected a tensor of"),
-    ({"edge_label_time": torch.zeros(3)}, ValueError, "edge_label_time: got one, expected time_at"),
-    ({"batch_sise": 3}, TypeError, "got an unknown option 'batch_sise'; did you mean 'batch_size'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("options", "kind", "text"), BAD)
-def test_bad_options(options: dict, kind: type, text: str, partitioned: Cutter) -> None:
-    """On every rank, also where one alone got them."""
-
-    def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
-        with pytest.raises(kind, match=text):
-            LinkNeighborLoader(data, [2], **options)
-
-    for size in (1, 2):
-        run_threads(size, case, partitioned(mixed(), size))
-
-
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_weights_of_pairs_that_are_none(bad: float, partitioned: Cutter) -> None:
+    """Nor weights of edges, on whichever rank they are."""
     graph = weighted(mixed())
     graph.node_data["_N"]["weight"][3] = bad
-    path = partitioned(replace(graph, name=f"weighted-{bad}"), 2)
+    edge_data = {k: v.clone() for k, v in graph.edge_data[ETYPE_HOMO].items()}
+    edge_data["weight"][3] = bad
+    graph = replace(graph, name=f"weighted-{bad}", edge_data={ETYPE_HOMO: edge_data})
+    path, wrong = partitioned(graph, 2), f"is {bad} in row .*, 1 of them below 0 or not finite"
 
     def case(group: Group) -> None:
         data = load_partition(path, group.rank)
-        with pytest.raises(ValueError, match="'_N/weight' is .*, 1 of them below 0 or not finite"):
+        with pytest.raises(ValueError, match=f"neg_sampling: '_N/weight' {wrong}"):
             LinkNeighborLoader(data, [2], neg_sampling={"dst_weight": "weight"})
+        with pytest.raises(ValueError, match=f"weight_attr: '_N:_E:_N/weight' {wrong}"):
+            LinkNeighborLoader(data, [2], as_="tensors", weight_attr="weight")
 
     run_threads(2, case)
 

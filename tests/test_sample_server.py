@@ -21,7 +21,7 @@ from sar.__main__ import main
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
-LIMIT = 15  # seconds of the ranks' timeout where one of them fails
+LIMIT = 8  # seconds of the ranks' timeout where one of them fails
 SLACK = 10
 LONG = 300  # that of users
 START = 60  # seconds until all have met, on a busy machine
@@ -91,16 +91,12 @@ def trainers(
             one.kill()
 
 
-@pytest.mark.parametrize("through_memory", ["1", "0"])
 def test_two_servers_and_two_trainers(
-    through_memory: str,
-    nursery: Nursery,
-    parts: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    nursery: Nursery, parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All end with status 0; the trainers have the same gradients."""
-    monkeypatch.setenv("SAR_HOST_MEMORY", through_memory)
+    """All end with status 0; the trainers have the same gradients. Through sockets, as between
+    hosts; tests/test_jobs.py goes through memory."""
+    monkeypatch.setenv("SAR_HOST_MEMORY", "0")
     with servers(nursery, parts, START) as (process, address):
         with trainers(nursery, tmp_path, address, -1, 0, START) as running:
             codes = [one.wait(90) for one in running]
@@ -173,32 +169,6 @@ def test_trainers_and_servers_that_do_not_fit(nursery: Nursery, parts: str, tmp_
             wrong.kill()
         for text in (wrong.text("err"), process.text("err")):
             assert "1 servers and 3 trainers" in text and "2 servers and 2 trainers" in text
-
-
-DIFFERS = """
-import os, sys
-from sar.sampling import connect
-with connect(sys.argv[1], 2) as servers:
-    rank = int(os.environ["RANK"])
-    servers.NeighborLoader([4], as_="tensors", batch_size=8 + rank)
-"""
-
-
-def test_an_option_that_differs_between_trainers_is_named(
-    nursery: Nursery, parts: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "differs.py"
-    script.write_text(DIFFERS)
-    with servers(nursery, parts) as (process, address):
-        places = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
-        running = [nursery.start([str(script), address], environment() | one) for one in places]
-        try:
-            assert all(one.wait(START) for one in running) and process.wait(START) == 2
-        finally:
-            for one in running:
-                one.kill()
-        wanted = "loader: batch_size: trainer 1 got 9, trainer 0 got 8; expected the same"
-        assert all(wanted in one.text("err") for one in running)
 
 
 BAD = [

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sar.comm import Group
-from sar.errors import CommError, SarError
+from sar.errors import CommError
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.load import PartitionData, load_partition
 from sar.sampling import Draws, FeatureTables, NeighborLoader, NeighborSampler, Seeds
@@ -101,20 +101,6 @@ def test_draws_do_not_depend_on_the_cut(
         assert found == want if again else want.items() <= found.items()
 
 
-def test_how_many_and_all(partitioned: Cutter) -> None:
-    """No more than there are, all of them for -1, and with replacement as many as asked for."""
-    graph = mixed()
-    degrees = torch.bincount(graph.edges[ETYPE_HOMO][1], minlength=57).tolist()
-    for fanout, replace in ((4, False), (-1, False), (4, True)):
-        fanouts = [{ETYPE_HOMO: fanout}]
-        given = {"fanouts": fanouts, "replace": replace}
-        parts = run_threads(3, drawn_edges, partitioned(graph, 3), graph, given)
-        for (_, _, _, node), edges in by_hop(parts, graph).items():
-            most = degrees[node] if fanout < 0 else min(fanout, degrees[node])
-            assert len(edges) == (fanout if replace else most)
-            assert replace or len(set(edges)) == len(edges)
-
-
 WEIGHTS = torch.tensor([1.0, 2.0, 0.0, 4.0, 1.0, 0.5, 3.0], dtype=torch.float64)
 
 
@@ -162,29 +148,6 @@ def test_frequencies_of_draws(replace: bool, weighted: bool, partitioned: Cutter
         spread = chance if replace else chance * (1 - chance)
         # Of each edge alone: 4 standard deviations, which 1 in 16,000 exceeds.
         assert abs(counts[edge] - steps * chance) <= 4 * (steps * spread) ** 0.5, edge
-
-
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), "missing"])
-def test_weights_that_are_none(bad: float | str, partitioned: Cutter) -> None:
-    graph = mixed()
-    weight = graph.edge_data[ETYPE_HOMO]["weight"].clone()
-    weight[3] = 1.0 if bad == "missing" else bad
-    wrong = replace_edge_data(graph, {**graph.edge_data[ETYPE_HOMO], "weight": weight})
-    path, name = partitioned(wrong, 2), "no" if bad == "missing" else "weight"
-    text = "got 'no', expected one of" if bad == "missing" else f"is {bad} in row"
-
-    def case(group: Group) -> None:
-        data = load_partition(path, group.rank)
-        with pytest.raises(ValueError, match=f"loader: weight_attr: .*{text}"):
-            NeighborLoader(data, [2], as_="tensors", weight_attr=name)
-
-    run_threads(2, case)
-
-
-def replace_edge_data(graph: GraphArrays, columns: dict[str, Tensor]) -> GraphArrays:
-    edge_data = {ETYPE_HOMO: columns}
-    named = f"{graph.name}-{hash(tuple(columns['weight'].tolist()))}"
-    return GraphArrays(named, graph.num_nodes, graph.edges, graph.node_data, edge_data)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -256,121 +219,36 @@ def test_all_neighbors_give_full_batch_logits_and_gradients(partitioned: Cutter)
             torch.testing.assert_close(got, grad, rtol=1e-12, atol=1e-12)
 
 
-def test_several_types_as_blocks(partitioned: Cutter) -> None:
-    graph = hetero()
-    whole = to_dgl(graph)
-    torch.manual_seed(0)
-    layer = dgl.nn.HeteroGraphConv(
-        {e[1]: dgl.nn.GraphConv(6, 3, norm="right", allow_zero_in_degree=True).double()
-         for e in graph.edges}
-    )  # fmt: skip
-    feats = {n: graph.node_data[n]["feat"].double() for n in graph.num_nodes}
-    want = layer(whole, feats)
-
-    def case(group: Group, path: str) -> None:
-        data = load_partition(path, group.rank)
-        for ntype in graph.num_nodes:
-            loader = NeighborLoader(data, [-1], ntype, batch_size=4, as_="dgl")
-            for _, seeds, (block,) in loader:
-                x = {n: block.srcnodes[n].data["feat"].double() for n in graph.num_nodes}
-                got = layer(block, x).get(ntype)
-                if got is not None and ntype in want:
-                    rows = want[ntype][seeds[ntype]]
-                    torch.testing.assert_close(got, rows, rtol=1e-12, atol=1e-12)
-
-    for size, method in CUTS:
-        run_threads(size, case, partitioned(graph, size, method))
-
-
 def test_uneven_ranks_take_as_many_steps(partitioned: Cutter) -> None:
-    """A rank without seeds serves the others; nothing comes twice and nothing is left out."""
-    graph = mixed()
+    """A rank without seeds serves the others; nothing comes twice and nothing is left out, but of
+    each epoch a last batch that is not full, where it is dropped."""
 
-    def case(group: Group, path: str) -> tuple[list[int], list[int]]:
-        data = load_partition(path, group.rank)
+    def case(group: Group, path: str) -> list:
+        data, found = load_partition(path, group.rank), []
         mask = torch.zeros(data.num_nodes("_N"), dtype=torch.bool)
         mask[: 11 if group.rank == 0 else 0] = True
-        loader = NeighborLoader(data, [2], mask, batch_size=4, as_="tensors")
-        assert len(loader) == 3
-        batches = list(loader)
-        seeds = [i for batch in batches for i in batch.node_ids["_N"][: batch.batch_size].tolist()]
-        assert sorted(seeds) == sorted(data.node_features["_N/orig_id"][mask].tolist())
-        return [batch.batch_size for batch in batches], [batch.step for batch in loader]
+        own = data.node_features["_N/orig_id"][mask].tolist()
+        for drop_last in (False, True):
+            loader = NeighborLoader(
+                data, [2], mask, batch_size=4, as_="tensors", drop_last=drop_last, shuffle=True
+            )
+            epochs = [list(loader), list(loader)]
+            seeds = [
+                torch.cat([b.node_ids["_N"][: b.batch_size] for b in one]).tolist()
+                for one in epochs
+            ]
+            assert len(set(seeds[0])) == len(seeds[0]) and set(seeds[0]) <= set(own)
+            assert seeds[0] != seeds[1] or not own
+            sizes = [[batch.batch_size for batch in one] for one in epochs]
+            assert sizes[0] == sizes[1] and len(loader) == len(sizes[0])
+            found.append((sizes[0], [batch.step for batch in epochs[1]]))
+        return found
 
-    assert run_threads(3, case, partitioned(graph, 3, [0] * 30 + [1] * 20 + [2] * 7)) == [
-        ([4, 4, 3], [3, 4, 5]), ([0, 0, 0], [3, 4, 5]), ([0, 0, 0], [3, 4, 5]),
-    ]  # fmt: skip
-
-
-def test_drop_last_and_the_next_epoch(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Group) -> None:
-        data = load_partition(path, group.rank)
-        count = data.num_nodes("_N")
-        with NeighborLoader(
-            data, [3], batch_size=5, shuffle=True, drop_last=True, as_="tensors", seed=4
-        ) as loader:
-            first, second = ([b.input_id.tolist() for b in loader] for _ in range(2))
-        sizes = [len(one) for one in first if one]
-        assert sizes == [5] * (count // 5) and first != second
-        assert len({i for one in first for i in one}) == sum(sizes)
-
-    run_threads(2, case)
-
-
-BAD: list[tuple[dict, type, str]] = [
-    ({"batch_size": 0}, ValueError, "batch_size: got 0, expected an int of at least 1"),
-    ({"num_neighbors": []}, ValueError, "num_neighbors: got .*, expected as many hops"),
-    ({"num_neighbors": [3, -2]}, ValueError, "num_neighbors: got -2, expected an int of -1"),
-    ({"num_neighbors": {"nope": [3]}}, ValueError, "'nope' is unknown"),
-    ({"as_": "torch"}, ValueError, "as_: got 'torch', expected one of dgl, pyg, sar, tensors"),
-    ({"input_nodes": torch.tensor([99])}, ValueError, "node 99 is not in the graph"),
-    ({"input_nodes": torch.ones(3, dtype=torch.bool)}, ValueError, r"expected bool \[57\]"),
-    ({"input_nodes": torch.tensor([1, 1])}, ValueError, "a node comes several times"),
-    ({"input_nodes": "user"}, ValueError, "input_nodes: got 'user', expected one of"),
-    ({"input_nodes": [1]}, TypeError, "input_nodes: got list, expected a tensor"),
-    ({"fields": {"_N": ["nope"]}}, ValueError, "fields: got 'nope' of '_N', expected one of"),
-    ({"seed": 1.5}, TypeError, "seed: got float"),
-    ({"prefetch": -1}, ValueError, "prefetch: got -1, expected an int of at least 0"),
-    ({"temporal_strategy": "first"}, ValueError, "got 'first', expected one of uniform"),
-    ({"time_attr": "nope"}, ValueError, "neither nodes nor edges have"),
-    ({"input_time": torch.zeros(57).long()}, ValueError, "input_time: got one, expected time_attr"),
-    ({"as_": "dgl", "disjoint": True}, ValueError, "got some for DGL's blocks; expected as_='pyg'"),
-    ({"time_attr": "nope", "input_time": torch.zeros(57).long()}, ValueError, "neither nodes nor"),
-    ({"fields": {"_n": ["feat"]}}, ValueError, "fields: got '_n', expected one of '_N' or a rel"),
-    (
-        {"num_neighbors": {"_E": [2], ("_N", "_E", "_N"): [3]}},
-        ValueError,
-        "num_neighbors: got .*, expected each relation once",
-    ),
-    (
-        {"weight_attr": "weight", "time_attr": "t", "temporal_strategy": "last"},
-        ValueError,
-        "weight_attr: got 'weight', expected none for temporal_strategy='last'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "kind", "text"), BAD)
-def test_bad_options(options: dict, kind: type, text: str, partitioned: Cutter) -> None:
-    data = load_partition(partitioned(mixed(), 1), 0)
-    with pytest.raises(kind, match=text):
-        NeighborLoader(data, **{"num_neighbors": [2], "as_": "tensors", **options})
-
-
-def test_what_one_rank_gets_wrong_is_raised_on_all(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Group) -> None:
-        data = load_partition(path, group.rank)
-        wrong = 0 if group.rank else 4
-        with pytest.raises(ValueError, match="rank 1: NeighborLoader: batch_size: got 0"):
-            NeighborLoader(data, [2], batch_size=wrong, as_="tensors")
-        with pytest.raises(ValueError, match="rank 1 got .*expected the same on all ranks"):
-            NeighborLoader(data, [2 + group.rank], as_="tensors")
-
-    run_threads(2, case)
+    for rank, (whole, dropped) in enumerate(
+        run_threads(3, case, partitioned(mixed(), 3, [0] * 30 + [1] * 20 + [2] * 7))
+    ):
+        assert whole == ([0, 0, 0] if rank else [4, 4, 3], [3, 4, 5])
+        assert dropped == ([0, 0] if rank else [4, 4], [2, 3])
 
 
 def test_pyg_data_and_models(partitioned: Cutter) -> None:
@@ -401,15 +279,13 @@ def test_pyg_data_and_models(partitioned: Cutter) -> None:
             assert torch.equal(batch.weight, graph.edge_data[ETYPE_HOMO]["weight"][batch.e_id])
             assert sum(batch.num_sampled_nodes) == batch.num_nodes == len(batch.n_id)
             assert sum(batch.num_sampled_edges) == batch.num_edges
-            sizes = batch.num_sampled_nodes, batch.num_sampled_edges
-            for out in (
-                model(batch.x.double(), batch.edge_index),
-                model(batch.x.double(), batch.edge_index, num_sampled_nodes_per_hop=sizes[0],
-                      num_sampled_edges_per_hop=sizes[1]),
-            ):  # fmt: skip
-                torch.testing.assert_close(
-                    out[: batch.batch_size], whole[seeds].detach(), rtol=1e-12, atol=1e-12
-                )
+            trimmed = {
+                "num_sampled_nodes_per_hop": batch.num_sampled_nodes,
+                "num_sampled_edges_per_hop": batch.num_sampled_edges,
+            }
+            for more in ({}, trimmed):
+                out = model(batch.x.double(), batch.edge_index, **more)[: batch.batch_size]
+                torch.testing.assert_close(out, whole[seeds].detach(), rtol=1e-12, atol=1e-12)
 
     for size, method in CUTS:
         run_threads(size, case, partitioned(graph, size, method))
@@ -569,52 +445,6 @@ def test_an_epoch_may_be_left_half_way(prefetch: int, partitioned: Cutter) -> No
 
     run_threads(3, case)
     assert not [one.name for one in threading.enumerate() if one.name == "sar-sampling"]
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("last", [False, True])
-def test_a_transform_that_raises_is_every_ranks_error(
-    last: bool, prefetch: int, partitioned: Cutter
-) -> None:
-    path = partitioned(mixed(), 3, "random")
-
-    def case(group: Group) -> str:
-        def transform(batch: Any) -> Any:
-            if group.rank == 1 and batch.step == (len(loader) - 1 if last else 2):
-                raise KeyError("no such thing")
-            return batch
-
-        data = load_partition(path, group.rank)
-        loader = NeighborLoader(
-            data, [3], batch_size=4, as_="tensors", prefetch=prefetch, transform=transform
-        )
-        with pytest.raises(KeyError) as caught:
-            list(loader)
-        return caught.value.args[0]
-
-    assert all("rank 1: sampling: 'no such thing'" in one for one in run_threads(3, case))
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_rank_that_leaves_alone_is_named(prefetch: int, partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Group) -> None:
-        data = load_partition(path, group.rank)
-        loader = NeighborLoader(data, [3], batch_size=2, as_="tensors", prefetch=prefetch)
-        try:
-            for number, _ in enumerate(loader):
-                if group.rank == 1 and number == 2:
-                    break
-            list(loader)
-        except SarError as error:
-            told[group.rank] = str(error)
-            raise
-
-    told = dict[int, str]()
-    with pytest.raises(SarError):  # raised out of the ranks, so that neither waits for the other
-        run_threads(2, case)
-    assert "expected every rank to go through its loader at the same time" in told[0]
 
 
 # ---------------------------------------------------------------- ranks that are processes

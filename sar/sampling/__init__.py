@@ -4,8 +4,7 @@ from sar.sampling.batch import SampledBatch
 from sar.sampling.features import CacheStats, FeatureTables
 from sar.sampling.link_inputs import Links
 from sar.sampling.loader import LinkNeighborLoader, NeighborLoader, SubgraphLoader
-from sar.sampling.negatives import NegativeSampling
-from sar.sampling.options import LoaderOptions
+from sar.sampling.options import LoaderOptions, NegativeSampling
 from sar.sampling.remote import RemoteLoader, Servers, connect
 from sar.sampling.sample import Edges, Sample, Seeds, Trees
 from sar.sampling.sampler import Draws, NeighborSampler

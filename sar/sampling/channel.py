@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
 from typing import Any
 
@@ -18,9 +18,8 @@ from sar.comm import DEFAULT_TIMEOUT, Group
 from sar.errors import SarError
 from sar.sampling.batch import Drawn, Types
 from sar.sampling.exchange import Exchange
-from sar.sampling.link_inputs import LinkOptions, Links
-from sar.sampling.negatives import NegativeSampling
-from sar.sampling.options import NumNeighbors
+from sar.sampling.link_inputs import Links
+from sar.sampling.options import LinkOptions, LoaderRequest, NegativeSampling
 from sar.sampling.sample import Edges, Sample
 
 _LENGTH = 8  # bytes of the length of a message's head
@@ -45,27 +44,6 @@ class Command(Enum):
 
 _COMMANDS = list(Command)
 _NOTHING = (Command.END, Command.TICK)
-
-
-@dataclass(frozen=True)
-class LoaderRequest:
-    """What a trainer's loader is made of.
-
-    Attributes:
-        input_type: the node type, or the relation, of the seeds, where it is said.
-        seeds: int64 [s] ids of nodes, or [2, s] of both ends of edges.
-        labels, time: of the seeds, as the loaders take them.
-        links: of a loader of edges.
-        options: as :class:`sar.sampling.LoaderOptions` names them.
-    """
-
-    num_neighbors: NumNeighbors
-    input_type: Any
-    seeds: Tensor
-    labels: Tensor | None
-    time: Tensor | None
-    links: LinkOptions | None
-    options: dict[str, Any]
 
 
 _CLASSES = {
@@ -131,10 +109,6 @@ class Channel:
         give = [0] * self.num_servers + [len(one) for one in messages]
         self._tell(give)
         self.exchange.send(torch.cat(messages), give, [0] * self._size)
-
-    def trainers_of(self, server: int) -> list[int]:
-        """The numbers of the trainers that a server answers."""
-        return list(range(server, self.num_trainers, self.num_servers))
 
     def _tell(self, give: Sequence[int], command: Command = Command.END) -> Tensor:
         """int64 [P, 2] the command of each rank, by its place, and how many bytes it sends."""

@@ -29,7 +29,6 @@ def told(produce: Produce, exchange: Exchange) -> Iterator[Any]:
 
     At the end all ranks have come to it.
     """
-    exchange.is_over = False
     try:
         yield from produce()
         exchange.meet()
@@ -60,7 +59,7 @@ class Epochs(ABC):
         self._epoch, self._running, self._is_closed = 0, None, False
         self._turn, self._process = threading.Lock(), os.getpid()
 
-    _running: Ahead | InTurn | None
+    _running: Running | None
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
@@ -104,10 +103,8 @@ class Epochs(ABC):
             self._begun(epoch, first)
             self._epoch = epoch + 1 if isinstance(epoch, int) else self._epoch
             produce = partial(self._checked, epoch, first)
-            if self._prefetch:
-                self._running = Ahead(produce, self._exchange, self._depth)
-            else:
-                self._running = InTurn(produce, self._exchange)
+            depth = self._depth if self._prefetch else 0
+            self._running = Running(produce, self._exchange, depth)
             return Iteration(self, self._running)
 
     def _checked(self, epoch: int, first: int) -> Iterator[Any]:
@@ -184,7 +181,7 @@ class Epochs(ABC):
 class Iteration:
     """Goes through one epoch, until another begins."""
 
-    def __init__(self, loader: Epochs, running: Ahead | InTurn) -> None:
+    def __init__(self, loader: Epochs, running: Running) -> None:
         self._loader, self._running, self._batches = loader, running, iter(running)
         self._error = ""
 
@@ -212,44 +209,23 @@ class Iteration:
                 raise
 
 
-class InTurn:
-    """Runs an iterator where its batches are taken.
-
-    Args:
-        produce: makes the iterator.
-    """
-
-    def __init__(self, produce: Produce, exchange: Exchange) -> None:
-        self._produce, self._exchange = produce, exchange
-        exchange.is_over = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return told(self._produce, self._exchange)
-
-    def close(self) -> Stopped | None:
-        """Stop where all ranks do, and who did; harmless the second time."""
-        try:
-            if not self._exchange.is_over:
-                self._exchange.stop()
-        except Stopped as stopped:
-            return stopped
-        return None
-
-
-class Ahead:
-    """Runs an iterator in a thread, a bounded number of batches ahead.
+class Running:
+    """Runs an iterator where its batches are taken; or in a thread, some batches ahead.
 
     Args:
         produce: makes the iterator; its collectives are the thread's alone.
-        depth: batches that wait at most.
+        depth: batches that wait at most; 0: no thread.
     """
 
     def __init__(self, produce: Produce, exchange: Exchange, depth: int) -> None:
-        self._produce, self._exchange = produce, exchange
-        self._queue: queue.Queue[Any] = queue.Queue(depth)
-        self._stops = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sar-sampling", daemon=True)
-        self._thread.start()
+        self._produce, self._exchange, self._thread = produce, exchange, None
+        self._queue, self._stops = queue.Queue[Any](depth), threading.Event()
+        exchange.is_over = False
+        if depth:
+            self._thread = threading.Thread(target=self._run, name="sar-sampling", daemon=True)
+            self._thread.start()
+
+    _thread: threading.Thread | None
 
     def _run(self) -> None:
         try:
@@ -271,8 +247,11 @@ class Ahead:
         return False
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches. The thread is told when this is dropped, and not waited for: after an error
+        """The batches. A thread is told when this is dropped, and not waited for: after an error
         in a loop on one rank the others wait for that rank."""
+        if self._thread is None:
+            yield from told(self._produce, self._exchange)
+            return
         try:
             while (item := self._queue.get()) is not _END:
                 if isinstance(item, BaseException):
@@ -282,9 +261,19 @@ class Ahead:
             self._stops.set()
 
     def close(self) -> Stopped | None:
-        """Stop, when all ranks have come to the thread's next step; harmless the second time."""
-        if threading.current_thread() is self._thread:
-            raise SarError("a loader is used by what it calls; expected one thread at a time")
-        self._stops.set()
-        self._thread.join()
-        return None  # who stopped may only have been ahead of the others
+        """Stop where all ranks do, and who did; harmless the second time.
+
+        A thread stops when all ranks have come to its next step: who did may only have been ahead.
+        """
+        if self._thread is not None:
+            if threading.current_thread() is self._thread:
+                raise SarError("a loader is used by what it calls; expected one thread at a time")
+            self._stops.set()
+            self._thread.join()
+            return None
+        try:
+            if not self._exchange.is_over:
+                self._exchange.stop()
+        except Stopped as stopped:
+            return stopped
+        return None

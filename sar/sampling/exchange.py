@@ -64,27 +64,8 @@ class Exchange:
         self.step, self.is_over, self.num_leaving = 0, True, group.size
         self._left = _TOGETHER  # what may be why the others do not come
 
-    def sizes(self, mine: Tensor) -> Tensor:
+    def sizes(self, mine: Tensor, status: int = _FINE, error: Exception | None = None) -> Tensor:
         """int64 [P, S] what each rank says to this one, of what this rank says to each."""
-        return self._told(mine, _FINE, None)
-
-    def counts(self, count: int) -> Tensor:
-        """int64 [P] one number of each rank."""
-        return self.sizes(torch.full((self.group.size, 1), count)).view(-1)
-
-    def fail(self, error: Exception) -> None:
-        """Raise ``error`` on every rank, in place of what they expect next."""
-        self._told(_NOTHING.expand(self.group.size, 0), _FAILED, error)
-
-    def stop(self) -> None:
-        """Raise :class:`Stopped` on every rank, in place of what they expect next."""
-        self._told(_NOTHING.expand(self.group.size, 0), _STOPS, None)
-
-    def meet(self) -> None:
-        """Return when all ranks have come here; raises what another rank failed with."""
-        self._told(_NOTHING.expand(self.group.size, 0), _FINE, None)
-
-    def _told(self, mine: Tensor, status: int, error: Exception | None) -> Tensor:
         group, ones = self.group, [1] * self.group.size
         told = torch.zeros(group.size, 2 + self.width, dtype=torch.int64)
         told[:, 0], told[:, 1] = status, self.step
@@ -97,6 +78,22 @@ class Exchange:
             self._raise(heads, error)
         self._left = _TOGETHER
         return came[:, 2 : 2 + mine.shape[1]]
+
+    def counts(self, count: int) -> Tensor:
+        """int64 [P] one number of each rank."""
+        return self.sizes(torch.full((self.group.size, 1), count)).view(-1)
+
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` on every rank, in place of what they expect next."""
+        self.sizes(_NOTHING, _FAILED, error)
+
+    def stop(self) -> None:
+        """Raise :class:`Stopped` on every rank, in place of what they expect next."""
+        self.sizes(_NOTHING, _STOPS)
+
+    def meet(self) -> None:
+        """Return when all ranks have come here; raises what another rank failed with."""
+        self.sizes(_NOTHING)
 
     @contextmanager
     def _where(self) -> Iterator[None]:
@@ -124,17 +121,13 @@ class Exchange:
     def send(
         self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor | None = None
     ) -> Tensor:
-        """What all send, rank after rank; often nothing to this rank itself."""
-        out = rows.new_empty((sum(take), *rows.shape[1:])) if out is None else out
-        with self._where():
-            self.group.exchange(out, rows, list(take), list(give)).wait()
-        return out
+        """What all send, rank after rank; often nothing to this rank itself.
 
-    def send_much(
-        self, rows: Tensor, give: Sequence[int], take: Sequence[int], out: Tensor
-    ) -> Tensor:
-        """As :meth:`send`, large messages, none to this rank itself: one distance at a time."""
-        distances = range(1, self.group.size)
+        Args:
+            out: of large messages, none to this rank itself, which then go one distance at a time.
+        """
+        distances = () if out is None else range(1, self.group.size)
+        out = rows.new_empty((sum(take), *rows.shape[1:])) if out is None else out
         with self._where():
             self.group.exchange(out, rows, list(take), list(give), distances).wait()
         return out

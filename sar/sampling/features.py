@@ -121,7 +121,7 @@ class FeatureTables:
                     copy_rows(next(views), None, column, rows)
         nbytes = [*map(_nbytes, take)]
         came = self._came.take(sum(nbytes))
-        exchange.send_much(reply, [*map(_nbytes, give)], nbytes, came)
+        exchange.send(reply, [*map(_nbytes, give)], nbytes, came)
         return self._joined(parts, _views(came, chain(*take)))
 
     def _joined(self, parts: Mapping[Kind, _Split], views: Iterator[Tensor]) -> Rows:
@@ -154,16 +154,19 @@ class FeatureTables:
             budget: bytes of all rows.
         """
         counters = {n: _Counter() for n in self.kinds if isinstance(n, str) and self._width(n)}
+        rank = self._exchange.group.rank
         for nodes in draws:
             for ntype, counter in counters.items():
-                counter.add(self._of_others(ntype, nodes[ntype]))
+                first, last = self._tables[ntype].bounds[rank:][:2].tolist()
+                ids = nodes[ntype]
+                counter.add(ids[(ids < first) | (ids >= last)])
         widths = {ntype: self._width(ntype) for ntype in counters}
         found = _hottest(counters, widths, budget)
-        ids: dict[Kind, Tensor] = {n: one for n, one in found.items() if len(one)}
-        for kind, rows in self.fetch(ids).items():
-            if kind in ids:
+        kept: dict[Kind, Tensor] = {n: one for n, one in found.items() if len(one)}
+        for kind, rows in self.fetch(kept).items():
+            if kind in kept:
                 numbering = Numbering()
-                numbering.number(ids[kind])
+                numbering.number(kept[kind])
                 self._tables[kind].cached = numbering, rows
                 self.stats.nbytes += sum(column.nbytes for column in rows.values())
 
@@ -179,11 +182,6 @@ class FeatureTables:
     def _width(self, kind: Kind) -> int:
         """Bytes of a row of all fields."""
         return sum(map(_row_bytes, self._tables[kind].fields.values()))
-
-    def _of_others(self, ntype: str, ids: Tensor) -> Tensor:
-        """Those of some ids that other ranks own."""
-        first, last = self._tables[ntype].bounds[self._exchange.group.rank :][:2].tolist()
-        return ids[(ids < first) | (ids >= last)]
 
 
 def _columns(tables: Iterable[_Table], counts: Iterable[int]) -> list[tuple[Tensor, int]]:
@@ -234,28 +232,37 @@ def _by_kind(
     return found
 
 
+def column_of(data: PartitionData, kind: Kind, name: str, told: str) -> tuple[Tensor, str]:
+    """A column of a node type or a relation, and its full name.
+
+    Raises ``ValueError``, which begins with ``told``, where there is none.
+    """
+    store, prefix = columns_of(data, kind)
+    if prefix + name not in store:
+        there = sorted(key.removeprefix(prefix) for key in store if key.startswith(prefix))
+        raise ValueError(f"{told}, expected one of {', '.join(there) or 'none'}")
+    return store[prefix + name], prefix + name
+
+
+def columns_of(data: PartitionData, kind: Kind) -> tuple[FeatureStore, str]:
+    """Where columns of a node type or a relation are, and what their names begin with."""
+    if isinstance(kind, str):
+        return data.node_features, f"{kind}/"
+    return data.edge_features, ":".join(kind) + "/"
+
+
 def _tables(data: PartitionData, fields: Mapping[Kind, Sequence[str]] | None) -> dict[Kind, _Table]:
     found = dict[Kind, _Table]()
-    for kinds, store in (
-        (data.book.ntypes, data.node_features),
-        (data.book.canonical_etypes, data.edge_features),
-    ):
-        for kind in kinds:
-            chosen = None if fields is None else fields.get(kind, ())
-            found[kind] = _Table(id_bounds(data.book, kind), _read(store, kind, chosen))
+    kinds: list[Kind] = [*data.book.ntypes, *data.book.canonical_etypes]
+    for kind in kinds:
+        store, prefix = columns_of(data, kind)
+        there = sorted(key.removeprefix(prefix) for key in store if key.startswith(prefix))
+        columns = {
+            name: column_of(data, kind, name, f"fields: got {name!r} of {kind!r}")[0].contiguous()
+            for name in (there if fields is None else fields.get(kind, ()))
+        }
+        found[kind] = _Table(id_bounds(data.book, kind), columns)
     return found
-
-
-def _read(store: FeatureStore, kind: Kind, chosen: Sequence[str] | None) -> dict[str, Tensor]:
-    prefix = (kind if isinstance(kind, str) else ":".join(kind)) + "/"
-    there = sorted(key[len(prefix) :] for key in store if key.startswith(prefix))
-    chosen = there if chosen is None else chosen
-    for name in chosen:
-        if name not in there:
-            raise ValueError(
-                f"fields: got {name!r} of {kind!r}, expected one of {', '.join(there) or 'none'}"
-            )
-    return {name: store[prefix + name].contiguous() for name in chosen}
 
 
 class _Counter:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.partition.book import EType, PartitionBook
 from sar.partition.load import PartitionData
 from sar.sampling.exchange import Exchange, id_bounds
-from sar.sampling.negatives import Negatives, NegativeSampling, pair_keys
-from sar.sampling.node_inputs import check_given_time, dealt, located, numbered
-from sar.sampling.options import LoaderOptions
+from sar.sampling.negatives import Negatives, pair_keys
+from sar.sampling.node_inputs import check_given_time, dealt, located, named_seeds, numbered
+from sar.sampling.options import LinkOptions, LoaderOptions, LoaderRequest, NegativeSampling
 from sar.sampling.sample import Sample, Seeds, Trees
-from sar.sampling.topology import NEVER, integers, source_ids, target_ids
-
-EXCLUDE = (None, "self", "reverse")
+from sar.sampling.topology import NEVER, source_ids, target_ids, times_of
 
 
 class Links(NamedTuple):
@@ -42,27 +40,8 @@ class Links(NamedTuple):
     has_negatives: bool
 
 
-@dataclass(frozen=True)
-class LinkOptions:
-    """What a loader of seed edges takes beside the options of all loaders.
-
-    Attributes:
-        negatives: how pairs without an edge are drawn, if they are.
-        exclude: which edges are not drawn in a step: none, those between the ends of seed edges
-            of any rank (``"self"``), or also those of ``reverse_etype`` between the same ends the
-            other way round (``"reverse"``).
-    """
-
-    negatives: NegativeSampling | None = None
-    exclude: str | None = None
-    reverse_etype: str | EType | None = None
-
-
 class LinkInputs:
     """This rank's seed edges; made collectively.
-
-    Args:
-        given, label, time: as a :class:`sar.sampling.LinkNeighborLoader` takes them.
 
     Attributes:
         input_type: the relation of the seed edges.
@@ -74,37 +53,45 @@ class LinkInputs:
     def __init__(
         self,
         data: PartitionData,
-        given: Any,
-        label: Tensor | None,
-        time: Tensor | None,
-        links: LinkOptions,
+        request: LoaderRequest,
         options: LoaderOptions,
         exchange: Exchange,
+        links: LinkOptions,
     ) -> None:
-        self._exchange, self._options, self._links = exchange, options, links
+        self._exchange, self._options, label = exchange, options, request.labels
+        self._negatives: NegativeSampling | None = links.negatives
+        self._is_triplet = self._negatives is not None and self._negatives.is_triplet
         self._totals = {n: int(id_bounds(data.book, n)[-1]) for n in data.book.ntypes}
         alike = dict[str, Any]()
         with exchange.group.agreed("LinkNeighborLoader", alike):
-            self.input_type, chosen = _chosen_edges(given, data)
+            self.input_type, chosen = _chosen_edges(request, data)
             self._excluded = _excluded(data.book, self.input_type, links)
-            time = _times(data, self.input_type, chosen, time, options)
-            _check_label(label, chosen.shape[-1], links.negatives)
+            time = _times(data, self.input_type, chosen, request.time, options)
+            if label is not None:
+                expect.tensor(label, "edge_label", shape=(chosen.shape[-1], ...))
+                if self._is_triplet:
+                    raise ValueError("edge_label: got labels, expected none for triplets")
             kind = self.input_type, "numbers" if chosen.dim() == 1 else "pairs"
             alike |= {"edge_label_index": kind, "edge_label": None if label is None else "some"}
         src, dst, keys = self._located(data, chosen)
         until = torch.full_like(src, NEVER) if time is None else time
         columns = torch.stack([src, dst, keys, until, numbered(src, options, exchange)], dim=1)
-        labels = self._raised(torch.ones(len(src)) if label is None else label.cpu().contiguous())
+        labels = torch.ones(len(src)) if label is None else label.cpu().contiguous()
+        if self._negatives is not None and not self._is_triplet:
+            # 0 is left to negatives, as PyG does.
+            lowest = torch.tensor([float(labels.min()) if labels.numel() else math.inf])
+            exchange.group.all_reduce(lowest, "min")
+            labels = labels + 1 if lowest.item() == 0 else labels
         if options.rebalance:
             columns, labels = dealt([columns, labels], exchange)
-        self._src, self._dst, self._keys, self._time, self.input_id = columns.unbind(1)
+        *self._columns, self.input_id = columns.unbind(1)  # src, dst, keys, time
         self._labels, self._draws = labels, None
-        if links.negatives is not None:
+        if self._negatives is not None:
             words = options.seed, options.time_attr
-            self._draws = Negatives(data, self.input_type, links.negatives, exchange, *words)
+            self._draws = Negatives(data, self.input_type, self._negatives, exchange, *words)
 
     def __len__(self) -> int:
-        return len(self._src)
+        return len(self.input_id)
 
     def _located(self, data: PartitionData, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """int64 [s] ids of both ends of the seed edges, and keys of the edges; collective."""
@@ -120,77 +107,64 @@ class LinkInputs:
             ends.append(ids)
         return ends[0], ends[1], pair_keys(*keys)
 
-    def _raised(self, labels: Tensor) -> Tensor:
-        """Labels that leave 0 to negatives, as PyG's; collective."""
-        negatives = self._links.negatives
-        if negatives is None or negatives.is_triplet:
-            return labels
-        lowest = torch.tensor([float(labels.min()) if labels.numel() else math.inf])
-        self._exchange.group.all_reduce(lowest, "min")
-        return labels + 1 if lowest.item() == 0 else labels
-
     def seeds(self, chosen: Tensor, step: int) -> tuple[Seeds, Callable[[Sample], dict[str, Any]]]:
         """What a batch grows from, and what tells of its inputs when it has grown; collective."""
-        count, drawn = len(chosen), self._negative_of(chosen, step)
-        which = torch.cat([torch.arange(count), drawn.which])
-        time = self._time[chosen][which]
-        src = torch.cat([self._src[chosen], drawn.src])
-        dst = torch.cat([self._dst[chosen], drawn.dst])
-        negatives = self._links.negatives
-        is_triplet = negatives is not None and negatives.is_triplet
-        pairs, by_end = len(src), [(self.input_type[0], src), (self.input_type[2], dst)]
-        if is_triplet:
-            by_end[0] = self.input_type[0], src[:count]
-        seeds = Seeds(_joined(by_end), step, None, self._pairs_not_drawn(chosen))
+        count, (src, dst, keys, time) = len(chosen), (one[chosen] for one in self._columns)
+        number, of = self._negative_pairs(count)
+        if self._draws is not None:
+            found = self._draws.draw(src[of], keys[of], number, time[of], step)
+            src, dst = torch.cat([src, found[0]]), torch.cat([dst, found[1]])
+        without = self._pairs_not_drawn(src[:count], dst[:count])
+        which = torch.cat([torch.arange(count), of])
+        salt = pair_keys(keys[which], torch.cat([torch.zeros(count).long(), number + 1]))
+        tree, until = torch.arange(len(which)), time[which]
+        if self._is_triplet:
+            src, salt, until, tree = src[:count], salt[:count], until[:count], which
+        seeds = Seeds(self._by_type(src, dst), step, None, without)
         if self._options.disjoint:
-            tree = which if is_triplet else torch.arange(pairs)
-            of = [(n, tree[: len(ids)]) for n, ids in by_end]
-            salt, until = drawn.salt, time
-            if is_triplet:
-                salt, until = salt[:count], time[:count]
-            seeds = seeds._replace(trees=Trees(_joined(of), salt, until))
+            trees = self._by_type(tree[: len(src)], tree)
+            seeds = seeds._replace(trees=Trees(trees, salt, until))
 
         def told(sample: Sample) -> dict[str, Any]:
-            numbers = _parted(sample.seeds, by_end)
-            label = self._labels[chosen]
-            until = time if self._options.time_attr is not None else None
-            if is_triplet:
-                dst, negative = numbers[1][:count], numbers[1][count:]
-                negative = negative.view(count, -1 if count else 1)
-                until = None if until is None else until[:count]
-                links = Links(numbers[0], dst, label, negative, until, True)
+            src_type, _, dst_type = self.input_type
+            src_numbers = sample.seeds[src_type][: len(src)]
+            dst_numbers = sample.seeds[dst_type][-len(dst) :] if len(dst) else src_numbers
+            label, negative = self._labels[chosen], None
+            if self._is_triplet:
+                negative = dst_numbers[count:].view(count, -1 if count else 1)
+                dst_numbers = dst_numbers[:count]
             else:
-                zeros = label.new_zeros((pairs - count, *label.shape[1:]))
+                zeros = label.new_zeros((len(dst) - count, *label.shape[1:]))
                 label = torch.cat([label, zeros])
-                links = Links(numbers[0], numbers[1], label, None, until, negatives is not None)
+            when = None if self._options.time_attr is None else until
+            has_negatives = self._draws is not None
+            links = Links(src_numbers, dst_numbers, label, negative, when, has_negatives)
             return {"input_id": self.input_id[chosen], "links": links}
 
         return seeds, told
 
-    def _negative_of(self, chosen: Tensor, step: int) -> _Drawn:
-        """Pairs without an edge; collective."""
-        keys, count = self._keys[chosen], len(chosen)
-        none, negatives = keys[:0], self._links.negatives
-        if self._draws is None or negatives is None:
-            return _Drawn(none, none, none, pair_keys(keys, torch.zeros_like(keys)))
-        pairs = math.ceil(count * negatives.amount)
-        which = torch.arange(pairs)
-        number = which // max(1, count)
-        which = which % max(1, count)
-        if negatives.is_triplet:
-            number, which = _by_seed(count, int(negatives.amount))
-        asked = self._src[chosen][which], keys[which], number, self._time[chosen][which]
-        src, dst = self._draws.draw(*asked, step)
-        keys = torch.cat([keys, keys[which]])
-        numbers = torch.cat([torch.zeros(count, dtype=torch.int64), number + 1])
-        return _Drawn(src, dst, which, pair_keys(keys, numbers))
+    def _negative_pairs(self, count: int) -> tuple[Tensor, Tensor]:
+        """Of so many seed edges, which of its pairs each is, and of which seed edge."""
+        amount = 0 if self._negatives is None else self._negatives.amount
+        if self._is_triplet:
+            each = torch.arange(int(amount))
+            return each.repeat(count), torch.arange(count).repeat_interleave(len(each))
+        pairs, most = torch.arange(math.ceil(count * amount)), max(1, count)
+        return pairs // most, pairs % most
 
-    def _pairs_not_drawn(self, chosen: Tensor) -> dict[EType, Tensor]:
+    def _by_type(self, src: Tensor, dst: Tensor) -> dict[str, Tensor]:
+        """Per node type, what both ends have, sources first."""
+        src_type, _, dst_type = self.input_type
+        if src_type == dst_type:
+            return {src_type: torch.cat([src, dst])}
+        return {src_type: src, dst_type: dst}
+
+    def _pairs_not_drawn(self, src: Tensor, dst: Tensor) -> dict[EType, Tensor]:
         """Per relation, src x nodes of dst's type + dst of the edges that are left out, ascending;
         collective."""
         if not self._excluded:
             return {}
-        pairs = self._exchange.share(torch.stack([self._src[chosen], self._dst[chosen]], dim=1))
+        pairs = self._exchange.share(torch.stack([src, dst], dim=1))
         found = dict[EType, list[Tensor]]()
         for etype, is_reverse in self._excluded:
             src, dst = pairs.flip(1).unbind(1) if is_reverse else pairs.unbind(1)
@@ -198,40 +172,9 @@ class LinkInputs:
         return {etype: torch.cat(keys).unique() for etype, keys in found.items()}
 
 
-class _Drawn(NamedTuple):
-    """Pairs without an edge: their ends and seed edges; and for all pairs what keys their trees."""
-
-    src: Tensor
-    dst: Tensor
-    which: Tensor
-    salt: Tensor
-
-
-def _by_seed(count: int, amount: int) -> tuple[Tensor, Tensor]:
-    return torch.arange(amount).repeat(count), torch.arange(count).repeat_interleave(amount)
-
-
-def _joined(by_end: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Per node type, what both ends have, sources first."""
-    found = dict[str, Tensor]()
-    for ntype, one in by_end:
-        found[ntype] = torch.cat([found[ntype], one]) if ntype in found else one
-    return found
-
-
-def _parted(joined: dict[str, Tensor], by_end: list[tuple[str, Tensor]]) -> list[Tensor]:
-    """What :func:`_joined` put together."""
-    (src_type, src), (dst_type, _) = by_end
-    both = joined[dst_type]
-    return [joined[src_type][: len(src)], both[len(src) :] if src_type == dst_type else both]
-
-
-def _chosen_edges(given: Any, data: PartitionData) -> tuple[EType, Tensor]:
+def _chosen_edges(request: LoaderRequest, data: PartitionData) -> tuple[EType, Tensor]:
     """The relation of some edges, and int64 [s] numbers of this rank's, or [2, s] node ids."""
-    book = data.book
-    name, edges = given if isinstance(given, tuple) and len(given) == 2 else (None, given)
-    if isinstance(edges, (str, tuple)):
-        name, edges = edges, None
+    book, (name, edges) = data.book, named_seeds(request)
     if name is None and len(book.canonical_etypes) > 1:
         raise ValueError(
             f"edge_label_index: got no relation, expected (relation, edges) with one of "
@@ -241,9 +184,7 @@ def _chosen_edges(given: Any, data: PartitionData) -> tuple[EType, Tensor]:
     count = data.num_edges(etype)
     if edges is None:
         return etype, torch.arange(count)
-    if not isinstance(edges, Tensor):
-        raise TypeError(f"edge_label_index: got {type(edges).__name__}, expected a tensor")
-    edges = edges.cpu()
+    edges = expect.tensor(edges, "edge_label_index").cpu()
     if edges.dtype == torch.bool and tuple(edges.shape) == (count,):
         return etype, edges.nonzero().view(-1)
     is_pair = edges.dim() == 2 and edges.shape[0] == 2
@@ -261,10 +202,6 @@ def _chosen_edges(given: Any, data: PartitionData) -> tuple[EType, Tensor]:
 
 def _excluded(book: PartitionBook, etype: EType, links: LinkOptions) -> list[tuple[EType, bool]]:
     """Relations of which edges are left out, and whether their ends are turned round."""
-    if links.exclude not in EXCLUDE:
-        raise ValueError(f"exclude: got {links.exclude!r}, expected one of {EXCLUDE}")
-    if links.reverse_etype is not None and links.exclude != "reverse":
-        raise ValueError("reverse_etype: got one, expected exclude='reverse' as well")
     if links.exclude is None:
         return []
     if links.exclude == "self":
@@ -287,20 +224,10 @@ def _times(
         return time.long().cpu()
     if options.time_attr is None:
         return None
-    name = f"{':'.join(etype)}/{options.time_attr}"
-    if chosen.dim() == 1 and name in data.edge_features:
-        return integers(data.edge_features[name], name)[chosen]
+    time = times_of(data, etype, options.time_attr)
+    if chosen.dim() == 1 and time is not None:
+        return time[chosen]
     raise ValueError(
         f"edge_label_time: got none, and the seed edges have no {options.time_attr!r}; expected "
         "the time of each"
     )
-
-
-def _check_label(label: Any, count: int, negatives: NegativeSampling | None) -> None:
-    if label is None:
-        return
-    if not isinstance(label, Tensor) or label.dim() < 1 or len(label) != count:
-        got = list(label.shape) if isinstance(label, Tensor) else repr(label)
-        raise ValueError(f"edge_label: got {got}, expected a tensor of {count} labels")
-    if negatives is not None and negatives.is_triplet:
-        raise ValueError("edge_label: got labels, expected none for triplets")

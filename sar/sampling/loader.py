@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.comm import Group, LocalGroup, current_group
 from sar.config import parse_bytes
 from sar.errors import CommError
@@ -18,62 +19,46 @@ from sar.partition.features import ORIGINAL
 from sar.partition.load import PartitionData
 from sar.sampling.batch import Drawn, Types, maker
 from sar.sampling.epochs import Epochs
-from sar.sampling.exchange import Exchange
+from sar.sampling.exchange import Exchange, Kind, id_bounds
 from sar.sampling.features import CacheStats, FeatureTables
-from sar.sampling.link_inputs import LinkInputs, LinkOptions
-from sar.sampling.negatives import negative_sampling
+from sar.sampling.link_inputs import LinkInputs
 from sar.sampling.node_inputs import InputNodes, NodeInputs
-from sar.sampling.options import LoaderOptions, NumNeighbors, fanouts, loader_options
-from sar.sampling.sample import Sample, Seeds, bidirectional, check_ids, filtered, needed_rows
+from sar.sampling.options import LoaderOptions, LoaderRequest, NumNeighbors, fanouts
+from sar.sampling.sample import Sample, bidirectional, check_range, filtered
 from sar.sampling.sampler import Draws, NeighborSampler
 from sar.sampling.topology import replicated, topology
 
-Tell = Callable[[Sample], dict[str, Any]]
 _PRESAMPLING = -1  # an epoch before all others
 _MOST_AT_ONCE = 64  # batches of a bulk: more spare no time, and are all in memory
 
 
-class Inputs(Protocol):
-    """What batches grow from."""
-
-    input_type: Any
-
-    def __len__(self) -> int: ...
-
-    def seeds(self, chosen: Tensor, step: int) -> tuple[Seeds, Tell]: ...
-
-
 class Loader(Epochs):
-    """Goes through inputs in batches; made collectively. Subclasses say what the inputs are.
+    """Goes through what a request names in batches; made collectively.
 
     Args:
-        num_neighbors: how many edges a node draws at each hop, the seeds first; -1 takes all.
-            One list, or one for each relation: ``{etype: [15, 10]}``.
-        options: as :class:`sar.sampling.LoaderOptions` names them.
-        own: makes a subclass' own options, a dataclass; they have to be the same on all ranks.
         number: of whom the inputs are, for their order; this rank by default.
+        is_own: whether seeds have to be this rank's own nodes.
     """
 
     def __init__(
         self,
         data: PartitionData,
-        num_neighbors: NumNeighbors,
-        options: Mapping[str, Any],
+        request: LoaderRequest,
         group: Group | None,
-        own: Callable[[], Any] | None = None,
         number: int | None = None,
+        is_own: bool = True,
     ) -> None:
         name, given = type(self).__name__, group
         group = given if isinstance(given, Group) else current_group()
         try:
             alike = dict[str, Any]()
             with group.agreed(name, alike):
-                self._own: Any = None if own is None else own()
-                _check_types(data, given)
-                self.options = loader_options(options)
-                hops = fanouts(num_neighbors, data.book)
-                alike |= {"num_neighbors": num_neighbors, **self.options.alike()}
-                alike |= {} if own is None else vars(self._own)
+                if not isinstance(data, PartitionData):
+                    raise expect.wrong_type(data, "data", "what sar.load_partition_data gives")
+                if given is not None and not isinstance(given, Group):
+                    raise expect.wrong_type(given, "group", "a sar.comm.Group")
+                self.options, links = request.checked(alike)
+                hops = fanouts(request.num_neighbors, data.book)
         except CommError as lost:
             raise CommError(f"{lost}; expected all ranks to make a {name} together") from lost
         _tell_without_ids(data, group)
@@ -82,12 +67,15 @@ class Loader(Epochs):
         self._book, self._number = data.book, group.rank if number is None else number
         self._sampler = _sampler(data, hops, self.options, self._exchange)
         self._tables = FeatureTables(data, self._exchange, self.options.fields)
+        words = data, request, self.options, self._exchange
+        self._inputs = NodeInputs(*words, is_own) if links is None else LinkInputs(*words, links)
+        size, own = self.options.batch_size, len(self._inputs)
+        self._own_steps = own // size if self.options.drop_last else -(-own // size)
+        self.input_type: Any = self._inputs.input_type
 
-    def _begin(self, inputs: Inputs, least_steps: int = 0) -> None:
-        """Take the inputs; collective."""
-        self._inputs, size, options = inputs, self.options.batch_size, self.options
-        own, self._make = len(inputs), maker(options)
-        self._own_steps = own // size if options.drop_last else -(-own // size)
+    def _begin(self, make: Callable[[Drawn], Any] | None = None, least_steps: int = 0) -> None:
+        """Agree on the steps; batches are made as the options say, or by ``make``; collective."""
+        options, self._make = self.options, make or maker(self.options)
         self._agree(self._exchange.group, max(self._own_steps, least_steps))
         self._bulk = bulk = min(options.bulk, max(1, self._steps), _MOST_AT_ONCE)
         self._depth = options.prefetch if bulk == 1 else max(options.prefetch, bulk + 1)
@@ -100,18 +88,13 @@ class Loader(Epochs):
         """How many rows of other ranks were needed, and how many of them the cache had."""
         return self._tables.stats
 
-    @property
-    def input_type(self) -> Any:
-        """The node type, or the relation, of the seeds."""
-        return self._inputs.input_type
-
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         self._exchange.step = epoch * self._steps + first
         for sample, tell, step in self._samples(epoch, first):
             self._exchange.step = step
             yield self._batch(sample, tell, step)
 
-    def _samples(self, epoch: int, begin: int = 0) -> Iterator[tuple[Sample, Tell, int]]:
+    def _samples(self, epoch: int, begin: int = 0) -> Iterator[tuple[Sample, Any, int]]:
         order, bulk = self._order(epoch), self._bulk
         for first in range(begin, self._steps, bulk):
             numbers = [epoch * self._steps + s for s in range(first, self._steps)[:bulk]]
@@ -137,36 +120,33 @@ class Loader(Epochs):
         step, size = number % self._steps, self.options.batch_size
         return order[step * size :][:size] if step < self._own_steps else order[:0]
 
-    def _batch(self, sample: Sample, tell: Tell, step: int) -> Any:
-        kind, change = self.options.subgraph_type, self.options.filter
-        sample = bidirectional(sample) if kind == "bidirectional" else sample
+    def _batch(self, sample: Sample, tell: Any, step: int) -> Any:
+        form, change = self.options.subgraph_type, self.options.filter
+        sample = bidirectional(sample) if form == "bidirectional" else sample
         sample = sample if change is None else filtered(change, sample)
-        ids = needed_rows(sample, self._tables.kinds)
+        ids: dict[Kind, Tensor] = {}
+        for kind in self._tables.kinds:
+            if isinstance(kind, str):
+                ids[kind] = sample.nodes[kind]
+            else:
+                drawn = [hop[kind].eid for hop in sample.hops if kind in hop]
+                ids[kind] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
         if change is not None:
-            check_ids(self._book, ids | dict[Any, Tensor](sample.nodes))
+            for kind, one in (ids | dict[Kind, Tensor](sample.nodes)).items():
+                check_range("id", kind, one, int(id_bounds(self._book, kind)[-1]))
         rows = self._tables.fetch(ids)
         given = self._types, sample, rows, self.input_type, step, tell(sample)
-        return self._make(Drawn(*given, is_by_hop=kind == "directional"))
-
-
-def _check_types(data: Any, group: Any) -> None:
-    """Raise ``TypeError`` for what is no part of a graph, or no group."""
-    if not isinstance(data, PartitionData):
-        got = type(data).__name__
-        raise TypeError(f"data: got {got}, expected what sar.load_partition_data gives")
-    if group is not None and not isinstance(group, Group):
-        raise TypeError(f"group: got {type(group).__name__}, expected a sar.comm.Group")
+        return self._make(Drawn(*given, is_by_hop=form == "directional"))
 
 
 def _sampler(
     data: PartitionData, hops: list[dict[EType, int]], options: LoaderOptions, exchange: Exchange
 ) -> NeighborSampler:
-    followed = [e for e in data.book.canonical_etypes if any(hop.get(e) for hop in hops)]
-    if options.subgraph_type == "induced":
-        followed = data.book.canonical_etypes
+    etypes, induced = data.book.canonical_etypes, options.subgraph_type == "induced"
+    followed = [e for e in etypes if induced or any(hop.get(e) for hop in hops)]
+    again = options.blocks is not None and options.subgraph_type == "directional"
     last = options.temporal_strategy == "last"
-    induced = options.subgraph_type == "induced"
-    draws = Draws(hops, options.replace, last, options.has_blocks, induced, options.seed)
+    draws = Draws(hops, options.replace, last, again, induced, options.seed)
     attributes = options.weight_attr, options.time_attr, options.direction
     edges = topology(data, exchange, followed, *attributes)
     if options.topology == "replicated":
@@ -217,6 +197,8 @@ class NeighborLoader(Loader):
     options that differ between ranks.
     """
 
+    _defaults: Mapping[str, Any] = {}
+
     def __init__(
         self,
         data: PartitionData,
@@ -227,8 +209,10 @@ class NeighborLoader(Loader):
         group: Group | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(data, num_neighbors, options, group)
-        self._begin(NodeInputs(data, input_nodes, input_time, self.options, self._exchange))
+        options = {**self._defaults, **options}
+        seeds = None, input_nodes, None, input_time
+        super().__init__(data, LoaderRequest(num_neighbors, *seeds, None, options), group)
+        self._begin()
 
 
 class SubgraphLoader(NeighborLoader):
@@ -237,18 +221,7 @@ class SubgraphLoader(NeighborLoader):
     With -1 these are the k-hop neighborhoods of the seeds.
     """
 
-    def __init__(
-        self,
-        data: PartitionData,
-        num_neighbors: NumNeighbors,
-        input_nodes: InputNodes = None,
-        input_time: Tensor | None = None,
-        *,
-        group: Group | None = None,
-        **options: Any,
-    ) -> None:
-        options = {"subgraph_type": "induced"} | options
-        super().__init__(data, num_neighbors, input_nodes, input_time, group=group, **options)
+    _defaults = {"subgraph_type": "induced"}
 
 
 class LinkNeighborLoader(Loader):
@@ -293,13 +266,10 @@ class LinkNeighborLoader(Loader):
         group: Group | None = None,
         **options: Any,
     ) -> None:
-        def links() -> LinkOptions:
-            wanted, ratio = neg_sampling, neg_sampling_ratio
-            if wanted is not None and ratio is not None:
-                raise ValueError("neg_sampling_ratio: got one beside neg_sampling, expected either")
-            wanted = {"mode": "binary", "amount": ratio} if ratio else wanted
-            return LinkOptions(negative_sampling(wanted), exclude, reverse_etype)
-
-        super().__init__(data, num_neighbors, options, group, links)
-        given = edge_label_index, edge_label, edge_label_time
-        self._begin(LinkInputs(data, *given, self._own, self.options, self._exchange))
+        links = {
+            "negatives": neg_sampling, "ratio": neg_sampling_ratio, "exclude": exclude,
+            "reverse_etype": reverse_etype,
+        }  # fmt: skip
+        seeds = None, edge_label_index, edge_label, edge_label_time
+        super().__init__(data, LoaderRequest(num_neighbors, *seeds, links, options), group)
+        self._begin()

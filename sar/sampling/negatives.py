@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,8 +12,8 @@ from sar.kernels.sampling import hashed
 from sar.partition.book import EType
 from sar.partition.load import PartitionData
 from sar.sampling.exchange import Exchange, id_bounds
-from sar.sampling.options import check_names
-from sar.sampling.topology import node_times, source_ids, target_ids
+from sar.sampling.options import NegativeSampling
+from sar.sampling.topology import source_ids, target_ids, times_of, weights_of
 
 _TRIES = 100
 _ENDS = {"src": 1, "dst": 2}  # tells the random numbers of the two apart
@@ -25,70 +21,6 @@ _WEIGHT_BITS = 62  # of the sum of all weights
 _SAMPLES = 64  # of a rank, for each rank, to find out who keeps which range
 _TIME, _KEY, _ID, _UNITS = range(4)
 _LOW, _32 = np.uint64(0xFFFFFFFF), np.uint64(32)
-
-
-@dataclass(frozen=True)
-class NegativeSampling:
-    """How pairs without an edge are drawn.
-
-    Attributes:
-        mode: ``"binary"``: pairs beside the seed edges, labelled 0; ``"triplet"``: other
-            destinations for the source of each seed edge.
-        amount: pairs for each seed edge; a whole number for triplets.
-        src_weight, dst_weight: names of node features that chances are in proportion to; all
-            nodes alike by default.
-        keep_src: binary pairs keep the source of their seed edge (per source); else both ends
-            are drawn (global).
-        strict: no pair that the relation has.
-    """
-
-    mode: str = "binary"
-    amount: float = 1
-    src_weight: str | None = None
-    dst_weight: str | None = None
-    keep_src: bool = False
-    strict: bool = False
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("binary", "triplet"):
-            raise ValueError(f"neg_sampling: got {self.mode!r}, expected 'binary' or 'triplet'")
-        if isinstance(self.amount, bool) or not isinstance(self.amount, int | float):
-            raise TypeError(f"amount: got {type(self.amount).__name__}, expected a number")
-        if not 0 < self.amount < 1e6:
-            raise ValueError(f"amount: got {self.amount}, expected more than 0, less than 1e6")
-        if self.is_triplet and self.amount != int(self.amount):
-            raise ValueError(f"amount: got {self.amount}, expected a whole number for triplets")
-
-    @property
-    def is_triplet(self) -> bool:
-        """Whether destinations alone are drawn, for the source of each seed edge."""
-        return self.mode == "triplet"
-
-    @property
-    def keeps_src(self) -> bool:
-        """Whether sources are those of the seed edges."""
-        return self.keep_src or self.is_triplet
-
-
-def negative_sampling(given: Any) -> NegativeSampling | None:
-    """From a mode's name, a dictionary, or an object with these attributes, such as PyG's."""
-    if given is None or isinstance(given, NegativeSampling):
-        return given
-    if isinstance(given, str):
-        return NegativeSampling(given)
-    if isinstance(given, Mapping):
-        check_names(given, NegativeSampling, "neg_sampling: ")
-        return NegativeSampling(**given)
-    if not hasattr(given, "mode"):
-        raise TypeError(
-            f"neg_sampling: got {type(given).__name__}, expected 'binary', 'triplet' or a "
-            "NegativeSampling"
-        )
-    mode = getattr(given.mode, "value", given.mode)
-    for name in ("src_weight", "dst_weight"):
-        if not isinstance(getattr(given, name, None), str | None):
-            raise TypeError(f"neg_sampling: got {name} as a tensor, expected a feature's name")
-    return NegativeSampling(mode, given.amount, given.src_weight, given.dst_weight)
 
 
 class Negatives:
@@ -115,13 +47,16 @@ class Negatives:
         self._exchange, self._etype = exchange, etype
         self._words = seed, data.book.canonical_etypes.index(etype)
         ends = {"src": etype[0], "dst": etype[2]}
-        if options.keeps_src:
+        if options.keep_src or options.is_triplet:
             del ends["src"]
-        columns = dict[str, tuple[Tensor | None, Tensor | None]]()
+        columns = dict[str, list[Tensor | None]]()
         with exchange.group.agreed("LinkNeighborLoader"):
             for end, ntype in ends.items():
-                time = None if time_attr is None else node_times(data, ntype, time_attr)
-                columns[end] = _weights(data, ntype, getattr(options, f"{end}_weight")), time
+                name, told = getattr(options, f"{end}_weight"), "neg_sampling: got weight"
+                columns[end] = [
+                    None if name is None else weights_of(data, ntype, name, told),
+                    None if time_attr is None else times_of(data, ntype, time_attr),
+                ]
         self._nodes = {e: Population(data, n, exchange, *columns[e]) for e, n in ends.items()}
         self._aged = {end for end, (_, time) in columns.items() if time is not None}
         self._edges = EdgeSet(data, etype, exchange) if options.strict else None
@@ -151,7 +86,12 @@ class Negatives:
             if self._edges is not None:
                 left = left[self._edges.has(ends["src"][left], ends["dst"][left])]
             attempt += 1
-            is_done = self._edges is None or not self._some_left(left, attempt)
+            if attempt == _TRIES and self._edges is not None and len(left):
+                raise SarError(
+                    f"neg_sampling: {_TRIES} draws for {len(left)} pairs were all edges of "
+                    f"{self._etype}; expected strict=False for a relation with so many"
+                )
+            is_done = self._edges is None or not self._exchange.counts(len(left)).any()
         return ends["src"], ends["dst"]
 
     def _limits(self, end: str, time: Tensor) -> Tensor:
@@ -164,15 +104,6 @@ class Negatives:
             early = int(time[limits == 0][0])
             raise SarError(f"neg_sampling: no node came at time {early} or before")
         return limits
-
-    def _some_left(self, left: Tensor, attempt: int) -> bool:
-        """Whether some rank has pairs that the relation has."""
-        if attempt == _TRIES and len(left):
-            raise SarError(
-                f"neg_sampling: {_TRIES} draws for {len(left)} pairs were all edges of "
-                f"{self._etype}; expected strict=False for a relation with so many"
-            )
-        return bool(self._exchange.counts(len(left)).any())
 
 
 def pair_keys(first: Tensor, second: Tensor) -> Tensor:
@@ -191,23 +122,6 @@ def _below(totals: Tensor, base: int, keys: Tensor, number: Tensor) -> Tensor:
     other = low * (limit >> _32) + (middle & _LOW)
     words = high * (limit >> _32) + (middle >> _32) + (other >> _32)
     return torch.from_numpy(words.view(np.int64))
-
-
-def _weights(data: PartitionData, ntype: str, name: str | None) -> Tensor | None:
-    if name is None:
-        return None
-    full = f"{ntype}/{name}"
-    if full not in data.node_features:
-        there = [key for key in data.node_features if key.startswith(f"{ntype}/")]
-        raise ValueError(f"neg_sampling: got weight {name!r}, expected one of {there or 'none'}")
-    weights = data.node_features[full].double()
-    wrong = ~(weights.isfinite() & (weights >= 0))
-    if weights.dim() != 1 or wrong.any():
-        raise ValueError(
-            f"neg_sampling: {full!r} is {list(weights.shape)}, {int(wrong.sum())} of them below 0 "
-            "or not finite; expected 0 or more, one each"
-        )
-    return weights
 
 
 # ---------------------------------------------------------------- which pairs there are
@@ -268,41 +182,34 @@ class Population:
         rows, splitters = _sorted(torch.stack([time, keys, own, units], dim=1), exchange)
         self._ids, self._times = rows[:, _ID].contiguous(), rows[:, _TIME].contiguous()
         self._ends = rows[:, _UNITS].cumsum(0)
-        sums = torch.cat(exchange.group.all_gather(_last(self._ends)))
+        last = torch.cat([self._ends.new_zeros(1), self._ends])[-1:]
+        sums = torch.cat(exchange.group.all_gather(last))
         self._starts = torch.cat([sums.new_zeros(1), sums.cumsum(0)])
         self._first_times = splitters[:, _TIME].contiguous()
         self.total = int(self._starts[-1])
 
     def until(self, time: Tensor) -> Tensor:
-        """int64 [m] how many numbers pick nodes that came at int64 [m] times or before; collective.
-
-        They are the first ones.
-        """
+        """int64 [m] how many numbers, the first ones, pick nodes that came at int64 [m] times or
+        before; collective."""
         # A rank keeps the nodes from its splitter on, so the last that begins in time knows.
         who = torch.searchsorted(self._first_times, time, right=True)
-        bounds = torch.arange(self._exchange.group.size + 1)
-        below = self._ends.new_zeros(len(self._ends) + 1)
-        below[1:] = self._ends
-
-        def answer(one: Tensor) -> Tensor:
-            return below[torch.searchsorted(self._times, one[:, 1].contiguous(), right=True)]
-
-        return self._starts[who] + self._exchange.ask(who, bounds, answer, time)
+        below = torch.cat([self._ends.new_zeros(1), self._ends])
+        return self._starts[who] + self._asked(who, time, self._times, below)
 
     def pick(self, at: Tensor) -> Tensor:
         """int64 [m] ids, as :func:`id_bounds` numbers them, of the nodes at int64 [m] numbers
         below ``total``; collective."""
         who = torch.searchsorted(self._starts, at, right=True) - 1
-        bounds = torch.arange(self._exchange.group.size + 1)
+        return self._asked(who, at - self._starts[who], self._ends, self._ids)
+
+    def _asked(self, who: Tensor, values: Tensor, ascending: Tensor, table: Tensor) -> Tensor:
+        """What the tables of ranks ``who`` hold behind all that is not above some values."""
 
         def answer(one: Tensor) -> Tensor:
-            return self._ids[torch.searchsorted(self._ends, one[:, 1].contiguous(), right=True)]
+            return table[torch.searchsorted(ascending, one[:, 1].contiguous(), right=True)]
 
-        return self._exchange.ask(who, bounds, answer, at - self._starts[who])
-
-
-def _last(ends: Tensor) -> Tensor:
-    return torch.cat([ends.new_zeros(1), ends])[-1:]
+        bounds = torch.arange(self._exchange.group.size + 1)
+        return self._exchange.ask(who, bounds, answer, values)
 
 
 def _sorted(rows: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:

@@ -1,22 +1,32 @@
-"""Options that all loaders share, and how many edges a node draws."""
+"""What loaders are asked for: options, those of edges, and how many edges a node draws."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import InitVar, dataclass, fields
+from typing import Any, TypeVar
 
-from sar import registry
+from torch import Tensor
+
+from sar import expect, registry
 from sar.config import parse_bytes
+from sar.options import closest
 from sar.partition.book import EType, PartitionBook
 
 NumNeighbors = Sequence[int] | Mapping[str | EType, Sequence[int]]
-STRATEGIES = ("uniform", "last")
+T = TypeVar("T")
 TENSORS = "tensors"
-SUBGRAPHS = ("directional", "bidirectional", "induced")
-DIRECTIONS = ("in", "out")
-TOPOLOGIES = ("partitioned", "replicated")
+_SWITCHES = ("shuffle", "drop_last", "rebalance", "original_ids", "replace", "disjoint")
+_NAME, _FUNCTION = (str, "a feature's name"), (Callable, "a function")
+_OPTIONAL: dict[str, tuple[Any, str]] = {
+    "time_attr": _NAME, "weight_attr": _NAME, "transform": _FUNCTION, "filter": _FUNCTION,
+}  # fmt: skip
+_CHOICES = {
+    "temporal_strategy": ("uniform", "last"),
+    "direction": ("in", "out"),
+    "subgraph_type": ("directional", "bidirectional", "induced"),
+    "topology": ("partitioned", "replicated"),
+}
 _MOST = 2**31 - 1  # edges that a node draws
 
 
@@ -92,36 +102,22 @@ class LoaderOptions:
         if not self.as_:
             form = "dgl" if registry.is_installed("dgl") else TENSORS
             object.__setattr__(self, "as_", form)
-        self._check_kinds()
+        for name in _SWITCHES:
+            expect.boolean(getattr(self, name), name)
+        for name, (kind, expected) in _OPTIONAL.items():
+            if getattr(self, name) is not None:
+                expect.instance(getattr(self, name), name, kind, expected)
         object.__setattr__(self, "disjoint", self.disjoint or self.time_attr is not None)
-        for name, least in (("batch_size", 1), ("bulk", 1), ("prefetch", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}: got {value!r}, expected an int of at least {least}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"seed: got {type(self.seed).__name__}, expected an int")
+        for name, least in (("batch_size", 1), ("bulk", 1), ("prefetch", 0), ("seed", None)):
+            expect.integer(getattr(self, name), name, at_least=least)
         for name, known in {"as_": (*registry.front_ends(), TENSORS), **_CHOICES}.items():
-            if getattr(self, name) not in known:
-                got, among = getattr(self, name), ", ".join(known)
-                raise ValueError(f"{name}: got {got!r}, expected one of {among}")
+            expect.one_of(getattr(self, name), name, known)
         if self.cache != 0:
             parse_bytes(self.cache, "cache")
         self._check_together()
 
-    def _check_kinds(self) -> None:
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name}: got {getattr(self, name)!r}, expected a bool")
-        for name in ("time_attr", "weight_attr"):
-            if not isinstance(getattr(self, name), str | None):
-                raise TypeError(f"{name}: got {getattr(self, name)!r}, expected a feature's name")
-        for name in ("transform", "filter"):
-            call = getattr(self, name)
-            if call is not None and not callable(call):
-                raise TypeError(f"{name}: got {call!r}, expected a function")
-
     def _check_together(self) -> None:
-        blocks = self._blocks
+        blocks = self.blocks
         if blocks and self.disjoint:
             raise ValueError(f"disjoint, time_attr: got some for {blocks}; expected as_='pyg'")
         if blocks and self.direction == "out":
@@ -133,13 +129,9 @@ class LoaderOptions:
             raise ValueError("direction: got 'out', expected 'in' for induced subgraphs")
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether batches are blocks, for which all nodes draw again at each hop."""
-        return self._blocks is not None and self.subgraph_type == "directional"
-
-    @property
-    def _blocks(self) -> str | None:
-        """What blocks are called, where batches are made of them."""
+    def blocks(self) -> str | None:
+        """What blocks are called, for which all nodes draw again at each hop, where batches are
+        made of them."""
         return None if self.as_ == TENSORS else registry.front_end(self.as_).BLOCKS
 
     def alike(self) -> dict[str, Any]:
@@ -148,41 +140,137 @@ class LoaderOptions:
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
 
 
-_SWITCHES = ("shuffle", "drop_last", "rebalance", "original_ids", "replace", "disjoint")
-_CHOICES = {
-    "temporal_strategy": STRATEGIES, "direction": DIRECTIONS, "subgraph_type": SUBGRAPHS,
-    "topology": TOPOLOGIES,
-}  # fmt: skip
+@dataclass(frozen=True)
+class NegativeSampling:
+    """How pairs without an edge are drawn.
+
+    Attributes:
+        mode: ``"binary"``: pairs beside the seed edges, labelled 0; ``"triplet"``: other
+            destinations for the source of each seed edge.
+        amount: pairs for each seed edge; a whole number for triplets.
+        src_weight, dst_weight: names of node features that chances are in proportion to; all
+            nodes alike by default.
+        keep_src: binary pairs keep the source of their seed edge (per source); else both ends
+            are drawn (global).
+        strict: no pair that the relation has.
+    """
+
+    mode: str = "binary"
+    amount: float = 1
+    src_weight: str | None = None
+    dst_weight: str | None = None
+    keep_src: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("binary", "triplet"):
+            raise ValueError(f"neg_sampling: got {self.mode!r}, expected 'binary' or 'triplet'")
+        if not 0 < expect.number(self.amount, "amount") < 1e6:
+            raise ValueError(f"amount: got {self.amount}, expected more than 0, less than 1e6")
+        if self.is_triplet and self.amount != int(self.amount):
+            raise ValueError(f"amount: got {self.amount}, expected a whole number for triplets")
+
+    @property
+    def is_triplet(self) -> bool:
+        """Whether destinations alone are drawn, for the source of each seed edge."""
+        return self.mode == "triplet"
 
 
-def loader_options(given: Mapping[str, Any]) -> LoaderOptions:
-    """From keywords; raises ``TypeError`` for a name that there is not, and says what is near."""
-    check_names(given, LoaderOptions)
-    return LoaderOptions(**given)
+@dataclass(frozen=True)
+class LinkOptions:
+    """What a loader of seed edges takes beside the options of all loaders.
+
+    Attributes:
+        negatives: how pairs without an edge are drawn, if they are; made of what a loader takes.
+        exclude: which edges are not drawn in a step: none, those between the ends of seed edges
+            of any rank (``"self"``), or also those of ``reverse_etype`` between the same ends the
+            other way round (``"reverse"``).
+    """
+
+    negatives: Any = None
+    exclude: str | None = None
+    reverse_etype: str | EType | None = None
+    ratio: InitVar[float | None] = None
+
+    def __post_init__(self, ratio: float | None) -> None:
+        negatives = self.negatives
+        if negatives is not None and ratio is not None:
+            raise ValueError("neg_sampling_ratio: got one beside neg_sampling, expected either")
+        negatives = {"mode": "binary", "amount": ratio} if ratio else negatives
+        object.__setattr__(self, "negatives", _negative_sampling(negatives))
+        expect.one_of(self.exclude, "exclude", (None, "self", "reverse"))
+        if self.reverse_etype is not None and self.exclude != "reverse":
+            raise ValueError("reverse_etype: got one, expected exclude='reverse' as well")
 
 
-def check_names(given: Mapping[str, Any], of: type, what: str = "") -> None:
-    """Raise ``TypeError`` for a name that a dataclass has no field of, and say what is near."""
-    known = [one.name for one in fields(of)]
+@dataclass(frozen=True)
+class LoaderRequest:
+    """What a loader is made of, on its rank or by servers; read by :meth:`checked`.
+
+    Attributes:
+        input_type: the node type, or the relation, of the seeds, where it is said beside them.
+        seeds, labels, time: as loaders take them; for servers tensors of ids.
+        links: of a loader of edges; or what makes them, by name.
+        options: as :class:`LoaderOptions` names them.
+    """
+
+    num_neighbors: NumNeighbors
+    input_type: Any
+    seeds: Any
+    labels: Tensor | None
+    time: Tensor | None
+    links: LinkOptions | Mapping[str, Any] | None
+    options: Mapping[str, Any]
+
+    def checked(self, alike: dict[str, Any]) -> tuple[LoaderOptions, LinkOptions | None]:
+        """The options; what has to be the same on all ranks is added to ``alike``."""
+        links = LinkOptions(**self.links) if isinstance(self.links, Mapping) else self.links
+        options = from_keywords(LoaderOptions, self.options)
+        alike |= {"num_neighbors": self.num_neighbors, **options.alike()}
+        alike |= {} if links is None else vars(links)
+        return options, links
+
+
+def _negative_sampling(given: Any) -> NegativeSampling | None:
+    """From a mode's name, a dictionary, or an object with these attributes, such as PyG's."""
+    if given is None or isinstance(given, NegativeSampling):
+        return given
+    if isinstance(given, str):
+        return NegativeSampling(given)
+    if isinstance(given, Mapping):
+        return from_keywords(NegativeSampling, given, "neg_sampling: ")
+    if not hasattr(given, "mode"):
+        expected = "'binary', 'triplet' or a NegativeSampling"
+        raise expect.wrong_type(given, "neg_sampling", expected)
+    mode = getattr(given.mode, "value", given.mode)
+    for name in ("src_weight", "dst_weight"):
+        if not isinstance(getattr(given, name, None), str | None):
+            raise TypeError(f"neg_sampling: got {name} as a tensor, expected a feature's name")
+    return NegativeSampling(mode, given.amount, given.src_weight, given.dst_weight)
+
+
+def from_keywords(kind: type[T], given: Mapping[str, Any], what: str = "") -> T:
+    """A dataclass; raises ``TypeError`` for a name that it has no field of, and says what is
+    near."""
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f", expected one of {known}"
+            hint = closest(str(name), known, quoted=True) or f", expected one of {known}"
             raise TypeError(f"{what}got an unknown option {name!r}{hint}")
+    return kind(**given)
 
 
 def fanouts(num_neighbors: NumNeighbors, book: PartitionBook) -> list[dict[EType, int]]:
     """Per hop, how many edges of each relation."""
-    given = num_neighbors.values() if isinstance(num_neighbors, Mapping) else [num_neighbors]
-    for one in given:
+    given: Mapping[Any, Any] = dict.fromkeys(book.canonical_etypes, num_neighbors)
+    if isinstance(num_neighbors, Mapping):
+        given = num_neighbors
+    for one in given.values():
         if not isinstance(one, Sequence):
             raise TypeError(f"num_neighbors: got {one!r}, expected a list, an int for each hop")
-    if isinstance(num_neighbors, Mapping):
-        lists = {book.canonical(etype): list(one) for etype, one in num_neighbors.items()}
-        if len(lists) < len(num_neighbors):
-            raise ValueError(f"num_neighbors: got {num_neighbors!r}, expected each relation once")
-    else:
-        lists = {etype: list(num_neighbors) for etype in book.canonical_etypes}
+    lists = {book.canonical(etype): list(one) for etype, one in given.items()}
+    if len(lists) < len(given):
+        raise ValueError(f"num_neighbors: got {num_neighbors!r}, expected each relation once")
     lengths = {len(one) for one in lists.values()}
     if len(lengths) != 1 or lengths == {0}:
         raise ValueError(
@@ -191,8 +279,5 @@ def fanouts(num_neighbors: NumNeighbors, book: PartitionBook) -> list[dict[EType
         )
     for one in lists.values():
         for fanout in one:
-            if isinstance(fanout, bool) or not isinstance(fanout, int):
-                raise ValueError(f"num_neighbors: got {fanout!r}, expected an int")
-            if not -1 <= fanout <= _MOST:
-                raise ValueError(f"num_neighbors: got {fanout}, expected an int of -1 to {_MOST}")
+            expect.integer(fanout, "num_neighbors", at_least=-1, at_most=_MOST)
     return [{etype: one[hop] for etype, one in lists.items()} for hop in range(lengths.pop())]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from sar import expect
 from sar.comm import Group, join_others, set_process_group
 from sar.errors import CommError, NotSupportedError, SarError
 from sar.partition.book import EType
 from sar.sampling.batch import maker
-from sar.sampling.channel import Channel, Command, LoaderRequest, least
+from sar.sampling.channel import Channel, Command, least
 from sar.sampling.epochs import Epochs
-from sar.sampling.link_inputs import LinkOptions
-from sar.sampling.negatives import negative_sampling
-from sar.sampling.options import LoaderOptions, NumNeighbors, loader_options
+from sar.sampling.node_inputs import named_seeds
+from sar.sampling.options import LoaderOptions, LoaderRequest, NumNeighbors
 
 _TICKS = 4  # in the time after which a server misses a rank
 
@@ -56,6 +56,7 @@ class Servers:
                 return
 
     def _ask(self, command: Command, value: Any = None) -> Any:
+        """What this trainer's server answers; collective."""
         with self._lock:
             if not self._is_over.is_set():
                 return self._channel.ask(command, value, self._limit)
@@ -78,16 +79,17 @@ class Servers:
 
     def width(self, name: str = "feat", ntype: str | None = None) -> int:
         """How many numbers a feature has for each node of a type; collective."""
-        return self._size(name, ntype, False)
+        return self._size("width", name, ntype)
 
     def num_classes(self, name: str = "label", ntype: str | None = None) -> int:
         """One more than the largest label of any node of a type, or the columns of labels that are
         a matrix; collective."""
-        return self._size(name, ntype, True)
+        return self._size("classes", name, ntype)
 
-    def _size(self, name: str, ntype: str | None, classes: bool) -> int:
-        self.group.agree(None, "classes" if classes else "width", [name, ntype])
-        return int(self._ask(Command.SIZES, {"name": name, "ntype": ntype, "classes": classes}))
+    def _size(self, what: str, name: str, ntype: str | None) -> int:
+        self.group.agree(None, what, [name, ntype])
+        asked = {"name": name, "ntype": ntype, "classes": what == "classes"}
+        return int(self._ask(Command.SIZES, asked))
 
     def NeighborLoader(
         self,
@@ -101,7 +103,7 @@ class Servers:
         Args:
             input_nodes: int64 [s] ids as :meth:`nodes` gives them, or ``(ntype, ids)``.
         """
-        seeds = *_typed(input_nodes), None, input_time
+        seeds = None, input_nodes, None, input_time
         return self._loader(LoaderRequest(num_neighbors, *seeds, None, options))
 
     def LinkNeighborLoader(
@@ -121,43 +123,28 @@ class Servers:
         Args:
             edge_label_index: int64 [2, s] ids as :meth:`edges` gives them, or ``(etype, ids)``.
         """
+        links = {
+            "negatives": neg_sampling, "exclude": exclude, "reverse_etype": reverse_etype
+        }  # fmt: skip
+        seeds = None, edge_label_index, edge_label, edge_label_time
+        return self._loader(LoaderRequest(num_neighbors, *seeds, links, options))
 
-        def links() -> LinkOptions:
-            return LinkOptions(negative_sampling(neg_sampling), exclude, reverse_etype)
-
-        seeds = *_typed(edge_label_index), edge_label, edge_label_time
-        return self._loader(LoaderRequest(num_neighbors, *seeds, None, options), links)
-
-    def _loader(
-        self, request: LoaderRequest, links: Callable[[], LinkOptions] | None = None
-    ) -> RemoteLoader:
-        kind, seeds, own = request.input_type, request.seeds, None
+    def _loader(self, request: LoaderRequest) -> RemoteLoader:
+        (kind, seeds), are_nodes = named_seeds(request), request.links is None
         alike = dict[str, Any]()
         with self.group.agreed("loader", alike):
-            own = None if links is None else links()
-            options = loader_options(request.options)
-            _check(options, seeds, 1 if own is None else 2)
-            alike |= {"num_neighbors": request.num_neighbors, **options.alike()}
-            alike |= {} if own is None else vars(own)
-        about = self._ask(Command.NODES, {"ntype": kind}) if own is None else self._ask(
-            Command.EDGES, {"etype": kind}
-        )  # fmt: skip
+            options, links = request.checked(alike)
+            _check(options, seeds, 1 if are_nodes else 2)
+        command, word = (Command.NODES, "ntype") if are_nodes else (Command.EDGES, "etype")
+        about = self._ask(command, {word: kind})
         seeds = about["rows"].T.squeeze(0) if seeds is None else seeds
         sent = {"transform": None, "filter": None, "original_ids": about["original_ids"]}
-        sent = vars(options) | sent
-        request = replace(request, seeds=seeds.cpu().contiguous(), links=own, options=sent)
+        seeds, sent = seeds.cpu().contiguous(), vars(options) | sent
+        request = replace(request, input_type=kind, seeds=seeds, links=links, options=sent)
         with self._lock:
             made = self._channel.ask(Command.MAKE, request, self._limit)
             channel = Channel(self._world.beside(), self._num_servers)
         return RemoteLoader(self, channel, made, options)
-
-    def begin(self, loader: int, epoch: int, first: int) -> None:
-        """Begin an epoch of a loader, by number, from a step on; collective."""
-        self._ask(Command.BEGIN, {"loader": loader, "epoch": epoch, "first": first})
-
-    def end(self, loader: int) -> None:
-        """A loader is needed no more; collective."""
-        self._ask(Command.CLOSE, {"loader": loader})
 
     def close(self) -> None:
         """Leave the servers, which end when all trainers have; harmless the second time."""
@@ -192,8 +179,7 @@ def connect(
     host, _, port = str(address).rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"address: got {address!r}, expected 'host:port'")
-    if isinstance(servers, bool) or not isinstance(servers, int) or servers < 1:
-        raise ValueError(f"servers: got {servers!r}, expected an int of at least 1")
+    expect.integer(servers, "servers", at_least=1)
     world = join_others(servers, 0, host, int(port), backend=backend, timeout=timeout)
     made = Servers(world, servers, timeout)
     set_process_group(world, made.group)
@@ -216,7 +202,8 @@ class RemoteLoader(Epochs):
         self._agree(servers.group, made["steps"])
 
     def _begun(self, epoch: int, first: int) -> None:
-        self._servers.begin(self._number, epoch, first)
+        asked = {"loader": self._number, "epoch": epoch, "first": first}
+        self._servers._ask(Command.BEGIN, asked)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         for _ in range(first, len(self)):
@@ -226,12 +213,7 @@ class RemoteLoader(Epochs):
         self._channel.ask(Command.TICK)
 
     def _ended(self) -> None:
-        self._servers.end(self._number)
-
-
-def _typed(given: Any) -> tuple[Any, Any]:
-    """The type of some seeds, if it is said, and the seeds."""
-    return given if isinstance(given, tuple) else (None, given)
+        self._servers._ask(Command.CLOSE, {"loader": self._number})
 
 
 def _check(options: LoaderOptions, ids: Any, dim: int) -> None:
@@ -241,9 +223,8 @@ def _check(options: LoaderOptions, ids: Any, dim: int) -> None:
         raise ValueError("rebalance: got True, but servers deal seeds out already")
     if ids is None:
         return
-    if not isinstance(ids, Tensor) or ids.dim() != dim or ids.is_floating_point():
-        shape = "[s]" if dim == 1 else "[2, s]"
-        got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"seeds: got {got}, expected integers {shape} as the servers give them")
+    expect.tensor(ids, "seeds", shape=("s",) if dim == 1 else (2, "s"))
+    if ids.is_floating_point():
+        raise TypeError(f"seeds: got {ids.dtype}, expected integers as the servers give them")
     if ids.dtype == torch.bool:
         raise TypeError("seeds: got a mask, expected ids; servers.nodes(mask=...) gives some")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,9 +12,8 @@ from torch import Tensor
 
 from sar.errors import NotSupportedError
 from sar.kernels.sampling import Placed
-from sar.partition.book import EType, PartitionBook
+from sar.partition.book import EType
 from sar.sampling.buffers import NumberingPool
-from sar.sampling.exchange import Kind, id_bounds
 
 
 class Edges(NamedTuple):
@@ -79,13 +78,8 @@ class Sample:
 
 
 class Frontier(NamedTuple):
-    """The nodes of a type whose edges are drawn next.
-
-    Attributes:
-        ids: int64 [m].
-        tree: int64 [m], of each; ``None`` where there are no trees.
-        first: the local number of the first; the others follow.
-    """
+    """The nodes of a type whose edges are drawn next, their trees if there are any, and the local
+    number of the first; the others follow."""
 
     ids: Tensor
     tree: Tensor | None
@@ -228,31 +222,13 @@ def filtered(call: Callable[[Sample], Any], sample: Sample) -> Sample:
                 sizes = len(src), len(dst), len(eid)
                 raise ValueError(f"filter: got {sizes} ends and ids of {etype}, expected as many")
             for ntype, ends in ((etype[0], src), (etype[2], dst)):
-                _check_range("an end", etype, ends, len(made.nodes[ntype]))
+                check_range("an end", etype, ends, len(made.nodes[ntype]))
     return made
 
 
-def check_ids(book: PartitionBook, ids: Mapping[Kind, Tensor]) -> None:
-    """Raise ``ValueError`` for ids of a filter's that nodes or edges do not have: rows would be
-    read by them."""
-    for kind, one in ids.items():
-        _check_range("id", kind, one, int(id_bounds(book, kind)[-1]))
-
-
-def _check_range(what: str, kind: object, ids: Tensor, count: int) -> None:
+def check_range(what: str, kind: object, ids: Tensor, count: int) -> None:
+    """Raise ``ValueError`` for numbers of a filter's that there are not: rows are read by them."""
     wrong = (ids < 0) | (ids >= count)
     if wrong.any():
         got = int(ids[wrong][0])
         raise ValueError(f"filter: got {what} {got} of {kind!r}, expected 0 to {count - 1}")
-
-
-def needed_rows(sample: Sample, kinds: Iterable[Kind]) -> dict[Kind, Tensor]:
-    """Ids of the nodes and edges of a sample, of some node types and relations."""
-    ids: dict[Kind, Tensor] = {}
-    for kind in kinds:
-        if isinstance(kind, str):
-            ids[kind] = sample.nodes[kind]
-            continue
-        drawn = [hop[kind].eid for hop in sample.hops if kind in hop]
-        ids[kind] = torch.cat([torch.empty(0, dtype=torch.int64), *drawn])
-    return ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,28 +87,20 @@ class NeighborSampler:
         questions = []
         for ntype in self.topology.book.ntypes:
             follows = [e for e in self.topology.edges if fanouts.get(e) and e[self.near] == ntype]
-            questions += [self._ask(one, ntype, follows) for one in batches if follows]
+            for batch in batches if follows else ():
+                frontier, trees = batch.frontier(ntype), batch.seeds.trees
+                order, rows, sizes = split(frontier.ids, self.topology.bounds[ntype])
+                if trees is not None and frontier.tree is not None:
+                    of = frontier.tree[order.long()]
+                    rows = torch.stack([rows.long(), trees.salt[of], trees.time[of]], dim=1)
+                questions.append(_Question(batch, follows, frontier, order, rows, sizes))
         if questions:
             _Hop(self, hop, fanouts, questions).draw()
 
-    def _ask(self, batch: GrowingSample, ntype: str, etypes: list[EType]) -> _Question:
-        frontier, trees = batch.frontier(ntype), batch.seeds.trees
-        order, rows, sizes = split(frontier.ids, self.topology.bounds[ntype])
-        if trees is not None and frontier.tree is not None:
-            of = frontier.tree[order.long()]
-            rows = torch.stack([rows.long(), trees.salt[of], trees.time[of]], dim=1)
-        return _Question(batch, etypes, frontier, order, rows, sizes)
 
-
-@dataclass(frozen=True)
-class _Question:
-    """Which edges are drawn of a batch's frontier of one node type?
-
-    Attributes:
-        etypes: their relations.
-        order, sizes: as :func:`sar.kernels.sampling.split` gives them.
-        rows: by owner, as :func:`sar.kernels.sampling.draw` takes them.
-    """
+class _Question(NamedTuple):
+    """Which edges are drawn of a batch's frontier of one node type? Rows are by owner, see
+    :func:`sar.kernels.sampling.split` and :func:`sar.kernels.sampling.draw`."""
 
     batch: GrowingSample
     etypes: list[EType]
@@ -151,7 +144,7 @@ class _Hop:
         for rows, at in zip(theirs, _starts(give), strict=True):
             self._draw(reply, at, rows)
         buffer = sampler.came.take(sum(take) + mine, sampler.dtype)
-        sampler.exchange.send_much(reply, give, take, buffer[: sum(take)])
+        sampler.exchange.send(reply, give, take, buffer[: sum(take)])
         self._draw(buffer, sum(take), own)
         starts = torch.tensor(_starts(take))
         starts[rank] = sum(take)
@@ -176,20 +169,16 @@ class _Hop:
         room = 0
         for rows, question in zip(parts, self.questions, strict=True):
             for etype in question.etypes:
-                fanout = self.fanouts[etype]
-                by_degree = not 0 <= fanout <= _PADDED
-                most = self._drawable(etype, rows) if by_degree else fanout * len(rows)
+                fanout, most = self.fanouts[etype], self.fanouts[etype] * len(rows)
+                if not 0 <= fanout <= _PADDED:  # rows of this rank
+                    indptr = self.sampler.topology.edges[etype].indptr
+                    near = (rows if rows.dim() == 1 else rows[:, 0]).long()
+                    degrees = indptr[near + 1] - indptr[near]
+                    if fanout >= 0 and self.sampler.draws.replace:
+                        degrees = torch.where(degrees > 0, fanout, 0)
+                    most = int((degrees.clamp(max=fanout) if fanout >= 0 else degrees).sum())
                 room += len(rows) + 2 * most
         return room
-
-    def _drawable(self, etype: EType, rows: Tensor) -> int:
-        """Edges that are drawn of some rows of this rank at most."""
-        indptr, fanout = self.sampler.topology.edges[etype].indptr, self.fanouts[etype]
-        rows = (rows if rows.dim() == 1 else rows[:, 0]).long()
-        degrees = indptr[rows + 1] - indptr[rows]
-        if fanout >= 0 and self.sampler.draws.replace:
-            return fanout * int((degrees > 0).sum())
-        return int((degrees.clamp(max=fanout) if fanout >= 0 else degrees).sum())
 
     def _draw(self, out: Tensor, at: int, parts: Sequence[Tensor]) -> None:
         """Draw into ``out[at:]`` for some rows of each question."""

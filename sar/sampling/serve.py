@@ -17,53 +17,25 @@ from sar.comm import DEFAULT_TIMEOUT, Group
 from sar.errors import CommError
 from sar.partition.arrays import ORIG_ID
 from sar.partition.book import EType
-from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
-from sar.sampling.batch import Drawn
-from sar.sampling.channel import Channel, Command, LoaderRequest, least
-from sar.sampling.exchange import Exchange, id_bounds
-from sar.sampling.link_inputs import LinkInputs
+from sar.sampling.channel import Channel, Command, least
+from sar.sampling.exchange import Exchange, Kind, id_bounds
+from sar.sampling.features import column_of, columns_of
 from sar.sampling.loader import Loader
-from sar.sampling.node_inputs import NodeInputs
+from sar.sampling.options import LoaderRequest
 from sar.sampling.topology import source_ids, target_ids
-
-
-class _ServedLoader(Loader):
-    """Makes the batches of one trainer on its server; all servers have one at the same time."""
-
-    def __init__(
-        self, data: PartitionData, request: LoaderRequest, number: int, group: Group
-    ) -> None:
-        links = request.links
-        own = None if links is None else lambda: links
-        super().__init__(data, request.num_neighbors, request.options, group, own, number)
-        given, words = (request.input_type, request.seeds), (self.options, self._exchange)
-        self.inputs: NodeInputs | LinkInputs = (
-            NodeInputs(data, given, request.time, *words, is_own=False) if links is None
-            else LinkInputs(data, given, request.labels, request.time, links, *words)
-        )  # fmt: skip
-        size = self.options.batch_size
-        left_over = 0 if self.options.drop_last else size - 1
-        self.own_steps = (len(self.inputs) + left_over) // size
-
-    def begin(self, steps: int) -> None:
-        """Take as many steps as all trainers; batches are made where they are used."""
-        self._begin(self.inputs, steps)
-        self._make = _as_drawn
 
 
 class _Served:
     """The loaders of this server's trainers, by trainer, and where their epochs are asked for.
 
-    There are as many on each server, some of them for nobody.
-
-    Args:
-        end: is told of a rank that has died.
+    There are as many on each server, some of them for nobody. ``end`` is told of a rank that has
+    died.
     """
 
     def __init__(
         self,
-        loaders: dict[int, _ServedLoader],
+        loaders: dict[int, Loader],
         channel: Channel,
         end: Callable[[CommError], None],
     ) -> None:
@@ -72,20 +44,19 @@ class _Served:
 
     def begin(self, epoch: int, first: int, trainers: list[int]) -> None:
         """Begin an epoch from a step on; a thread of its own answers for its batches."""
-        self.join()
+        self._join()
         iterators = {t: one.iterate(epoch, first) for t, one in self.loaders.items()}
         args = iterators, trainers
         self._thread = threading.Thread(target=self._answer, args=args, daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait for the end of an epoch that has begun."""
+    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
         """End it; all servers do."""
-        self.join()
+        self._join()
         for one in self.loaders.values():
             one.close()
         self.loaders = {}
@@ -120,10 +91,11 @@ class Server:
         self._data, self._world, self._num_servers = data, world, num_servers
         self._group = world.part(range(num_servers))
         self._channel = Channel(world.beside(), num_servers)
+        self._trainers = [*range(world.rank, self._channel.num_trainers, num_servers)]
         least(world, timeout)  # trainers ask, to say in time that they are there
         self._served: list[_Served] = []
         self._outcome: SimpleQueue[CommError | None] = SimpleQueue()
-        self._made: dict[int, _ServedLoader] = {}
+        self._made: dict[int, Loader] = {}
         self._handlers = {
             Command.NODES: self._nodes, Command.EDGES: self._edges, Command.SIZES: self._sizes,
             Command.MAKE: self._make, Command.BEGIN: self._begin, Command.CLOSE: self._close,
@@ -155,8 +127,16 @@ class Server:
         """Answer once; which command it was."""
         try:
             command, requests = self._channel.asked()
-            if command != Command.TICK:
-                self._channel.reply(self._answer(command, requests))
+            if command == Command.TICK:
+                return command
+            try:
+                answers = self._handlers[command](requests)
+            except CommError:
+                raise
+            except Exception as error:  # any: the trainers wait for an answer
+                self._channel.exchange.fail(error)
+                raise
+            self._channel.reply(answers)
             if command == Command.MAKE:
                 channel = Channel(self._world.beside(), self._num_servers)
                 self._served.append(_Served(self._made, channel, self._outcome.put))
@@ -165,19 +145,6 @@ class Server:
         except Exception:  # noqa: BLE001 - every rank has raised it: the trainers' to handle
             return Command.TICK
         return command
-
-    def _answer(self, command: Command, requests: list[Any]) -> dict[int, Any]:
-        try:
-            return self._handlers[command](requests)
-        except CommError:
-            raise
-        except Exception as error:  # any: the trainers wait for an answer
-            self._channel.exchange.fail(error)
-            raise
-
-    @property
-    def _trainers(self) -> list[int]:
-        return self._channel.trainers_of(self._world.rank)
 
     def _nodes(self, requests: list[Any]) -> dict[int, Any]:
         rows = _node_names(self._data, **requests[0]).view(-1, 1)
@@ -208,16 +175,16 @@ class Server:
 
     def _make(self, requests: list[LoaderRequest]) -> dict[int, Any]:
         """A loader for each trainer, all with the first one's options."""
-        loaders = dict[int, _ServedLoader]()
+        loaders = dict[int, Loader]()
         nobody = replace(requests[0], seeds=requests[0].seeds[..., :0], labels=None, time=None)
         for slot in range(-(-len(requests) // self._num_servers)):
             number = self._group.rank + slot * self._num_servers
             request = requests[number] if number < len(requests) else nobody
-            loaders[number] = _ServedLoader(self._data, request, number, self._group)
-        steps = torch.tensor(max(one.own_steps for one in loaders.values()))
+            loaders[number] = Loader(self._data, request, self._group, number, is_own=False)
+        steps = torch.tensor(max(one._own_steps for one in loaders.values()))
         self._group.all_reduce(steps, "max")
         for one in loaders.values():
-            one.begin(int(steps))
+            one._begin(lambda drawn: drawn, int(steps))  # made where they are used
         self._made = loaders
         about = {"loader": len(self._served), "steps": int(steps)}
         return {t: about | {"input_type": loaders[t].input_type} for t in self._trainers}
@@ -255,10 +222,6 @@ def _same(requests: list[Any]) -> Any:
     return requests[0]
 
 
-def _as_drawn(drawn: Drawn) -> Drawn:
-    return drawn
-
-
 # ---------------------------------------------------------------- what a part has, by name
 
 
@@ -267,7 +230,7 @@ def _node_names(data: PartitionData, ntype: str | None = None, mask: str | None 
     partitions hold them, else global ones."""
     ntype = _ntype(data, ntype)
     ids = data.keys.node_names(ntype)[0]
-    return ids if mask is None else ids[_mask(data.node_features, f"{ntype}/{mask}")]
+    return ids if mask is None else ids[_mask(data, ntype, mask)]
 
 
 def _end_names(
@@ -281,13 +244,10 @@ def _end_names(
     if etype is None and len(book.canonical_etypes) > 1:
         raise ValueError(f"etype: got none, expected one of {book.canonical_etypes}")
     one = book.canonical_etypes[0] if etype is None else book.canonical(etype)
-    ends = source_ids(data, one), target_ids(data, one)
-    if mask is not None:
-        chosen = _mask(data.edge_features, f"{':'.join(one)}/{mask}")
-        ends = ends[0][chosen], ends[1][chosen]
+    chosen = slice(None) if mask is None else _mask(data, one, mask)
     names = [
-        exchange.look_up(ids, id_bounds(book, ntype), data.keys.node_names(ntype)[0])
-        for ntype, ids in zip((one[0], one[2]), ends, strict=True)
+        exchange.look_up(ids[chosen], id_bounds(book, ntype), data.keys.node_names(ntype)[0])
+        for ntype, ids in ((one[0], source_ids(data, one)), (one[2], target_ids(data, one)))
     ]
     return torch.stack(names, dim=1)
 
@@ -295,11 +255,7 @@ def _end_names(
 def _size(data: PartitionData, name: str, ntype: str | None, classes: bool) -> int:
     """Numbers in a row of a feature of nodes; of this part's labels one more than the largest, or
     the columns of a matrix."""
-    prefix, features = f"{_ntype(data, ntype)}/", data.node_features
-    if prefix + name not in features:
-        there = sorted(key.removeprefix(prefix) for key in features if key.startswith(prefix))
-        raise ValueError(f"name: got {name!r}, expected one of {', '.join(there)}")
-    rows = features[prefix + name]
+    rows, _ = column_of(data, _ntype(data, ntype), name, f"name: got {name!r}")
     if not classes:
         return math.prod(rows.shape[1:])
     if rows.dim() > 1 and rows.shape[1] > 1:
@@ -311,17 +267,14 @@ def _ntype(data: PartitionData, ntype: str | None) -> str:
     ntypes = data.book.ntypes
     if ntype is None and len(ntypes) > 1:
         raise ValueError(f"ntype: got none, expected one of {ntypes}")
-    ntype = ntype or ntypes[0]
-    if ntype not in ntypes:
+    if ntype and ntype not in ntypes:
         raise ValueError(f"ntype: got {ntype!r}, expected one of {ntypes}")
-    return ntype
+    return ntype or ntypes[0]
 
 
-def _mask(store: FeatureStore, name: str) -> Tensor:
-    if name not in store:
-        there = [key for key in store if key.endswith("_mask")]
-        raise ValueError(f"mask: got {name!r}, expected one of {there or 'none'}")
-    mask = store[name]
+def _mask(data: PartitionData, kind: Kind, name: str) -> Tensor:
+    full = columns_of(data, kind)[1] + name
+    mask, _ = column_of(data, kind, name, f"mask: got {full!r}")
     if mask.dtype != torch.bool or mask.dim() != 1:
-        raise ValueError(f"mask: {name!r} is {mask.dtype} {list(mask.shape)}, expected bool")
+        raise ValueError(f"mask: {full!r} is {mask.dtype} {list(mask.shape)}, expected bool")
     return mask

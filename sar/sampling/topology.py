@@ -13,7 +13,7 @@ from sar.kernels.sampling import Csc, split
 from sar.partition.book import EType, PartitionBook
 from sar.partition.load import PartitionData
 from sar.sampling.exchange import Exchange, Kind, id_bounds
-from sar.sampling.features import FeatureTables
+from sar.sampling.features import FeatureTables, column_of, columns_of
 
 ALWAYS, NEVER = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 _INT32 = torch.iinfo(torch.int32).max
@@ -64,7 +64,9 @@ def topology(
         times = _edge_times(data, exchange, etypes, time_attr)
     with exchange.group.agreed("loader"):
         if weight_attr is not None:
-            weights = {etype: _edge_weights(data, etype, weight_attr) for etype in etypes}
+            weights = {
+                etype: weights_of(data, etype, weight_attr, "weight_attr: got") for etype in etypes
+            }
         if direction == "in":
             edges = {e: _in_edges(data, e, weights.get(e), times.get(e)) for e in etypes}
     if direction == "out":
@@ -204,46 +206,52 @@ def _starts(rows: Tensor, count: int) -> Tensor:
 # ---------------------------------------------------------------- weights and times
 
 
-def _edge_weights(data: PartitionData, etype: EType, name: str) -> Tensor:
-    """float64 [E] of a part's edges by ascending id.
+def weights_of(data: PartitionData, kind: Kind, name: str, told: str) -> Tensor:
+    """float64 [n] of a part's nodes of a type, or edges of a relation by ascending id.
 
-    Raises ``ValueError`` for weights that are missing, not one number for each edge, negative, NaN
-    or infinite.
+    Raises ``ValueError`` for weights that are missing, not one number each, negative, NaN or
+    infinite; it begins with ``told``.
     """
-    full = f"{':'.join(etype)}/{name}"
-    if full not in data.edge_features:
-        there = [key for key in data.edge_features if key.startswith(":".join(etype) + "/")]
-        raise ValueError(f"weight_attr: got {name!r}, expected one of {there or 'none'} of {etype}")
-    weights = data.edge_features[full].double()
-    if weights.dim() != 1:
-        raise ValueError(f"weight_attr: {full!r} has shape {list(weights.shape)}, expected [E]")
+    column, full = column_of(data, kind, name, f"{told} {name!r}")
+    weights = column.double()
     wrong = ~(weights.isfinite() & (weights >= 0))
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
-        got = float(weights[row])
-        raise ValueError(f"weight_attr: {full!r} is {got} in row {row}, expected 0 or more")
+    if weights.dim() != 1 or wrong.any():
+        is_one_each, what = weights.dim() == 1, told.partition(":")[0]
+        got = f"{float(weights[wrong][0])} in row {int(wrong.nonzero()[0])}" if is_one_each else (
+            f"{list(weights.shape)}"
+        )  # fmt: skip
+        raise ValueError(
+            f"{what}: {full!r} is {got}, {int(wrong.sum())} of them below 0 or not finite; "
+            "expected 0 or more, one each"
+        )
     return weights
 
 
-def node_times(data: PartitionData, ntype: str, time_attr: str) -> Tensor | None:
-    """int64 [n] when this part's nodes of a type came; ``None`` where nodes do not say."""
-    name = f"{ntype}/{time_attr}"
-    return integers(data.node_features[name], name) if name in data.node_features else None
+def times_of(data: PartitionData, kind: Kind, time_attr: str) -> Tensor | None:
+    """int64 [n] when this part's nodes of a type, or edges by ascending id, came; ``None`` where
+    they do not say. Raises ``ValueError`` for a column that is no times."""
+    store, prefix = columns_of(data, kind)
+    if (name := prefix + time_attr) not in store:
+        return None
+    times = store[name]
+    if times.dim() != 1 or times.is_floating_point() or times.dtype == torch.bool:
+        raise ValueError(
+            f"time_attr: {name!r} is {times.dtype} {list(times.shape)}, expected integers, one each"
+        )
+    return times.long()
 
 
 def _edge_times(
     data: PartitionData, exchange: Exchange, etypes: list[EType], time_attr: str
 ) -> dict[EType, Tensor]:
     """int64 [E] per relation, by ascending id; those of sources are fetched."""
-    aged = [n for n in data.book.ntypes if f"{n}/{time_attr}" in data.node_features]
-    found, wanted = dict[EType, Tensor](), dict[EType, Tensor]()
+    aged, found, wanted = list[str](), dict[EType, Tensor](), dict[EType, Tensor]()
     with exchange.group.agreed("loader"):
-        for ntype in aged:
-            node_times(data, ntype, time_attr)
+        aged += [n for n in data.book.ntypes if times_of(data, n, time_attr) is not None]
         for etype in etypes:
-            name = f"{':'.join(etype)}/{time_attr}"
-            if name in data.edge_features:
-                found[etype] = integers(data.edge_features[name], name)
+            own = times_of(data, etype, time_attr)
+            if own is not None:
+                found[etype] = own
             elif etype[0] in aged:
                 wanted[etype] = source_ids(data, etype)
             else:
@@ -254,12 +262,3 @@ def _edge_times(
     for etype, ids in wanted.items():
         found[etype] = tables.fetch({etype[0]: ids})[etype[0]][time_attr].long()
     return found
-
-
-def integers(times: Tensor, name: str) -> Tensor:
-    """int64 of a column of times. Raises ``ValueError`` for what is none."""
-    if times.dim() != 1 or times.is_floating_point() or times.dtype == torch.bool:
-        raise ValueError(
-            f"time_attr: {name!r} is {times.dtype} {list(times.shape)}, expected integers, one each"
-        )
-    return times.long()

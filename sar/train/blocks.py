@@ -53,13 +53,11 @@ def training_blocks(
     """
     if mode == "off":
         return None, "off"
-    reason = "the model gets columns of edges" if call.columns else _obstacle(model, graph, data)
-    if reason is None:
-        reason = _repeated(data, group)
+    reason = _obstacle(model, graph, data, group, call)
     if reason is not None and mode == "on":
         raise ValueError(f"mfgs: got 'on', but {reason}")
     if reason is None and mode == "auto":
-        reason = _dependence(model) or _too_many(data, graph, group)
+        reason = _disadvantage(model, graph, data, group)
     if reason is not None:
         return None, f"not used: {reason}"
     features = data.features
@@ -75,34 +73,27 @@ def training_blocks(
     return TrainingBlocks(graphs, read, plan.saved), f"used: they {told}"
 
 
-def _obstacle(model: nn.Module, graph: Any, data: NodeData) -> str | None:
+def _obstacle(model: nn.Module, graph: Any, data: NodeData, group: Group, call: Call) -> str | None:
     """Why training cannot run on blocks at all."""
+    if call.columns:
+        return "the model gets columns of edges"
     if not isinstance(getattr(model, "num_blocks", None), int):
         return "the model does not say by num_blocks that it takes a list of blocks"
     if not isinstance(graph, GraphView) or graph.is_block or not graph.is_homogeneous:
         return "the graph is not a whole one of one node type and one edge type"
-    return None if "train" in data.rows else "there are no training nodes"
-
-
-def _repeated(data: NodeData, group: Group) -> str | None:
-    """A block has each row once."""
-    rows = data.rows["train"]
+    if "train" not in data.rows:
+        return "there are no training nodes"
+    rows = data.rows["train"]  # a block has each once
     twice = torch.tensor(len(rows) - len(rows.unique()))
     return "a training node is listed twice" if group.all_reduce(twice, "max") else None
 
 
-def _dependence(model: nn.Module) -> str | None:
-    """Why blocks would give another result than the whole graph."""
-    norms = (NormBase, DistributedBN1D)
-    if any(isinstance(part, norms) for part in model.modules()):
+def _disadvantage(model: nn.Module, graph: Any, data: NodeData, group: Group) -> str | None:
+    """Why blocks would give another result than the whole graph, or save too little."""
+    if any(isinstance(part, (NormBase, DistributedBN1D)) for part in model.modules()):
         return "batch norm takes its statistics over all nodes"
-    return None
-
-
-def _too_many(data: NodeData, graph: GraphView, group: Group) -> str | None:
-    """The last layer computes the training rows, each layer before at least those."""
     count = int(group.all_reduce(torch.tensor(len(data.rows["train"]))))
-    share = count / max(1, graph.num_nodes_global())
+    share = count / max(1, graph.num_nodes_global())  # the last layer's; others compute more
     if 1 - share >= LEAST_SAVED:
         return None
     return f"{100 * share:.0f} % of the nodes are training nodes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,14 +61,11 @@ class NodeData:
         """The same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
         rows = {split: idx.to(device) for split, idx in self.rows.items()}
-        features: Tensor | dict[str, Tensor]
-        if isinstance(self.features, Tensor):
-            features = self.features.to(device)
-            moved = features is not self.features
-        else:
-            features = {ntype: x.to(device) for ntype, x in self.features.items()}
-            moved = any(features[ntype] is not x for ntype, x in self.features.items())
-        files = () if moved else self.files
+        given = self.features
+        x = {"": given} if isinstance(given, Tensor) else given
+        moved = {ntype: one.to(device) for ntype, one in x.items()}
+        files = self.files if all(moved[ntype] is one for ntype, one in x.items()) else ()
+        features = moved[""] if isinstance(given, Tensor) else moved
         return replace(self, features=features, labels=labels, rows=rows, files=files)
 
 
@@ -117,7 +114,7 @@ def _local(
     data = NodeData(given, None, {}, 0, options.multilabel, tuple(files), ntype)
     if not need_labels and not fields.has(options.labels):
         return data
-    labels = _labels(fields.read(options.labels, "labels"), options)
+    labels = _labels(fields.store[fields.find(options.labels, "labels")], options)
     known = ~labels.isnan().all(1) if options.multilabel else labels >= 0
     needed = ["train_mask"] if need_labels else []
     masks = {split: fields.mask(f"{split}_mask", needed) for split in SPLITS}
@@ -130,16 +127,19 @@ def _local(
 def _features(
     fields: Fields, options: DataOptions, map_features: str | os.PathLike | bool
 ) -> tuple[Tensor, RowFile | None]:
-    """Of one node type, and the file that they lie in, if any."""
+    """float32 [n, F] of one node type, and the file that they lie in, if any."""
+    store, full = fields.store, fields.check_matrix(options.features, "features")
     change = normalize_rows_ if options.normalize_features else None
-    if map_features is not False:
-        folder = None if map_features is True else map_features
-        file = fields.matrix_file(options.features, change, folder)
-        return file.tensor, file
-    features = fields.matrix(options.features, "features")
-    if change is not None:
-        change(features)
-    return features, None
+    if map_features is False:
+        features = store.get_as(full, torch.float32)
+        return features if change is None else change(features), None
+    folder = None if map_features is True else map_features
+    try:
+        file = store.to_file(full, torch.float32, folder, change)
+    except OSError as error:
+        where = folder or "the folder for temporary files"
+        raise OSError(f"map_features: no room or no access in {where}: {error}") from error
+    return file.tensor, file
 
 
 def _num_classes(labels: Tensor, num_nodes: int) -> int:
@@ -268,29 +268,6 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.prefix + name in self.store
 
-    def read(self, name: str, what: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A field; converted to ``dtype`` block by block where one is given."""
-        full = self.find(name, what)
-        return self.store[full] if dtype is None else self.store.get_as(full, dtype)
-
-    def matrix(self, name: str, what: str) -> Tensor:
-        """A float32 [n, F] field."""
-        return self.store.get_as(self.check_matrix(name, what), torch.float32)
-
-    def matrix_file(
-        self,
-        name: str,
-        change: Callable[[Tensor], Tensor] | None,
-        folder: str | os.PathLike | None,
-    ) -> RowFile:
-        """A float32 [n, F] field in a file, after ``change`` of its rows."""
-        full = self.check_matrix(name, "features")
-        try:
-            return self.store.to_file(full, torch.float32, folder, change)
-        except OSError as error:
-            where = folder or "the folder for temporary files"
-            raise OSError(f"map_features: no room or no access in {where}: {error}") from error
-
     def find(self, name: str, what: str) -> str:
         """The full name of a field that is there."""
         if not self.has(name):
@@ -314,7 +291,7 @@ class Fields:
         """A bool [n] field; all False where it is missing and not needed."""
         if not self.has(name) and name not in needed:
             return torch.zeros(self.num_nodes, dtype=torch.bool)
-        values = self.read(name, "mask")
+        values = self.store[self.find(name, "mask")]
         if values.dim() != 1:
             raise ValueError(f"{name}: got shape {tuple(values.shape)}, expected [n]")
         return values != 0

@@ -128,18 +128,16 @@ def load_shards(
 ) -> None:
     """Take this rank's rows out of what :func:`write_shards` wrote; collective, raises as
     :func:`load_embedding`."""
-    error: Exception | None = None
-    rows: Columns = {}
-    other: dict[str, Any] = {}
-    try:
-        shards = _shards(folder, stem, read_head(), embedding, group)
-        rows, other = _collect(folder, shards, embedding)
-    except ValueError as problem:
-        error = problem
-    except Exception as problem:  # any that a damaged file leads to, or too little memory
-        text = f"{type(problem).__name__}: {problem}"
-        error = ValueError(f"{folder}: could not take rows of {embedding.ntype!r}: {text}")
-    group.agree(error)
+    with group.agreed():
+        try:
+            shards = _shards(folder, stem, read_head(), embedding, group)
+            rows, other = _collect(folder, shards, embedding)
+        except ValueError:
+            raise
+        except Exception as problem:  # any that a damaged file leads to, or too little memory
+            text = f"{type(problem).__name__}: {problem}"
+            what = f"could not take rows of {embedding.ntype!r}"
+            raise ValueError(f"{folder}: {what}: {text}") from problem
     weight = embedding.weight
     with torch.no_grad():
         weight.copy_(rows.pop("weight"))
