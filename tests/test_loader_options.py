@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +19,6 @@ from sar.partition.load import load_partition
 from sar.sampling import LinkNeighborLoader, NeighborLoader, Sample, SubgraphLoader
 
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
-
-
-def drawn(batch: Any, into: dict) -> dict:
-    """Adds a batch of tensors to what is drawn per step, hop and node at which it is."""
-    for hop, edges in enumerate(batch.edges):
-        for etype, (src, dst, _) in edges.items():
-            ends = batch.node_ids[etype[0]][src], batch.node_ids[etype[2]][dst]
-            for one, other in zip(ends[0].tolist(), ends[1].tolist()):
-                into.setdefault((batch.step, hop, etype, other), Counter())[one] += 1
-    return into
 
 
 def epochs(group: Group, path: str, ntype: str, options: dict) -> list:

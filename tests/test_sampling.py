@@ -23,82 +23,62 @@ from torch.nn import functional as F
 from sar.comm import Group
 from sar.errors import CommError
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.load import PartitionData, load_partition
-from sar.sampling import Draws, FeatureTables, NeighborLoader, NeighborSampler, Seeds
+from sar.partition.book import EType
+from sar.partition.load import load_partition
+from sar.sampling import Draws, NeighborLoader, NeighborSampler, Seeds
 from sar.sampling.exchange import Exchange, id_bounds
 from sar.sampling.topology import topology
 
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
-GRAPHS = {"one type": mixed, "several": hetero}
 
 
-def own_ids(data: PartitionData, ntype: str, original: Tensor) -> Tensor:
-    """Ids of this part's nodes among those with some original ids."""
-    mine = data.node_features[f"{ntype}/orig_id"]
-    first = int(id_bounds(data.book, ntype)[data.part_id])
-    return torch.isin(mine, original).nonzero().view(-1) + first
+def draws_of(group: Group, path: str, ntype: str, options: dict) -> dict[tuple, list[int]]:
+    """Original ids of the edges that two steps draw per step, hop, relation and destination."""
+    found: dict[tuple, list[int]] = {}
 
+    def add(etype: EType, dst: Tensor, eid: Tensor, *place: int) -> None:
+        for node in dst.unique().tolist():
+            found[(*place, etype, node)] = sorted(eid[dst == node].tolist())
 
-def originals(parts: list[PartitionData], graph: GraphArrays) -> dict[Any, Tensor]:
-    """The original id behind each id of a node type or relation."""
-    found: dict[Any, Tensor] = {}
-    for ntype in graph.num_nodes:
-        found[ntype] = torch.cat([one.node_features[f"{ntype}/orig_id"] for one in parts])
-    for etype in graph.edges:
-        name = ":".join(etype) + "/orig_eid"
-        found[etype] = torch.cat([one.edge_features[name] for one in parts])
+    data, steps = load_partition(path, group.rank), list[Any]()
+    with NeighborLoader(data, [3, 3], ntype, **options) as loader:
+        steps += [next(iter(loader)), next(iter(loader))]
+    for step, batch in enumerate(steps):
+        if options["as_"] == "dgl":
+            for hop, block in enumerate(reversed(batch[2])):
+                for etype in block.canonical_etypes:
+                    ids = block.dstnodes[etype[2]].data[dgl.NID]
+                    eid = block.edges[etype].data[dgl.EID]
+                    add(etype, ids[block.edges(etype=etype)[1]], eid, step, hop)
+            continue
+        for etype, rows in batch.edge_data.items():
+            drawn = [hop[etype] for hop in batch.edges if etype in hop]
+            eids = rows["orig_eid"].split([len(one.eid) for one in drawn]) if drawn else ()
+            for hop, (edges, eid) in enumerate(zip(drawn, eids)):
+                add(etype, batch.node_ids[etype[2]][edges.dst], eid, step, hop)
     return found
 
 
-def drawn_edges(group: Group, path: str, graph: GraphArrays, options: dict) -> tuple:
-    """This rank's part, and the samples of two steps around seeds that all ranks share out."""
-    data = load_partition(path, group.rank)
-    swap = Exchange(group, 9999)
-    sampler = NeighborSampler(topology(data, swap, graph.edges), swap, Draws(seed=3, **options))
-    rng = torch.Generator().manual_seed(0)
-    samples = []
-    for step in range(2):
-        seeds = {n: torch.randperm(c, generator=rng)[:5] for n, c in graph.num_nodes.items()}
-        mine = {ntype: own_ids(data, ntype, ids) for ntype, ids in seeds.items()}
-        samples += sampler.sample([Seeds(mine, step)])
-    return data, samples
-
-
-def by_hop(parts: list[tuple], graph: GraphArrays) -> dict[tuple, list[int]]:
-    """Original ids of the edges that were drawn per step, hop, relation and destination."""
-    known, found = originals([data for data, _ in parts], graph), {}
-    for _, samples in parts:
-        for step, sample in enumerate(samples):
-            for hop, edges in enumerate(sample.hops):
-                for etype, (src, dst, eid) in edges.items():
-                    ids = known[etype][eid]
-                    ends = [known[etype[0]][sample.nodes[etype[0]][src]]]
-                    ends += [known[etype[2]][sample.nodes[etype[2]][dst]]]
-                    assert torch.equal(torch.stack(ends), torch.stack(graph.edges[etype])[:, ids])
-                    for node in ends[1].unique().tolist():
-                        drawn = sorted(ids[ends[1] == node].tolist())
-                        key = step, hop, etype, node
-                        assert found.setdefault(key, drawn) == drawn, "two ranks, two draws"
-    return found
-
-
-@by_pairs(name=GRAPHS, fanout=[3, -1, "replace"], again=[True, False])
+@by_pairs(name=["one type", "several"], as_=["dgl", "tensors"], replace=[True, False])
 def test_draws_do_not_depend_on_the_cut(
-    name: str, fanout: int | str, again: bool, partitioned: Cutter
+    name: str, as_: str, replace: bool, partitioned: Cutter
 ) -> None:
-    """Ranks together draw what one process does for all of their seeds."""
-    graph = GRAPHS[name]()
-    number = 3 if fanout == "replace" else fanout
-    options = {"replace": fanout == "replace", "again": again}
-    want: dict = {}
+    """Ranks together draw what one process does for all of their seeds; real edges."""
+    graph, ntype = (mixed(), "_N") if name == "one type" else (hetero(), "item")
+    options, want = {"as_": as_, "replace": replace, "batch_size": 1000, "seed": 3}, {}
     for size, method in CUTS:
-        given = {**options, "fanouts": [dict.fromkeys(graph.edges, number)] * 2}
-        path = partitioned(graph, size, method)
-        parts = run_threads(size, drawn_edges, path, graph, given)
-        found = by_hop(parts, graph)
+        parts = run_threads(size, draws_of, partitioned(graph, size, method), ntype, options)
+        found: dict[tuple, list[int]] = {}
+        for part in parts:
+            for key, edges in part.items():
+                assert found.setdefault(key, edges) == edges, "two ranks, two draws"
         want = want or found
         # A seed of one rank may be a neighbor on another, which then draws for it a hop later.
-        assert found == want if again else want.items() <= found.items()
+        assert found == want if as_ == "dgl" else want.items() <= found.items()
+    for (_, _, etype, node), edges in want.items():
+        dst = graph.edges[etype][1]
+        assert (dst[edges] == node).all()
+        assert len(edges) == (3 if replace else min(3, int((dst == node).sum())))
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.0, 4.0, 1.0, 0.5, 3.0], dtype=torch.float64)
@@ -148,29 +128,6 @@ def test_frequencies_of_draws(replace: bool, weighted: bool, partitioned: Cutter
         spread = chance if replace else chance * (1 - chance)
         # Of each edge alone: 4 standard deviations, which 1 in 16,000 exceeds.
         assert abs(counts[edge] - steps * chance) <= 4 * (steps * spread) ** 0.5, edge
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_features_are_those_of_the_table(name: str, partitioned: Cutter) -> None:
-    """Of ids that repeat, that others own, of none on one rank; all fields of nodes and edges."""
-    graph = GRAPHS[name]()
-
-    def case(group: Group, path: str) -> None:
-        tables = FeatureTables(load_partition(path, group.rank), Exchange(group, 99))
-        rng = torch.Generator().manual_seed(group.rank)
-        counts = {**graph.num_nodes, **{e: len(ends[0]) for e, ends in graph.edges.items()}}
-        few = 0 if group.rank == 1 else 9
-        ids = {k: torch.randint(c, (few,), generator=rng) for k, c in counts.items() if c}
-        for kind, fields in tables.fetch(ids).items():
-            is_edge = isinstance(kind, tuple)
-            source = graph.edge_data[kind] if is_edge else graph.node_data[kind]
-            assert fields.keys() >= source.keys()
-            chosen = fields["orig_eid" if is_edge else "orig_id"]
-            for field, rows in source.items():
-                assert torch.equal(fields[field], rows[chosen].to(fields[field].dtype))
-
-    for size, method in CUTS:
-        run_threads(size, case, partitioned(graph, size, method))
 
 
 class Sage(nn.Module):
@@ -311,6 +268,11 @@ def test_pyg_data_of_several_types(partitioned: Cutter) -> None:
                 edges = batch[etype]
                 nodes = [batch[n].n_id[i] for n, i in zip(etype[::2], edges.edge_index)]
                 assert torch.equal(torch.stack(nodes), torch.stack(ends)[:, edges.e_id])
+                for name, rows in graph.edge_data[etype].items():
+                    assert name == "orig_eid" or torch.equal(edges[name], rows[edges.e_id])
+            for ntype, rows in graph.node_data.items():
+                for name, known in (("x", "feat"), ("y", "label")):
+                    assert torch.equal(batch[ntype][name], rows[known][batch[ntype].n_id])
             out = layer({n: batch[n].x.double() for n in graph.num_nodes}, batch.edge_index_dict)
             got = out["item"][: store.batch_size]
             torch.testing.assert_close(got, whole["item"][seeds].detach(), rtol=1e-12, atol=1e-12)

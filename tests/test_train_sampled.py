@@ -159,45 +159,36 @@ def test_wrong_words(
     assert text in capsys.readouterr().err
 
 
-def test_a_model_that_takes_no_blocks_is_told_before_ranks_start(
+def test_a_model_that_does_not_fit_is_told_before_ranks_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
+    """One that takes no blocks, or other ones, or one width where there are several types."""
     started: list[str] = []
     monkeypatch.setattr("sar.cli.train.launch", lambda *_: started.append("ranks"))
     (tmp_path / "nets.py").write_text(NETS)
-    path = cut(graph(), 2, tmp_path)
+    source, parts = "bibliography:papers=100", str(tmp_path / "typed")
+    assert main(["partition", source, "--parts", "2", "--out", parts]) == 0
+    paths = {"one": cut(graph(), 2, tmp_path), "typed": f"{parts}/bibliography.json"}
+    capsys.readouterr()
 
-    def train(name: str, fanouts: str = "4,3") -> str:
-        model = f"{tmp_path / 'nets.py'}:{name}"
-        status = main(["train", path, "--model", model, "--sampled", "--fanouts", fanouts])
-        assert status == (0 if started else 2)
+    def train(name: str, fanouts: str | None = "4,3", on: str = "one") -> str:
+        before, more = len(started), ["--sampled", "--fanouts", fanouts] if fanouts else []
+        status = main(["train", paths[on], "--model", f"{tmp_path / 'nets.py'}:{name}", *more])
+        assert status == (0 if len(started) > before else 2)
         return capsys.readouterr().err
 
     told = "layer of Plain, whose num_blocks is None; a model that also takes a list of blocks in"
-    assert told in train("Plain") and not started
+    assert told in train("Plain")
     assert "got 3, expected one for each graph layer of TwoBlocks" in train("TwoBlocks", "4,3,2")
-    train("TwoBlocks")
-    train("OfTheGraph")
-    assert started == ["ranks"] * 2
-
-
-def test_a_model_of_one_type_is_told_before_ranks_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    started: list[str] = []
-    monkeypatch.setattr("sar.cli.train.launch", lambda *_: started.append("ranks"))
-    (tmp_path / "nets.py").write_text(NETS)
-    source, parts = "bibliography:papers=100", str(tmp_path / "parts")
-    assert main(["partition", source, "--parts", "2", "--out", parts]) == 0
-    path = f"{parts}/bibliography.json"
-    capsys.readouterr()
-    for more in ([], ["--sampled", "--fanouts", "4,3"]):
-        words = ["train", path, "--model", f"{tmp_path / 'nets.py'}:OneWidth", *more]
-        assert main(words) == 2 and not started
-        told = capsys.readouterr().err
+    for fanouts in (None, "4,3"):
+        told = train("OneWidth", fanouts, "typed")
         assert "OneWidth takes one width as in_feats, and the graph has several types" in told
         assert told.endswith("by node type, here of paper\n") and told.count("error:") == 1
-    assert main(["train", path, "--model", f"{tmp_path / 'nets.py'}:ByType"]) == 0 and started
+    assert not started
+    train("TwoBlocks")
+    train("OfTheGraph")
+    train("ByType", None, "typed")
+    assert started == ["ranks"] * 3
 
 
 NETS = """

@@ -78,6 +78,11 @@ def answer_of(use: Use, rank: Rank) -> tuple[str, float]:
     return words, time.monotonic() - begun
 
 
+def of_loader(use: Callable[[Any, Any], Any]) -> Use:
+    """A use of a rank's loader."""
+    return lambda rank: use(rank, rank.loader())
+
+
 def all_told(cases: dict[Any, Callable[[], Told]]) -> dict[Any, Told]:
     """What is told in each of some cases; those that never end are missing."""
     answers: dict[Any, Told] = {}
@@ -216,24 +221,6 @@ def made(rank: Rank, kind: type, options: Sequence[dict[str, Any]]) -> Any:
 # ---------------------------------------------------------------- loops
 # Each of them with and without a thread that makes batches ahead.
 
-LOOPS: dict[str, tuple[Use, Any]] = {}
-
-
-def loop(words: str | tuple[str, str]) -> Callable[[Use], Use]:
-    """A use, and what its ranks have to be told."""
-
-    def add(use: Use) -> Use:
-        LOOPS[use.__name__] = use, words
-        return use
-
-    return add
-
-
-TWICE = "another iteration of this loader has begun"
-CLOSED = "the loader is closed"
-LEFT = "rank 1 left the loader before step"
-WAITED = "expected every rank to go through its loader at the same time and as far"
-
 
 def epoch(loader: Any, breaks_after: int = 99) -> None:
     for number, _ in enumerate(loader):
@@ -241,58 +228,22 @@ def epoch(loader: Any, breaks_after: int = 99) -> None:
             break
 
 
-@loop(TWICE)
-def a_second_iter_in_the_loop(rank: Rank) -> None:
-    loader = rank.loader()
-    for _ in loader:
-        epoch(loader, 1)
-
-
-@loop((LEFT, LEFT))
-def a_look_at_a_batch_on_one_rank(rank: Rank) -> None:
-    loader = rank.loader()
-    for _ in loader:
-        if rank.is_wrong:
-            next(iter(loader))
-
-
-@loop(TWICE)
-def an_older_iterator(rank: Rank) -> None:
-    loader = rank.loader()
+def an_older_iterator(rank: Rank, loader: Any) -> None:
     first = iter(loader)
     next(first)
     epoch(loader)
     next(first)
 
 
-@loop((LEFT, LEFT))
-def a_loop_left_by_one_rank(rank: Rank) -> None:
-    loader = rank.loader()
-    epoch(loader, 1 if rank.is_wrong else 99)
-    epoch(loader)
-
-
-@loop((LEFT, CLOSED))
-def a_loop_left_and_closed_by_one_rank(rank: Rank) -> None:
-    loader = rank.loader()
-    for _ in loader:
-        if rank.is_wrong:
-            loader.close()
-
-
-@loop("this epoch has ended at an error, KeyError")
-def a_step_skipped_after_an_error(rank: Rank) -> None:
+def a_step_skipped_after_an_error(rank: Rank, loader: Any) -> None:
     """Which would else look like the end of the epoch."""
     batches = iter(rank.loader(transform=failing(rank, KeyError("no such thing"))))
     while True:
-        try:
+        with suppress(KeyError):
             next(batches)
-        except KeyError:
-            continue
 
 
-@loop(("CommError: rank 0", NOTHING))
-def a_step_skipped_by_one_rank(rank: Rank) -> None:
+def a_step_skipped_by_one_rank(rank: Rank, loader: Any) -> None:
     """The loader is in step; the sums of the loop are not."""
     batches = iter(rank.loader(prefetch=2))
     if rank.is_wrong:
@@ -301,69 +252,26 @@ def a_step_skipped_by_one_rank(rank: Rank) -> None:
         rank.meet()
 
 
-@loop(WAITED)
-def two_loaders_in_another_order(rank: Rank) -> None:
+def two_loaders_in_another_order(rank: Rank, loader: Any) -> None:
     """Which only a thread for each makes right."""
     loaders = [rank.loader(prefetch=0), rank.loader(prefetch=0)]
-    for loader in loaders[::-1] if rank.is_wrong else loaders:
-        epoch(loader)
+    for one in loaders[::-1] if rank.is_wrong else loaders:
+        epoch(one)
 
 
-@loop((WAITED, "mine"))
-def an_error_in_the_body_of_one_rank(rank: Rank) -> None:
-    for _ in rank.loader():
+def an_error_in_the_body_of_one_rank(rank: Rank, loader: Any) -> None:
+    for _ in loader:
         if rank.is_wrong:
             raise ValueError("mine")
 
 
-@loop((WAITED, NOTHING))
-def fewer_epochs_on_one_rank(rank: Rank) -> None:
-    loader = rank.loader()
-    for _ in range(1 if rank.is_wrong else 2):
-        epoch(loader)
-
-
-@loop(("expected all ranks to make a NeighborLoader together", NOTHING))
-def a_rank_that_makes_none(rank: Rank) -> None:
-    if not rank.is_wrong:
-        rank.loader()
-
-
-@loop((WAITED, CLOSED))
-def closed_by_one_rank_before(rank: Rank) -> None:
-    loader = rank.loader()
-    if rank.is_wrong:
-        loader.close()
+def left_by_one_rank_for_another_loader(rank: Rank, loader: Any) -> None:
+    epoch(loader, 1 if rank.is_wrong else 99)
+    epoch(rank.loader())
     epoch(loader)
 
 
-@loop(CLOSED)
-def a_loop_after_close(rank: Rank) -> None:
-    loader = rank.loader()
-    loader.close()
-    loader.close()
-    loader.leave()
-    assert len(loader) > 1
-    epoch(loader)
-
-
-@loop(CLOSED)
-def a_loop_that_closes(rank: Rank) -> None:
-    with rank.loader() as loader:
-        for _ in loader:
-            loader.close()
-
-
-@loop(WAITED)
-def left_by_one_rank_for_another_loader(rank: Rank) -> None:
-    one, other = rank.loader(), rank.loader()
-    epoch(one, 1 if rank.is_wrong else 99)
-    epoch(other)
-    epoch(one)
-
-
-@loop("one thread at a time")
-def two_threads(rank: Rank) -> None:
+def two_threads(rank: Rank, loader: Any) -> None:
     """The second comes while the first waits for a batch."""
     inside, over = threading.Event(), threading.Event()
 
@@ -383,30 +291,21 @@ def two_threads(rank: Rank) -> None:
         other.join()
 
 
-@loop("one thread at a time")
-def a_loop_in_a_transform(rank: Rank) -> None:
+def a_loop_in_a_transform(rank: Rank, loader: Any) -> None:
     loaders: list[Any] = []
     loaders.append(rank.loader(transform=lambda batch: epoch(loaders[0])))
     epoch(loaders[0])
 
 
-def added(name: str, words: Any, use: Use) -> None:
-    LOOPS[name] = use, words
-
-
-NO_INT = "epoch: got '1', expected an int"
-NO_COPY = "TypeError: NeighborLoader: cannot be pickled or copied"
-STARTS: dict[str, tuple[Any, Any, str]] = {  # of rank 0, of rank 1, what both are told
-    "a_negative_epoch": ((-1,), (-1,), "ValueError: rank 0: sampling: epoch: got -1, expected an"),
-    "an_epoch_that_is_none": ((1,), ("1",), f"ValueError: rank 1: sampling: {NO_INT}"),
-    "an_epoch_that_is_too_large": ((1,), (2**32,), "rank 1: sampling: epoch: got 4294967296, ex"),
-    "a_step_behind_the_last": ((0, 1), (0, 99), "rank 1: sampling: first: got 99, expected an"),
-    "another_epoch_on_one_rank": ((0,), (1,), "ranks are at steps"),
-    "another_first_step_on_one_rank": ((0, 0), (0, 2), "ranks are at steps"),
-}
-for name, (*starts, told_so) in STARTS.items():
-    added(name, told_so, lambda r, s=starts: epoch(r.loader().iterate(*s[r.is_wrong])))  # type: ignore[misc]
-added("pickled", NO_COPY, lambda rank: pickle.dumps(rank.loader()))
+def negatives_that_there_are_not(rank: Rank, loader: Any) -> None:
+    """The only node that may be drawn is the seed edge's own, whose edge there is."""
+    data = rank.data
+    first = data.node_features["_N/orig_id"] == int(mixed().edges[ETYPE_HOMO][1][0])
+    data.node_features["_N/first"] = first.float()
+    words = {"mode": "triplet", "strict": True, "dst_weight": "first"}
+    seed = torch.stack([ends[:1] for ends in mixed().edges[ETYPE_HOMO]])
+    options: dict[str, Any] = {"prefetch": rank.prefetch, "group": rank.group, **FORMS}
+    epoch(LINKS(data, [2], seed, neg_sampling=words, original_ids=True, **options))
 
 
 def failing(rank: Rank, error: Exception, step: int = 1) -> Callable[[Any], Any]:
@@ -422,23 +321,32 @@ def failing(rank: Rank, error: Exception, step: int = 1) -> Callable[[Any], Any]
     return call
 
 
-def with_sums(rank: Rank, **options: Any) -> None:
-    for _ in rank.loader(**options):
-        rank.meet()
+def mine(rank: Rank, step: int = 1) -> Callable[[Any], Any]:
+    return failing(rank, KeyError("mine"), step)
 
 
-def spoiled(change: Callable[[Sample], Any]) -> Callable[[Rank], dict[str, Any]]:
-    """A filter that changes what was drawn on one rank."""
+def called(options: Callable[[Rank], dict[str, Any]]) -> Any:
+    """A loop with sums over a loader that has these options."""
+
+    def use(rank: Rank, loader: Any) -> None:
+        for _ in rank.loader(**options(rank)):
+            rank.meet()
+
+    return use
+
+
+def spoiled(change: Callable[[Sample], Any]) -> Any:
+    """One with a filter that changes what was drawn on one rank."""
 
     def options(rank: Rank) -> dict[str, Any]:
-        def filter_(sample: Sample) -> Sample:
-            if rank.is_wrong:
-                change(sample)
-            return sample
+        return {"filter": lambda sample: (change(sample) if rank.is_wrong else 0, sample)[1]}
 
-        return {"filter": filter_}
+    return called(options)
 
-    return options
+
+def started(*of_rank_0: Any, **of_rank_1: Any) -> Any:
+    """An epoch that begins elsewhere on each rank."""
+    return lambda r, l: epoch(l.iterate(*(of_rank_1["other"] if r.is_wrong else of_rank_0)))
 
 
 def first_edges(sample: Sample) -> Any:
@@ -448,64 +356,110 @@ def first_edges(sample: Sample) -> Any:
 def takes_nothing() -> None: ...
 
 
-OF_ONE = "KeyError: \"rank 1: sampling: 'mine'\""
-ENDS = "rank 1: sampling: filter: got an end 999 of ('_N', '_E', '_N'), expected 0 to"
-CALLS: dict[str, tuple[Callable[[Rank], dict[str, Any]], str]] = {
-    "a_transform_that_raises": (lambda r: {"transform": failing(r, KeyError("mine"))}, OF_ONE),
-    "a_transform_that_raises_at_last": (
-        lambda r: {"transform": failing(r, KeyError("mine")), "batch_size": 15}, OF_ONE,
+TWICE, CLOSED = "another iteration of this loader has begun", "the loader is closed"
+LEFT, ALONE_AT = "rank 1 left the loader before step", "one thread at a time"
+WAITED = "expected every rank to go through its loader at the same time and as far"
+ENDED, NO_COPY = "this epoch has ended at an error, KeyError", "cannot be pickled or copied"
+ALONE = "trainer 0 asks for 'epoch', trainer 1 for nothing, for 4 seconds; expected all trainers"
+GONE, OTHER = "rank 3 left the loader; expected every rank", "asks for {'loader': 0, 'epoch': "
+OF_ONE, OF_TRAINER = (f"KeyError: \"rank {r}: sampling: 'mine'\"" for r in (1, 3))
+FILTER = "ValueError: rank 1: sampling: filter: got"
+# What is done with a loader, what the ranks are told, and where servers make the batches.
+LOOPS: dict[str, tuple[Any, Any, Any]] = {
+    "a second iter in the loop": (lambda r, l: [epoch(l, 1) for _ in l], TWICE, TWICE),
+    "an older iterator": (an_older_iterator, TWICE, None),
+    "a look at a batch on one rank": (
+        lambda r, l: [next(iter(l)) for _ in l if r.is_wrong], (LEFT, LEFT), (GONE, "; expected "),
     ),
-    "a_filter_that_raises": (lambda r: {"filter": failing(r, KeyError("mine"))}, OF_ONE),
-    "a_transform_of_one_rank_that_raises": (
-        lambda r: {"transform": failing(r, KeyError("mine"), 0) if r.is_wrong else None}, OF_ONE,
+    "left by one rank": (
+        lambda r, l: [epoch(l, 1 if r.is_wrong else 99), epoch(l)],
+        (LEFT, LEFT), (GONE, "; expected "),
     ),
-    "a_transform_that_wants_to_stop": (
-        lambda r: {"transform": failing(r, StopIteration())},
-        "RuntimeError: rank 1: sampling: generator raised StopIteration",
+    "left and closed by one rank": (
+        lambda r, l: [l.close() for _ in l if r.is_wrong], (LEFT, CLOSED), (GONE, "; expected "),
     ),
-    "a_transform_that_takes_nothing": (
-        lambda r: {"transform": takes_nothing}, "TypeError: rank 0: sampling: takes_nothing()",
+    "left for another loader": (left_by_one_rank_for_another_loader, WAITED, None),
+    "skipped after an error": (a_step_skipped_after_an_error, ENDED, ENDED),
+    "skipped by one rank": (a_step_skipped_by_one_rank, ("CommError: rank 0", NOTHING), None),
+    "another order": (two_loaders_in_another_order, WAITED, None),
+    "an error in the body": (
+        an_error_in_the_body_of_one_rank, (WAITED, "mine"), ("expected every rank", "mine"),
     ),
-    "a_transform_that_returns_nothing": (
-        lambda r: {"transform": lambda batch: None if r.is_wrong else batch},
+    "fewer epochs": (
+        lambda r, l: [epoch(l) for _ in range(1 if r.is_wrong else 2)],
+        (WAITED, NOTHING), (ALONE, NOTHING),
+    ),
+    "closed by one rank before": (
+        lambda r, l: [l.close() if r.is_wrong else 0, epoch(l)], (WAITED, CLOSED), None,
+    ),
+    "after close": (
+        lambda r, l: [l.close(), l.close(), l.leave(), len(l), epoch(l)], CLOSED, CLOSED,
+    ),
+    "a loop that closes": (lambda r, l: [l.close() for _ in l], CLOSED, None),
+    "two threads": (two_threads, ALONE_AT, ALONE_AT),
+    "a loop in a transform": (a_loop_in_a_transform, ALONE_AT, ALONE_AT),
+    "a negative epoch": (
+        started(-1, other=[-1]), "ValueError: rank 0: sampling: epoch: got -1, expected an",
+        "epoch: got -1, expected an int from 0 to",
+    ),
+    "an epoch that is none": (
+        started(1, other=["1"]), "TypeError: rank 1: sampling: epoch: got str", OTHER,
+    ),
+    "an epoch too large": (started(1, other=[2**32]), "rank 1: sampling: epoch: got 4294967", None),
+    "a step behind the last": (started(0, 1, other=[0, 99]), "sampling: first: got 99, ex", None),
+    "another epoch": (started(0, other=[1]), "ranks are at steps", OTHER),
+    "another first step": (started(0, 0, other=[0, 2]), "ranks are at steps", None),
+    "pickled": (
+        lambda r, l: pickle.dumps(l), f"TypeError: NeighborLoader: {NO_COPY}",
+        f"TypeError: RemoteLoader: {NO_COPY}",
+    ),
+    "a transform that raises": (called(lambda r: {"transform": mine(r)}), OF_ONE, OF_TRAINER),
+    "a transform that raises at last": (
+        called(lambda r: {"transform": mine(r), "batch_size": 15}), OF_ONE, None,
+    ),
+    "a filter that raises": (called(lambda r: {"filter": mine(r)}), OF_ONE, None),
+    "a transform of one rank that raises": (
+        called(lambda r: {"transform": mine(r, 0) if r.is_wrong else None}), OF_ONE, OF_TRAINER,
+    ),
+    "a transform that wants to stop": (
+        called(lambda r: {"transform": failing(r, StopIteration())}),
+        "RuntimeError: rank 1: sampling: generator raised StopIteration", None,
+    ),
+    "a transform that takes nothing": (
+        called(lambda r: {"transform": takes_nothing}),
+        "TypeError: rank 0: sampling: takes_nothing()", None,
+    ),
+    "a transform that returns nothing": (
+        called(lambda r: {"transform": lambda batch: None if r.is_wrong else batch}),
         "TypeError: rank 1: sampling: transform: returned None, expected the batch",
+        "rank 3: sampling: transform: returned None, expected",
     ),
-    "a_filter_that_returns_nothing": (
-        lambda r: {"filter": lambda sample: None if r.is_wrong else sample},
-        "TypeError: rank 1: sampling: filter: returned None, expected the Sample",
+    "a filter that returns nothing": (
+        called(lambda r: {"filter": lambda sample: None if r.is_wrong else sample}),
+        "TypeError: rank 1: sampling: filter: returned None, expected the Sample", None,
     ),
-    "a_filter_that_breaks_ids": (
+    "a filter that breaks ids": (
         spoiled(lambda one: one.nodes["_N"][-1:].fill_(57)),
-        "ValueError: rank 1: sampling: filter: got id 57 of '_N', expected 0 to 56",
+        f"{FILTER} id 57 of '_N', expected 0 to 56", None,
     ),
-    "a_filter_that_breaks_ids_of_edges": (
+    "a filter that breaks ids of edges": (
         spoiled(lambda one: first_edges(one).eid.fill_(-1)),
-        "ValueError: rank 1: sampling: filter: got id -1 of ('_N', '_E', '_N'), expected 0 to",
+        f"{FILTER} id -1 of ('_N', '_E', '_N'), expected 0 to", None,
     ),
-    "a_filter_that_breaks_ends": (spoiled(lambda one: first_edges(one).src.fill_(999)), ENDS),
-    "a_filter_that_drops_nodes": (
+    "a filter that breaks ends": (
+        spoiled(lambda one: first_edges(one).src.fill_(999)),
+        f"{FILTER} an end 999 of ('_N', '_E', '_N'), expected 0 to", None,
+    ),
+    "a filter that drops nodes": (
         spoiled(lambda one: one.nodes.update(_N=one.nodes["_N"][:1])),
-        "ValueError: rank 1: sampling: filter: got 1 nodes of '_N', expected the",
+        f"{FILTER} 1 nodes of '_N', expected the", None,
     ),
-    "draws_that_fit_nowhere": (
-        lambda r: {"num_neighbors": [2**31 - 1], "replace": True, "batch_size": 60},
-        "MemoryError: rank 0: sampling: num_neighbors: the draws of a hop need",
+    "draws that fit nowhere": (
+        called(lambda r: {"num_neighbors": [2**31 - 1], "replace": True, "batch_size": 60}),
+        "MemoryError: rank 0: sampling: num_neighbors: the draws of a hop need", None,
     ),
+    "negatives that there are not": (negatives_that_there_are_not, "100 draws for", None),
 }  # fmt: skip
-for name, (given, told_so) in CALLS.items():
-    added(name, told_so, lambda rank, given=given: with_sums(rank, **given(rank)))  # type: ignore[misc]
-
-
-@loop("100 draws for")
-def negatives_that_there_are_not(rank: Rank) -> None:
-    """The only node that may be drawn is the seed edge's own, whose edge there is."""
-    data = rank.data
-    first = data.node_features["_N/orig_id"] == int(mixed().edges[ETYPE_HOMO][1][0])
-    data.node_features["_N/first"] = first.float()
-    words = {"mode": "triplet", "strict": True, "dst_weight": "first"}
-    seed = torch.stack([ends[:1] for ends in mixed().edges[ETYPE_HOMO]])
-    options: dict[str, Any] = {"prefetch": rank.prefetch, "group": rank.group, **FORMS}
-    epoch(LINKS(data, [2], seed, neg_sampling=words, original_ids=True, **options))
 
 
 # ---------------------------------------------------------------- loops over batches of servers
@@ -543,57 +497,25 @@ def told_by_trainers(use: Use, path: str, prefetch: int) -> Told:
     return ThreadGroup.run(4, case, timeout=TIMEOUT)[2:]
 
 
-ALONE = "trainer 0 asks for 'epoch', trainer 1 for nothing, for 4 seconds; expected all trainers"
-GONE, OTHER = "rank 3 left the loader; expected every rank", "asks for {'loader': 0, 'epoch': "
-REMOTE: dict[str, Any] = {
-    "a_second_iter_in_the_loop": TWICE,
-    "a_look_at_a_batch_on_one_rank": (GONE, "; expected "),
-    "a_loop_left_by_one_rank": (GONE, "; expected "),
-    "a_loop_left_and_closed_by_one_rank": (GONE, "; expected "),
-    "a_step_skipped_after_an_error": "this epoch has ended at an error, KeyError",
-    "an_error_in_the_body_of_one_rank": ("expected every rank", "mine"),
-    "fewer_epochs_on_one_rank": (ALONE, NOTHING),
-    "a_loop_after_close": CLOSED,
-    "two_threads": "one thread at a time",
-    "a_loop_in_a_transform": "one thread at a time",
-    "a_negative_epoch": "epoch: got -1, expected an int from 0 to",
-    "an_epoch_that_is_none": OTHER,
-    "another_epoch_on_one_rank": OTHER,
-    "pickled": "TypeError: RemoteLoader: cannot be pickled or copied",
-    "a_transform_that_raises": "KeyError: \"rank 3: sampling: 'mine'\"",
-    "a_transform_of_one_rank_that_raises": "KeyError: \"rank 3: sampling: 'mine'\"",
-    "a_transform_that_returns_nothing": "rank 3: sampling: transform: returned None, expected",
-}
-
-
-def closed_in_another_order(rank: Trainer) -> None:
-    loaders = [rank.loader(), rank.loader()]
-    for loader in loaders[::-1] if rank.is_wrong else loaders:
-        loader.close()
-
-
-def after_the_servers(rank: Trainer) -> None:
-    loader = rank.loader()
-    rank.servers.close()
-    epoch(loader)
-
-
-def seeds_of_one_trainer(rank: Trainer) -> None:
-    if not rank.is_wrong:
-        rank.servers.nodes()
-
-
-def options_of_one_trainer(rank: Trainer) -> None:
-    rank.loader(batch_size=4 + rank.is_wrong)
+def closed_in_another_order(rank: Trainer, loader: Any) -> None:
+    loaders = [loader, rank.loader()]
+    for one in loaders[::-1] if rank.is_wrong else loaders:
+        one.close()
 
 
 WITH_SERVERS: dict[str, tuple[Any, Any]] = {
-    **{name: (LOOPS[name][0], words) for name, words in REMOTE.items()},
+    **{name: (use, words) for name, (use, _, words) in LOOPS.items() if words},
     "closed in another order": (closed_in_another_order, "trainer 1 asks for {'loader': 1}"),
-    "after the servers": (after_the_servers, "the servers were left; expected"),
-    "seeds of one trainer": (seeds_of_one_trainer, ("CommError: rank 0", NOTHING)),
-    "options of one trainer": (options_of_one_trainer, "batch_size: rank 1 got 5, rank 0 got 4"),
-}
+    "after the servers": (
+        lambda r, l: [r.servers.close(), epoch(l)], "the servers were left; expected",
+    ),
+    "seeds of one trainer": (
+        lambda r, l: None if r.is_wrong else r.servers.nodes(), ("CommError: rank 0", NOTHING),
+    ),
+    "options of one trainer": (
+        lambda r, l: r.loader(batch_size=4 + r.is_wrong), "batch_size: rank 1 got 5, rank 0 got 4",
+    ),
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------- all of them
@@ -611,12 +533,13 @@ def answers(partitioned: Cutter) -> Iterator[dict[Any, Told]]:
             cases[number, not first] = partial(told, use, path)
     for number, (kind, *both, _) in enumerate(DIFFERENT):
         cases["different", number] = partial(told, partial(made, kind=kind, options=both), typed)
-    for name, (use, _) in LOOPS.items():
-        for prefetch in (0, 2):
-            cases[name, prefetch] = partial(told, use, path, prefetch)
-    for name, (use, _) in WITH_SERVERS.items():
-        for prefetch in (0, 2):
-            cases["servers", name, prefetch] = partial(told_by_trainers, use, path, prefetch)
+    for prefetch in (0, 2):
+        for name, (use, *_) in LOOPS.items():
+            cases[name, prefetch] = partial(told, of_loader(use), path, prefetch)
+        for name, (use, _) in WITH_SERVERS.items():
+            served = partial(told_by_trainers, of_loader(use), path, prefetch)
+            cases["servers", name, prefetch] = served
+    cases["made by one"] = partial(told, lambda rank: rank.is_wrong or rank.loader(), path)
     return all_told(cases)
 
 
@@ -639,6 +562,11 @@ def test_a_loop(name: str, prefetch: int, answers: dict[Any, Told]) -> None:
     check(answers.get((name, prefetch)), LOOPS[name][1])
 
 
+def test_a_loader_that_one_rank_makes(answers: dict[Any, Told]) -> None:
+    words = "expected all ranks to make a NeighborLoader together"
+    check(answers.get("made by one"), (words, NOTHING))
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("name", WITH_SERVERS)
 def test_with_servers(name: str, prefetch: int, answers: dict[Any, Told]) -> None:
@@ -648,15 +576,14 @@ def test_with_servers(name: str, prefetch: int, answers: dict[Any, Told]) -> Non
 # ---------------------------------------------------------------- ranks that are processes
 
 PROCESSES = [
-    ("fewer_epochs_on_one_rank", 2), ("two_loaders_in_another_order", 0),
-    ("a_transform_that_raises", 0),
+    ("fewer epochs", 2), ("another order", 0), ("a transform that raises", 0)
 ]  # fmt: skip
 
 
 def case_named(group: Group, path: str, name: str, prefetch: int) -> tuple[str, float]:
     rank = Rank(group, load_partition(path, group.rank), prefetch)
     epoch(rank.loader())  # compiles
-    return answer_of(LOOPS[name][0], rank)
+    return answer_of(of_loader(LOOPS[name][0]), rank)
 
 
 @pytest.mark.parametrize("number", range(len(PROCESSES)))

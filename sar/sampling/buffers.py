@@ -15,10 +15,16 @@ from torch import Tensor
 
 from sar.kernels.numbering import Numbering
 
+_ALIGNMENT = 8
 IDLE = 16  # buffers of batches that are kept for those to come
 _LEAST = 1 << 16  # bytes; less is left to the allocator
 _ROOM = 1.125  # times what is asked for, as batches differ
 _MUCH = 1 << 28  # bytes; less is asked for without a look at what there is
+
+
+def padded(nbytes: int) -> int:
+    """Bytes from where a part of a message begins to where the next does."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def check_memory(nbytes: int, what: str) -> None:
@@ -48,10 +54,7 @@ class BufferPool:
     """Hands out buffers that come back when nobody holds them any more.
 
     A buffer is the memory of an array, which the tensor holds; the end of the array, and so of the
-    last tensor that shares the memory, gives it back.
-
-    Args:
-        most: idle buffers that are kept, the largest.
+    last tensor that shares the memory, gives it back. The ``most`` largest are kept.
     """
 
     def __init__(self, most: int) -> None:

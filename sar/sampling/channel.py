@@ -17,13 +17,13 @@ from torch import Tensor
 from sar.comm import DEFAULT_TIMEOUT, Group
 from sar.errors import SarError
 from sar.sampling.batch import Drawn, Types
+from sar.sampling.buffers import padded
 from sar.sampling.exchange import Exchange
 from sar.sampling.link_inputs import Links
 from sar.sampling.options import LinkOptions, LoaderRequest, NegativeSampling
 from sar.sampling.sample import Edges, Sample
 
 _LENGTH = 8  # bytes of the length of a message's head
-_ALIGNMENT = 8
 _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
@@ -139,7 +139,7 @@ def packed(value: Any) -> Tensor:
     """uint8 [n]: plain data, tensors on the CPU, and objects of a few classes of this package."""
     tensors: list[Tensor] = []
     head = json.dumps(_skeleton(value, tensors)).encode()
-    sizes = [_padded(_LENGTH + len(head)), *(_padded(one.nbytes) for one in tensors)]
+    sizes = [padded(_LENGTH + len(head)), *(padded(one.nbytes) for one in tensors)]
     out, at = torch.zeros(sum(sizes), dtype=torch.uint8), sizes[0]
     out[:_LENGTH] = torch.from_numpy(np.array([len(head)], np.int64).view(np.uint8))
     out[_LENGTH : _LENGTH + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -153,11 +153,7 @@ def unpacked(data: Tensor) -> Any:
     """What :func:`packed` was given; tensors are views of ``data``."""
     length = int(data[:_LENGTH].view(torch.int64))
     head = json.loads(bytes(data[_LENGTH : _LENGTH + length].numpy()))
-    return _filled(head, data, [_padded(_LENGTH + length)])
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return _filled(head, data, [padded(_LENGTH + length)])
 
 
 def _skeleton(value: Any, tensors: list[Tensor]) -> Any:
@@ -200,7 +196,7 @@ def _tensor(name: str, shape: list[int], data: Tensor, at: list[int]) -> Tensor:
     if not isinstance(dtype, torch.dtype):
         raise SarError(f"a message: got {name!r}, expected the name of a dtype")
     size = math.prod(shape) * dtype.itemsize
-    start, at[0] = at[0], at[0] + _padded(size)
+    start, at[0] = at[0], at[0] + padded(size)
     if not size:
         return torch.empty(shape, dtype=dtype)
     return data[start : start + size].view(dtype).view(shape)

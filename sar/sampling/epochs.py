@@ -6,40 +6,21 @@ import os
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Self
 
 import torch
 
+from sar import expect
 from sar.comm import Group
 from sar.errors import CommError, SarError
 from sar.sampling.exchange import Exchange, Stopped
 from sar.sampling.options import LoaderOptions
 
-Produce = Callable[[], Iterator[Any]]
 _END = object()
 _LOOK_SECONDS = 0.5  # from one look at whether the other thread still runs to the next
 _MOST_EPOCHS = 2**31
-
-
-def told(produce: Produce, exchange: Exchange) -> Iterator[Any]:
-    """What ``produce`` yields; its errors are raised on every rank.
-
-    At the end all ranks have come to it.
-    """
-    try:
-        yield from produce()
-        exchange.meet()
-        exchange.is_over = True
-    except CommError:  # the others meet it, or have ended
-        exchange.is_over = True
-        raise
-    except Exception as error:
-        if not exchange.is_over:  # this rank's own
-            exchange.fail(error)
-        raise
 
 
 class Epochs(ABC):
@@ -93,8 +74,8 @@ class Epochs(ABC):
     def iterate(self, epoch: int, first: int = 0) -> Iterator[Any]:
         """The batches of an epoch, by number, from a step on; the next one is that after it.
 
-        The first batch raises ``ValueError`` on every rank for an epoch or a step that is none,
-        and ``SarError`` for ranks that got different ones.
+        The first batch raises ``ValueError`` or ``TypeError`` on every rank for an epoch or a step
+        that is none, and ``SarError`` for ranks that got different ones.
         """
         with self._alone():
             stopped = self._left()
@@ -102,31 +83,22 @@ class Epochs(ABC):
                 raise stopped
             self._begun(epoch, first)
             self._epoch = epoch + 1 if isinstance(epoch, int) else self._epoch
-            produce = partial(self._checked, epoch, first)
             depth = self._depth if self._prefetch else 0
-            self._running = Running(produce, self._exchange, depth)
+            self._running = Running(self._checked(epoch, first), self._exchange, depth)
             return Iteration(self, self._running)
 
     def _checked(self, epoch: int, first: int) -> Iterator[Any]:
         """Transformed batches; mistakes are told as their errors, since one rank may be wrong."""
-        for name, value, most in (("epoch", epoch, _MOST_EPOCHS), ("first", first, len(self))):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise ValueError(f"{name}: got {value!r}, expected an int from 0 to {most}")
+        expect.integer(epoch, "epoch", at_least=0, at_most=_MOST_EPOCHS)
+        expect.integer(first, "first", at_least=0, at_most=len(self))
         for batch in self._batches(epoch, first):
-            batch = self._transformed(batch)
+            made = batch if self._transform is None else self._transform(batch)
+            if made is None:
+                wanted = "the batch, or what is given instead"
+                raise TypeError(f"transform: returned None, expected {wanted}")
             if self._meets:  # a transform may have raised: the others do, at the same batch
                 self._meet()
-            yield batch
-
-    def _transformed(self, batch: Any) -> Any:
-        """What is given in place of a batch."""
-        if self._transform is None:
-            return batch
-        made = self._transform(batch)
-        if made is None:
-            wanted = "the batch, or what is given instead"
-            raise TypeError(f"transform: returned None, expected {wanted}")
-        return made
+            yield made
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -210,15 +182,15 @@ class Iteration:
 
 
 class Running:
-    """Runs an iterator where its batches are taken; or in a thread, some batches ahead.
+    """Runs a generator where its batches are taken; or in a thread, some batches ahead.
 
     Args:
-        produce: makes the iterator; its collectives are the thread's alone.
+        batches: its collectives are the thread's alone.
         depth: batches that wait at most; 0: no thread.
     """
 
-    def __init__(self, produce: Produce, exchange: Exchange, depth: int) -> None:
-        self._produce, self._exchange, self._thread = produce, exchange, None
+    def __init__(self, batches: Iterator[Any], exchange: Exchange, depth: int) -> None:
+        self._batches, self._exchange, self._thread = batches, exchange, None
         self._queue, self._stops = queue.Queue[Any](depth), threading.Event()
         exchange.is_over = False
         if depth:
@@ -227,9 +199,23 @@ class Running:
 
     _thread: threading.Thread | None
 
+    def _told(self) -> Iterator[Any]:
+        """The batches; errors are raised on every rank, and at the end all have come to it."""
+        try:
+            yield from self._batches
+            self._exchange.meet()
+            self._exchange.is_over = True
+        except CommError:  # the others meet it, or have ended
+            self._exchange.is_over = True
+            raise
+        except Exception as error:
+            if not self._exchange.is_over:  # this rank's own
+                self._exchange.fail(error)
+            raise
+
     def _run(self) -> None:
         try:
-            for batch in told(self._produce, self._exchange):
+            for batch in self._told():
                 if not self._put(batch):
                     self._exchange.stop()
             self._put(_END)
@@ -250,7 +236,7 @@ class Running:
         """The batches. A thread is told when this is dropped, and not waited for: after an error
         in a loop on one rank the others wait for that rank."""
         if self._thread is None:
-            yield from told(self._produce, self._exchange)
+            yield from self._told()
             return
         try:
             while (item := self._queue.get()) is not _END:

@@ -28,11 +28,7 @@ def id_bounds(book: PartitionBook, kind: Kind) -> Tensor:
 
 
 class Stopped(SarError):
-    """Some ranks of so many went no further.
-
-    Attributes:
-        is_misled: whether others would have.
-    """
+    """Some ranks of so many went no further; ``is_misled``: others would have."""
 
     def __init__(self, ranks: list[int], size: int, step: int, names: Sequence[str] = ()) -> None:
         self.is_misled = len(ranks) < size
@@ -133,20 +129,14 @@ class Exchange:
         return out
 
     def deliver(self, rows: Tensor, give: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """The rows that all ranks send here, rank after rank, and how many each sends.
-
-        Args:
-            rows: those to rank 0 first, ``give`` says how many.
-        """
+        """The rows that all ranks send here, rank after rank, and how many each sends; of this
+        rank's, those to rank 0 come first, ``give`` says how many."""
         take = self.sizes(torch.tensor(give).view(-1, 1)).view(-1).tolist()
         return self.send(rows, give, take), take
 
     def questions(self, parts: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-        """The rows that each rank asks this one for: by rank, then by question.
-
-        Args:
-            parts: by question, rows of each rank; those of this rank are not sent.
-        """
+        """The rows that each rank asks this one for, by rank, then by question, of what this one
+        asks for by question, then by rank; its own are not sent."""
         rank, size = self.group.rank, self.group.size
         wanted = torch.tensor([[len(rows) for rows in one[:size]] for one in parts])
         wanted = wanted.long().view(len(parts), size).T.contiguous()

@@ -16,12 +16,11 @@ from sar.kernels.sampling import copy_rows, split
 from sar.partition.book import PartitionBook
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
-from sar.sampling.buffers import IDLE, BufferPool, Scratch
+from sar.sampling.buffers import IDLE, BufferPool, Scratch, padded
 from sar.sampling.exchange import Exchange, Kind, id_bounds
 
 Rows = dict[Kind, dict[str, Tensor]]
 _Split = tuple[Tensor, Tensor, list[int]]  # as sar.kernels.sampling.split gives it
-_ALIGNMENT = 8  # bytes: where a field's rows begin in a message
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
@@ -47,13 +46,8 @@ class CacheStats:
 
 @dataclass
 class _Table:
-    """The rows of a node type or a relation.
-
-    Attributes:
-        bounds: which rank owns which, as :func:`id_bounds` gives them.
-        fields: those that this rank owns.
-        cached: which rows of other ranks it has as well, and these rows.
-    """
+    """The rows of a node type or a relation that this rank owns, by field; and which rows of other
+    ranks are cached, and these."""
 
     bounds: Tensor
     fields: dict[str, Tensor]
@@ -88,7 +82,7 @@ class FeatureTables:
         self._pool, self._sent, self._came = BufferPool(IDLE), Scratch(), Scratch()
         alike = dict[str, object]()
         with exchange.group.agreed("features", alike):
-            self._tables = _tables(data, None if fields is None else _by_kind(fields, data.book))
+            self._tables = _tables(data, fields)
             for kind, table in self._tables.items():
                 columns = table.fields.items()
                 alike[str(kind)] = [(n, str(one.dtype), one.shape[1:]) for n, one in columns]
@@ -147,12 +141,8 @@ class FeatureTables:
         return found
 
     def keep(self, draws: Iterable[Mapping[str, Tensor]], budget: int) -> None:
-        """Keep rows of other ranks' nodes, those that draws need most often; collective.
-
-        Args:
-            draws: per node type, the distinct ids of the nodes of each.
-            budget: bytes of all rows.
-        """
+        """Keep as many bytes of other ranks' rows, those that draws (per node type, distinct ids)
+        need most often; collective."""
         counters = {n: _Counter() for n in self.kinds if isinstance(n, str) and self._width(n)}
         rank = self._exchange.group.rank
         for nodes in draws:
@@ -192,7 +182,7 @@ def _columns(tables: Iterable[_Table], counts: Iterable[int]) -> list[tuple[Tens
 
 def _nbytes(columns: Iterable[tuple[Tensor, int]]) -> int:
     """Bytes of a message of these."""
-    return sum(_padded(count * _row_bytes(column)) for column, count in columns)
+    return sum(padded(count * _row_bytes(column)) for column, count in columns)
 
 
 def _views(message: Tensor, columns: Iterable[tuple[Tensor, int]]) -> Iterator[Tensor]:
@@ -201,15 +191,11 @@ def _views(message: Tensor, columns: Iterable[tuple[Tensor, int]]) -> Iterator[T
     for column, count in columns:
         size = count * _row_bytes(column)
         yield message[at : at + size].view(column.dtype).view(count, *column.shape[1:])
-        at += _padded(size)
+        at += padded(size)
 
 
 def _row_bytes(column: Tensor) -> int:
     return math.prod(column.shape[1:]) * column.element_size()
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _by_kind(
@@ -252,16 +238,16 @@ def columns_of(data: PartitionData, kind: Kind) -> tuple[FeatureStore, str]:
 
 
 def _tables(data: PartitionData, fields: Mapping[Kind, Sequence[str]] | None) -> dict[Kind, _Table]:
-    found = dict[Kind, _Table]()
+    """Of every kind, also of those that no fields are wanted of."""
     kinds: list[Kind] = [*data.book.ntypes, *data.book.canonical_etypes]
-    for kind in kinds:
+    found = {kind: _Table(id_bounds(data.book, kind), {}) for kind in kinds}
+    chosen = {} if fields is None else _by_kind(fields, data.book)
+    for kind in kinds if fields is None else chosen:
         store, prefix = columns_of(data, kind)
         there = sorted(key.removeprefix(prefix) for key in store if key.startswith(prefix))
-        columns = {
-            name: column_of(data, kind, name, f"fields: got {name!r} of {kind!r}")[0].contiguous()
-            for name in (there if fields is None else fields.get(kind, ()))
-        }
-        found[kind] = _Table(id_bounds(data.book, kind), columns)
+        for name in chosen.get(kind, there):
+            column, _ = column_of(data, kind, name, f"fields: got {name!r} of {kind!r}")
+            found[kind].fields[name] = column.contiguous()
     return found
 
 

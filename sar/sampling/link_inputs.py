@@ -41,13 +41,9 @@ class Links(NamedTuple):
 
 
 class LinkInputs:
-    """This rank's seed edges; made collectively.
+    """This rank's seed edges, of one relation; made collectively.
 
-    Attributes:
-        input_type: the relation of the seed edges.
-        input_id: int64 [s], which of the edges that were given each seed is.
-
-    Raises ``ValueError`` and ``TypeError`` on every rank for edges that do not fit.
+    ``input_id``: int64 [s], which of the edges that were given each is.
     """
 
     def __init__(

@@ -58,7 +58,6 @@ class Negatives:
                     None if time_attr is None else times_of(data, ntype, time_attr),
                 ]
         self._nodes = {e: Population(data, n, exchange, *columns[e]) for e, n in ends.items()}
-        self._aged = {end for end, (_, time) in columns.items() if time is not None}
         self._edges = EdgeSet(data, etype, exchange) if options.strict else None
         for end, one in self._nodes.items():
             if one.total == 0:  # on all ranks
@@ -67,16 +66,10 @@ class Negatives:
     def draw(
         self, src: Tensor, keys: Tensor, number: Tensor, time: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
-        """Sources and destinations, int64 [m], of pairs; collective.
-
-        Args:
-            src: int64 [m] the sources of the seed edges, which are kept where the options say so.
-            keys: int64 [m] of the seed edges.
-            number: int64 [m] which of the pairs of its seed edge each is.
-            time: int64 [m] of the seed edges.
-        """
+        """Sources and destinations, int64 [m], of pairs, of which ``number`` says which of its seed
+        edge's each is; sources are kept where the options say so; collective."""
         ends = {"src": src.clone(), "dst": torch.empty_like(src)}
-        limits = {end: self._limits(end, time) for end in self._nodes}
+        limits = {end: nodes.until(time) for end, nodes in self._nodes.items()}
         left, attempt, is_done = torch.arange(len(src)), 0, False
         while not is_done:
             for end, nodes in self._nodes.items():
@@ -93,17 +86,6 @@ class Negatives:
                 )
             is_done = self._edges is None or not self._exchange.counts(len(left)).any()
         return ends["src"], ends["dst"]
-
-    def _limits(self, end: str, time: Tensor) -> Tensor:
-        """int64 [m] how many numbers pick nodes in time."""
-        nodes = self._nodes[end]
-        if end not in self._aged:
-            return torch.full_like(time, nodes.total)
-        limits = nodes.until(time)
-        if (limits == 0).any():
-            early = int(time[limits == 0][0])
-            raise SarError(f"neg_sampling: no node came at time {early} or before")
-        return limits
 
 
 def pair_keys(first: Tensor, second: Tensor) -> Tensor:
@@ -178,6 +160,7 @@ class Population:
         own = torch.arange(len(keys)) + int(bounds[data.part_id])
         total = int(bounds[-1])
         units = torch.ones_like(keys) if weight is None else _units(weight, total, exchange)
+        self._is_aged = time is not None
         time = torch.zeros_like(keys) if time is None else time
         rows, splitters = _sorted(torch.stack([time, keys, own, units], dim=1), exchange)
         self._ids, self._times = rows[:, _ID].contiguous(), rows[:, _TIME].contiguous()
@@ -190,11 +173,16 @@ class Population:
 
     def until(self, time: Tensor) -> Tensor:
         """int64 [m] how many numbers, the first ones, pick nodes that came at int64 [m] times or
-        before; collective."""
+        before; collective. Raises ``SarError`` on this rank where there are none."""
+        if not self._is_aged:
+            return torch.full_like(time, self.total)
         # A rank keeps the nodes from its splitter on, so the last that begins in time knows.
         who = torch.searchsorted(self._first_times, time, right=True)
         below = torch.cat([self._ends.new_zeros(1), self._ends])
-        return self._starts[who] + self._asked(who, time, self._times, below)
+        found = self._starts[who] + self._asked(who, time, self._times, below)
+        if len(early := time[found == 0]):
+            raise SarError(f"neg_sampling: no node came at time {int(early[0])} or before")
+        return found
 
     def pick(self, at: Tensor) -> Tensor:
         """int64 [m] ids, as :func:`id_bounds` numbers them, of the nodes at int64 [m] numbers
@@ -215,7 +203,7 @@ class Population:
 def _sorted(rows: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
     """This rank's share of all ranks' rows in order of time and key, and where others' begin.
 
-    Samplesort: each rank sends evenly spaced ones of its rows, and all cut what comes evenly.
+    Each rank sends evenly spaced ones of its rows, and all cut what comes evenly (samplesort).
     """
     group, rows = exchange.group, rows[_order(rows)]
     wanted = min(len(rows), _SAMPLES * group.size)

@@ -22,17 +22,11 @@ InputNodes = None | str | Tensor | tuple[str, Tensor | None]
 
 
 class NodeInputs:
-    """This rank's seeds; made collectively.
-
-    Args:
-        is_own: whether seeds have to be this rank's own nodes.
+    """This rank's seeds; made collectively. ``is_own``: they have to be this rank's nodes.
 
     Attributes:
-        input_type: the type of all seeds.
         input_id: int64 [s], which of the nodes that were given each seed is; where they were dealt
             out, those of rank 0 come first.
-
-    Raises ``ValueError`` and ``TypeError`` on every rank for seeds that do not fit.
     """
 
     def __init__(
@@ -139,10 +133,7 @@ def located(
     exchange: Exchange,
     what: str,
 ) -> Tensor:
-    """int64 ids, as :func:`id_bounds` numbers nodes, of given ones; collective.
-
-    Raises ``ValueError`` on every rank for ids that no node of the type has.
-    """
+    """int64 ids, as :func:`id_bounds` numbers nodes, of given ones; collective."""
     book = data.book
     ranges = torch.as_tensor(book.node_ranges[ntype])
     if are_original:
@@ -159,10 +150,7 @@ def located(
 
 
 def _from_original(data: PartitionData, ntype: str, wanted: Tensor, exchange: Exchange) -> Tensor:
-    """Each rank keeps for a range of original ids which nodes they are: 8 bytes a node.
-
-    Raises ``ValueError`` on every rank where partitions hold no original ids.
-    """
+    """Each rank keeps for a range of original ids which nodes they are: 8 bytes a node."""
     count, size = data.book.num_nodes(ntype), exchange.group.size
     bounds, ranges = id_bounds(data.book, ntype), torch.arange(size + 1) * count // size
     name = f"{ntype}/{ORIG_ID}"

@@ -111,11 +111,8 @@ class GrowingSample:
     def _number(
         self, ntype: str, ids: Tensor, tree: Tensor | None, local: Tensor | None = None
     ) -> Tensor:
-        """The local numbers of nodes; of a closed sample -1 for those that are not in it.
-
-        Args:
-            local: int64, may get the numbers; it may be ``ids``.
-        """
+        """The local numbers of nodes, in ``local`` if it can be; -1 for those that are not in a
+        closed sample."""
         known = ids if tree is None else ids + tree * self._totals[ntype]
         numbers = self._numbers[ntype]
         return numbers.find(known) if self._is_closed else numbers.number(known, local)

@@ -111,12 +111,7 @@ class _Question(NamedTuple):
 
 
 class _Hop:
-    """One hop of several batches: owners draw for all that ask.
-
-    Args:
-        number: of the hop.
-        questions: of the same steps and relations on all ranks, in the same order.
-    """
+    """One hop of several batches: owners draw for all that ask, the same on all ranks."""
 
     def __init__(
         self,

@@ -103,11 +103,8 @@ class Server:
         }  # fmt: skip
 
     def run(self) -> None:
-        """Answer until the trainers have left; raises ``CommError`` when a rank has died.
-
-        Threads answer: each may be the first to miss that rank, and none can be woken while it
-        waits for it.
-        """
+        """Answer until the trainers have left; by threads: each may be the first to miss a rank
+        that has died, and none can be woken while it waits for it."""
         threading.Thread(target=self._listen, name="sar-serving", daemon=True).start()
         error = self._outcome.get()
         if error is not None:

@@ -138,11 +138,8 @@ def _in_edges(data: PartitionData, etype: EType, weight: Tensor | None, time: Te
 
     The edges of a node are in the order of their times and of their original ids where the
     partitions hold them, so that a draw by position does not depend on the cut. Needs 8 bytes an
-    edge and 16 while it runs, 4 more each with int64 ids, 8 more with weights and with times.
-
-    Args:
-        weight: float64 [E], what chances are in proportion to, by ascending id.
-        time: int64 [E], by ascending id.
+    edge and 16 while it runs, 4 more each with int64 ids, 8 more with weights and with times, which
+    are by ascending id.
     """
     shard, dtype = data.edges[etype], id_dtype(data.book)
     rows, dst = shard.eid.cpu().long(), shard.dst.cpu()
@@ -207,11 +204,8 @@ def _starts(rows: Tensor, count: int) -> Tensor:
 
 
 def weights_of(data: PartitionData, kind: Kind, name: str, told: str) -> Tensor:
-    """float64 [n] of a part's nodes of a type, or edges of a relation by ascending id.
-
-    Raises ``ValueError`` for weights that are missing, not one number each, negative, NaN or
-    infinite; it begins with ``told``.
-    """
+    """float64 [n] of a part's nodes of a type, or edges of a relation by ascending id; raises for
+    others than a finite number of 0 or more each."""
     column, full = column_of(data, kind, name, f"{told} {name!r}")
     weights = column.double()
     wrong = ~(weights.isfinite() & (weights >= 0))
