@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from harness.compare import assert_close, assert_gradients_close
 from harness.graphs import hetero, homogeneous, sample, sparse_hetero
 from harness.parts import Cutter
-from harness.pool import WorkerPool
 from harness.rows import EDGE_KEY, Part, join_edges, join_nodes, whole
 from harness.threads import run_threads
 from torch import Tensor, nn
@@ -124,12 +123,12 @@ def test_negatives_do_not_depend_on_the_cut(name: str, method: str, partitioned:
 
 
 def case_loss(group: Any, path: str, name: str, setting: tuple) -> dict[str, Tensor]:
-    method, policy, dtype = setting
+    method, policy = setting
     part = Part(group, path, policy)
-    graph, scorer = part.graph, scorer_of(name, dtype)
+    graph, scorer = part.graph, scorer_of(name)
     graph.edata["type"] = part.data.edge_features[f"{EDGE_KEY}/type"]
     edge_type = "type" if name == "distmult" else None
-    h = part.node_rows(whole(part.graph.num_nodes_global(), (DIM,), 5).to(dtype))
+    h = part.node_rows(whole(part.graph.num_nodes_global(), (DIM,), 5))
     scores = score_edges(graph, scorer, h, edge_type=edge_type)
     columns = ["type"] if edge_type else []
     negatives = [
@@ -179,18 +178,10 @@ def test_loss_and_gradients(graph: str, name: str, partitioned: Cutter) -> None:
     arrays = linked(graph)
     for number, (size, cut) in enumerate(CUTS):
         method = [*METHODS, "both"][(number + SCORERS.index(name)) % 4]
-        setting = (method, POLICIES[number % len(POLICIES)], torch.float64)
+        setting = (method, POLICIES[number % len(POLICIES)])
         path = partitioned(arrays, size, cut)
         parts = run_threads(size, case_loss, path, name, setting)
         check_loss(parts, expected_loss(arrays, name, method), arrays, torch.float64)
-
-
-def test_loss_over_processes(processes: WorkerPool, partitioned: Cutter) -> None:
-    arrays = linked("mixed")
-    path = partitioned(arrays, 4, "metis")
-    for dtype in (torch.float64, torch.float32):
-        parts = processes.run(4, case_loss, path, "distmult", ("per_source", None, dtype))
-        check_loss(parts, expected_loss(arrays, "distmult", "per_source"), arrays, dtype)
 
 
 def case_frozen(group: Any, path: str) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import permutations, product
+from itertools import cycle, islice, permutations, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -63,6 +63,12 @@ def remade(block: Any, whole: Any) -> Any:
         ids = [column[dgl.NID][end] for column, end in zip(known, (src, dst))]
         real = whole.find_edges(block.edges[etype].data[dgl.EID], etype=etype)
         assert torch.equal(torch.stack(ids), torch.stack(real))
+        if block.is_block:  # rows of nodes and edges are those of the graph
+            eids, weight = block.edges[etype].data[dgl.EID], whole.edges[etype].data["weight"]
+            assert torch.equal(block.edges[etype].data["weight"], weight[eids])
+            for ntype, nodes, name in ((etype[0], known[0], "feat"), (etype[2], known[1], "label")):
+                if name in nodes:
+                    assert torch.equal(nodes[name], whole.nodes[ntype].data[name][nodes[dgl.NID]])
         edges[etype] = src.clone(), dst.clone()
     if not block.is_block:
         return dgl.heterograph(edges, {n: block.num_nodes(n) for n in block.ntypes})
@@ -99,10 +105,12 @@ def results(block: Any, etype: Any, dtype: torch.dtype, run: Callable) -> Any:
     return [out.detach(), *(row.grad for row in rows)]
 
 
-def compare(pair: Callable[[str, str], Pair], run: Callable[[Any, Any], Tensor]) -> int:
-    """A run on every relation of every block; how many DGL itself can do."""
+def compare(
+    pair: Callable[[str, str], Pair], run: Callable[[Any, Any], Tensor], first: int = 0
+) -> int:
+    """A run on every relation of every block, each with another dtype; how many DGL can do."""
     count = 0
-    for kind, dtype in product(KINDS, DTYPES):
+    for kind, dtype in zip(KINDS, islice(cycle(DTYPES), first, None)):
         for ours, theirs in zip(*pair(*kind), strict=True):
             for etype in ours.canonical_etypes:
                 got, want = (results(one, etype, dtype, run) for one in (ours, theirs))
@@ -125,8 +133,8 @@ def test_every_message_and_reducer(name: str, pair: Callable[[str, str], Pair]) 
         block.update_all(message(name), getattr(fn, reducer)("m", "out"), etype=etype)
         return block.dstnodes[etype[2]].data["out"]
 
-    for reducer in REDUCERS:
-        assert compare(pair, partial(aggregated, reducer)) > 20
+    for number, reducer in enumerate(REDUCERS):
+        assert compare(pair, partial(aggregated, reducer), number) > 6
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -135,7 +143,7 @@ def test_every_message_left_on_edges(name: str, pair: Callable[[str, str], Pair]
         block.apply_edges(message(name), etype=etype)
         return block.edges[etype].data["m"]
 
-    assert compare(pair, applied) > 20
+    assert compare(pair, applied) > 6
 
 
 @pytest.mark.parametrize("norm_by", ["src", "dst"])
@@ -144,7 +152,7 @@ def test_softmax_of_edges(norm_by: str, pair: Callable[[str, str], Pair]) -> Non
         rows = block.edges[etype].data["e"]
         return dgl.nn.functional.edge_softmax(block[etype], rows, norm_by=norm_by)
 
-    assert compare(pair, normalized) > 20
+    assert compare(pair, normalized) > 6
 
 
 def test_functions_of_edges_and_mailboxes(pair: Callable[[str, str], Pair]) -> None:
@@ -157,7 +165,7 @@ def test_functions_of_edges_and_mailboxes(pair: Callable[[str, str], Pair]) -> N
         out = block.dstnodes[etype[2]].data.get("out")  # none of no edges
         return block.edges[etype].data["e"] if out is None else out
 
-    assert compare(pair, aggregated) > 20
+    assert compare(pair, aggregated) > 6
 
 
 def test_several_relations_at_once(pair: Callable[[str, str], Pair]) -> None:
@@ -224,30 +232,20 @@ def trained(name: str, graphs: list[Any]) -> dict[str, Tensor]:
 QUERIES: dict[str, Callable[[Any, Any], Any]] = {
     "edges": lambda g, e: g.edges(form="all", order="eid", etype=e),
     "edges by source": lambda g, e: g.edges(form="uv", order="srcdst", etype=e),
-    "edge ids": lambda g, e: g.edges(form="eid", etype=e).sort().values,
-    "in_degrees": lambda g, e: g.in_degrees(etype=e),
-    "out_degrees": lambda g, e: g.out_degrees(etype=e),
+    "degrees": lambda g, e: [g.in_degrees(etype=e), g.out_degrees(etype=e)],
     "edge_ids": lambda g, e: torch.cat(g.edge_ids(*g.edges(etype=e), return_uv=True, etype=e)),
-    "edge_id of one": lambda g, e: g.edge_ids(*(x[-1:] for x in g.edges(etype=e)), etype=e),
     "find_edges": lambda g, e: g.find_edges(torch.arange(g.num_edges(e)), etype=e),
     "in_edges": lambda g, e: g.in_edges(torch.arange(g.num_dst_nodes(e[2])), "all", etype=e),
     "out_edges": lambda g, e: g.out_edges(torch.arange(g.num_src_nodes(e[0])), "all", etype=e),
     "has_edges_between": lambda g, e: g.has_edges_between(*g.edges(etype=e), etype=e),
-    "is_multigraph": lambda g, e: g.is_multigraph,
-    "adjacency": lambda g, e: g.adj_external(scipy_fmt="csr", etype=e).toarray(),
-    "incidence": lambda g, e: g.inc("in", etype=e).to_dense(),
     "laid out by source": lambda g, e: g.adj_tensors("csr", etype=e),
 }
 SHAPES: dict[str, Callable[[Any], Any]] = {
     "as it is": lambda g: g,
-    "moved": lambda g: g.to("cpu"),
-    "int32": lambda g: g.int(),
-    "int32 and back": lambda g: g.int().long(),
+    "int32 and back": lambda g: g.to("cpu").int().long(),
     "coo": lambda g: g.formats("coo"),
     "csr": lambda g: g.formats("csr"),
     "csc": lambda g: g.formats(["csc"]),
-    "all formats": lambda g: g.formats(["coo", "csr", "csc"]),
-    "graph of a block": lambda g: dgl.block_to_graph(g),
     "reversed": lambda g: dgl.reverse(dgl.block_to_graph(g), copy_edata=True),
     "some edges": lambda g: dgl.edge_subgraph(
         g, {e: torch.arange(0, g.num_edges(e), 2) for e in g.canonical_etypes},

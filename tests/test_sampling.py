@@ -14,11 +14,10 @@ import pytest
 import torch
 from harness import run_threads
 from harness.covering import by_pairs
-from harness.graphs import hetero, mixed, to_dgl
+from harness.graphs import hetero, mixed
 from harness.parts import Cutter
 from harness.pool import WorkerPool
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from sar.comm import Group
 from sar.errors import CommError
@@ -102,20 +101,23 @@ def inclusions(weights: list[float], fanout: int) -> list[float]:
 @pytest.mark.parametrize("replace", [False, True])
 def test_frequencies_of_draws(replace: bool, weighted: bool, partitioned: Cutter) -> None:
     """Chi-square over many steps of what another rank draws: how often each in-edge comes."""
-    degree, fanout, steps = 7, 3, 4000
+    degree, fanout, steps, bulk = 7, 3, 4000, 40
     ends = (torch.arange(degree) + 1, torch.zeros(degree, dtype=torch.int64))
     edge_data = {ETYPE_HOMO: {"w": WEIGHTS}}
     graph = GraphArrays("star", {"_N": degree + 1}, {ETYPE_HOMO: ends}, {}, edge_data)
 
     def case(group: Group) -> list[int]:
         data, attr = load_partition(path, group.rank), "w" if weighted else None
-        swap = Exchange(group, 9999)
+        swap = Exchange(group, bulk)
         edges = topology(data, swap, [ETYPE_HOMO], attr)
         draws = Draws([{ETYPE_HOMO: fanout}], replace, seed=1)
         sampler = NeighborSampler(edges, swap, draws)
         far = torch.tensor([0]) if group.rank == 0 else torch.empty(0, dtype=torch.int64)
         center = int(id_bounds(data.book, "_N")[1])  # owned by the other rank
-        samples = sampler.sample([Seeds({"_N": far + center}, step) for step in range(steps)])
+        samples = []
+        for first in range(0, steps, bulk):
+            seeds = [Seeds({"_N": far + center}, step) for step in range(first, first + bulk)]
+            samples += sampler.sample(seeds)
         return [int(e) for one in samples for e in one.hops[0][ETYPE_HOMO].eid.tolist()]
 
     path = partitioned(graph.with_orig_ids(), 2, [1] + [0] * degree)
@@ -128,52 +130,6 @@ def test_frequencies_of_draws(replace: bool, weighted: bool, partitioned: Cutter
         spread = chance if replace else chance * (1 - chance)
         # Of each edge alone: 4 standard deviations, which 1 in 16,000 exceeds.
         assert abs(counts[edge] - steps * chance) <= 4 * (steps * spread) ** 0.5, edge
-
-
-class Sage(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = ((6, 5), (5, 4))
-        self.layers = nn.ModuleList(dgl.nn.SAGEConv(a, b, "mean").double() for a, b in sizes)
-
-    def forward(self, blocks: list, x: Tensor) -> Tensor:
-        x = F.relu(self.layers[0](blocks[0], x))
-        return self.layers[1](blocks[1], x)
-
-
-def test_all_neighbors_give_full_batch_logits_and_gradients(partitioned: Cutter) -> None:
-    graph = mixed()
-    torch.manual_seed(0)
-    model, whole = Sage(), to_dgl(graph)
-    logits = model([whole, whole], whole.ndata["feat"].double())
-    logits.square().mean().backward()
-    want = [param.grad.clone() for param in model.parameters()]
-    model.zero_grad()
-    state = model.state_dict()
-
-    def case(group: Group, path: str) -> list[Tensor]:
-        mine = Sage()
-        mine.load_state_dict(state)
-        data, seen = load_partition(path, group.rank), 0
-        loader = NeighborLoader(data, [-1, -1], batch_size=7, shuffle=True, as_="dgl")
-        for inputs, seeds, blocks in loader:
-            x = blocks[0].srcdata["feat"].double()
-            assert torch.equal(blocks[0].srcdata[dgl.NID], inputs)
-            out = mine(blocks, x)
-            torch.testing.assert_close(out, logits[seeds].detach(), rtol=1e-12, atol=1e-12)
-            assert torch.equal(blocks[-1].dstdata["label"], graph.node_data["_N"]["label"][seeds])
-            weights = graph.edge_data[ETYPE_HOMO]["weight"][blocks[0].edata[dgl.EID]]
-            assert torch.equal(blocks[0].edata["weight"], weights)
-            (out.square().sum() / logits.numel()).backward()
-            seen += len(seeds)
-        assert seen == data.num_nodes("_N") and group.all_reduce(torch.tensor(seen)) == 57
-        return [param.grad for param in mine.parameters()]
-
-    for size, method in CUTS:
-        parts = run_threads(size, case, partitioned(graph, size, method))
-        for index, grad in enumerate(want):
-            got = sum(part[index] for part in parts if part[index] is not None)
-            torch.testing.assert_close(got, grad, rtol=1e-12, atol=1e-12)
 
 
 def test_uneven_ranks_take_as_many_steps(partitioned: Cutter) -> None:

@@ -138,13 +138,10 @@ def test_the_command(
 
 WRONG = [
     (["--fanouts", "4,3"], "--fanouts: got one, expected --sampled as well"),
-    (["--batch-size", "4"], "--batch-size: got one, expected --sampled as well"),
     (["--sampled", "--fanouts", "4"], "fanouts: got 1, expected one for each of 3 layers"),
     (["--sampled", "--fanouts", "a,b,c"], "--fanouts: got 'a,b,c', expected numbers such as"),
     (["--sampled", "--fanouts", "4,3,-2"], "--fanouts: got '4,3,-2', expected numbers such as"),
-    (["--sampled", "--batch-size", "0"], "--batch-size: got '0', expected an integer of 1"),
     (["--sampled", "--sampled-epochs", "0"], "--sampled-epochs: got '0', expected an integer of 1"),
-    (["--sampled", "--checkpoint-steps", "-1"], "--checkpoint-steps: got '-1', expected"),
     (["--sampled", "--model", "gcn"], "got 'gcn', which normalizes by degrees of the whole graph"),
     (["--samples"], "did you mean --sampled?"),
 ]

@@ -266,8 +266,9 @@ def an_error_in_the_body_of_one_rank(rank: Rank, loader: Any) -> None:
 
 
 def left_by_one_rank_for_another_loader(rank: Rank, loader: Any) -> None:
+    other = rank.loader()
     epoch(loader, 1 if rank.is_wrong else 99)
-    epoch(rank.loader())
+    epoch(other)
     epoch(loader)
 
 
@@ -576,7 +577,8 @@ def test_with_servers(name: str, prefetch: int, answers: dict[Any, Told]) -> Non
 # ---------------------------------------------------------------- ranks that are processes
 
 PROCESSES = [
-    ("fewer epochs", 2), ("another order", 0), ("a transform that raises", 0)
+    ("fewer epochs", 2, "processes"), ("another order", 0, "sockets"),
+    ("a transform that raises", 0, "sockets"),
 ]  # fmt: skip
 
 
@@ -586,12 +588,14 @@ def case_named(group: Group, path: str, name: str, prefetch: int) -> tuple[str, 
     return answer_of(of_loader(LOOPS[name][0]), rank)
 
 
-@pytest.mark.parametrize("number", range(len(PROCESSES)))
-def test_a_loop_of_processes(number: int, partitioned: Cutter, either: WorkerPool) -> None:
+@pytest.mark.parametrize(("name", "prefetch", "pool"), PROCESSES)
+def test_a_loop_of_processes(
+    name: str, prefetch: int, pool: str, partitioned: Cutter, request: pytest.FixtureRequest
+) -> None:
     """A group that has failed is used no more, so each has one of its own."""
-    name, prefetch = PROCESSES[number]
-    path, limit = partitioned(mixed(), 2, "random"), TIMEOUT + number / 1000
-    check(either.run(2, case_named, path, name, prefetch, timeout=limit), LOOPS[name][1])
+    path, limit = partitioned(mixed(), 2, "random"), TIMEOUT + len(name) / 1000
+    run = request.getfixturevalue(pool).run
+    check(run(2, case_named, path, name, prefetch, timeout=limit), LOOPS[name][1])
 
 
 def case_after_shutdown(group: Group, path: str, prefetch: int) -> list[tuple[str, float]]:

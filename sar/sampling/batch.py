@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sar import registry
-from sar.partition.arrays import ORIG_ID
+from sar.partition.arrays import ORIG_EID, ORIG_ID
 from sar.partition.book import EType
 from sar.sampling.link_inputs import Links
 from sar.sampling.options import TENSORS, LoaderOptions
@@ -91,6 +91,18 @@ def tensors(drawn: Drawn) -> SampledBatch:
         nodes, node_data, sample.hops, edge_data, sample.num_nodes, drawn.input_type,
         told["input_id"], drawn.step, sample.trees, told.get("time"), told.get("links"),
     )  # fmt: skip
+
+
+def columns_by_hop(batch: SampledBatch) -> Iterator[dict[EType, dict[str, Tensor]]]:
+    """The columns of each hop's edges, by relation; their ids are among them, as ``orig_eid``."""
+    begun = dict.fromkeys(batch.edge_data, 0)
+    for edges in batch.edges:
+        found = dict[EType, dict[str, Tensor]]()
+        for etype, (_, _, ids) in edges.items():
+            first, last = begun[etype], begun[etype] + len(ids)
+            columns = {name: rows[first:last] for name, rows in batch.edge_data[etype].items()}
+            found[etype], begun[etype] = {ORIG_EID: ids, **columns}, last
+        yield found
 
 
 def without(rows: dict[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sar.kernels.numbering import Numbering
 from sar.kernels.sampling import copy_rows, split
+from sar.options import closest
 from sar.partition.book import PartitionBook
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData
@@ -218,16 +219,20 @@ def _by_kind(
     return found
 
 
-def column_of(data: PartitionData, kind: Kind, name: str, told: str) -> tuple[Tensor, str]:
-    """A column of a node type or a relation, and its full name.
-
-    Raises ``ValueError``, which begins with ``told``, where there is none.
-    """
-    store, prefix = columns_of(data, kind)
+def column_name(store: FeatureStore, prefix: str, name: str, told: str) -> str:
+    """The full name of a column; raises ``ValueError`` that begins with ``told`` for none."""
     if prefix + name not in store:
         there = sorted(key.removeprefix(prefix) for key in store if key.startswith(prefix))
-        raise ValueError(f"{told}, expected one of {', '.join(there) or 'none'}")
-    return store[prefix + name], prefix + name
+        hint = closest(name, there, quoted=True)
+        raise ValueError(f"{told}, expected one of {', '.join(there) or 'none'}{hint}")
+    return prefix + name
+
+
+def column_of(data: PartitionData, kind: Kind, name: str, told: str) -> tuple[Tensor, str]:
+    """A column of a node type or a relation, and its full name; raises as :func:`column_name`."""
+    store, prefix = columns_of(data, kind)
+    full = column_name(store, prefix, name, told)
+    return store[full], full
 
 
 def columns_of(data: PartitionData, kind: Kind) -> tuple[FeatureStore, str]:

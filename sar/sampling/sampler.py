@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sar.kernels.sampling import draw, hashed, place, split
+from sar.kernels.sampling import Csc, draw, hashed, place, split
 from sar.partition.book import EType
 from sar.sampling.buffers import IDLE, BufferPool, NumberingPool, Scratch, check_memory
 from sar.sampling.exchange import Exchange
@@ -93,101 +93,99 @@ class NeighborSampler:
                 if trees is not None and frontier.tree is not None:
                     of = frontier.tree[order.long()]
                     rows = torch.stack([rows.long(), trees.salt[of], trees.time[of]], dim=1)
-                questions.append(_Question(batch, follows, frontier, order, rows, sizes))
+                relations = [self._relation(e, batch.seeds.step, hop, fanouts[e]) for e in follows]
+                questions.append(_Question(batch, relations, frontier, order, rows, sizes))
         if questions:
-            _Hop(self, hop, fanouts, questions).draw()
+            self._answer(questions)
 
+    def _relation(self, etype: EType, step: int, hop: int, fanout: int) -> _Relation:
+        edges, keys = self.topology.edges[etype], self.topology.keys[etype[self.near]]
+        if hop == len(self.draws.fanouts):  # what an induced subgraph has: any weight
+            edges = edges._replace(weight=edges.weight[:0])
+        number = self.topology.book.canonical_etypes.index(etype)
+        return _Relation(etype, edges, keys, hashed(self.draws.seed, step, hop, number), fanout)
 
-class _Question(NamedTuple):
-    """Which edges are drawn of a batch's frontier of one node type? Rows are by owner, see
-    :func:`sar.kernels.sampling.split` and :func:`sar.kernels.sampling.draw`."""
-
-    batch: GrowingSample
-    etypes: list[EType]
-    frontier: Frontier
-    order: Tensor
-    rows: Tensor
-    sizes: list[int]
-
-
-class _Hop:
-    """One hop of several batches: owners draw for all that ask, the same on all ranks."""
-
-    def __init__(
-        self,
-        sampler: NeighborSampler,
-        number: int,
-        fanouts: Mapping[EType, int],
-        questions: list[_Question],
-    ) -> None:
-        self.sampler, self.number, self.fanouts = sampler, number, fanouts
-        self.questions, self.group = questions, sampler.exchange.group
-        followed = {etype for one in questions for etype in one.etypes}
-        self.by_degree = any(not 0 <= fanouts[etype] <= _PADDED for etype in followed)
-
-    def draw(self) -> None:
-        """Add to each batch what the owners drew for it, in the order of its frontier."""
-        sampler, rank = self.sampler, self.group.rank
-        parts = [one.rows.split(one.sizes) for one in self.questions]  # by question, then by owner
-        theirs, own = sampler.exchange.questions(parts), [one[rank] for one in parts]
-        give, mine = [self._room(rows) for rows in theirs], self._room(own)
-        take = self._announced(give, mine) if self.by_degree else [
-            self._room([one[p] for one in parts]) if p != rank else 0
-            for p in range(self.group.size)
-        ]  # fmt: skip
-        reply = sampler.sent.take(sum(give), sampler.dtype)
+    def _answer(self, questions: list[_Question]) -> None:
+        """Owners draw for all that ask; add it to each batch, in the order of its frontier."""
+        rank, size = self.exchange.group.rank, self.exchange.group.size
+        parts = [one.rows.split(one.sizes) for one in questions]  # by question, then by owner
+        theirs, own = self.exchange.questions(parts), [one[rank] for one in parts]
+        give, mine = [self._room(rows, questions) for rows in theirs], self._room(own, questions)
+        if any(not 0 <= one.fanout <= _PADDED for question in questions for one in question.of):
+            take = self._announced(give, mine)
+        else:
+            asked = [[one[p] for one in parts] for p in range(size)]
+            take = [self._room(rows, questions) for rows in asked]
+            take[rank] = 0
+        reply = self.sent.take(sum(give), self.dtype)
         for rows, at in zip(theirs, _starts(give), strict=True):
-            self._draw(reply, at, rows)
-        buffer = sampler.came.take(sum(take) + mine, sampler.dtype)
-        sampler.exchange.send(reply, give, take, buffer[: sum(take)])
-        self._draw(buffer, sum(take), own)
+            self._draw(reply, at, rows, questions)
+        buffer = self.came.take(sum(take) + mine, self.dtype)
+        self.exchange.send(reply, give, take, buffer[: sum(take)])
+        self._draw(buffer, sum(take), own, questions)
         starts = torch.tensor(_starts(take))
         starts[rank] = sum(take)
-        for one in self.questions:
-            for etype in one.etypes:
-                sizes = torch.tensor(one.sizes)
-                drawn = place(buffer, starts, sizes, one.order, sampler.pool.take)
-                one.batch.add(etype, one.frontier, drawn)
+        for question in questions:
+            for one in question.of:
+                sizes = torch.tensor(question.sizes)
+                drawn = place(buffer, starts, sizes, question.order, self.pool.take)
+                question.batch.add(one.etype, question.frontier, drawn)
 
     def _announced(self, give: list[int], mine: int) -> list[int]:
         """How much each owner sends, where it depends on degrees. Raises ``MemoryError`` on every
         rank where one has no memory for it."""
-        exchange, size = self.sampler.exchange, self.sampler.dtype.itemsize
-        take = exchange.sizes(torch.tensor(give).view(-1, 1)).view(-1).tolist()
-        nbytes = size * sum(give) + (size + _PLACED) * (sum(take) + mine)
-        check_memory(nbytes, "num_neighbors: the draws of a hop")
-        exchange.meet()
+        take = self.exchange.sizes(torch.tensor(give).view(-1, 1)).view(-1).tolist()
+        nbytes = self.dtype.itemsize * (sum(give) + sum(take) + mine)
+        check_memory(nbytes + _PLACED * (sum(take) + mine), "num_neighbors: the draws of a hop")
+        self.exchange.meet()
         return take
 
-    def _room(self, parts: Sequence[Tensor]) -> int:
+    def _room(self, parts: Sequence[Tensor], questions: list[_Question]) -> int:
         """Numbers that the draws for some rows of each question take at most."""
         room = 0
-        for rows, question in zip(parts, self.questions, strict=True):
-            for etype in question.etypes:
-                fanout, most = self.fanouts[etype], self.fanouts[etype] * len(rows)
+        for rows, question in zip(parts, questions, strict=True):
+            for one in question.of:
+                fanout, most = one.fanout, one.fanout * len(rows)
                 if not 0 <= fanout <= _PADDED:  # rows of this rank
-                    indptr = self.sampler.topology.edges[etype].indptr
                     near = (rows if rows.dim() == 1 else rows[:, 0]).long()
-                    degrees = indptr[near + 1] - indptr[near]
-                    if fanout >= 0 and self.sampler.draws.replace:
+                    degrees = one.edges.indptr[near + 1] - one.edges.indptr[near]
+                    if fanout >= 0 and self.draws.replace:
                         degrees = torch.where(degrees > 0, fanout, 0)
                     most = int((degrees.clamp(max=fanout) if fanout >= 0 else degrees).sum())
                 room += len(rows) + 2 * most
         return room
 
-    def _draw(self, out: Tensor, at: int, parts: Sequence[Tensor]) -> None:
+    def _draw(
+        self, out: Tensor, at: int, parts: Sequence[Tensor], questions: list[_Question]
+    ) -> None:
         """Draw into ``out[at:]`` for some rows of each question."""
-        topology, draws = self.sampler.topology, self.sampler.draws
-        etypes = topology.book.canonical_etypes
-        for rows, question in zip(parts, self.questions, strict=True):
-            for etype in question.etypes:
-                edges, keys = topology.edges[etype], topology.keys[etype[self.sampler.near]]
-                if self.number == len(draws.fanouts):  # what an induced subgraph has: any weight
-                    edges = edges._replace(weight=edges.weight[:0])
-                step = question.batch.seeds.step
-                base = hashed(draws.seed, step, self.number, etypes.index(etype))
-                given = edges, rows, keys, base, self.fanouts[etype], draws.replace, draws.last
-                at = draw(out, at, *given)
+        how = self.draws.replace, self.draws.last
+        for rows, question in zip(parts, questions, strict=True):
+            for one in question.of:
+                at = draw(out, at, one.edges, rows, one.keys, one.base, one.fanout, *how)
+
+
+class _Relation(NamedTuple):
+    """Edges of this rank that are drawn by its nodes' keys and a base, as many of each node."""
+
+    etype: EType
+    edges: Csc
+    keys: Tensor
+    base: int
+    fanout: int
+
+
+class _Question(NamedTuple):
+    """Which edges, of some relations, are drawn of a batch's frontier of one node type? Rows are by
+    owner, see :func:`sar.kernels.sampling.split` and :func:`sar.kernels.sampling.draw`; questions
+    are of the same steps and relations on all ranks, in the same order."""
+
+    batch: GrowingSample
+    of: list[_Relation]
+    frontier: Frontier
+    order: Tensor
+    rows: Tensor
+    sizes: list[int]
 
 
 def _starts(sizes: list[int]) -> list[int]:

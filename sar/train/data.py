@@ -16,6 +16,7 @@ from sar.partition.book import PartitionBook
 from sar.partition.column import RowFile
 from sar.partition.features import FeatureStore
 from sar.partition.load import PartitionData, read_book, read_node_features
+from sar.sampling.features import column_name
 from sar.train.options import DataOptions
 from sar.words import SPLITS
 
@@ -270,14 +271,7 @@ class Fields:
 
     def find(self, name: str, what: str) -> str:
         """The full name of a field that is there."""
-        if not self.has(name):
-            there = sorted(
-                key[len(self.prefix) :] for key in self.store if key.startswith(self.prefix)
-            )
-            known = ", ".join(there) or "none"
-            hint = closest(name, there, quoted=True)
-            raise ValueError(f"{what}: got {name!r}, expected one of {known}{hint}")
-        return self.prefix + name
+        return column_name(self.store, self.prefix, name, f"{what}: got {name!r}")
 
     def check_matrix(self, name: str, what: str) -> str:
         """The full name of a field that is there with two dimensions."""

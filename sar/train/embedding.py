@@ -56,7 +56,9 @@ def save_embedding(
     group = group or current_group()
     where, ntype = Path(folder), embedding.ntype
     head = write_shards(where, ntype, embedding, optimizer, group)
-    _write(where / f"{ntype}.pt", head, group, rank=0)
+    with group.agreed():
+        if group.rank == 0:
+            write_sealed(where / f"{ntype}.pt", head)
     if group.rank == 0:
         remove_shards(where, re.escape(ntype), {head["set"]})
 
@@ -74,9 +76,16 @@ def write_shards(
     """
     token = group.broadcast(torch.frombuffer(bytearray(os.urandom(_SET_BYTES)), dtype=torch.uint8))
     name = bytes(token.tolist()).hex()
-    rows, other = _state(embedding, optimizer)
+    weight = embedding.weight
+    rows, other = {"weight": weight.detach().cpu()}, {}  # one for each node, and what there is once
+    for key, value in (optimizer.state.get(weight, {}) if optimizer else {}).items():
+        if isinstance(value, Tensor) and value.shape == weight.shape:
+            rows[key] = value.cpu()
+        else:
+            other[key] = value
     shard = {"format": FORMAT, "ids": embedding.ids, "rows": rows, "other": other}
-    _write(folder / f"{stem}.{name}.{group.rank}.pt", shard, group, rank=None)
+    with group.agreed():
+        write_sealed(folder / f"{stem}.{name}.{group.rank}.pt", shard)
     return {
         "format": FORMAT, "set": name, "num_shards": group.size, "numbering": embedding.numbering,
         "num_nodes": embedding.num_nodes, "dim": embedding.dim,
@@ -144,27 +153,6 @@ def load_shards(
     if optimizer is not None:
         moved = {name: value.to(weight.device) for name, value in rows.items()}
         optimizer.state[weight] = {**other, **moved}
-
-
-def _state(
-    embedding: ShardedEmbedding, optimizer: torch.optim.Optimizer | None
-) -> tuple[Columns, dict[str, Any]]:
-    """What there is a row of for each node, and what there is once."""
-    weight = embedding.weight
-    rows, other = {"weight": weight.detach().cpu()}, {}
-    for name, value in (optimizer.state.get(weight, {}) if optimizer else {}).items():
-        if isinstance(value, Tensor) and value.shape == weight.shape:
-            rows[name] = value.cpu()
-        else:
-            other[name] = value
-    return rows, other
-
-
-def _write(path: Path, content: dict[str, Any], group: Group, rank: int | None) -> None:
-    """Write a file, on one rank or on each; every rank raises when one could not."""
-    with group.agreed():
-        if rank is None or group.rank == rank:
-            write_sealed(path, content)
 
 
 def _collect(

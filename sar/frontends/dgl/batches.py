@@ -17,7 +17,7 @@ from sar._private import dgl_makers
 from sar.partition.arrays import ORIG_EID
 from sar.partition.book import EType
 from sar.partition.require import require_dgl
-from sar.sampling.batch import NO_EDGES, Drawn, SampledBatch, Types, tensors
+from sar.sampling.batch import NO_EDGES, Drawn, SampledBatch, Types, columns_by_hop, tensors
 from sar.sampling.sample import Edges
 
 Ends = tuple[Tensor, Tensor]
@@ -77,14 +77,13 @@ def dgl_blocks(drawn: Drawn) -> tuple[Any, ...]:
     dgl, batch = require_dgl("DGL's blocks"), tensors(drawn)
     counts = {n: one[0] for n, one in batch.num_nodes.items()}
     blocks: list[Any] = []
-    rows = _EdgeRows(batch)
-    for hop, edges in enumerate(batch.edges):
+    for hop, (edges, columns) in enumerate(zip(batch.edges, columns_by_hop(batch))):
         after = {n: count + batch.num_nodes[n][hop + 1] for n, count in counts.items()}
         block = make_block(_ends(edges, drawn.types), drawn.sample.starts[hop], after, counts)
         for ntype, ids in batch.node_ids.items():
             block.srcnodes[ntype].data[dgl.NID] = ids[: after[ntype]]
             block.dstnodes[ntype].data[dgl.NID] = ids[: counts[ntype]]
-        rows.put(block, edges, dgl.EID)
+        _put(block, columns, dgl.EID)
         blocks.insert(0, block)
         counts = after
     for ntype, fields in batch.node_data.items():
@@ -105,7 +104,7 @@ def dgl_subgraph(drawn: Drawn) -> tuple[Any, ...]:
     for ntype, ids in batch.node_ids.items():
         graph.nodes[ntype].data[dgl.NID] = ids
         graph.nodes[ntype].data.update(batch.node_data[ntype])
-    _EdgeRows(batch).put(graph, edges, dgl.EID)
+    _put(graph, next(columns_by_hop(batch)), dgl.EID)
     return *_around(batch, drawn.types), graph
 
 
@@ -147,17 +146,8 @@ def _pair_graphs(batch: SampledBatch, seeds: dict[str, Tensor]) -> list[Any]:
     return graphs
 
 
-class _EdgeRows:
-    """The columns of edges, hop by hop."""
-
-    def __init__(self, batch: SampledBatch) -> None:
-        self._data, self._at = batch.edge_data, dict.fromkeys(batch.edge_data, 0)
-
-    def put(self, graph: Any, edges: dict[EType, Edges], eid: str) -> None:
-        """The next ones, of these edges, into a graph of DGL's; their ids under ``eid``."""
-        for etype, (src, _, ids) in edges.items():
-            first = self._at.get(etype, 0)
-            self._at[etype] = last = first + len(src)
-            columns = {n: rows[first:last] for n, rows in self._data.get(etype, {}).items()}
-            graph.edges[etype].data[eid] = columns.pop(ORIG_EID, ids)
-            graph.edges[etype].data.update(columns)
+def _put(graph: Any, columns: dict[EType, dict[str, Tensor]], eid: str) -> None:
+    """Columns of edges into a graph of DGL's; their ids under ``eid``."""
+    for etype, found in columns.items():
+        graph.edges[etype].data[eid] = found.pop(ORIG_EID)
+        graph.edges[etype].data.update(found)
