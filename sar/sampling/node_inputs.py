@@ -92,7 +92,7 @@ def named_seeds(request: LoaderRequest) -> tuple[Any, Any]:
     name, seeds = request.input_type, request.seeds
     if isinstance(seeds, tuple) and len(seeds) == 2:
         name, seeds = seeds
-    words = seeds if isinstance(seeds, tuple) else [seeds]
+    words = seeds if isinstance(seeds, tuple) and seeds else [seeds]
     is_name = all(isinstance(word, str) for word in words)
     return (seeds, None) if is_name else (name, seeds)
 
