@@ -345,9 +345,9 @@ def spoiled(change: Callable[[Sample], Any]) -> Any:
     return called(options)
 
 
-def started(*of_rank_0: Any, **of_rank_1: Any) -> Any:
+def started(first: list[Any], second: list[Any]) -> Any:
     """An epoch that begins elsewhere on each rank."""
-    return lambda r, l: epoch(l.iterate(*(of_rank_1["other"] if r.is_wrong else of_rank_0)))
+    return lambda r, l: epoch(l.iterate(*(second if r.is_wrong else first)))
 
 
 def first_edges(sample: Sample) -> Any:
@@ -400,16 +400,16 @@ LOOPS: dict[str, tuple[Any, Any, Any]] = {
     "two threads": (two_threads, ALONE_AT, ALONE_AT),
     "a loop in a transform": (a_loop_in_a_transform, ALONE_AT, ALONE_AT),
     "a negative epoch": (
-        started(-1, other=[-1]), "ValueError: rank 0: sampling: epoch: got -1, expected an",
+        started([-1], [-1]), "ValueError: rank 0: sampling: epoch: got -1, expected an",
         "epoch: got -1, expected an int from 0 to",
     ),
     "an epoch that is none": (
-        started(1, other=["1"]), "TypeError: rank 1: sampling: epoch: got str", OTHER,
+        started([1], ["1"]), "TypeError: rank 1: sampling: epoch: got str", OTHER,
     ),
-    "an epoch too large": (started(1, other=[2**32]), "rank 1: sampling: epoch: got 4294967", None),
-    "a step behind the last": (started(0, 1, other=[0, 99]), "sampling: first: got 99, ex", None),
-    "another epoch": (started(0, other=[1]), "ranks are at steps", OTHER),
-    "another first step": (started(0, 0, other=[0, 2]), "ranks are at steps", None),
+    "an epoch too large": (started([1], [2**32]), "rank 1: sampling: epoch: got 4294967", None),
+    "a step behind the last": (started([0, 1], [0, 99]), "sampling: first: got 99, ex", None),
+    "another epoch": (started([0], [1]), "ranks are at steps", OTHER),
+    "another first step": (started([0, 0], [0, 2]), "ranks are at steps", None),
     "pickled": (
         lambda r, l: pickle.dumps(l), f"TypeError: NeighborLoader: {NO_COPY}",
         f"TypeError: RemoteLoader: {NO_COPY}",
