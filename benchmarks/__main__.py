@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -10,82 +9,43 @@ import time
 from pathlib import Path
 
 from benchmarks import registry, report
-from sar.options import POSITIVE
+from sar.cli.options import PATH
+from sar.cli.parser import Command, Group
+from sar.options import TEXT, Option, options_of, take
 
-
-def positive(text: str) -> int:
-    """As the package's own options are read."""
-    try:
-        return POSITIVE.read(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="name the benchmarks and their groups")
-    run = commands.add_parser("run", help="measure; exit 1 when a figure misses its bound")
-    run.add_argument("name", metavar="NAME|GROUP")
-    run.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    run.add_argument("--sar-path", type=Path, metavar="CHECKOUT", help="IntelLabs SAR, beside")
-    run.add_argument(
-        "--sar-path-gat", type=Path, metavar="CHECKOUT", help="another one, for attention layers"
-    )
-    run.add_argument(
-        "--before", type=Path, metavar="CHECKOUT", help="an earlier state of this library, beside"
-    )
-    run.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get("SAR_DATA"),
-        help="folder with cora.npz, cnr2000.npz ... (default: $SAR_DATA)",
-    )
-    run.add_argument("--cache", type=Path, default=registry.Options.cache, help="generated graphs")
-    run.add_argument(
-        "--ranks", type=positive, nargs="+", default=registry.Options.ranks, help="of `memory`"
-    )
-    run.add_argument("--repeats", type=positive, default=registry.Options.repeats, help="epochs")
-    run.add_argument(
-        "--nodes", type=positive, default=registry.Options.nodes, help="of `cut`'s largest graph"
-    )
-    return parser.parse_args(arguments)
+RUN = Command(
+    "run", "", "measure; exit 1 when a figure misses its bound",
+    "Run one benchmark, or those of a group; `list` names them.",
+    Group(
+        "measurement",
+        Option("name", "what to run", TEXT, None, "NAME|GROUP", place=True),
+        Option("json", "also write the figures there", PATH),
+        *options_of(registry.Options),
+    ),
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status: 0, 1 for a missed bound, 2 for a wrong argument."""
-    args = parse(arguments)
+    command, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     known = registry.load_all()
-    if args.command == "list":
+    if command == "list":
         report.print_list(list(known.values()))
         return 0
+    if command != "run":
+        print("usage: python -m benchmarks list | run NAME|GROUP [options]", file=sys.stderr)
+        return 0 if command in ("-h", "--help") else 2
+    args = RUN.read(words, "python -m benchmarks run")
     try:
         chosen = registry.select(known, args.name)
-        checkouts = {"--sar-path": args.sar_path, "--sar-path-gat": args.sar_path_gat}
-        refuse_other_folders({**checkouts, "--before": args.before})
         if args.json is not None and not args.json.parent.is_dir():
             raise ValueError(f"--json: got {args.json}, expected a file in a folder that is there")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    options = registry.Options(
-        sar_path=args.sar_path and args.sar_path.resolve(),
-        sar_path_gat=args.sar_path_gat and args.sar_path_gat.resolve(),
-        before=args.before and args.before.resolve(),
-        data=args.data and Path(args.data),
-        cache=args.cache,
-        ranks=tuple(args.ranks),
-        repeats=args.repeats,
-        nodes=args.nodes,
-    )
-    return run(chosen, options, args.json)
-
-
-def refuse_other_folders(checkouts: dict[str, Path | None]) -> None:
-    """Raise ``ValueError`` for an option that names no checkout of a package `sar`."""
-    for option, path in checkouts.items():
-        if path is not None and not (path / "sar").is_dir():
-            raise ValueError(f"{option}: {path} holds no folder 'sar', expected a checkout")
+    if args.data is None and os.environ.get("SAR_DATA"):
+        args.data = Path(os.environ["SAR_DATA"])
+    return run(chosen, take(registry.Options, args), args.json)
 
 
 def run(chosen: list[registry.Benchmark], options: registry.Options, out: Path | None) -> int:

@@ -44,7 +44,7 @@ class Cluster:
     Between calls the processes sleep, so several clusters can take turns on the same cores.
 
     Args:
-        task: "module:Class"; made with ``rank``, ``size``, ``port`` and ``arguments``.
+        task: "module:Class"; made with ``arguments``, in the environment of a rank.
         size: number of processes.
         environment: variables set for them; the ones of :data:`APART` are removed otherwise.
         first: folder that comes first on their import path.
@@ -71,11 +71,12 @@ class Cluster:
             inherited["BENCH_FIRST"] = str(first)
         inherited.update({"MASTER_ADDR": "127.0.0.1"} if hosts is None else hosts.environment())
         command = [sys.executable, "-m", "benchmarks.worker", task]
+        inherited.update({"WORLD_SIZE": str(size), "MASTER_PORT": str(free_port())})
         self._processes = [
             subprocess.Popen(
                 [*(hosts.command(rank) if hosts else []), *command],
                 cwd=ROOT,
-                env=inherited,
+                env={**inherited, "RANK": str(rank)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -83,10 +84,9 @@ class Cluster:
             )
             for rank in range(size)
         ]
-        port = free_port()
         try:
             for rank in range(size):
-                self._send(rank, "", {"rank": rank, "size": size, "port": port, **arguments})
+                self._send(rank, "", arguments)
             self._collect()
         except BaseException:
             self.close()

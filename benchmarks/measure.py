@@ -9,10 +9,14 @@ import resource
 import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
+from typing import TYPE_CHECKING
+
+from benchmarks import processes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_INTERVAL = 0.001  # seconds between two readings
 _RESET_PEAK = "5"  # what clear_refs takes to set VmHWM back to the present
 _TBB_CLEAN_ALL = 0  # TBBMALLOC_CLEAN_ALL_BUFFERS
 
@@ -69,40 +73,66 @@ class Peak:
         return max(self.sampled, self.low)
 
 
-class PeakMemory:
-    """Context manager that watches the anonymous memory of this process from a thread."""
+class _Watch:
+    """Context manager whose :meth:`look` a thread calls again and again."""
 
-    def __enter__(self) -> PeakMemory:
-        self._files = sum(status_bytes("RssFile", "RssShmem"))
-        self._exact = _reset_peak()
-        self._largest = anonymous_bytes()
+    interval: float  # seconds between two readings
+
+    def look(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+    def _watch(self) -> None:
+        self.look()
+        while not self._stop.wait(self.interval):
+            self.look()
+
+
+class PeakMemory(_Watch):
+    """Watches the anonymous memory of this process."""
+
+    interval = 0.001
+
+    def __enter__(self) -> Self:
+        self._files = sum(status_bytes("RssFile", "RssShmem"))
+        self._exact = _reset_peak()
+        self._largest = anonymous_bytes()
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        os.close(self._statm)
         peak, anonymous, *files = status_bytes("VmHWM", "RssAnon", "RssFile", "RssShmem")
         sampled = max(self._largest, anonymous)
         self.peak = Peak(sampled, sampled, sampled)
         if self._exact:
             self.peak = Peak(sampled, peak - sum(files), peak - self._files)
 
-    def _watch(self) -> None:
-        statm = os.open("/proc/self/statm", os.O_RDONLY)
-        try:
-            while not self._stop.wait(_INTERVAL):
-                resident, shared = os.pread(statm, 128, 0).split()[1:3]
-                self._largest = max(self._largest, (int(resident) - int(shared)) * _PAGE)
-        finally:
-            os.close(statm)
+    def look(self) -> None:
+        resident, shared = os.pread(self._statm, 128, 0).split()[1:3]
+        self._largest = max(self._largest, (int(resident) - int(shared)) * _PAGE)
+
+
+class PeakOfAll(_Watch):
+    """The largest anonymous memory of this process and its children together."""
+
+    interval, peak = 0.005, 0
+
+    def look(self) -> None:
+        own = processes.command_line(os.getpid())  # a child that is a copy of it holds no more
+        below = [p for p in processes.children(os.getpid()) if processes.command_line(p) != own]
+        found = sum(map(processes.anonymous_bytes, [os.getpid(), *below]))
+        self.peak = max(self.peak, found)
 
 
 def _reset_peak() -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.cluster import Cluster
-from benchmarks.registry import Table
+from benchmarks.registry import Figure, Table
 
 MB = 1e6
 WARM_UP = 2  # epochs before those that count
@@ -26,12 +27,12 @@ class Race:
     Attributes:
         turns: their epochs by name, as many of each.
         memory: what each rank said of its memory, by name; see ``Task.memory``.
-        asked: answers to the other methods that were called at the end, by name and method.
+        asked: answers to the other method that was called, by name.
     """
 
     turns: dict[Any, list[Epoch]]
     memory: dict[Any, list[dict[str, int]]] = field(default_factory=dict)
-    asked: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    asked: dict[Any, list[Any]] = field(default_factory=dict)
 
     def middle(self, name: Any, key: str) -> float:
         """Median of the turns; of ``activation``, the largest rank's bytes."""
@@ -48,6 +49,14 @@ class Race:
         """Largest relative distance of losses: who computes something else races for nothing."""
         pairs = zip(self.turns[name], self.turns[base])
         return max(abs(mine["loss"] / theirs["loss"] - 1) for mine, theirs in pairs)
+
+    def losses(self, base: str) -> list[Figure]:
+        """The distance of each contender's losses from one's."""
+        return [
+            Figure(f"{n}: loss / {base}'s - 1", self.loss_apart(n, base), at_most=SAME_LOSS)
+            for n in self.turns
+            if n != base
+        ]
 
     def table(self, title: str, keys: list[str], base: str | None = None) -> Table:
         """A row for each contender; with a base, its processor seconds' ratio to that one's."""
@@ -66,8 +75,9 @@ def race(
     contenders: Mapping[Any, Callable[[], Cluster]],
     repeats: int,
     *,
-    memory: int = 0,
-    ask: Mapping[str, tuple[str, ...]] | None = None,
+    memory: int | Callable[[Any], int] = 0,
+    ask: Mapping[Any, str] = MappingProxyType({}),
+    then_ask: Mapping[Any, str] = MappingProxyType({}),
     ready: Callable[[], None] = lambda: None,
     turn: Callable[[Cluster], Epoch] | None = None,
 ) -> Race:
@@ -78,8 +88,9 @@ def race(
     which training without pauses never does.
 
     Args:
-        memory: epochs whose activation memory is measured before; they warm up as well.
-        ask: methods to call of a contender before the turns, by its name.
+        memory: epochs whose activation memory is measured before, by name where they differ; they
+            warm up as well.
+        ask, then_ask: methods to call of contenders before the turns, and after them.
         ready: called once all are warm.
         turn: what is measured of a cluster in a turn; :func:`epoch` otherwise.
     """
@@ -87,9 +98,10 @@ def race(
         clusters = {name: stack.enter_context(start()) for name, start in contenders.items()}
         found = Race({name: [] for name in clusters})
         if memory:
-            found.memory = {n: one.call("memory", epochs=memory) for n, one in clusters.items()}
-        for name, methods in (ask or {}).items():
-            found.asked[name] = {method: clusters[name].call(method) for method in methods}
+            for name, one in clusters.items():
+                epochs = memory(name) if callable(memory) else memory
+                found.memory[name] = one.call("memory", epochs=epochs)
+        found.asked |= {name: clusters[name].call(method) for name, method in ask.items()}
         for one in clusters.values():
             for _ in range(WARM_UP):
                 one.call("epoch")
@@ -98,11 +110,15 @@ def race(
             for name in list(clusters)[:: 1 if number % 2 else -1]:
                 clusters[name].call("epoch")
                 found.turns[name].append((turn or epoch)(clusters[name]))
+        found.asked |= {name: clusters[name].call(method) for name, method in then_ask.items()}
     return found
 
 
 def epoch(cluster: Cluster) -> Epoch:
-    """One epoch of all ranks: sums, except for the wall clock, of which the longest counts."""
+    """One epoch of all ranks: sums, except for the wall clock, of which the longest counts, and the
+    busiest rank's bytes and seconds."""
     ranks = cluster.call("epoch")
     total = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
-    return {**total, "wall": max(rank["wall"] for rank in ranks)}
+    most = {name: max(rank[name] for rank in ranks) for name in ("wall", "sent", "cpu")}
+    busiest = {"busiest sent": most["sent"], "busiest cpu": most["cpu"]}
+    return {**total, "wall": most["wall"], **busiest, "mean cpu": total["cpu"] / len(ranks)}

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sar.cli.options import PATH
+from sar.options import POSITIVE, Kind, option
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -55,29 +58,24 @@ class Report:
         return all(figure.ok for figure in self.figures)
 
 
+CHECKOUT = Kind(
+    "CHECKOUT", "a checkout, which has a folder 'sar'", lambda text: Path(text).resolve(), Path,
+    lambda path: (path / "sar").is_dir(),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Options:
-    """Choices of the command line.
+    """Choices of the command line."""
 
-    Attributes:
-        sar_path: a checkout of IntelLabs SAR to measure beside, or None.
-        sar_path_gat: another one for attention layers, or None: the same.
-        before: an earlier checkout of this library to measure beside, or None.
-        data: folder of the real graphs' npz files, or None.
-        cache: folder where generated graphs and their partitions are kept between runs.
-        ranks: numbers of ranks of the memory benchmark.
-        repeats: measured epochs of each contender.
-        nodes: of the community graph that is cut.
-    """
-
-    sar_path: Path | None = None
-    sar_path_gat: Path | None = None
-    before: Path | None = None
-    data: Path | None = None
-    cache: Path = Path("build/benchmarks")
-    ranks: tuple[int, ...] = (2, 4, 8)
-    repeats: int = 7
-    nodes: int = 1_000_000
+    sar_path: Path | None = option(None, "IntelLabs SAR, beside", CHECKOUT)
+    sar_path_gat: Path | None = option(None, "another one, for attention layers", CHECKOUT)
+    before: Path | None = option(None, "an earlier state of this library, beside", CHECKOUT)
+    data: Path | None = option(None, "folder with cora.npz ..; default: $SAR_DATA", PATH, "DIR")
+    cache: Path = option(Path("build/benchmarks"), "generated graphs and their cuts", PATH, "DIR")
+    ranks: tuple[int, ...] = option((2, 4, 8), "of `memory`", POSITIVE, many="+")
+    repeats: int = option(7, "measured epochs of each contender", POSITIVE)
+    nodes: int = option(1_000_000, "of the largest graph of `cut`", POSITIVE)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""The benchmarks' command line, bounds and measured processes, at tiny sizes."""
+"""The benchmarks and `sar bench`: command lines, bounds, measured processes, at tiny sizes."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from benchmarks import measure, registry
 from benchmarks.cases import cut, exact, learns, relations, tables
 from benchmarks.cluster import Cluster, WorkerError
 from benchmarks.registry import Benchmark, Figure, Options, Report
+from benchmarks.tables import measured, output
+from sar.__main__ import main
+from sar.cli.bench import package_root
 
 pytest.importorskip("dgl")  # writes partitions; imported here, it sets an environment variable
 
@@ -38,7 +42,7 @@ def test_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["list"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert {row[0] for row in rows if row[1] == "core"} == CORE
-    assert {name for name, item in registry.load_all().items() if item.group == "core"} == CORE
+    assert {row[0] for row in rows} == {*registry.load_all()}
 
 
 @pytest.mark.parametrize(
@@ -49,9 +53,7 @@ def test_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         Figure("share", math.nan, at_most=1.5),
     ],
 )
-def test_a_missed_bound_exits_1(
-    figure: Figure, known: Callable[[Report], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missed_bound_exits_1(figure: Figure, known: Any, capsys: Any) -> None:
     known(Report([Figure("other", 1.0, at_most=1.0), figure]))
     assert command.main(["run", "fake"]) == 1
     out = capsys.readouterr().out
@@ -59,9 +61,7 @@ def test_a_missed_bound_exits_1(
 
 
 @pytest.mark.parametrize("wanted", ["fake", "group"])
-def test_kept_bounds_exit_0_and_are_written(
-    wanted: str, known: Callable[[Report], None], tmp_path: Path
-) -> None:
+def test_kept_bounds_exit_0_and_are_written(wanted: str, known: Any, tmp_path: Path) -> None:
     known(Report([Figure("share", 1.0, at_most=1.5), Figure("seconds", 3.0, "s")]))
     out = tmp_path / "out.json"
     assert command.main(["run", wanted, "--json", str(out)]) == 0
@@ -71,77 +71,78 @@ def test_kept_bounds_exit_0_and_are_written(
     assert {"cores", "memory_gib", "system", "versions"} == set(written["machine"])
 
 
-def test_an_unknown_name_exits_2(
-    known: Callable[[Report], None], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nothing"], "'nothing', expected one of fake"),
+        (["fake", "--sar-path", "."], "--sar-path: got '.', expected a checkout, which has"),
+        (["fake", "--sar-path-gat", "."], "--sar-path-gat: got '.', expected a checkout"),
+        (["fake", "--json", "missing/f.json"], "--json: got missing/f.json, expected a file in a"),
+        (["fake", "--repeats", "0"], "--repeats: got '0', expected an integer of 1 or more"),
+        (["fake", "--ranks", "two"], "--ranks: got 'two', expected an integer of 1 or more"),
+    ],
+)
+def test_wrong_arguments_exit_2(
+    words: list[str], told: str, known: Any, capsys: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     known(Report())
-    assert command.main(["run", "nothing"]) == 2
-    assert "'nothing', expected one of fake" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--sar-path", "--sar-path-gat"])
-def test_a_folder_that_is_no_checkout_exits_2(
-    option: str,
-    known: Callable[[Report], None],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    known(Report())
-    assert command.main(["run", "fake", option, str(tmp_path)]) == 2
-    assert f"{option}: {tmp_path} holds no folder 'sar'" in capsys.readouterr().err
-    (tmp_path / "sar").mkdir()
-    assert command.main(["run", "fake", option, str(tmp_path)]) == 0
-
-
-@pytest.mark.parametrize("option", ["--repeats", "--ranks"])
-@pytest.mark.parametrize("number", ["0", "-1", "two"])
-def test_less_than_one_rank_or_turn_exits_2(
-    option: str, number: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
-        command.main(["run", "memory", option, number])
-    assert f"{option}: got '{number}', expected an integer of 1 or more" in capsys.readouterr().err
+        raise SystemExit(command.main(["run", *words]))
+    assert told in capsys.readouterr().err
+    (tmp_path / "sar").mkdir()
+    assert command.main(["run", "fake", "--sar-path", "."]) == 0
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_measuring(
-    known: Callable[[Report], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--scale", "3"], "--scale: got '3', expected an integer of 8 or more"),
+        (["--ranks", "0", "2"], "--ranks: got '0'"),
+        (["--bandwidth", "fast"], "--bandwidth: got 'fast'"),
+        (["--sar-path", "nowhere"], "--sar-path: nowhere holds no folder 'sar'"),
+        (["--model", "gta"], "did you mean gat?"),
+        (["--out", "taken"], "is a file, expected a folder"),
+    ],
+)
+def test_typos_of_sar_bench(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    known(Report())
-    out = tmp_path / "missing" / "figures.json"
-    assert command.main(["run", "fake", "--json", str(out)]) == 2
-    assert f"--json: got {out}, expected a file in a folder" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    Path("taken").write_text("")
+    assert main(["bench", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_busy_processors_are_counted() -> None:
-    before, watch = measure.busy_seconds(), measure.Stopwatch()
-    while watch.read().cpu < 0.3:
-        pass
-    cores = os.sysconf("SC_NPROCESSORS_ONLN")
-    assert measure.busy_seconds() - before > 0.2 / cores
+def test_the_measuring_package_is_found() -> None:
+    assert (package_root() / "benchmarks" / "multihost.sh").is_file()
 
 
-def test_real_graphs_are_skipped_without_their_folder(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_sets_are_asked_for(monkeypatch: Any, capsys: Any, tmp_path: Path) -> None:
     monkeypatch.delenv("SAR_DATA", raising=False)
     assert command.main(["run", "real"]) == 0
     assert "skipped: pass --data" in capsys.readouterr().out
+    assert "coauthor_cs.npz, cora.npz, wn18rr.npz" in str(learns.learns(Options()).skipped)
+    assert learns.learns(Options(data=tmp_path)).skipped
 
 
 def test_peak_memory_sees_what_was_let_go() -> None:
     measure.settle()
     before = measure.anonymous_bytes()
-    with measure.PeakMemory() as watch:
+    with measure.PeakMemory() as watch, measure.PeakOfAll() as all_of_it:
         torch.ones(64 << 20, dtype=torch.uint8).sum()
     measure.settle()
-    assert watch.peak.best - before > 60 << 20
+    assert watch.peak.best - before > 60 << 20 and all_of_it.peak >= before
     assert measure.anonymous_bytes() - before < 32 << 20
 
 
 def test_a_failing_process_is_named_with_its_traceback() -> None:
     with pytest.raises(WorkerError, match=r"(?s)rank 0 of 1: .*no/such\.json"):
-        with Cluster("benchmarks.tasks.loading:Loading", parts="no/such.json") as cluster:
+        with Cluster("benchmarks.cases.loading:Loading", parts="no/such.json") as cluster:
             cluster.call("run", part_id=0)
+
+
+# ---------------------------------------------------------------- tiny sizes
 
 
 @pytest.mark.system
@@ -169,40 +170,34 @@ def test_relations_share_rows_at_a_tiny_size(
 
 @pytest.mark.system
 def test_tables_are_cut_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tables, "EDGES", (20_000, 40_000))
+    monkeypatch.setattr(tables, "EDGES", (20_000,))
     report = tables.out_of_core(Options(cache=tmp_path))
-    assert [row[:2] for row in report.tables[0].rows] == [[20_000, 2_000], [40_000, 4_000]]
-    for *_, cpu, wall, memory, scratch, written in report.tables[0].rows:
-        assert min(cpu, wall, memory, written) > 0
-        assert scratch >= 0  # looked at once a second, so a short run may have ended before
+    ((edges, nodes, cpu, wall, memory, scratch, written),) = report.tables[0].rows
+    assert (edges, nodes) == (20_000, 2_000) and min(cpu, wall, memory, written) > 0
+    assert scratch >= 0  # looked at once a second, so a short run may have ended before
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.system
 def test_cuts_are_compared_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two methods: each cut is a process of its own."""
     monkeypatch.setattr(cut, "SCALE", 8)
-    report = cut.cut(Options(cache=tmp_path, nodes=1000))
+    graphs = cut._graphs(Options())
+    monkeypatch.setattr(cut, "_graphs", lambda options: {"rmat-8": graphs["rmat-8"]})
+    whole, of_cut = cut._cut, {}
+
+    def once(folder: Path, method: str, balance: list[str]) -> dict[str, float]:
+        if method not in of_cut:
+            of_cut[method] = whole(folder, method, balance)
+        return of_cut[method]
+
+    monkeypatch.setattr(cut, "_cut", once)
+    report = cut.cut(Options(cache=tmp_path))
     assert [row[:2] for row in report.tables[0].rows] == [
-        [name, shown] for name in ("community-1000", "rmat-8") for shown in cut.METHODS
+        ["rmat-8", shown] for shown in cut.METHODS
     ]
     assert all(math.isfinite(f.value) for f in report.figures)  # beyond a small graph's: about 0
     assert all(f.value > 0 for f in report.figures if "cut," in f.name or "max / mean" in f.name)
-
-
-@pytest.mark.system
-def test_balance_is_trained_with_at_a_tiny_size(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name, value in {"SCALE": 8, "PARTS": 2}.items():
-        monkeypatch.setattr(cut, name, value)
-    report = cut.balance_training(Options(cache=tmp_path, repeats=1))
-    assert report.figures[0].value > 0
-    assert [row[0] for row in report.tables[0].rows] == [cut.DGLS, cut.BALANCED]
-
-
-def test_learning_is_skipped_without_its_folder(tmp_path: Path) -> None:
-    assert "coauthor_cs.npz, cora.npz, wn18rr.npz" in str(learns.learns(Options()).skipped)
-    assert learns.learns(Options(data=tmp_path)).skipped
 
 
 def test_held_out_edges_are_not_trained_on(tmp_path: Path) -> None:
@@ -222,19 +217,73 @@ def test_held_out_edges_are_not_trained_on(tmp_path: Path) -> None:
     assert none and not none & whole
 
 
-@pytest.mark.system
-def test_learning_is_measured_at_a_tiny_size(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_triples_are_learned_and_ranked_by_plain_dgl(tmp_path: Path) -> None:
+    from benchmarks.tasks.learns import Alone
+
     rng = np.random.default_rng(0)
     triples = np.stack([rng.integers(0, n, 200) for n in (40, 3, 40)], 1)
     parts = {"train": triples[:150], "valid": triples[150:170], "test": triples[170:]}
     np.savez(tmp_path / "wn18rr.npz", num_entities=40, num_relations=3, **parts)
-    monkeypatch.setattr(learns, "RANKS", 2)
-    monkeypatch.setitem(learns.SEEDS, "wn18rr", range(1))
-    monkeypatch.setitem(learns.STEPS, "wn18rr", {"epochs": 5, "batch": 64})
-    report = learns._links(Options(cache=tmp_path), "wn18rr", tmp_path / "wn18rr.npz")
-    assert all(math.isfinite(one.value) for one in report.figures)
-    assert [row[0] for row in report.tables[0].rows] == [
-        "DGL, seed 0", "1 rank, seed 0", "2 ranks, seed 0",
-    ]  # fmt: skip
+    torch.save(learns.CONTENTS["wn18rr"](tmp_path / "wn18rr.npz"), tmp_path / "content.pt")
+    found = Alone("wn18rr", str(tmp_path / "content.pt")).fit(0, epochs=5, batch=64)
+    assert all(math.isfinite(value) for value in found.values()) and 0 < found["mrr"] < 1
+
+
+@pytest.mark.system
+def test_rows_of_sar_bench(tmp_path: Path) -> None:
+    asked = {"scale": 8, "method": "random", "model": "gat", "ranks": [2], "epochs": 1}
+    args = Namespace(**asked, bandwidth=[], sar_path=None, cache=Options(cache=tmp_path).cache)
+    found = measured.compare(args)
+    memory = found["memory"]
+    assert [(row["contender"], row["ranks"]) for row in memory] == [("DGL", 1), ("sar, strict", 2)]
+    assert memory[1]["even_share"] == pytest.approx(memory[0]["mb"] / 2)
+    speed = {(row["contender"], row["ranks"]): row for row in found["speed"]}
+    assert speed["DGL", 1]["sent_mb"] == 0 < speed["sar, strict", 2]["sent_mb"]
+    assert speed["DGL", 1]["cpu_over_dgl"] == 1
+    assert {row["pass"] for row in found["traffic"]} >= {"forward", "backward"}
+    total = sum(row["sent_mb"] for row in found["traffic"])
+    assert total == pytest.approx(speed["sar, strict", 2]["sent_mb"])
+    assert measured.bandwidth(args) == ([], "no rate was asked for")
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    tables_: dict[str, Any] = {
+        "memory": [
+            {"contender": "DGL", "ranks": 1, "mb": 100.0, "even_share": 100.0},
+            {"contender": "sar, strict", "ranks": 4, "mb": 30.0, "even_share": 25.0},
+        ],
+        "speed": [{"contender": "DGL", "ranks": 1, "wall_s": 2.0, "cpu": 2.0}],
+        "bandwidth": [],
+        "traffic": [{"layer": "convs.0", "pass": "forward", "sent_mb": 3.0}],
+        "skipped": {"bandwidth": "not measured: needs root"},
+    }
+    machine = {"cores": 2, "memory_gib": 8, "versions": {"torch": "2"}}
+    output.write(tmp_path / "out", machine, {"model": "sage"}, tables_)
+    written = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert written["memory"] == tables_["memory"] and written["request"] == {"model": "sage"}
+    page = (tmp_path / "out" / "bench.md").read_text()
+    assert "| sar, strict | 4 | 30 | 25 |" in page and "needs root" in page
+    plots = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert plots == {"memory.png", "speed.png", "traffic.png"}
+
+
+def test_plots_have_their_bounds_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    memory = [{"contender": "DGL", "ranks": 1, "mb": 100.0}]
+    memory += [{"contender": "sar, strict", "ranks": size, "mb": 90.0 / size} for size in (1, 2, 4)]
+    rates = [
+        {"rate": "100mbit", "bits": 1e8, "wall_s": 3.0, "compute_s": 1.0, "wire_s": 2.5},
+        {"rate": "1gbit", "bits": 1e9, "wall_s": 1.2, "compute_s": 1.0, "wire_s": 0.25},
+    ]
+    of_memory = ("1", "2", "4", "ranks", "MB", "sar, strict", "DGL / ranks")
+    for name, rows, words in (
+        ("memory", memory, of_memory),
+        ("bandwidth", rates, ("100 Mbit/s", "1 Gbit/s", "epoch", "bound")),
+    ):
+        output.plot(name, rows, tmp_path / "x.svg", dark=True)
+        text = (tmp_path / "x.svg").read_text()
+        assert all(f">{word}</text>" in text for word in words), name

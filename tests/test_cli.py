@@ -204,7 +204,9 @@ def test_what_is_saved_gives_the_same_again(words: list[str], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (None, "cannot read"),
         ("0", "holds no OPTION: VALUE lines"),
+        ("a: [", "is no YAML"),
         ("lr: 1\nepochs: 3\nlr: 2\n", "lr is given 2 times"),
         ("features: [[a]]", "features: got lists or mappings in a list, expected values"),
         ("logger: [{a: 1}]", "logger: got lists or mappings in a list, expected values"),
@@ -212,19 +214,20 @@ def test_what_is_saved_gives_the_same_again(words: list[str], tmp_path: Path) ->
         ("epochs: " + "[" * 3000, "is no YAML: maximum recursion depth"),
     ],
 )
-def test_hostile_files(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_hostile_files(
+    text: str | None, told: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(text)
-    assert told in "".join(fails(capsys, "train", "p.json", "--config", str(path)))
+    if text is not None:
+        path.write_text(text)
+    (line,) = fails(capsys, "train", "p.json", "--config", str(path))
+    assert line.startswith("sar train: error: ") and told in line
 
 
 def test_a_file_that_says_null_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("null\n")
-    assert (
-        parsed("train", "p.json", "--config", str(path))["epochs"]
-        == parsed("train", "p.json")["epochs"]
-    )
+    assert parsed("train", "p.json", "--config", str(path))["epochs"] == 100
 
 
 @pytest.mark.parametrize("value", ["2020-99-99", "!!int abc", "[" * 3000])
@@ -242,20 +245,6 @@ def test_all_that_is_wrong_in_a_file_is_told(tmp_path: Path, capsys: pytest.Capt
     assert f"  {path}: batch-norm: got 'maybe', expected true or false" in lines
     assert f"  {path}: model-args: got 3, expected KEY: VALUE lines" in lines
     assert "  --foo: unknown option" in lines and lines[0].endswith("6 problems")
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [(None, "cannot read"), ("[1, 2]", "holds no OPTION: VALUE lines"), ("a: [", "is no YAML")],
-)
-def test_files_that_are_none(
-    text: str | None, told: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    path = tmp_path / "run.yaml"
-    if text is not None:
-        path.write_text(text)
-    (line,) = fails(capsys, "train", "p.json", "--config", str(path))
-    assert line.startswith("sar train: error: --config: ") and told in line
 
 
 def test_what_cannot_be_saved(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,9 +1,14 @@
-"""The documentation runs: Python blocks are executed, commands parsed, links followed.
+"""The documentation runs: Python blocks are executed, commands parsed, links followed. Messages
+that it explains are those of the library, and its sentences are short enough to be read once.
 
 Python blocks of a page run in order, in one process with one rank, in a folder that holds
 `parts/products.json`. A block that cannot run there is preceded by an HTML comment
 `<!-- not run: reason -->`. In shell blocks, `sar` commands must be ones that the command line
 accepts and `make` targets must exist.
+
+Of sentences running text alone is counted: code, tables, headings, formulas and comments are apart,
+a piece of code or a formula inside a sentence is one word, and a link is its text. Each paragraph
+and each item of a list begins a new sentence.
 """
 
 from __future__ import annotations
@@ -27,6 +32,20 @@ PAGES = [
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 SKIP = re.compile(r"<!-- not run: \S.* -->\n\Z")
+EXPLAINED = re.findall(r"^### `(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(), re.M)
+OF_TORCH = "has been modified by an inplace operation"
+MOST_WORDS = 40
+
+# What is no prose: fences, comments, formulas and what stands at the head of a page; then lines of
+# headings, tables, boxes and tags, and what asks for the reference of a name, with its options.
+BLOCK = re.compile(r"^ *(```|~~~).*?^ *\1 *$|<!--.*?-->|\$\$.*?\$\$|\A---\n.*?^---$", re.M | re.S)
+LINE = re.compile(
+    r"^:::.*(?:\n+ {4}.*)*|^ *(?:#|\||!!!|\?\?\?|===).*$|^ *</?[a-z][^>\n]*> *$", re.M
+)
+ITEM = re.compile(r"^ *(?:[*+-]|\d+\.) +", re.M)
+END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?][)\"'*_]*(?=\s|$)")
+ONE_WORD = re.compile(r"(`+)[^`].*?\1|\$[^$]+\$", re.S)
+LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 
 
 @dataclass(frozen=True)
@@ -163,6 +182,62 @@ def test_every_public_name_is_documented() -> None:
     words = set(re.findall(r"\w+", text))
     missing = [name for name in sar.__all__ if name not in words and not name.startswith("__")]
     assert not missing, missing
+
+
+def test_messages_that_are_explained_are_the_librarys() -> None:
+    """Literals that Python joins are joined."""
+    text = "".join(path.read_text() for path in (ROOT / "sar").rglob("*.py"))
+    source = re.sub(r"[\"']\s*\n\s*f?[\"']", "", text)
+    assert len(EXPLAINED) > 30
+    pieces = {message: message.split("...") for message in EXPLAINED if OF_TORCH not in message}
+    assert not [m for m, parts in pieces.items() if any(p.strip() not in source for p in parts)]
+
+
+def test_performance_is_tables_not_a_diary() -> None:
+    assert len((ROOT / "docs/performance.md").read_text().splitlines()) <= 250
+
+
+def lines_kept(found: re.Match[str]) -> str:
+    """An empty paragraph in place of what is no prose; later lines keep their numbers."""
+    return "\n" * found[0].count("\n")
+
+
+def as_one_word(found: re.Match[str]) -> str:
+    return "_".join(found[0].split()) + lines_kept(found)
+
+
+def sentences(text: str) -> Iterator[tuple[int, str]]:
+    """The sentences of a page, each with the number of the line on which it begins."""
+    prose = LINE.sub(lines_kept, BLOCK.sub(lines_kept, text))
+    prose = ITEM.sub(lambda found: "\0" + found[0][1:], prose)  # an item begins a paragraph
+    for paragraph in re.finditer(r"(?:[^\n\0]|\n(?!\s*\n))+", prose):
+        plain = ONE_WORD.sub(as_one_word, paragraph[0])
+        plain = LINK.sub(lambda found: found[1] or "x", plain)
+        above = prose.count("\n", 0, paragraph.start()) + 1
+        begin = 0
+        for end in [*(found.end() for found in END.finditer(plain)), len(plain)]:
+            sentence = plain[begin:end]
+            begin = end - len(sentence.lstrip())
+            yield above + plain.count("\n", 0, begin), sentence
+            begin = end
+
+
+def words(sentence: str) -> int:
+    return len([word for word in sentence.split() if re.search(r"\w", word)])
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in ("CHANGELOG.md", "CONTRIBUTING.md")]
+)
+def test_no_sentence_is_long(page: str) -> None:
+    long = [
+        f"{page}:{line}: {words(sentence)} words: {' '.join(sentence.split())}"
+        for line, sentence in sentences((ROOT / page).read_text())
+        if words(sentence) > MOST_WORDS
+    ]
+    if long:
+        found = "\n".join(long)
+        pytest.fail(f"{len(long)} sentences above {MOST_WORDS} words:\n{found}", pytrace=False)
 
 
 def run_page(page: str) -> None:

@@ -115,11 +115,6 @@ def test_rows_by_id_of_one_type(partitioned: Cutter) -> None:
     run_threads(2, case, partitioned(hetero(), 2))
 
 
-def test_ranks_in_place_of_a_context() -> None:
-    told = run_threads(3, lambda group: (sar.current_group().rank, sar.current_group().size))
-    assert told == [(0, 3), (1, 3), (2, 3)]
-
-
 def test_one_machine(tmp_path: Path) -> None:
     """PyG's data is one part; a loader in one process, with the edges' ids as they were."""
     from torch_geometric.data import Data

@@ -198,7 +198,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     begin = time.monotonic()
     assert main(["partition", *cut.arguments, "--out", str(tmp_path / "whole")]) == 0
     cut.seconds, cut.whole = time.monotonic() - begin, files_of(tmp_path / "whole")
-    ending = end_and_resume(cut, tmp_path / "run", 3, signal.SIGKILL, random.Random(2), start)
+    ending = end_and_resume(cut, tmp_path / "run", 3, signal.SIGKILL, random.Random(2))
     assert ending.wrong == []
 
 

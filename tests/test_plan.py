@@ -192,24 +192,6 @@ def test_seconds_are_those_that_made_the_runs(monkeypatch: pytest.MonkeyPatch) -
     assert found == pytest.approx((fixed, node, edge, byte + 1e-9))
 
 
-@pytest.mark.parametrize("ends", [probing.ANY, probing.INSIDE, probing.ACROSS])
-def test_ends_of_the_probes_edges(ends: str) -> None:
-    src, dst = probing._random_edges(100, 5, ends)
-    assert len(src) == len(dst) == 500
-    assert 0 <= min(src.min(), dst.min()) and max(src.max(), dst.max()) < 100
-    same = (src % 2 == dst % 2).double().mean()
-    assert {"any": 0.3 < same < 0.7, "inside": same == 1, "across": same == 0}[ends]
-
-
-def test_an_epoch_of_nothing_takes_what_is_fixed() -> None:
-    slow = replace(COSTS, fixed_seconds=0.5)
-    times = [
-        predict(even(4), costs, Setting("", 3), Hardware()).compute_seconds
-        for costs in (COSTS, slow)
-    ]
-    assert times[1] - times[0] == pytest.approx(0.5)
-
-
 def test_a_host_must_hold_all_its_ranks() -> None:
     peak = predict(even(4), COSTS, Setting("", 3), Hardware()).memory_bytes
     for ranks, memory, fits in ((1, peak, True), (1, peak - 2, False), (4, 3 * peak, False)):

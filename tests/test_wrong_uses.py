@@ -14,8 +14,6 @@ from sar.__main__ import USER_ERROR, main
 from sar.cli import launch
 from sar.comm import LocalGroup, use_group
 
-dgl = pytest.importorskip("dgl")
-
 GRAPH = "synthetic:nodes=60,edges=240,seed=0"
 
 # Words after `sar`, and what the message has to say. {json}: of a graph in two parts.
@@ -42,13 +40,23 @@ COMMANDS: list[tuple[str, list[str]]] = [
     ("train {json} --allocator tbbb", ["--allocator", "tbbb", "did you mean tbb"]),
     ("train {json} --soft-limit 4GiB", ["--soft-limit", "4GiB", "gone", "tbb"]),
     ("train {json} --resume", ["--resume", "--checkpoint"]),
+    ("train {json} --features label", ["features: 'label' has shape", "expected"]),
+    ("train {json} --rounds 0", ["rounds: got '0'"]),
+    ("train {json} --rounds 1 --memory-budget 1GiB", ["--rounds and --memory-budget: got both"]),
+    ("train {json} --block-bytes 0", ["--block-bytes: got '0', expected more than 0 bytes"]),
+    ("train {json} --structure forward", ["--structure: got 'forward'"]),
+    ("train {json} --activations-directory .", ["expected --activations offload with it"]),
+    ("train {json} --json /proc/no/x.json", ["--json: cannot write in '/proc/no'"]),
+    ("train {json} --plot x.gif", ["--plot: got 'x.gif', expected a name that ends in .png or"]),
+    ("train {json} --report x.svg", ["--report: got 'x.svg', expected a name that ends in .html"]),
+    ("train {json} --checkpoint /proc/no", ["--checkpoint: cannot write in '/proc/no'"]),
     ("train {json} --checkpoint {json}", ["--checkpoint", "{json}"]),
     ("train {json} --fanouts 10", ["--fanouts", "--sampled"]),
     ("train {json} --sampled --fanouts 10,x", ["--fanouts", "10,x", "15,10,5"]),
     ("train {json} --sampled --fanouts 10", ["fanouts", "1", "3 layers"]),
     ("train {json} --lossy-boundary-rate 2", ["--lossy-boundary-rate", "2", "gone", "--zeros"]),
     ("train table.csv", ["features", "feat", "orig_id"]),
-    ("train junk.pt", ["junk.pt", "edge_index", "HeteroData"]),
+    ("partition junk.pt --parts 2 --out o", ["junk.pt", "edge_index", "HeteroData"]),
     ("inspect table.csv", ["table.csv", "JSON", "sar partition"]),
     ("inspect moved.json", ["part0", "no such file"]),
     ("evaluate {json} --checkpoint nowhere --out o", ["--checkpoint", "nowhere"]),
@@ -104,12 +112,13 @@ class Uses:
     """What a script has at hand."""
 
     def __init__(self, folder: Path) -> None:
+        self.dgl = pytest.importorskip("dgl")
         self.path = folder / "one" / "synthetic.json"
         self.data = sar.load_partition_data(self.path, 0)
         self.graph = sar.construct_full_graph(self.data)
         self.x = self.data.node_features["_N/feat"]
         self.mask = self.data.node_features["_N/train_mask"].bool()
-        self.layer = dgl.nn.SAGEConv(self.x.shape[1], 4, "mean")
+        self.layer = self.dgl.nn.SAGEConv(self.x.shape[1], 4, "mean")
 
     def columns(self, rows: torch.Tensor) -> None:
         self.graph.ndata["h"] = rows
@@ -120,7 +129,7 @@ class Uses:
         return sar.global_mean(values, mask)
 
     def copy(self, column: str) -> None:
-        fn = dgl.function
+        fn = self.dgl.function
         self.graph.update_all(fn.copy_u(column, "m"), fn.sum("m", "out"))
 
 
@@ -169,16 +178,20 @@ CALLS: dict[str, tuple[Use, type[Exception], list[str]]] = {
     ),
     "a subgraph": (lambda u: u.graph.subgraph([0]), AttributeError, ["subgraph", "sar.sampling"]),
     "DGL's sampler": (
-        lambda u: dgl.dataloading.NeighborSampler([2]).sample(u.graph, torch.arange(3)),
+        lambda u: u.dgl.dataloading.NeighborSampler([2]).sample(u.graph, torch.arange(3)),
         AttributeError, ["sample_neighbors", "sar.sampling"],
     ),
     "bidirected": (
-        lambda u: dgl.to_bidirected(u.graph), sar.NotSupportedError, ["before it is cut"],
+        lambda u: u.dgl.to_bidirected(u.graph), sar.NotSupportedError, ["before it is cut"],
     ),
     "relation": (lambda u: u.graph["follows"], ValueError, ["etype", "'follows'", "_E"]),
     "batch size": (
         lambda u: sar.sampling.NeighborLoader(u.data, [2], batch_size=0), ValueError,
         ["batch_size", "0", "at least 1"],
+    ),
+    "what is gone": (
+        lambda u: sar.Policy(lossy=sar.Lossy("int8", 0.5)), sar.NotSupportedError,  # type: ignore
+        ["sar.Lossy", "gone", "zeros='skip'"],
     ),
     "an option": (
         lambda u: sar.sampling.NeighborLoader(u.data, [2], batch_sise=3), TypeError,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import graphs
-from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster
-from benchmarks.race import MB, Epoch, race
+from benchmarks.cluster import ONE_THREAD, Cluster
+from benchmarks.contenders import ours
+from benchmarks.race import MB, race
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from benchmarks.tasks.cutting import save_edges
-from benchmarks.tasks.tables import write_pairs
 
 if TYPE_CHECKING:
     from sar.partition.arrays import GraphArrays
@@ -29,8 +28,6 @@ METHODS: dict[str, tuple[str, list[str]]] = {
 SAME_CUT, EVEN = 1.02, 1.06
 DGLS, BALANCED = "metis+nodes", "coarsen+edges+halo"
 WORTH = 1.15
-HOURS = 7200.0  # seconds that a cut may take
-PAPERS, CITATIONS = 111_059_956, 1_615_685_872
 
 
 @benchmark("cut", "partition")
@@ -55,29 +52,11 @@ def cut(options: Options) -> Report:
     return report
 
 
-@benchmark("papers100m", "partition")
-def papers100m(options: Options) -> Report:
-    """As many nodes and edges as ogbn-papers100M, cut into 32, balanced. Takes 65 GB of disk."""
-    columns = ["edges", "nodes", "cpu s", "wall s", "peak MB", "cut", "node", "edge", "halo"]
-    table = Table("The cut alone, both directions of each edge; balance is max / mean", columns)
-    options.cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="papers-", dir=options.cache) as folder:
-        write_pairs(Path(folder), PAPERS, CITATIONS)
-        one = _cut(Path(folder), "coarsen", ["edges", "halo"], 32)
-    sizes = [one["cpu"], one["wall"], one["largest"] / MB, one["cut"]]
-    table.rows.append([CITATIONS, PAPERS, *sizes, one["nodes"], one["edges"], one["halo"]])
-    figures = [
-        Figure("memory", one["largest"] / MB, "MB", at_most=12 * 2**30 / MB),
-        Figure("wall", one["wall"], "s", at_most=HOURS),
-    ]
-    return Report(figures, [table])
-
-
-def _cut(folder: Path, method: str, balance: list[str], parts: int = PARTS) -> dict[str, float]:
+def _cut(folder: Path, method: str, balance: list[str]) -> dict[str, float]:
     task = "benchmarks.tasks.cutting:Cutting"
     beside = {**ONE_THREAD, "TMPDIR": str(folder)}  # scratch files of the cut
-    with Cluster(task, environment=beside, deadline=HOURS, folder=str(folder)) as cluster:
-        return cluster.call("run", name=method, balance=balance, num_parts=parts)[0]
+    with Cluster(task, environment=beside, folder=str(folder)) as cluster:
+        return cluster.call("run", name=method, balance=balance, num_parts=PARTS)[0]
 
 
 def _figures(name: str, found: dict[str, dict[str, float]]) -> list[Figure]:
@@ -116,21 +95,12 @@ def balance_training(options: Options) -> Report:
     Both train an epoch in turn; a ratio is the median of the turns' ratios.
     """
     prepared = graphs.rmat(options, [(DGLS, PARTS), (BALANCED, PARTS)], SCALE)
-    start = partial(Cluster, "benchmarks.tasks.attention:Sar", PARTS, environment=LAUNCH)
-    known = {
-        name: partial(start, kind="gat", parts=str(prepared.parts[name, PARTS]), rounds=None)
-        for name in (DGLS, BALANCED)
-    }
-    found = race(known, options.repeats, turn=_busiest)
+    known = {name: ours(prepared, (name, PARTS), "gat") for name in (DGLS, BALANCED)}
+    found = race(known, options.repeats)
     columns = ["cut", "busiest rank's cpu s", "mean of ranks"]
     table = Table(f"One epoch of {PARTS} ranks, medians of {options.repeats} turns", columns)
-    table.rows = [[name, found.middle(name, "cpu"), found.middle(name, "mean")] for name in known]
-    ratio = found.ratio(DGLS, BALANCED)
+    keys = ("busiest cpu", "mean cpu")
+    table.rows = [[name, *(found.middle(name, key) for key in keys)] for name in known]
+    ratio = found.ratio(DGLS, BALANCED, "busiest cpu")
     figure = Figure("busiest rank's cpu, metis / coarsen balanced", ratio, at_least=WORTH)
     return Report([figure], [table])
-
-
-def _busiest(cluster: Cluster) -> Epoch:
-    """Seconds of the busiest rank and of the mean."""
-    seconds = [rank["cpu"] for rank in cluster.call("epoch")]
-    return {"cpu": max(seconds), "mean": sum(seconds) / len(seconds)}

@@ -11,9 +11,9 @@ from benchmarks.registry import Figure, Options, Report, Table, benchmark
 from benchmarks.tasks.cuts import (
     Cut,
     Ending,
-    Forked,
     end_and_resume,
     measure,
+    start,
     write_plain,
     write_typed,
 )
@@ -54,7 +54,7 @@ def make_cuts(folder: Path, nodes: int, edges: int, papers: int) -> list[Cut]:
     typed = str(write_typed(folder / "typed", papers))
     made = folder / "made"
     first = [plain, "--parts", "3", "--symmetrise", "--method", "random"]
-    run = Forked(first, made)
+    run = start(first, made)
     if (errors := run.communicate()[1]) or run.returncode:
         raise RuntimeError(errors)
     balanced = [plain, "--parts", "4", "--symmetrise", "--balance", "edges,halo"]

@@ -6,26 +6,24 @@ from functools import partial
 from typing import Any
 
 from benchmarks import graphs
-from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.contenders import ours
 from benchmarks.race import race
 from benchmarks.registry import Figure, Options, Report, benchmark
 
 MEMORY_EPOCHS = 3
 MOST = 1.03  # times the earlier one's
 BEFORE, NOW = "earlier", "this one"
-GAT = {"kind": "gat"}
+RECOMPUTE = {"activations": "recompute"}
 STEPS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "SAGE, P=4, one-shot": ("sage", 4, {"rounds": 1}),
-    "SAGE, P=4, strict": ("sage", 4, {"rounds": None}),
-    "GAT, P=1": ("attention", 1, {"rounds": None, **GAT}),
-    "GAT, P=4": ("attention", 4, {"rounds": None, **GAT}),
-    "SAGE, P=8, keep": ("sage", 8, {"rounds": None}),
-    "SAGE, P=8, recompute, donate": (
-        "sage", 8, {"rounds": None, "activations": "recompute", "donate": True},
-    ),
-    "GAT, P=8, keep": ("attention", 8, {"rounds": None, **GAT}),
-    "GAT, P=8, recompute": ("attention", 8, {"rounds": None, "activations": "recompute", **GAT}),
-}  # fmt: skip
+    "SAGE, P=4, strict": ("sage", 4, {}),
+    "GAT, P=1": ("gat", 1, {}),
+    "GAT, P=4": ("gat", 4, {}),
+    "SAGE, P=8, keep": ("sage", 8, {}),
+    "SAGE, P=8, recompute, donate": ("sage", 8, {**RECOMPUTE, "donate": True}),
+    "GAT, P=8, keep": ("gat", 8, {}),
+    "GAT, P=8, recompute": ("gat", 8, RECOMPUTE),
+}
 
 
 @benchmark("earlier", "versus")
@@ -34,11 +32,9 @@ def earlier(options: Options) -> Report:
     if options.before is None:
         return Report(skipped="pass --before with an earlier checkout of this library")
     report = Report()
-    for name, (task, ranks, arguments) in STEPS.items():
+    for name, (kind, ranks, given) in STEPS.items():
         cut = ("random", 1) if ranks == 1 else ("metis", ranks)
-        parts = str(graphs.rmat(options, [cut]).parts[cut])
-        task = f"benchmarks.tasks.{task}:Sar"
-        start = partial(Cluster, task, ranks, environment=LAUNCH, parts=parts, **arguments)
+        start = ours(graphs.rmat(options, [cut]), cut, kind, **given)
         pair = {BEFORE: partial(start, first=options.before), NOW: start}
         found = race(pair, options.repeats, memory=MEMORY_EPOCHS)
         title = f"{name}: medians of {options.repeats} turns"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 
 from benchmarks import graphs
-from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.contenders import ours
 from benchmarks.race import race
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
@@ -28,7 +27,7 @@ def exchange(options: Options) -> Report:
         pulled, fewest, seconds = _count(path)
         rows.rows.append([f"{method}, {ranks} ranks", pulled, fewest, fewest / pulled, seconds])
         if method == "metis":
-            _train(path, pulled, ranks, options, report)
+            _train(graph, (method, ranks), pulled, options, report)
     return report
 
 
@@ -53,17 +52,15 @@ def _count(path: Path) -> tuple[int, int, float]:
     return pulled, fewest, seconds
 
 
-def _train(path: Path, pulled: int, ranks: int, options: Options, report: Report) -> None:
-    from benchmarks.tasks.sage import HIDDEN
-
-    task, given = "benchmarks.tasks.sage:Sar", {"parts": str(path), "rounds": None}
-    start = partial(Cluster, task, ranks, environment=LAUNCH, **given)
-    both = {name: partial(start, exchange=name) for name in ("pull", "auto")}
-    found = race(both, options.repeats, memory=2)
+def _train(
+    graph: graphs.Prepared, cut: graphs.Cut, pulled: int, options: Options, report: Report
+) -> None:
+    both = {name: ours(graph, cut, exchange=name) for name in ("pull", "auto")}
+    found, ranks = race(both, options.repeats, memory=2), cut[1]
     title = f"One epoch of SAGE, {ranks} ranks, strict rounds, medians of {options.repeats} turns"
     report.tables.append(found.table(title, ["sent", "cpu", "activation"]))
     ratio = found.ratio("auto", "pull")
     report.figures.append(Figure(f"{ranks} ranks: cpu / that of pull", ratio, at_most=SLOWER))
-    every = pulled * 4 * (128 + 2 * HIDDEN + 2 * 16)  # each layer's row there and, but one, back
+    every = pulled * 4 * (128 + 2 * 256 + 2 * 16)  # each layer's row there and, but one, back
     share = found.middle("auto", "sent") / every
     report.figures.append(Figure(f"{ranks} ranks: sent / every row", share, at_most=SHARE))

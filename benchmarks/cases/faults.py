@@ -133,8 +133,7 @@ def kills(options: Options) -> Report:
     todo = [(way, memory, phases, whom) for count, whom, way, phases in _KILLS
             for memory in (True, False) for _ in range(count)]  # fmt: skip
     draw.shuffle(todo)
-    bounds = {"p99 of seconds until all have ended": 5.0}
-    report = _campaign(len(todo), 1, _kill, bounds, 0.99, todo)
+    report = _campaign(len(todo), 1, _kill, 0.99, todo, bound=5.0)
     left = len(set(Path("/dev/shm").iterdir()) - before)
     report.figures.append(Figure("files left in /dev/shm", left, at_most=0))
     return report
@@ -144,13 +143,13 @@ def kills(options: Options) -> Report:
 def stops(options: Options) -> Report:
     """Ranks that are stopped in any phase: the others and the launcher end within timeout + 8 s."""
     ways = [way for way in _WAYS if way[0] != TORCHRUN]  # which waits 30 s for a rank of its own
-    return _campaign(STOPS, 2, _stop, {}, 0.95, ways + _SAMPLING)
+    return _campaign(STOPS, 2, _stop, 0.95, ways + _SAMPLING)
 
 
 @benchmark("faults-raises", "faults")
 def raises(options: Options) -> Report:
     """Transforms of loaders that raise on one rank: all others end, and say what was raised."""
-    return _campaign(RAISES, 4, _raise, {}, 0.95, _SAMPLING)
+    return _campaign(RAISES, 4, _raise, 0.95, _SAMPLING)
 
 
 @benchmark("faults-network", "faults")
@@ -161,17 +160,17 @@ def network(options: Options) -> Report:
         return Report(skipped=reason)
     with Hosts(RANKS) as hosts:
         ways = [(HOSTS, False, (MEETING, TRAINING))]
-        return _campaign(CUTS, 3, lambda job, draw: _cut(job, draw, hosts), {}, 0.95, ways, hosts)
+        return _campaign(CUTS, 3, lambda job, draw: _cut(job, draw, hosts), 0.95, ways, hosts)
 
 
 def _campaign(
     num: int,
     seed: int,
     fault: Callable[[Job, random.Random], Ending | None],
-    bounds: dict[str, float],
     least_named: float,
-    ways: Sequence[Any] = _WAYS,
+    ways: Sequence[Any],
     hosts: Hosts | None = None,
+    bound: float = LIMIT + SLACK,
 ) -> Report:
     draw, endings, missed = random.Random(seed), list[Ending](), 0
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
@@ -198,7 +197,6 @@ def _campaign(
         ],
         [_table(endings)],
     )
-    bound = next(iter(bounds.values()), LIMIT + SLACK)
     report.figures.append(Figure("p99 of seconds until all have ended", p99, "s", at_most=bound))
     return report
 
@@ -241,7 +239,7 @@ def _kill(job: Job, draw: random.Random) -> Ending | None:
     targets = [job.ranks[rank] for rank in victims] or [job.started[0].pid]
     if not all([send(pid, signal.SIGKILL) for pid in targets]):
         return None
-    ending = _ending(job, f"{job.whom} of {job.way}", victims, LIMIT + SLACK)
+    ending = _ending(job, f"{job.whom} of {job.way}", victims)
     ending.phase = "memory" if job.memory else "sockets"
     return ending
 
@@ -264,7 +262,7 @@ def _stop(job: Job, draw: random.Random) -> Ending | None:
     job.start_late()  # the others meet, all but this one
     way = f"{job.way}, {'memory' if job.memory else 'sockets'}"
     stays = [] if job.way == LAUNCHER else [job.ranks[victim]]
-    return _ending(job, way, [victim], LIMIT + SLACK, stays, waits=True)
+    return _ending(job, way, [victim], stays, waits=True)
 
 
 def _raise(job: Job, draw: random.Random) -> Ending | None:
@@ -274,7 +272,7 @@ def _raise(job: Job, draw: random.Random) -> Ending | None:
     if not reach(job, [victim], draw):
         return None
     (job.folder / f"raise-{victim - first}").touch()
-    ending = _ending(job, f"{job.way}, a transform raises", [victim], LIMIT + SLACK)
+    ending = _ending(job, f"{job.way}, a transform raises", [victim])
     ending.named = all("a transform that raises" in words for words in ending.words)
     return ending
 
@@ -294,7 +292,7 @@ def _cut(job: Job, draw: random.Random, hosts: Hosts) -> Ending | None:
     subprocess.run(["ip", "-n", where, *cut.split()], check=True)
     try:
         job.start_late()
-        return _ending(job, f"{HOSTS}, {kind}", [], LIMIT + SLACK, waits=True)
+        return _ending(job, f"{HOSTS}, {kind}", [], waits=True)
     finally:
         subprocess.run(["ip", "-n", where, *mend.split()], check=True)
 
@@ -303,20 +301,18 @@ def _ending(
     job: Job,
     way: str,
     victims: list[int],
-    limit: float,
     stays: Sequence[int] = (),
     waits: bool = False,
 ) -> Ending:
     """Wait for the end of a job, and look at what it left.
 
     Args:
-        limit: seconds in which it has to end.
         stays: processes that are stopped for good.
         waits: ranks notice by waiting: seconds count from when the last of them has come.
     """
     begin = last = time.monotonic()
     coming = [pid for pid in job.find().values() if pid not in stays]
-    while not job.all_ended(stays) and time.monotonic() - last < 2 * limit:
+    while not job.all_ended(stays) and time.monotonic() - last < 2 * (LIMIT + SLACK):
         time.sleep(0.05)
         if waits and job.phase != TRAINING and (come := [p for p in coming if listens(p, job)]):
             coming = [pid for pid in coming if pid not in come]
@@ -330,7 +326,9 @@ def _ending(
     if job.whom != ITS_LAUNCHER or job.way != LAUNCHER:  # whose ranks the kernel ends
         named = bool(words) and all(map(_names(job, victims).search, words))
     running = sum(map(is_alive, job.ranks.values()))
-    return Ending(way, job.phase, seconds <= limit, named, seconds, len(left) + running, words)
+    return Ending(
+        way, job.phase, seconds <= LIMIT + SLACK, named, seconds, len(left) + running, words
+    )
 
 
 def _names(job: Job, victims: list[int]) -> re.Pattern:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from benchmarks import graphs
-from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.contenders import ours
 from benchmarks.race import race
 from benchmarks.registry import Figure, Options, Report, benchmark
 from sar.config import CONSTANT_INPUTS
 
-RANKS = 4
+CUT = ("metis", 4)
 FEW = 60  # one training node in so many: 1 % of all nodes
 SAME_LOSS = 1e-5
 BLOCKS = "1 % labels, blocks"
 GROUPS: list[dict[str, dict[str, Any]]] = [
-    {f"{model}, {m}": {"model": model, "constant_inputs": m} for m in CONSTANT_INPUTS[::-1]}
-    for model in ("sage", "gcn", "gat")
-] + [
-    {
-        "1 % labels, whole graph": {"constant_inputs": "memory", "every": FEW},
-        BLOCKS: {"constant_inputs": "memory", "every": FEW, "blocks": True},
-    }
-]
+    {f"{kind}, {m}": {"kind": kind, "constant_inputs": m} for m in CONSTANT_INPUTS[::-1]}
+    for kind in ("sage", "gcn", "gat")
+] + [{"1 % labels, whole graph": {"every": FEW}, BLOCKS: {"every": FEW, "blocks": True}}]
 
 
 @benchmark("inputs", "limits")
@@ -33,15 +27,12 @@ def inputs(options: Options) -> Report:
     SAGE, GCN and GAT; SAGE on blocks. The first epochs fill what is kept; the contenders then train
     in turns.
     """
-    graph = graphs.rmat(options, [("metis", RANKS)])
-    task, parts = "benchmarks.tasks.inputs:Inputs", str(graph.parts["metis", RANKS])
-    start = partial(Cluster, task, RANKS, environment=LAUNCH, parts=parts)
-    report = Report()
+    graph, report = graphs.rmat(options, [CUT]), Report()
     for group in GROUPS:
-        ask = {BLOCKS: ("saved_work",)} if BLOCKS in group else {}
-        known = {name: partial(start, **arguments) for name, arguments in group.items()}
+        ask = {BLOCKS: "saved_work"} if BLOCKS in group else {}
+        known = {name: ours(graph, CUT, rounds=1, **given) for name, given in group.items()}
         found = race(known, options.repeats, memory=2, ask=ask)
-        title = f"One epoch, medians of {options.repeats} turns; {RANKS} ranks, one-shot."
+        title = f"One epoch, medians of {options.repeats} turns; {CUT[1]} ranks, one-shot."
         report.tables.append(found.table(title, ["sent", "cpu", "activation"]))
         base, *others = group
         for name in others:
@@ -52,6 +43,6 @@ def inputs(options: Options) -> Report:
             words = f"{name}: loss / {base} - 1"
             report.figures.append(Figure(words, apart, at_most=SAME_LOSS))
         if ask:
-            saved = found.asked[BLOCKS]["saved_work"][0]
+            saved = found.asked[BLOCKS][0]
             report.figures.append(Figure("blocks: saved of rows, edges and traffic", saved))
     return report

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks import graphs
+from torch import Tensor
+
+from benchmarks import graphs, measure
 from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.race import MB
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
-MB = 1e6
 LIMIT = 2.5
 CUTS = (("metis", 4), ("random", 8))
 
@@ -20,7 +22,7 @@ def loading(options: Options) -> Report:
     report = Report(tables=[table])
     for method, num in CUTS:
         with Cluster(
-            "benchmarks.tasks.loading:Loading",
+            "benchmarks.cases.loading:Loading",
             environment=LAUNCH,
             parts=str(graph.parts[method, num]),
         ) as cluster:
@@ -30,3 +32,32 @@ def loading(options: Options) -> Report:
         table.rows.append([f"0 of {num}, {method}", *sizes, ratio])
         report.figures.append(Figure(f"loading, {method} cut in {num}", ratio, at_most=LIMIT))
     return report
+
+
+class Loading:
+    """A process that has imported the library and not loaded anything yet."""
+
+    def __init__(self, parts: str) -> None:
+        import sar  # noqa: F401  the memory is counted above the imported process
+        from sar.partition.load import load_partition
+
+        self.load, self.parts = load_partition, parts
+
+    def run(self, part_id: int) -> dict[str, int]:
+        """Bytes: the peak while loading, what stays, and the structure's tensors."""
+        measure.settle()
+        before = measure.anonymous_bytes()
+        with measure.PeakMemory() as watch:
+            data = self.load(self.parts, part_id)
+        measure.settle()
+        return {
+            # not `best`: files are mapped and unmapped on the way
+            "peak": watch.peak.sampled - before,
+            "stays": measure.anonymous_bytes() - before,
+            "structure": sum(
+                value.nbytes
+                for shard in data.edges.values()
+                for value in vars(shard).values()
+                if isinstance(value, Tensor)
+            ),
+        }

@@ -5,19 +5,20 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks import graphs, hosts, measure
-from benchmarks.cluster import LAUNCH, Cluster
+from benchmarks.cluster import Cluster
+from benchmarks.contenders import ours
 from benchmarks.hosts import Hosts
+from benchmarks.race import MB
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
 
 RANKS = 4
-SCALE = 17
+CUT = ("metis", RANKS)
 RATES = ("50mbit", "100mbit", "200mbit", "300mbit", "1gbit")
 BOUND = 1.15
 BOUND_RATES = ("100mbit", "300mbit", "1gbit")
 WIRE_BOUND = 1.02
 WARM_UP = 3  # epochs: what is sent once, for constant rows, is sent in these
 TASK = "benchmarks.tasks.overlap:Overlap"
-MB = 1e6
 
 
 @benchmark("overlap", "wire")
@@ -34,20 +35,17 @@ def overlap(options: Options) -> Report:
     reason = hosts.missing()
     if reason is not None:
         return Report(skipped=reason)
-    graph = graphs.rmat(options, [("metis", RANKS)], scale=SCALE)
+    graph = graphs.rmat(options, [CUT])
     table = Table(
         f"One epoch in wall seconds, medians of {options.repeats} turns; MB sent by all hosts.",
         ["rate", "rounds", "epoch", "compute alone", "wire alone", "ratio", "busy", "busy ratio"]
         + ["MB at interfaces", "MB of rows", "MB of gradients"],
     )
     report = Report(tables=[table])
-    parts = str(graph.parts["metis", RANKS])
     for rounds in (1, None):
         with (
             Hosts(RANKS) as links,
-            Cluster(
-                TASK, RANKS, environment=LAUNCH, hosts=links, parts=parts, rounds=rounds
-            ) as ranks,
+            ours(graph, CUT, task=TASK, rounds=rounds)(hosts=links) as ranks,
         ):
             for _ in range(WARM_UP):
                 ranks.call("overlapped_epoch")

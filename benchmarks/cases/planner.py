@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -96,11 +97,9 @@ def _predict(parts: Path, one: Configuration) -> Any:
 
 def _run(parts: Path, one: Configuration) -> tuple[float, float, float]:
     """Resident bytes of the largest rank, bytes that all send, seconds of the slowest."""
-    arguments = {"parts": str(parts), "model": one.model, "rounds": one.rounds}
-    arguments["activations"] = one.activations
-    with Cluster(
-        "benchmarks.tasks.planned:Planned", one.cut[1], environment=APART, **arguments
-    ) as ranks:
+    given = {"parts": str(parts), "model": one.model, "rounds": one.rounds, "mfgs": "off"}
+    task = partial(Cluster, "benchmarks.tasks.trained:Trained", one.cut[1], environment=APART)
+    with task(activations=one.activations, **given) as ranks:
         found = ranks.call("watch", epochs=EPOCHS)
     return (
         max(rank["resident"] for rank in found),

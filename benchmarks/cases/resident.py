@@ -16,16 +16,16 @@ SAGE = {"model": "sage", "layers": 3, "hidden": 256, "batch_norm": True}
 LIMITS = {"keep": 12.0, "recompute": 7.2}  # KB a node
 PER_EDGE = {"both": 12.0, "one": 8.0}
 SLACK = 1.05  # bounds of the segments, which are per node, on a graph of 28 edges a node
-KINDS = [
-    "features",
-    "labels and splits",
-    "edge arrays",
-    "halo plan",
-    "degrees and ids",
-    "kept input sums",
-    "model and optimizer",
-    "idle buffers",
-]
+_SAME = (
+    "features", "labels and splits", "edge arrays", "halo plan", "degrees and ids",
+    "kept input sums", "model and optimizer", "idle buffers", "kept for backward",
+)  # fmt: skip
+KINDS = {
+    "imported": "interpreter and libraries",
+    **{name: name for name in _SAME},
+    "peak": "largest anonymous memory",
+    "resident": "largest resident memory",
+}
 
 
 @benchmark("resident", "limits")
@@ -40,7 +40,7 @@ def resident(options: Options) -> Report:
     report = Report()
     for ranks in sizes:
         for mode in LIMITS:
-            found = _measure(graph.parts["random", ranks], ranks, options=SAGE, activations=mode)
+            found = _measure(graph.parts["random", ranks], ranks, model=SAGE, activations=mode)
             nodes = sum(one["nodes"] for one in found)
             name = f"{mode}, {ranks} rank(s)"
             report.tables.append(_breakdown(name, found, nodes))
@@ -59,7 +59,7 @@ def structure(options: Options) -> Report:
     for method, ranks in cuts:
         for kind, limit in PER_EDGE.items():
             path = graph.parts[method, ranks]
-            found = _measure(path, ranks, options={**SAGE, "hidden": 16}, structure=kind)
+            found = _measure(path, ranks, model={**SAGE, "hidden": 16}, structure=kind)
             edges = sum(one["edges"] for one in found)
             arrays = sum(one["edge arrays"] for one in found) / edges
             rest = sum(one["halo plan"] + one["degrees and ids"] for one in found) / edges
@@ -71,9 +71,9 @@ def structure(options: Options) -> Report:
 
 
 def _measure(parts: Path, ranks: int, **arguments: Any) -> list[dict[str, Any]]:
-    task = "benchmarks.tasks.resident:Resident"
+    task = "benchmarks.tasks.trained:Trained"
     with Cluster(task, ranks, environment=LAUNCH, parts=str(parts), **arguments) as cluster:
-        return cluster.call("run", epochs=EPOCHS)
+        return cluster.call("kinds", epochs=EPOCHS)
 
 
 def _segments(ranks: int) -> float:
@@ -82,15 +82,5 @@ def _segments(ranks: int) -> float:
 
 
 def _breakdown(name: str, found: list[dict[str, Any]], nodes: int) -> Table:
-    table = Table(f"{name}: bytes a node", ["kind", "B/node"])
-
-    def row(kind: str, amount: int) -> None:
-        table.rows.append([kind, amount / nodes])
-
-    row("interpreter and libraries", sum(one["imported"] for one in found))
-    for kind in KINDS:
-        row(kind, sum(one[kind] for one in found))
-    row("kept for backward", sum(one["kept for backward"] for one in found))
-    row("largest anonymous memory", sum(one["peak"] for one in found))
-    row("largest resident memory", sum(one["resident"] for one in found))
-    return table
+    rows = [[what, sum(one[key] for one in found) / nodes] for key, what in KINDS.items()]
+    return Table(f"{name}: bytes a node", ["kind", "B/node"], rows)

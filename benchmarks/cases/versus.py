@@ -6,46 +6,28 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks import graphs, hosts
-from benchmarks.cases.speed import losses
 from benchmarks.cluster import LAUNCH, ONE_THREAD, Cluster, launch_environment
+from benchmarks.contenders import ONE_SHOT, ORIGINAL, STRICT, Start, original, ours
 from benchmarks.hosts import Hosts
 from benchmarks.race import MB, Epoch, epoch, race
 from benchmarks.registry import Figure, Options, Report, Table, benchmark
-from sar.allocator import ALLOCATORS
 from sar.comm.one_host import SWITCH
+from sar.words import ALLOCATORS
 
-SCALE = 17
-TASKS = "benchmarks.tasks"
-ORIGINAL, STRICT, ONE_SHOT = "IntelLabs SAR", "sar, strict", "sar, one-shot"
-SOCKETS = "sar, one-shot, sockets"  # as theirs travel, on one machine too
-NO_ZEROS = "sar, strict, zeros skipped"  # exact as well; worth it where links are slow
+SOCKETS = f"{ONE_SHOT}, sockets"  # as theirs travel, on one machine too
+NO_ZEROS = f"{STRICT}, zeros skipped"  # exact as well; worth it where links are slow
 SKIPPED = "pass --sar-path with a checkout of IntelLabs SAR"
 
 
-def start(name: str, model: str, ranks: int, options: Options, **arguments: Any) -> Cluster:
-    """One contender on the METIS cut of the graph into ``ranks`` parts."""
-    graph = graphs.rmat(options, [("metis", ranks)], scale=SCALE)
-    run = partial(Cluster, size=ranks, parts=str(graph.parts["metis", ranks]), **arguments)
-    if name == ORIGINAL:
-        task = f"{TASKS}.sage:Original" if model == "sage" else f"{TASKS}.versus:OriginalGat"
-        checkout = checkout_for(model, options)
-        return run(task, first=checkout, checkout=str(checkout))
-    rounds = 1 if name in (ONE_SHOT, SOCKETS) else None
-    if model == "sage":
-        return run(f"{TASKS}.sage:Sar", rounds=rounds, zeros="skip" if name == NO_ZEROS else "send")
-    return run(f"{TASKS}.attention:Sar", kind=model, rounds=rounds)
-
-
-def checkout_for(model: str, options: Options) -> Path | None:
+def checkout_for(kind: str, options: Options) -> Path | None:
     """The checkout whose layers of that kind run."""
-    return options.sar_path if model == "sage" else options.sar_path_gat or options.sar_path
+    return options.sar_path if kind == "sage" else options.sar_path_gat or options.sar_path
 
 
 def speed(
-    model: str,
+    kind: str,
     ranks: int,
     at_least: float,
     options: Options,
@@ -57,31 +39,33 @@ def speed(
 
     The last contender has to be ``at_least`` as many times faster. All run with that allocator.
     """
-    if checkout_for(model, options) is None:
+    checkout = checkout_for(kind, options)
+    if checkout is None:
         return Report(skipped=SKIPPED)
     reason = hosts.missing() if rate is not None else None
     if reason is not None:
         return Report(skipped=reason)
-    environment = launch_environment(allocator)
-    apart = {**environment, SWITCH: "0"}
+    cut, environment = ("metis", ranks), launch_environment(allocator)
+    graph = graphs.rmat(options, [cut])
+    known: dict[str, Start] = {
+        ORIGINAL: original(graph, cut, checkout, kind, environment),
+        SOCKETS: ours(graph, cut, kind, {**environment, SWITCH: "0"}, rounds=1),
+        STRICT: ours(graph, cut, kind, environment),
+        ONE_SHOT: ours(graph, cut, kind, environment, rounds=1),
+        NO_ZEROS: ours(graph, cut, kind, environment, zeros="skip"),
+    }
     with Hosts(ranks) if rate is not None else nullcontext() as links:
-        known = {
-            name: partial(
-                start, name, model, ranks, options,
-                environment=apart if name == SOCKETS else environment, hosts=links,
-            )
-            for name in (ORIGINAL, *contenders)
-        }  # fmt: skip
-        slow, turn = partial(links.set_rate, rate) if links else None, partial(_turn, links)
-        found = race(known, options.repeats, ready=slow or (lambda: None), turn=turn)
-    what = f"{model}, P={ranks}, {rate or 'unthrottled'}, allocator {allocator}: medians of turns"
+        chosen = {name: partial(known[name], hosts=links) for name in (ORIGINAL, *contenders)}
+        slow = partial(links.set_rate, rate) if links else lambda: None
+        found = race(chosen, options.repeats, ready=slow, turn=partial(_turn, links))
+    what = f"{kind}, P={ranks}, {rate or 'unthrottled'}, allocator {allocator}: medians of turns"
     report = Report(tables=[found.table(what, ["wall", "cpu", "sent"])])
     for name in contenders:
         times, share = 1 / found.ratio(name, ORIGINAL, "wall"), found.ratio(name, ORIGINAL, "sent")
         bound = at_least if name == contenders[-1] else None
         report.figures.append(Figure(f"{name}: times faster", times, at_least=bound))
         report.figures.append(Figure(f"{name}: bytes / theirs", share))
-    report.figures += losses(found, ORIGINAL)
+    report.figures += found.losses(ORIGINAL)
     return report
 
 
@@ -144,34 +128,29 @@ def memory(options: Options) -> Report:
     if options.sar_path is None:
         return Report(skipped=SKIPPED)
     table = Table("Activation MB, largest rank", ["model", "contender", "environment", "MB"])
-    report = Report(tables=[table])
-    bounds = {
-        ("sage", "own"): 3.0,
-        ("gat", "own"): 5.0,
-        ("sage", "same"): 1.4,
-        ("gat", "same"): None,
-    }
+    report, cut = Report(tables=[table]), ("metis", 8)
+    graph = graphs.rmat(options, [cut])
+    environments = {"own": ("as it comes", ONE_THREAD), "same": ("launcher's", LAUNCH)}
+    bounds = {("sage", "own"): 3.0, ("gat", "own"): 5.0, ("sage", "same"): 1.4}
     for model in ("sage", "gat"):
-        ours = {
-            mode: _activation(STRICT, model, options, LAUNCH, activations=mode)
+        mine = {
+            mode: _activation(ours(graph, cut, model, activations=mode))
             for mode in ("keep", "recompute")
         }
-        for mode, size in ours.items():
+        for mode, size in mine.items():
             table.rows.append([model, f"{STRICT}, {mode}", "launcher's", size / MB])
-        for kind, environment in (("own", ONE_THREAD), ("same", LAUNCH)):
-            theirs = _activation(ORIGINAL, model, options, environment)
-            shown = "launcher's" if kind == "same" else "as it comes"
+        for way, (shown, environment) in environments.items():
+            checkout = checkout_for(model, options)
+            theirs = _activation(original(graph, cut, checkout, model, environment))
             table.rows.append([model, ORIGINAL, shown, theirs / MB])
-            name, bound = f"{model}, {kind} environment", bounds[model, kind]
-            times = {mode: theirs / size for mode, size in ours.items()}
+            name, bound = f"{model}, {way} environment", bounds.get((model, way))
+            times = {mode: theirs / size for mode, size in mine.items()}
             figure = Figure(f"{name}: times smaller", times["keep"], at_least=bound)
             again = Figure(f"{name}, recomputed: times smaller", times["recompute"])
             report.figures += [figure, again]
     return report
 
 
-def _activation(
-    name: str, model: str, options: Options, environment: dict[str, str], **arguments: Any
-) -> int:
-    with start(name, model, 8, options, environment=environment, **arguments) as cluster:
+def _activation(start: Start) -> int:
+    with start() as cluster:
         return max(one["activation"] for one in cluster.call("memory", epochs=3))

@@ -2,119 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from argparse import Namespace
 from statistics import median
 from typing import Any
 
-from benchmarks import hosts
-from benchmarks.cluster import Cluster
-from benchmarks.race import MB, WARM_UP, race
-from benchmarks.tables.contenders import Request
+from benchmarks import graphs, hosts
+from benchmarks.cluster import ONE_THREAD
+from benchmarks.contenders import DGL, ONE_SHOT, ORIGINAL, STRICT, Start, dgl, original, ours
+from benchmarks.race import MB, epoch, race
+from benchmarks.registry import Options
+from sar.cli.options import parse_rate
 
 Row = dict[str, Any]
 
 
-def memory(request: Request) -> list[Row]:
-    """Activation MB of the largest rank against the number of ranks, strict rounds."""
-    graph = request.graph()
-    with request.dgl(graph) as cluster:
-        single = cluster.call("memory", epochs=1)[0]["activation"] / MB
-    rows: list[Row] = [{"contender": "DGL", "ranks": 1, "mb": single, "even_share": single}]
-    for size in request.ranks:
-        with request.sar(graph, size, None) as cluster:
-            rows.append(_memory_row("sar, strict", size, cluster, single))
-        if request.compares_original:
-            with request.original(graph, size) as cluster:
-                rows.append(_memory_row("IntelLabs SAR", size, cluster, single))
-    return rows
+def graph_of(args: Namespace) -> graphs.Prepared:
+    """The generated graph with the cuts that are measured; kept in the cache."""
+    cuts = [(args.method, size) for size in args.ranks]
+    return graphs.rmat(Options(cache=args.cache), cuts, args.scale)
 
 
-def _memory_row(name: str, size: int, cluster: Cluster, single: float) -> Row:
-    largest = max(rank["activation"] for rank in cluster.call("memory", epochs=2)) / MB
-    return {"contender": name, "ranks": size, "mb": largest, "even_share": single / size}
+def compare(args: Namespace) -> dict[str, list[Row]]:
+    """Every contender in turn, so that a busy machine slows all of them. Tables:
 
+    * ``memory``: activation MB of the largest rank against the number of ranks, strict rounds;
+    * ``speed``: seconds of an epoch, the slowest rank's wall, the sum of the rest;
+    * ``traffic``: MB that all ranks send in an epoch, by layer and pass, where there are most.
+    """
+    graph, start = graph_of(args), dict[tuple[str, int], Start]()
+    start[DGL, 1] = dgl(graph, args.model)
+    for size in args.ranks:
+        cut = (args.method, size)
+        start[STRICT, size] = ours(graph, cut, args.model)
+        start[ONE_SHOT, size] = ours(graph, cut, args.model, rounds=1)
+        if args.sar_path is not None and args.model == "sage":  # its attention is of another commit
+            checkout = args.sar_path.resolve()
+            start[ORIGINAL, size] = original(graph, cut, checkout, environment=ONE_THREAD)
+    largest = STRICT, max(args.ranks)
 
-def speed(request: Request) -> list[Row]:
-    """Seconds of an epoch, every contender in turn, so that a busy machine slows all of them."""
-    graph = request.graph()
-    start: dict[tuple[str, int], Callable[[], Cluster]] = {("DGL", 1): lambda: request.dgl(graph)}
-    for size in request.ranks:
-        for name, rounds in (("sar, strict", None), ("sar, one-shot", 1)):
-            start[name, size] = lambda size=size, rounds=rounds: request.sar(graph, size, rounds)
-        if request.compares_original:
-            start["IntelLabs SAR", size] = lambda size=size: request.original(graph, size)
-    found = race(start, request.epochs, turn=_epoch)
-    rows = []
+    def epochs(name: tuple[str, int]) -> int:
+        return 1 if name[0] == DGL else 2  # more would fragment its heap
+
+    found = race(start, args.epochs, memory=epochs, then_ask={largest: "traffic"})
+    single = found.middle((DGL, 1), "activation") / MB
+    tables: dict[str, list[Row]] = {"memory": [], "speed": []}
     for name, size in start:
-        middle = {key: found.middle((name, size), key) for key in found.turns[name, size][0]}
-        ratio = found.ratio((name, size), ("DGL", 1))
-        rows.append({"contender": name, "ranks": size, **middle, "cpu_over_dgl": ratio})
-    return rows
+        row = {"contender": name, "ranks": size}
+        if name != ONE_SHOT:
+            largest_rank = found.middle((name, size), "activation") / MB
+            tables["memory"].append({**row, "mb": largest_rank, "even_share": single / size})
+        wall, cpu, sent, busiest = (
+            found.middle((name, size), key) for key in ("wall", "cpu", "sent", "busiest sent")
+        )
+        row |= {"wall_s": wall, "cpu": cpu, "sent_mb": sent / MB, "busiest_mb": busiest / MB}
+        tables["speed"].append({**row, "cpu_over_dgl": found.ratio((name, size), (DGL, 1))})
+    total: dict[tuple[str, str], float] = {}
+    for rank in found.asked[largest]:
+        for layer, work, nbytes in rank:
+            total[layer, work] = total.get((layer, work), 0.0) + nbytes / MB
+    tables["traffic"] = [
+        {"layer": layer or "other", "pass": work, "sent_mb": mb}
+        for (layer, work), mb in total.items()
+        if mb
+    ]
+    return tables
 
 
-def _epoch(cluster: Cluster) -> Row:
-    """One epoch of all ranks: the slowest rank's wall, the sum of the rest."""
-    ranks = cluster.call("epoch")
-    return {
-        "wall_s": max(rank["wall"] for rank in ranks),
-        "cpu": sum(rank["cpu"] for rank in ranks),
-        "sent_mb": sum(rank["sent"] for rank in ranks) / MB,
-        "busiest_mb": max(rank["sent"] for rank in ranks) / MB,
-    }
-
-
-def bandwidth(request: Request) -> tuple[list[Row], str | None]:
+def bandwidth(args: Namespace) -> tuple[list[Row], str | None]:
     """Seconds of an epoch against the rate of the hosts' links; or why it was not measured.
 
     Each rank has a network namespace of its own. ``compute`` is the epoch without a limit, ``wire``
     the busiest host's bytes over the rate: no epoch takes less than the longer of the two.
     """
-    reason = hosts.missing() if request.rates else "no rate was asked for"
-    size = max(request.ranks)
+    reason = hosts.missing() if args.bandwidth else "no rate was asked for"
+    size = max(args.ranks)
     if size == 1:
         reason = "one rank sends nothing"
     if reason is not None:
         return [], reason
-    graph, rows = request.graph(), []
-    with hosts.Hosts(size) as several, request.sar(graph, size, None, several) as cluster:
-        cluster.call("epoch")
-        compute = _median_epoch(cluster, request.epochs)["wall_s"]
-        for rate in request.rates:
-            several.set_rate(rate)
+    start, rows = ours(graph_of(args), (args.method, size), args.model), []
+    with hosts.Hosts(size) as several, start(hosts=several) as cluster:
+
+        def seconds() -> float:
             cluster.call("epoch")
-            before = several.sent_bytes()
-            epoch = _median_epoch(cluster, request.epochs)
+            return median(epoch(cluster)["wall"] for _ in range(args.epochs))
+
+        compute = seconds()
+        for rate in args.bandwidth:
+            several.set_rate(rate)
+            before, wall = several.sent_bytes(), seconds()
             sent = [b - a for a, b in zip(before, several.sent_bytes())]
-            wire = max(sent) / request.epochs * 8 / bits(rate)
-            bound = max(compute, wire)
+            bits = parse_rate(rate)
+            wire = max(sent) / (args.epochs + 1) * 8 / bits
             rows.append(
-                {"rate": rate, "bits": bits(rate), "wall_s": epoch["wall_s"], "compute_s": compute}
-                | {"wire_s": wire, "over_bound": epoch["wall_s"] / bound}
+                {"rate": rate, "bits": bits, "wall_s": wall, "compute_s": compute, "wire_s": wire}
+                | {"over_bound": wall / max(compute, wire)}
             )
     return rows, None
-
-
-def _median_epoch(cluster: Cluster, epochs: int) -> Row:
-    found = [_epoch(cluster) for _ in range(epochs)]
-    return {name: median(one[name] for one in found) for name in found[0]}
-
-
-def bits(rate: str) -> float:
-    """Bits a second of a rate as tc writes it; raises ``ValueError``."""
-    from sar.cli.options import parse_rate
-
-    return parse_rate(rate)
-
-
-def traffic(request: Request) -> list[Row]:
-    """MB that all ranks send in an epoch, by layer and pass, at the largest number of ranks."""
-    graph, size = request.graph(), max(request.ranks)
-    with request.sar(graph, size, None) as cluster:
-        for _ in range(WARM_UP):  # what is sent once, for constant rows, is sent in these
-            cluster.call("epoch")
-        found = cluster.call("traffic")
-    total: dict[tuple[str, str], float] = {}
-    for rank in found:
-        for layer, work, sent in rank:
-            total[layer, work] = total.get((layer, work), 0.0) + sent / MB
-    return [{"layer": a or "other", "pass": b, "sent_mb": mb} for (a, b), mb in total.items() if mb]

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.race import MB
 from benchmarks.tables.measured import Row
 from sar.pictures import Palette, save
 from sar.pictures.plan import lines, log_log
@@ -19,7 +20,6 @@ TITLES = {
     "bandwidth": "One epoch over links of a limited rate",
     "traffic": "Bytes sent in an epoch",
 }
-MB = 1e6
 
 
 def write(

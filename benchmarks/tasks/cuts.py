@@ -9,10 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +19,6 @@ import xxhash
 
 from benchmarks.cluster import ROOT
 from benchmarks.processes import children, is_alive, send
-from sar.__main__ import main
 
 OUT = "parts"
 ENDS = {
@@ -153,60 +150,7 @@ def start(arguments: Sequence[str], out: Path) -> subprocess.Popen:
         signal.signal(signal.SIGINT, before)
 
 
-class Forked:
-    """The same in a fork of this process, which has imported all that it needs."""
-
-    def __init__(self, arguments: Sequence[str], out: Path) -> None:
-        self.returncode: int | None = None
-        self._said = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os._exit(self._run(["partition", *arguments, "--out", str(out)]))
-
-    def _run(self, words: list[str]) -> int:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for file, number in zip(self._said, (1, 2)):
-            os.dup2(file.fileno(), number)
-        sys.stdout, sys.stderr = (os.fdopen(one, "w", buffering=1) for one in (1, 2))
-        try:
-            return main(words)
-        except SystemExit as end:
-            return int(end.code or 0)
-        except BaseException:
-            traceback.print_exc()
-            return 70
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def communicate(self, timeout: float = _PATIENCE) -> tuple[str, str]:
-        """What it said, when it has ended. Raises ``TimeoutError``."""
-        last = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > last:
-                self.kill()
-                raise TimeoutError(f"{self.pid} goes on after {timeout:.0f} s")
-            time.sleep(0.01)
-        said = []
-        for file in self._said:
-            file.seek(0)
-            said.append(file.read())
-        return said[0], said[1]
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-
-Start = Callable[[Sequence[str], Path], "subprocess.Popen[str] | Forked"]
-
-
-def measure(cut: Cut, folder: Path, start: Start = Forked) -> None:
+def measure(cut: Cut, folder: Path) -> None:
     """Run it without interruption; sets ``whole`` and ``seconds``."""
     out = _prepare(cut, folder)
     begin = time.monotonic()
@@ -233,13 +177,12 @@ def end_and_resume(
     ends: int,
     number: signal.Signals,
     draw: random.Random,
-    start: Start = Forked,
 ) -> Ending:
     """End a run ``ends`` times at random moments, then let it finish; look at all that is there."""
     out, wrong = _prepare(cut, folder), list[str]()
     old, done = files_of(out), 0
     while done < ends:
-        ended = _end(cut, out, number, draw, wrong, start)
+        ended = _end(cut, out, number, draw, wrong)
         if ended is None:  # it was faster
             break
         done += ended
@@ -277,12 +220,7 @@ def _prepare(cut: Cut, folder: Path) -> Path:
 
 
 def _end(
-    cut: Cut,
-    out: Path,
-    number: signal.Signals,
-    draw: random.Random,
-    wrong: list[str],
-    start: Start,
+    cut: Cut, out: Path, number: signal.Signals, draw: random.Random, wrong: list[str]
 ) -> bool | None:
     """Whether it was ended while it worked; ``None`` where it had finished."""
     begin = time.monotonic()

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import threading
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from benchmarks import measure
-from benchmarks.processes import anonymous_bytes, children, command_line
-
-_INTERVAL = 0.005  # seconds between two readings
 
 
 class Cutting:
     """A process that has a graph's edges mapped from files, and its loops compiled."""
 
-    def __init__(self, rank: int, size: int, port: int, folder: str) -> None:
+    def __init__(self, folder: str) -> None:
         from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
         from sar.partition.column import map_tensor
 
@@ -41,15 +34,11 @@ class Cutting:
         arguments: dict[str, Any] = {"num_parts": num_parts, "method": name, "balance": balance}
         taken(small_graph(), arguments)  # loads compiled loops
         _, small_cpu, small_peak = taken(small_graph(), arguments)  # of METIS: importing DGL
-        begin = time.perf_counter()
         parts, cpu, peak = taken(self.graph, arguments)
-        wall = time.perf_counter() - begin
         quality = measure_cut(self.graph, parts, num_parts)
         return {
             "cpu": cpu - small_cpu,
-            "wall": wall,
             "peak": peak - small_peak,
-            "largest": peak,
             "cut": quality.cut_share,
             "nodes": quality.node_balance,
             "edges": quality.edge_balance,
@@ -64,7 +53,7 @@ def taken(graph: Any, arguments: dict[str, Any]) -> tuple[np.ndarray, float, int
 
     measure.settle()
     begin = cpu_seconds()
-    with PeakOfAll() as watch:
+    with measure.PeakOfAll() as watch:
         parts = assign(graph, **arguments)
     return parts, cpu_seconds() - begin, watch.peak
 
@@ -80,35 +69,6 @@ def cpu_seconds() -> float:
     """User and system, of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
-
-
-class PeakOfAll:
-    """Context manager: the largest anonymous memory of this process and its children together."""
-
-    peak = 0
-
-    def __enter__(self) -> PeakOfAll:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            own = command_line(os.getpid())  # a child that still is a copy of it holds no more
-            below = [pid for pid in children(os.getpid()) if command_line(pid) != own]
-            self.peak = max(self.peak, sum(map(anonymous_bytes, [os.getpid(), *below])))
-            if self._stop.wait(_INTERVAL):
-                return
 
 
 def save_edges(graph: Any, folder: Path) -> None:

@@ -94,10 +94,10 @@ class Alone:
     ``all`` that are known: ascending keys of source and type, and the destinations.
     """
 
-    def __init__(self, rank: int, size: int, port: int, name: str, content: str) -> None:
+    def __init__(self, name: str, content: str) -> None:
         import sar
 
-        self.sar, self.rank, self.size, self.group = sar, rank, size, sar.current_group()
+        self.sar, self.group = sar, sar.current_group()
         self.content = torch.load(content, weights_only=True)
         self.kind = MODELS[name]
         self.load()
@@ -169,13 +169,15 @@ class Alone:
 
         with torch.no_grad():
             h = self.whole(self.model([self.graph] * len(self.kind.FANOUTS), self.inputs))
-            src, dst, types, label = self.content[f"{split}_pairs"][self.rank :: self.size].T
+            src, dst, types, label = self.content[f"{split}_pairs"][
+                self.group.rank :: self.group.size
+            ].T
             query = h[src] * self.model.scored(types) if "all" in self.content else h[src]
             scores = (query * h[dst]).sum(1)
             logits = torch.stack([torch.zeros_like(scores), scores], 1)
             found = {"auc": score("roc-auc", logits, label)}
             if "all" in self.content:
-                asked = self.content[split][self.rank :: self.size]
+                asked = self.content[split][self.group.rank :: self.group.size]
                 ranks = torch.cat([self._ranks(h, part) for part in asked.split(256)])
                 found |= ranking_metrics(ranks)
         return found
@@ -202,14 +204,11 @@ class Alone:
 class Sampled(Alone):
     """A rank with its partition, which trains on mini-batches and is evaluated on the graph."""
 
-    def __init__(
-        self, rank: int, size: int, port: int, name: str, content: str, parts: str
-    ) -> None:
+    def __init__(self, name: str, content: str, parts: str) -> None:
         import sar
 
-        sar.initialize_comms(rank, size, "127.0.0.1", "gloo", master_port_number=port)
-        self.data = sar.load_dgl_partition_data(parts, rank, "cpu")
-        super().__init__(rank, size, port, name, content)
+        self.data = sar.load_dgl_partition_data(parts, sar.initialize_comms().rank, "cpu")
+        super().__init__(name, content)
 
     def load(self) -> None:
         self.graph = self.sar.construct_full_graph(self.data)
@@ -223,7 +222,7 @@ class Sampled(Alone):
         from sar.sampling import LinkNeighborLoader
 
         with LinkNeighborLoader(
-            self.data, self.kind.FANOUTS, self.seeds, batch_size=batch // self.size,
+            self.data, self.kind.FANOUTS, self.seeds, batch_size=batch // self.group.size,
             shuffle=True, neg_sampling=self.kind.NEGATIVES, exclude="reverse", as_="dgl", seed=seed,
         ) as self.loader:  # fmt: skip
             return super().fit(seed, epochs, batch)

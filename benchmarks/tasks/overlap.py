@@ -13,7 +13,7 @@ from torch import Tensor
 
 import sar
 from benchmarks import measure
-from benchmarks.tasks import sage
+from benchmarks.tasks import training
 from sar.comm.group import Done, Work
 from sar.stream import WINDOW
 
@@ -30,7 +30,7 @@ class Moved:
     distances: Sequence[int] = ()
 
 
-class Overlap(sage.Sar):
+class Overlap(training.Sar):
     """Trains; trains with free exchanges; repeats the exchanges of an epoch without computing."""
 
     def start(self) -> None:
@@ -39,9 +39,6 @@ class Overlap(sage.Sar):
 
     def backward(self, loss: Tensor) -> None:
         self.overlapped.backward(loss)
-
-    def gather_grads(self) -> None:
-        """Done while backward ran."""
 
     def compute_alone(self) -> float:
         """Wall seconds of an epoch whose exchanges return at once, with zeros in their rows."""
@@ -108,12 +105,6 @@ class Overlap(sage.Sar):
     def overlapped_epoch(self) -> float:
         """Wall seconds of an epoch."""
         return self.timed(self.step)
-
-    def trace(self, file: str) -> list[dict[str, Any]]:
-        """One epoch into a file, and its summary."""
-        with sar.trace(file, self.model) as recorded:
-            self.step()
-        return recorded.summary()
 
 
 def free_transport(group: Any) -> mock._patch_multiple:

@@ -88,16 +88,12 @@ def _cpu_of(pid: int) -> float:
 class Ours(_Contender):
     """A rank with its partition."""
 
-    def __init__(
-        self, rank: int, size: int, port: int, parts: str, fanouts: list[int], **options: Any
-    ) -> None:
+    def __init__(self, parts: str, fanouts: list[int], **options: Any) -> None:
         super().__init__()
         import sar
         from sar.sampling import NeighborLoader
 
-        address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        sar.initialize_comms(rank, size, address, "gloo", master_port_number=port)
-        data = sar.load_dgl_partition_data(parts, rank, "cpu")
+        data = sar.load_dgl_partition_data(parts, sar.initialize_comms().rank, "cpu")
         fields = {"_N": ["feat", "label"]}
         given = {"batch_size": BATCH, "shuffle": True, "as_": "dgl", "fields": fields, **options}
         self.loader = NeighborLoader(data, fanouts, **given)
@@ -115,10 +111,9 @@ class Ours(_Contender):
 class DistDgl(_Contender):
     """A client of DistDGL and the server beside it, on an address of this host's own."""
 
-    def __init__(
-        self, rank: int, size: int, port: int, servers: int, parts: str, fanouts: list[int]
-    ) -> None:
+    def __init__(self, servers: int, parts: str, fanouts: list[int]) -> None:
         super().__init__()
+        rank, size, port = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         _end_with_parent()
         folder = tempfile.mkdtemp()
         addresses = Path(folder) / "addresses"
@@ -176,7 +171,7 @@ def _dist_dgl(rank: int) -> Any:
 class OneDgl(_Contender):
     """DGL's loader in one process that has the whole graph."""
 
-    def __init__(self, rank: int, size: int, port: int, file: str, fanouts: list[int]) -> None:
+    def __init__(self, file: str, fanouts: list[int]) -> None:
         super().__init__()
         import dgl
 

@@ -70,18 +70,6 @@ def write_tables(folder: Path, nodes: int, edges: int, features: int) -> Path:
     return path
 
 
-def write_pairs(folder: Path, nodes: int, edges: int) -> None:
-    """The same edges as arrays that :class:`benchmarks.tasks.cutting.Cutting` maps."""
-    from sar.partition.column import create_array
-
-    rng = np.random.default_rng(0)
-    np.save(folder / "num_nodes.npy", nodes)
-    ends = [create_array(folder / f"{name}.npy", np.int64, (edges,)) for name in ("src", "dst")]
-    for at in range(0, edges, _BLOCK):
-        for column, block in zip(ends, _pairs(rng, nodes, min(_BLOCK, edges - at))):
-            column[at : at + _BLOCK] = block
-
-
 def _pairs(rng: np.random.Generator, nodes: int, count: int) -> list[np.ndarray]:
     """Both ends of edges; neighbors in number are no neighbors in the graph."""
     size = nodes // COMMUNITIES

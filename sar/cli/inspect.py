@@ -10,7 +10,7 @@ from sar.cli.cut_report import (
     predict_training,
     prediction_lines,
 )
-from sar.cli.pictures import check_plot, plot_cut
+from sar.cli.pictures import check_pictures, plot_cut
 from sar.partition.load import differing
 from sar.partition.summary import summarize
 from sar.plan import from_summary
@@ -18,7 +18,7 @@ from sar.plan import from_summary
 
 def run(args: argparse.Namespace) -> int:
     model = model_of(args)
-    check_plot(args)
+    check_pictures(args)
     if args.check and not _is_as_written(args.parts):
         return 1
     summary = summarize(args.parts, watch=_progress)

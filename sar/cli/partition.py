@@ -18,7 +18,7 @@ from sar.cli.cut_report import (
     prediction_lines,
     report_lines,
 )
-from sar.cli.pictures import check_plot, plot_cut
+from sar.cli.pictures import check_pictures, plot_cut
 from sar.config import parse_bytes
 from sar.partition.cut import PartitionOptions
 from sar.partition.load import add_digests
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         return _add_digests(args)
     start = time.perf_counter()
     options, model = _options(args), model_of(args)
-    check_plot(args)
+    check_pictures(args)
     with _tidy_ends(), Bars() as bars, _warnings_in_a_line():
         done = partition(args.input, args.out, options, bars.show)
     predicted = None if model is None else predict_cut(done.graph, done.quality, model)

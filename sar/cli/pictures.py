@@ -18,10 +18,11 @@ from sar.pictures.run import SIZE as RUN_SIZE
 PAGE = (".html",)
 
 
-def check_plot(args: argparse.Namespace) -> None:
-    """Raise before the work what would stop ``--plot`` after it."""
-    if args.plot is not None:
-        check_picture(Path(args.plot), "--plot", SUFFIXES)
+def check_pictures(args: argparse.Namespace) -> None:
+    """Raise before the work what would stop ``--plot`` and ``--report`` after it."""
+    for name, suffixes in (("plot", SUFFIXES), ("report", PAGE)):
+        if (path := vars(args).get(name)) is not None:
+            check_picture(Path(path), f"--{name}", suffixes)
 
 
 def check_picture(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
@@ -49,13 +50,6 @@ def plot_cut(args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Draw a summary of a cut if ``--plot`` asks for it."""
     if args.plot is not None:
         save(Path(args.plot), partial(draw_cut, found), CUT_SIZE, args.dark)
-
-
-def check_run_pictures(args: argparse.Namespace) -> None:
-    """Raise before training what would stop :func:`draw_result` after it."""
-    check_plot(args)
-    if args.report is not None:
-        check_picture(Path(args.report), "--report", PAGE)
 
 
 def draw_result(args: argparse.Namespace, result: dict[str, Any]) -> None:

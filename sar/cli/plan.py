@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sar.cli.inspect import aligned
 from sar.cli.options import parse_rate
-from sar.cli.pictures import check_plot
+from sar.cli.pictures import check_pictures
 from sar.config import parse_bytes
 from sar.options import closest, take
 from sar.pictures import Plan, draw_plan, save
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table of settings, or a JSON of it."""
     model = take(ModelOptions, args)
     hardware = _hardware(args)
-    check_plot(args)
+    check_pictures(args)
     graph = _graph(args)
     width = args.feature_width or graph.features
     if not width:

@@ -74,21 +74,14 @@ class Rank:
         """Whether it has ended; its report is read then."""
         if self.status is None:
             self.status = self.process.poll()
-            if self.status is not None:
-                self._read()
-        return self.status is not None
-
-    def _read(self) -> None:
-        os.set_blocking(self.pipe, False)  # a process of its own may still hold the other end
-        with suppress(BlockingIOError, ValueError):
-            first = os.read(self.pipe, _REPORT_BYTES).partition(b"\n")[0]
-            self.report = json.loads(first or b"{}")
-        os.close(self.pipe)
-
-    def send(self, number: signal.Signals) -> None:
-        """Signal it and what it started; harmless when it has ended."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+            if self.status is None:
+                return False
+            os.set_blocking(self.pipe, False)  # a process of its own may still hold the other end
+            with suppress(BlockingIOError, ValueError):
+                first = os.read(self.pipe, _REPORT_BYTES).partition(b"\n")[0]
+                self.report = json.loads(first or b"{}")
+            os.close(self.pipe)
+        return True
 
 
 def run_ranks(
@@ -112,7 +105,12 @@ def run_ranks(
     Raises ``SarError`` naming the rank that failed first and why; ``KeyboardInterrupt`` after an
     interrupt. No rank runs any more then. ``ValueError`` for more ranks than a machine bears.
     """
-    _check_size(size)
+    cores = len(os.sched_getaffinity(0))
+    if size > _MOST_A_CORE * cores:  # a slip of the pen would take the machine down with it
+        raise ValueError(
+            f"nproc: got {size}, expected at most {_MOST_A_CORE * cores}, {_MOST_A_CORE} for each "
+            f"of {cores} cores"
+        )
     host, port = address
     try:
         store = serve_store(host, port, size + others, timedelta(seconds=timeout))
@@ -143,16 +141,6 @@ def run_ranks(
     if others:
         tell_failure(store, str(failure), range(size, size + others), will_come=not asked)
     raise failure
-
-
-def _check_size(size: int) -> None:
-    """A slip of the pen would take the machine down with it: each rank takes about 0.3 GB."""
-    cores = len(os.sched_getaffinity(0))
-    if size > _MOST_A_CORE * cores:
-        raise ValueError(
-            f"nproc: got {size}, expected at most {_MOST_A_CORE * cores}, {_MOST_A_CORE} for each "
-            f"of {cores} cores"
-        )
 
 
 def _failure(
@@ -250,8 +238,9 @@ def _end(ranks: Sequence[Rank]) -> None:
         running = [rank for rank in ranks if not rank.poll()]
         for rank in running:
             rank.by_us = True
-            rank.send(number)
-            rank.send(signal.SIGCONT)  # what is stopped handles no other signal
+            with suppress(ProcessLookupError):  # it and what it started
+                os.killpg(rank.process.pid, number)
+                os.killpg(rank.process.pid, signal.SIGCONT)  # what is stopped handles no other
         end = time.monotonic() + seconds
         while not all([rank.poll() for rank in running]) and time.monotonic() < end:
             time.sleep(_PAUSE)

@@ -24,7 +24,7 @@ from sar.cli.launch import (
     threads_of,
 )
 from sar.cli.outputs import check_file, check_writable
-from sar.cli.pictures import check_run_pictures, draw_result
+from sar.cli.pictures import check_pictures, draw_result
 from sar.cli.report import (
     gather_layers,
     gather_ranks,
@@ -139,7 +139,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     for one in loggers:
         if isinstance(one, TensorBoard):
             check_writable(one.folder, "--logger")
-    check_run_pictures(args)
+    check_pictures(args)
     if args.checkpoint is not None:
         check_free(Path(args.checkpoint))
         check_writable(Path(args.checkpoint), "--checkpoint")

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+import sar
 from sar._private import memory_events
 from sar.allocator import allocator_environment
 from sar.comm import Group, ThreadGroup, current_group, network
@@ -37,7 +38,10 @@ from sar.errors import SarError
 from sar.files import scratch_folder
 from sar.kernels.device import is_host
 from sar.models import ModelOptions, build_model, call_of, prepare_graph
+from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
+from sar.partition.write import write_partitions
 from sar.tracing.edge_rows import EdgeRows
+from sar.train.memory import resident_mb
 
 _NODES, _DEGREE = 32768, 8  # rows that do not fit into a cache, as those of a real graph
 _FEW_NODES = 4096  # enough for bytes
@@ -132,8 +136,6 @@ class _Run:
     """A model on a random graph, ready to train."""
 
     def __init__(self, work: Work, path: str, group: Group, **policy: Any) -> None:
-        import sar
-
         data = sar.load_partition_data(path, group.rank, "cpu")
         whole = Policy(constant_inputs=work.constant_inputs, **policy)
         self.graph = prepare_graph(sar.construct_full_graph(data, whole), work.model)
@@ -145,7 +147,6 @@ class _Run:
         sar.set_activations(self.model, work.activations)
         self.graph = self.graph.with_policy(whole)  # a new one knows the layers imported since
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
-        self.sar = sar
 
     def step(self) -> None:
         """One epoch as the trainer's."""
@@ -153,13 +154,15 @@ class _Run:
         loss = F.cross_entropy(self.call(self.model, self.graph, self.x), self.y)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self.sar.gather_grads(self.model)
+        sar.gather_grads(self.model)
         self.optimizer.step()
 
-    def settle(self) -> None:
-        """Two epochs: what is constant is kept from the second on."""
+    def settle(self, log: Log | None = None) -> None:
+        """Two epochs: what is constant is kept from the second on. The log begins anew."""
         self.step()
         self.step()
+        if log is not None:
+            log.clear()
 
 
 def _random_edges(nodes: int, degree: int, ends: str) -> tuple[Tensor, Tensor]:
@@ -183,9 +186,6 @@ def _star_edges(nodes: int) -> tuple[Tensor, Tensor]:
 
 def _written(work: Work, folder: Path, nodes: int, edges: tuple[Tensor, Tensor], parts: int) -> str:
     """Partitions of a graph; even and odd nodes where there are two."""
-    from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
-    from sar.partition.write import write_partitions
-
     generator = torch.Generator().manual_seed(0)
     data = {
         "feat": torch.randn(nodes, work.features, generator=generator),
@@ -215,8 +215,6 @@ def probe(work: Work, threads: int, nodes: int = _NODES) -> Costs:
 
 def probe_bytes(work: Work, threads: int, nodes: int = _FEW_NODES) -> Costs:
     """The same without seconds, which are NaN."""
-    from sar.train.memory import resident_mb
-
     torch.set_num_threads(threads)
     with scratch_folder() as folder:
 
@@ -252,13 +250,11 @@ def _by_kind(
     instead = [size for rows, size in as_rows]
     for size in (*pulled, *summed):
         instead.remove(size)  # the first, which is of the forward pass
-    pairs = zip(_in_twos(instead), _in_twos(ended), strict=True)
-    return pulled, summed, list(pairs)
-
-
-def _in_twos(sizes: list[int]) -> list[list[int]]:
-    """Of each backward pass what goes there, and what comes back."""
-    return [sizes[start : start + 2] for start in range(0, len(sizes), 2)]
+    there_and_back = (
+        [sizes[start : start + 2] for start in range(0, len(sizes), 2)]
+        for sizes in (instead, ended)
+    )
+    return pulled, summed, list(zip(*there_and_back, strict=True))
 
 
 def _linear(found: list[float], nodes: int) -> tuple[float, float, float]:
@@ -290,8 +286,7 @@ def _timed(work: Work, path: str) -> tuple[float, float]:
 
     def body(group: Any) -> tuple[float, float]:
         run, found = _Run(work, path, group), []
-        run.settle()
-        group.log.clear()
+        run.settle(group.log)
         for _ in range(_EPOCHS):
             begin = time.perf_counter()
             run.step()
@@ -333,8 +328,7 @@ def _exchanges(work: Work, path: str, **policy: Any) -> tuple[int, Log, int]:
 
     def body(group: Any) -> tuple[int, Log, int]:
         run = _Run(work, path, group, **policy)
-        run.settle()
-        group.log.clear()
+        run.settle(group.log)
         before = group.counters.collectives
         run.step()
         others = group.counters.collectives - before - len(group.log)
