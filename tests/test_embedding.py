@@ -211,24 +211,24 @@ def test_rows_start_alike_on_any_number_of_ranks(partitioned: Cutter) -> None:
     assert 0.4 < float(by_id(other, "rows", "user").abs().max()) <= 0.5
 
 
-def case_sparse(group: Any, path: str) -> None:
-    """A step with few seeds leaves all rows alone that their block does not read."""
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    start_nid = int(data.book.node_ranges["item"][group.rank, 0])
-    block = sar.construct_mfgs(data, torch.arange(start_nid, start_nid + 1), 1)[0]
-    table = ShardedEmbedding(block, "user", 3, sparse=True)
-    before = table.weight.detach().clone()
-    optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
-    block["buys"].aggregate(table(block), "sum").sum().backward()
-    assert table.weight.grad.is_sparse
-    optimizer.step()
-    read = block.srcnodes("user")[block.out_degrees(etype="buys") > 0]
-    moved = (table.weight != before).any(1).nonzero().view(-1)
-    assert torch.equal(moved, read.sort().values) and len(moved) < len(before)
-
-
 def test_a_sparse_step_touches_the_rows_of_its_block(partitioned: Cutter) -> None:
-    run_threads(2, case_sparse, partitioned(shop(), 2, "random"))
+    """A step with few seeds leaves all rows alone that their block does not read."""
+
+    def case(group: Any, path: str) -> None:
+        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+        start_nid = int(data.book.node_ranges["item"][group.rank, 0])
+        block = sar.construct_mfgs(data, torch.arange(start_nid, start_nid + 1), 1)[0]
+        table = ShardedEmbedding(block, "user", 3, sparse=True)
+        before = table.weight.detach().clone()
+        optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+        block["buys"].aggregate(table(block), "sum").sum().backward()
+        assert table.weight.grad.is_sparse
+        optimizer.step()
+        read = block.srcnodes("user")[block.out_degrees(etype="buys") > 0]
+        moved = (table.weight != before).any(1).nonzero().view(-1)
+        assert torch.equal(moved, read.sort().values) and len(moved) < len(before)
+
+    run_threads(2, case, partitioned(shop(), 2, "random"))
 
 
 # Checkpoints.
@@ -272,11 +272,16 @@ def steps(table: nn.Module, optimizer: Any, target: Tensor, count: int) -> None:
 def test_a_checkpoint_fits_any_number_of_ranks(
     kind: str, partitioned: Cutter, tmp_path: Path
 ) -> None:
-    """Rows and the optimizer's state go on where they were, bit for bit."""
-    folder = tmp_path / "run"
+    """Rows and the optimizer's state go on where they were, bit for bit; what a killed save of this
+    table was writing is removed."""
+    folder, others = tmp_path / "run", ["other.00ff.0.pt.partial", "user.partial"]
+    folder.mkdir()
+    for name in ("user.00ff.0.pt.partial", "user.00ff.1.pt.partial", *others):
+        (folder / name).write_text("half")
     for _ in range(2):  # the second takes the place of the first
         saved = run_threads(3, case_save, partitioned(shop(), 3, "random"), folder, kind)
-    assert sorted(p.name.count(".") for p in folder.iterdir()) == [1, 3, 3, 3]
+    assert sorted(one.name for one in folder.glob("*.partial")) == others
+    assert sorted(p.name.count(".") for p in folder.glob("*.pt")) == [1, 3, 3, 3]
     want = by_id(saved, "rows", "user")
     for size, method in ((1, "metis"), (4, "adversarial"), (8, "random")):
         parts = run_threads(size, case_load, partitioned(shop(), size, method), folder, kind)
@@ -360,35 +365,24 @@ def test_a_save_that_fails_leaves_the_old_one(
     assert torch.equal(by_id(parts, "rows", "user"), by_id(saved, "rows", "user"))
 
 
-# Arguments.
-
-
-def test_a_save_removes_what_a_killed_one_was_writing(partitioned: Cutter, tmp_path: Path) -> None:
-    others = ["other.00ff.0.pt.partial", "user.partial"]
-    for name in ("user.00ff.0.pt.partial", "user.00ff.1.pt.partial", *others):
-        (tmp_path / name).write_text("half")
-    run_threads(2, case_save, partitioned(shop(), 2, "random"), tmp_path, "SGD")
-    assert sorted(one.name for one in tmp_path.glob("*.partial")) == others
+BAD: list[tuple[type, str, Any]] = [
+    (TypeError, "graph: got DGLGraph", lambda g: ShardedEmbedding(to_dgl(shop()), "user", 3)),
+    (ValueError, "'nobody', expected one of .*tag", lambda g: ShardedEmbedding(g, "nobody", 3)),
+    (ValueError, "dim: got 0", lambda g: ShardedEmbedding(g, "user", 0)),
+    (ValueError, "max_norm: got -1", lambda g: clip_grad_norm_(nn.Linear(1, 1), -1)),
+    (TypeError, "max_norm: got str", lambda g: clip_grad_norm_(nn.Linear(1, 1), "1")),
+    (TypeError, "model: got NoneType", lambda g: sar.sync_params(None)),
+]
 
 
 def test_bad_arguments(partitioned: Cutter) -> None:
-    def case(group: Any) -> None:
+    def case(group: Any, path: str) -> None:
         graph = sar.construct_full_graph(sar.load_dgl_partition_data(path, group.rank, "cpu"))
-        with pytest.raises(TypeError, match="graph: got DGLGraph"):
-            ShardedEmbedding(to_dgl(shop()), "user", 3)
-        with pytest.raises(ValueError, match="'nobody', expected one of .*tag"):
-            ShardedEmbedding(graph, "nobody", 3)
-        with pytest.raises(ValueError, match="dim: got 0"):
-            ShardedEmbedding(graph, "user", 0)
-        with pytest.raises(ValueError, match="max_norm: got -1"):
-            clip_grad_norm_(nn.Linear(1, 1), -1)
-        with pytest.raises(TypeError, match="max_norm: got str"):
-            clip_grad_norm_(nn.Linear(1, 1), "1")  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="model: got NoneType"):
-            sar.sync_params(None)  # type: ignore[arg-type]
+        for kind, words, call in BAD:
+            with pytest.raises(kind, match=words):
+                call(graph)
 
-    path = partitioned(shop(), 2, "random")
-    run_threads(2, case)
+    run_threads(2, case, partitioned(shop(), 2, "random"))
 
 
 def test_the_trainer_writes_no_rows_that_it_would_not_find(tmp_path: Path) -> None:

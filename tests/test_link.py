@@ -146,6 +146,10 @@ def both(method: str) -> list[str]:
     return ["per_source", "per_destination"] if method == "both" else [method]
 
 
+def mean_loss(positive: Tensor, negative: Tensor) -> Tensor:
+    return (F.softplus(-positive).mean() + F.softplus(negative).mean()) / 2
+
+
 def expected_loss(graph: GraphArrays, name: str, method: str) -> dict[str, Tensor]:
     ((src, dst),), scorer = graph.edges.values(), scorer_of(name)
     h = rows_of(graph).requires_grad_()
@@ -153,20 +157,10 @@ def expected_loss(graph: GraphArrays, name: str, method: str) -> dict[str, Tenso
     positive = scorer(h[src], h[dst], types)
     false = [drawn(graph, one, step=1) for one in both(method)]
     negative = torch.cat([scorer(h[d["src"]], h[d["dst"]], d["type"]) for d in false])
-    loss = (F.softplus(-positive).mean() + F.softplus(negative).mean()) / 2
+    loss = mean_loss(positive, negative)
     loss.backward()
     found = {"scores": positive.detach(), "h": h.grad, "loss": loss.detach()}
     return found | {key: parameter.grad for key, parameter in scorer.named_parameters()}
-
-
-def check_loss(parts: list[dict], want: dict[str, Tensor], graph: GraphArrays, dtype: Any) -> None:
-    num_edges = len(graph.edge_data[ETYPE_HOMO]["type"])
-    assert_close(join_edges(parts, "scores", num_edges), want["scores"], "scores", dtype)
-    for part in parts:
-        assert_close(part["loss"], want["loss"], "loss", dtype)
-    got = {key: parts[0][key] for key in want if key not in ("scores", "loss", "h")}
-    got["h"] = join_nodes(parts, "h", graph.total_nodes)
-    assert_gradients_close(got, {key: want[key] for key in got}, dtype)
 
 
 POLICIES = [None, sar.Policy(rounds=1), sar.Policy(block_bytes=1), sar.Policy(rematerialize=False)]
@@ -179,26 +173,32 @@ def test_loss_and_gradients(graph: str, name: str, partitioned: Cutter) -> None:
     for number, (size, cut) in enumerate(CUTS):
         method = [*METHODS, "both"][(number + SCORERS.index(name)) % 4]
         setting = (method, POLICIES[number % len(POLICIES)])
-        path = partitioned(arrays, size, cut)
-        parts = run_threads(size, case_loss, path, name, setting)
-        check_loss(parts, expected_loss(arrays, name, method), arrays, torch.float64)
-
-
-def case_frozen(group: Any, path: str) -> dict[str, Tensor]:
-    part, scorer = Part(group, path), scorer_of("mlp")
-    h = part.node_rows(whole(part.graph.num_nodes_global(), (DIM,), 5), grad=False)
-    link_loss(part.graph, NegativeSampler(part.graph, K, seed=SEED)(1), scorer, h).backward()
-    assert all(parameter.grad is not None for parameter in scorer.parameters())
-    sar.gather_grads(scorer)
-    return {name: parameter.grad for name, parameter in scorer.named_parameters()}
+        parts = run_threads(size, case_loss, partitioned(arrays, size, cut), name, setting)
+        want = expected_loss(arrays, name, method)
+        scores, loss = want.pop("scores"), want.pop("loss")
+        assert_close(join_edges(parts, "scores", len(scores)), scores, "scores", torch.float64)
+        for part in parts:
+            assert_close(part["loss"], loss, "loss", torch.float64)
+        got = {key: parts[0][key] for key in want}
+        got["h"] = join_nodes(parts, "h", arrays.total_nodes)
+        assert_gradients_close(got, want, torch.float64)
 
 
 def test_only_the_scorer_learns(partitioned: Cutter) -> None:
     """Also on a rank that has no edge to score."""
     arrays = linked("halves")
     want = expected_loss(arrays, "mlp", "per_source")
-    for part in run_threads(4, case_frozen, partitioned(arrays, 4, "adversarial")):
-        assert_gradients_close(part, {name: want[name] for name in part}, torch.float64)
+
+    def case(group: Any, path: str) -> None:
+        part, scorer = Part(group, path), scorer_of("mlp")
+        h = part.node_rows(whole(part.graph.num_nodes_global(), (DIM,), 5), grad=False)
+        link_loss(part.graph, NegativeSampler(part.graph, K, seed=SEED)(1), scorer, h).backward()
+        assert all(parameter.grad is not None for parameter in scorer.parameters())
+        sar.gather_grads(scorer)
+        found = {name: parameter.grad for name, parameter in scorer.named_parameters()}
+        assert_gradients_close(found, {name: want[name] for name in found}, torch.float64)
+
+    run_threads(4, case, partitioned(arrays, 4, "adversarial"))
 
 
 def case_hetero(group: Any, path: str, etype: tuple) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def test_relations_between_two_types(etype: tuple, partitioned: Cutter) -> None:
         assert torch.equal(ends[order, 0], src.repeat_interleave(K))
         positive = scorer(h[0][src], h[1][dst])
         negative = scorer(h[0][ends[:, 0]], h[1][ends[:, 1]])
-        loss = (F.softplus(-positive).mean() + F.softplus(negative).mean()) / 2
+        loss = mean_loss(positive, negative)
         loss.backward()
         assert_close(parts[0]["loss"], loss.detach(), "loss", torch.float64)
         for side in (0, 1):

@@ -44,8 +44,11 @@ def test_batches_are_those_of_ranks_with_partitions(
 
     def train(servers: Servers) -> list:
         seeds = servers.nodes("item")
+        with servers.NeighborLoader(fan, "item", **options) as every:
+            steps = len(every)
         with servers.NeighborLoader(fan, ("item", seeds), **options) as loader:
-            return [seeds, list(loader), list(loader), len(loader)]
+            assert len(loader) == steps
+            return [seeds, list(loader), list(loader), steps]
 
     size = num_servers + num_trainers
     case = world_of(partitioned(graph, num_servers), num_servers, train)
