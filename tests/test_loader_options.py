@@ -190,40 +190,6 @@ def test_original_ids_of_others(partitioned: Cutter) -> None:
     run_threads(2, case, partitioned(mixed(), 2))
 
 
-@pytest.mark.parametrize("name", ["one type", "several"])
-@pytest.mark.parametrize("fanout", [-1, 3])
-def test_out_edges(fanout: int, name: str, partitioned: Cutter) -> None:
-    """Of a node, its out-edges; as many as there are or as were asked for; the same on any cut."""
-    graph, ntype = (mixed(), "_N") if name == "one type" else (hetero(), "user")
-    want: dict = {}
-
-    def case(group: Group, path: str) -> dict:
-        data, found = load_partition(path, group.rank), {}
-        loader = NeighborLoader(
-            data, [fanout], ntype, as_="tensors", direction="out", batch_size=1000
-        )
-        for batch in loader:
-            for etype, (src, dst, _) in batch.edges[0].items():
-                eid = batch.edge_data[etype]["orig_eid"]
-                ends = batch.node_ids[etype[0]][src], batch.node_ids[etype[2]][dst]
-                assert torch.equal(torch.stack(ends), torch.stack(graph.edges[etype])[:, eid])
-                for node, edge in zip(ends[0].tolist(), eid.tolist()):
-                    found.setdefault((etype, node), []).append(edge)
-        return {key: sorted(edges) for key, edges in found.items()}
-
-    for size, method in CUTS:
-        parts = run_threads(size, case, partitioned(graph, size, method))
-        found = {key: edges for part in parts for key, edges in part.items()}
-        for etype, (src, _) in graph.edges.items():
-            if etype[0] == ntype:
-                degrees = torch.bincount(src, minlength=graph.num_nodes[ntype])
-                for node, degree in enumerate(degrees.tolist()):
-                    most = degree if fanout < 0 else min(degree, fanout)
-                    assert len(set(found.get((etype, node), []))) == most
-        want = want or found
-        assert found == want
-
-
 @pytest.mark.parametrize("as_", ["dgl", "pyg"])
 def test_induced_subgraphs(as_: str, partitioned: Cutter) -> None:
     """All edges between the nodes of the k-hop neighborhood, as PyG finds them."""

@@ -31,17 +31,18 @@ from sar.sampling.topology import topology
 CUTS = [(1, "random"), (2, "metis"), (3, "random"), (4, "adversarial")]
 
 
-def draws_of(group: Group, path: str, ntype: str, options: dict) -> dict[tuple, list[int]]:
-    """Original ids of the edges that two steps draw per step, hop, relation and destination."""
+def draws_of(group: Group, path: str, ntype: str, fan: list, options: dict) -> dict:
+    """Original ids of the edges that two steps draw per step, hop, relation and drawing node."""
     found: dict[tuple, list[int]] = {}
 
-    def add(etype: EType, dst: Tensor, eid: Tensor, *place: int) -> None:
-        for node in dst.unique().tolist():
-            found[(*place, etype, node)] = sorted(eid[dst == node].tolist())
+    def add(etype: EType, drawing: Tensor, eid: Tensor, *place: int) -> None:
+        for node in drawing.unique().tolist():
+            found[(*place, etype, node)] = sorted(eid[drawing == node].tolist())
 
     data, steps = load_partition(path, group.rank), list[Any]()
-    with NeighborLoader(data, [3, 3], ntype, **options) as loader:
+    with NeighborLoader(data, fan, ntype, batch_size=1000, seed=3, **options) as loader:
         steps += [next(iter(loader)), next(iter(loader))]
+    near = 0 if "direction" in options else 2
     for step, batch in enumerate(steps):
         if options["as_"] == "dgl":
             for hop, block in enumerate(reversed(batch[2])):
@@ -54,30 +55,42 @@ def draws_of(group: Group, path: str, ntype: str, options: dict) -> dict[tuple, 
             drawn = [hop[etype] for hop in batch.edges if etype in hop]
             eids = rows["orig_eid"].split([len(one.eid) for one in drawn]) if drawn else ()
             for hop, (edges, eid) in enumerate(zip(drawn, eids)):
-                add(etype, batch.node_ids[etype[2]][edges.dst], eid, step, hop)
+                add(etype, batch.node_ids[etype[near]][edges[near // 2]], eid, step, hop)
     return found
 
 
-@by_pairs(name=["one type", "several"], as_=["dgl", "tensors"], replace=[True, False])
+KINDS = {"blocks": {"as_": "dgl"}, "in": {"as_": "tensors"},
+         "out": {"as_": "tensors", "direction": "out"}}  # fmt: skip
+
+
+@by_pairs(name=["one type", "several"], kind=KINDS, fanout=[3, -1, "replace"])
 def test_draws_do_not_depend_on_the_cut(
-    name: str, as_: str, replace: bool, partitioned: Cutter
+    name: str, kind: str, fanout: int | str, partitioned: Cutter
 ) -> None:
-    """Ranks together draw what one process does for all of their seeds; real edges."""
+    """Ranks together draw what one process does for all of their seeds: edges of theirs, as many
+    as there are or were asked for."""
     graph, ntype = (mixed(), "_N") if name == "one type" else (hetero(), "item")
-    options, want = {"as_": as_, "replace": replace, "batch_size": 1000, "seed": 3}, {}
+    options, want = {**KINDS[kind], "replace": fanout == "replace"}, {}
+    number = 3 if isinstance(fanout, str) else fanout
     for size, method in CUTS:
-        parts = run_threads(size, draws_of, partitioned(graph, size, method), ntype, options)
+        path = partitioned(graph, size, method)
+        parts = run_threads(size, draws_of, path, ntype, [number] * 2, options)
         found: dict[tuple, list[int]] = {}
         for part in parts:
             for key, edges in part.items():
                 assert found.setdefault(key, edges) == edges, "two ranks, two draws"
         want = want or found
         # A seed of one rank may be a neighbor on another, which then draws for it a hop later.
-        assert found == want if as_ == "dgl" else want.items() <= found.items()
-    for (_, _, etype, node), edges in want.items():
-        dst = graph.edges[etype][1]
-        assert (dst[edges] == node).all()
-        assert len(edges) == (3 if replace else min(3, int((dst == node).sum())))
+        assert found == want if kind == "blocks" else want.items() <= found.items()
+    near = 0 if kind == "out" else 1
+    for etype, ends in graph.edges.items():
+        degrees = torch.bincount(ends[near], minlength=graph.num_nodes[etype[2 * near]])
+        of = {key: edges for key, edges in want.items() if key[2] == etype}
+        assert etype[2 * near] != ntype or len({key[3] for key in of}) == int((degrees > 0).sum())
+        for (*_, node), edges in of.items():
+            assert (ends[near][edges] == node).all()
+            most = int(degrees[node]) if number < 0 else min(3, int(degrees[node]))
+            assert len(edges) == 3 if fanout == "replace" else len(set(edges)) == most
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.0, 4.0, 1.0, 0.5, 3.0], dtype=torch.float64)
