@@ -20,11 +20,9 @@ from harness.late import run_late
 from sar.comm import LocalGroup, current_group, exchange_counts, legacy, serve_store, use_group
 from sar.comm.group import BufferPool
 from sar.config import Config, Policy
-from sar.errors import CommError, NotSupportedError, PartitionError, SarError
+from sar.errors import CommError, NotSupportedError, PartitionError
 from sar.kernels import add_rows
 from sar.stream import GradientMessages, GradientReturn, HaloPlan, build_halo_plan, fetch
-
-SIZES = [1, 2, 3, 4]
 
 
 def both(size, case, processes, *args):
@@ -32,26 +30,32 @@ def both(size, case, processes, *args):
     return run_threads(size, case, *args), processes.run(size, case, *args)
 
 
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int32]
+
+
 def case_collectives(group):
     rank, size = group.rank, group.size
     results = {}
     for op in ("sum", "max", "min"):
-        tensor = torch.tensor([rank + 1.0, -rank])
+        tensor = torch.tensor([[rank + 1.0], [-rank]]).t()  # not contiguous
         assert group.all_reduce(tensor, op) is tensor
-        results[op] = tensor.tolist()
-    results["gathered"] = torch.stack(group.all_gather(torch.tensor([rank, rank * 10]))).tolist()
+        results[op] = tensor.view(-1).tolist()
+    gathered = group.all_gather(torch.tensor([[rank, rank * 10], [0, 0]]).t())
+    results["gathered"] = [part[:, 0].tolist() for part in gathered]
     tensor = torch.full((2, 2), float(rank))
     assert group.broadcast(tensor, src=size - 1) is tensor
     results["broadcast"] = tensor.unique().tolist()
-    send = [(rank + peer) % 3 for peer in range(size)]
-    receive = [(rank + peer) % 3 for peer in range(size)]
-    rows = torch.tensor([[rank, p] for p in range(size) for _ in range(send[p])]).view(-1, 2)
-    results["rows"] = group.all_to_all(rows, send, receive).tolist()
+    counts = [(rank + peer) % 3 for peer in range(size)]
+    rows = torch.tensor([[rank] * sum(counts), [p for p in range(size) for _ in range(counts[p])]])
+    for dtype in DTYPES:
+        found = group.all_to_all(rows.t().to(dtype), counts, counts)
+        assert found.dtype == dtype
+        results[str(dtype)] = found.tolist()
     results["counts"] = exchange_counts(group, [10 * rank + peer for peer in range(size)])
     return results
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 2, 4])
 def test_collectives(size: int, either: WorkerPool) -> None:
     for results in both(size, case_collectives, either):
         for rank, got in enumerate(results):
@@ -60,38 +64,9 @@ def test_collectives(size: int, either: WorkerPool) -> None:
             assert got["min"] == [1, 1 - size]
             assert got["gathered"] == [[r, 10 * r] for r in range(size)]
             assert got["broadcast"] == [size - 1]
-            assert got["rows"] == [[p, rank] for p in range(size) for _ in range((rank + p) % 3)]
+            rows = [[p, rank] for p in range(size) for _ in range((rank + p) % 3)]
+            assert all(got[str(dtype)] == rows for dtype in DTYPES)
             assert got["counts"] == [10 * peer + rank for peer in range(size)]
-
-
-def case_non_contiguous(group):
-    tensor = torch.arange(6.0).view(2, 3).t()
-    group.all_reduce(tensor)
-    gathered = group.all_gather(torch.arange(6).view(2, 3).t())
-    rows = torch.arange(4 * group.size).view(4, group.size).t()
-    back = group.all_to_all(rows, [1] * group.size, [1] * group.size)
-    return tensor.tolist(), gathered[0].tolist(), back.tolist()
-
-
-def test_non_contiguous_tensors(either: WorkerPool) -> None:
-    for results in both(2, case_non_contiguous, either):
-        for rank, (reduced, gathered, rows) in enumerate(results):
-            assert reduced == [[0, 6], [2, 8], [4, 10]]
-            assert gathered == [[0, 3], [1, 4], [2, 5]]
-            assert rows == [[rank + 2 * i for i in range(4)]] * 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
-def test_dtypes_cross_the_wire(dtype: torch.dtype, either: WorkerPool) -> None:
-    for results in both(2, case_dtype, either, dtype):
-        for rank, rows in enumerate(results):
-            assert rows.dtype == dtype
-            assert rows.tolist() == [[rank, 0], [rank, 1]]
-
-
-def case_dtype(group, dtype):
-    rows = torch.tensor([[peer, group.rank] for peer in range(2)]).to(dtype)
-    return group.all_to_all(rows, [1, 1], [1, 1])
 
 
 def test_unknown_reduction_names_what_came() -> None:
@@ -167,13 +142,6 @@ def test_agreement_survives_long_and_foreign_text() -> None:
     results = run_threads(2, case_agree, [None, ValueError(text)])
     assert results[0][1].startswith("rank 1: loading: ünïcödé")
     assert 100 < len(results[0][1]) <= 1024
-
-
-def test_agreement_on_one_rank_raises_the_error_itself() -> None:
-    error = SarError("mine")
-    with pytest.raises(SarError) as got:
-        LocalGroup().agree(error)
-    assert got.value is error
 
 
 # Halo plan and rotation. Rank r owns the rows r * 100 + 0 .. NUM - 1 and wants from each peer an
@@ -271,139 +239,6 @@ def test_rotation_over_processes(num_rounds: int, either: WorkerPool) -> None:
         check_rotation(4, pattern, results)
 
 
-def case_plan(group, pattern):
-    plan = make_plan(group, pattern)
-    strict = max(1, group.size - 1)
-    rounds = {count: plan.rounds(count) for count in range(1, strict + 1)}
-    return {
-        "identity": [idx is None for idx in plan.send_idx],
-        "send": [None if idx is None else idx.tolist() for idx in plan.send_idx],
-        "send_counts": plan.send_counts,
-        "recv_counts": plan.recv_counts,
-        "in_flight": plan.rows_in_flight.tolist(),
-        "rounds": {
-            count: [(s.sources, s.targets, s.recv_counts, s.send_counts) for s in steps]
-            for count, steps in rounds.items()
-        },
-    }
-
-
-@pytest.mark.parametrize("pattern", ["mixed", "everything", "all but one", "one pair"])
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_what_one_sends_the_other_expects(size: int, pattern: str) -> None:
-    plans = run_threads(size, case_plan, pattern)
-    for p, q in ((p, q) for p in range(size) for q in range(size) if p != q):
-        rows = wanted_rows(q, p, pattern)
-        assert plans[p]["send_counts"][q] == plans[q]["recv_counts"][p] == len(rows)
-        if rows == list(range(NUM)):
-            assert plans[p]["identity"][q], "an identity is not stored"
-        else:
-            assert plans[p]["send"][q] == rows
-        for count in plans[p]["rounds"]:
-            sender, receiver = plans[p]["rounds"][count], plans[q]["rounds"][count]
-            assert len(sender) == len(receiver) == count
-            in_round = [q in step[1] for step in sender]
-            assert in_round == [p in step[0] for step in receiver]
-            assert sum(in_round) == 1
-            for sent, received in zip(sender, receiver, strict=True):
-                assert sent[3][q] == received[2][p]
-
-
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_rows_in_flight_bound_two_neighbouring_rounds(size: int) -> None:
-    plans = run_threads(size, case_plan, "mixed")
-    assert len({str(plan["in_flight"]) for plan in plans}) == 1, "one table on all ranks"
-    table = plans[0]["in_flight"]
-    for count in range(1, size):
-        busiest = 0
-        for plan in plans:
-            loads = [sum(step[2]) + sum(step[3]) for step in plan["rounds"][count]]
-            pairs = [a + b for a, b in zip(loads, loads[1:])] or loads
-            busiest = max(busiest, *pairs)
-        assert table[count - 1] == busiest
-
-
-def case_budget(group, budget, row_bytes):
-    plan = make_plan(group, "everything")
-    try:
-        return plan.num_rounds(Policy(memory_budget=budget), row_bytes)
-    except ValueError as error:
-        return str(error)
-
-
-def test_memory_budget_takes_the_fewest_rounds_that_fit() -> None:
-    # With P = 4 and everything wanted, one peer's send and receive are 2 * NUM rows.
-    one_shot = 3 * 2 * NUM * 8
-    assert run_threads(4, case_budget, one_shot, 8) == [1] * 4
-    assert run_threads(4, case_budget, one_shot - 1, 8) == [3] * 4
-    assert run_threads(4, case_budget, 2 * 2 * NUM * 8, 8) == [3] * 4
-    (message,) = set(run_threads(4, case_budget, 2 * 2 * NUM * 8 - 1, 8))
-    assert "memory_budget" in message and str(2 * 2 * NUM * 8) in message
-
-
-@pytest.mark.parametrize(("size", "rounds"), [(1, 1), (2, 1), (3, 2), (8, 7)])
-def test_rounds_are_clamped(size: int, rounds: int) -> None:
-    def case(group):
-        plan = make_plan(group, "mixed")
-        return [plan.num_rounds(policy, 8) for policy in (Policy(), Policy(rounds=99))]
-
-    assert run_threads(size, case) == [[rounds, rounds]] * size
-
-
-def case_bad_request(group, position):
-    wanted = [torch.zeros(0, dtype=torch.int64) for _ in range(group.size)]
-    if group.rank == 1:
-        wanted[0] = torch.tensor([0, NUM if position is None else 1])
-    try:
-        build_halo_plan(group, wanted, NUM, position)
-    except CommError as error:
-        return str(error)
-    return None
-
-
-def test_a_request_for_a_row_that_is_not_there_is_refused_by_all() -> None:
-    (message,) = set(run_threads(3, case_bad_request, None))
-    assert "rank 0" in message and "outside [0, 7)" in message
-    position = torch.tensor([0, -1, 1, 2, 3, 4, 5, 6])
-    (message,) = set(run_threads(3, case_bad_request, position))
-    assert "rank 0" in message and "not an input of this block" in message
-
-
-def case_position(group):
-    """The owner keeps rows 5, 3 and 0 of its nodes, in this order."""
-    position = torch.full((6,), -1)
-    position[torch.tensor([5, 3, 0])] = torch.arange(3)
-    wanted = [torch.tensor([0, 5] if p != group.rank else []).long() for p in range(group.size)]
-    plan = build_halo_plan(group, wanted, 3, position)
-    rows = torch.tensor([[5.0], [3.0], [0.0]]) + 10 * group.rank
-    return [halo.tolist() for _, halo in fetch(plan, rows, plan.rounds(1))]
-
-
-def test_requests_in_the_owners_numbering() -> None:
-    assert run_threads(2, case_position) == [[[[10.0], [15.0]]], [[[0.0], [5.0]]]]
-
-
-def case_counters(group, pattern):
-    plan = make_plan(group, pattern)
-    rows = owned(group.rank)
-    before = (group.counters.sent_bytes, group.counters.received_bytes, group.counters.collectives)
-    for _ in fetch(plan, rows, plan.rounds(max(1, group.size - 1))):
-        pass
-    after = (group.counters.sent_bytes, group.counters.received_bytes, group.counters.collectives)
-    return [b - a for a, b in zip(before, after)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_counters_count_rows_that_leave(size: int, either: WorkerPool) -> None:
-    for results in both(size, case_counters, either, "mixed"):
-        for rank, (sent, received, collectives) in enumerate(results):
-            others = [p for p in range(size) if p != rank]
-            width = 2 * 4
-            assert sent == width * sum(len(wanted_rows(p, rank, "mixed")) for p in others)
-            assert received == width * sum(len(wanted_rows(rank, p, "mixed")) for p in others)
-            assert collectives == size - 1
-
-
 def case_window(group, num_rounds):
     """Bytes that stay for reuse after some streams."""
     plan = make_plan(group, "everything")
@@ -421,54 +256,6 @@ def test_buffers_are_reused_and_bounded() -> None:
             assert 0 < idle <= BufferPool.LIMIT * largest
 
 
-def case_room(group, num_rounds):
-    """Bytes of the buffers that a stream leaves behind, and of the rows of its largest round."""
-    plan = make_plan(group, "mixed")
-    steps = plan.rounds(num_rounds)
-    for _ in fetch(plan, owned(group.rank), steps):
-        pass
-    most = max(max(step.num_recv, step.num_send) for step in steps)
-    return {idle.nbytes for idle in group.pool._free}, most * 2 * 4
-
-
-def test_rounds_of_a_pass_have_buffers_of_one_size() -> None:
-    found = [each for rounds in (1, 2, 4) for each in run_threads(5, case_room, rounds)]
-    assert all(sizes == {room} for sizes, room in found)
-
-
-def test_buffer_pool_hands_out_what_came_back() -> None:
-    pool, cpu = BufferPool(), torch.device("cpu")
-    first = pool.take((3, 4), torch.float64, cpu)
-    address = first.data_ptr()
-    assert first.shape == (3, 4) and first.is_contiguous()
-    pool.give(first)
-    assert pool.idle_bytes == 96
-    second = pool.take((6, 2), torch.bfloat16, cpu)
-    assert second.data_ptr() == address and second.dtype == torch.bfloat16
-    third = pool.take((6, 2), torch.bfloat16, cpu)
-    assert third.data_ptr() != address
-    empty = pool.take((0, 5), torch.float32, cpu)
-    assert empty.shape == (0, 5)
-    for buffer in (second, third, empty):
-        pool.give(buffer)
-    pool.shrink(3)
-    assert pool.idle_bytes == 96 + 24
-    pool.shrink(1)
-    assert pool.idle_bytes == 96, "the largest stays"
-    pool.clear()
-    assert pool.idle_bytes == 0
-
-
-def test_buffer_pool_hands_out_the_smallest_that_fits() -> None:
-    pool, cpu = BufferPool(), torch.device("cpu")
-    buffers = [pool.take((number,), torch.float32, cpu) for number in (30, 10, 20)]
-    addresses = [buffer.data_ptr() for buffer in buffers]
-    for buffer in buffers:
-        pool.give(buffer)
-    assert pool.take((15,), torch.float32, cpu).data_ptr() == addresses[2]
-    assert pool.idle_bytes == 4 * (30 + 10)
-
-
 def test_buffer_pool_keeps_large_buffers_for_large_requests() -> None:
     pool, cpu = BufferPool(), torch.device("cpu")
     pool.give(pool.take((8 * BufferPool.WASTE,), torch.float32, cpu))
@@ -477,16 +264,6 @@ def test_buffer_pool_keeps_large_buffers_for_large_requests() -> None:
     assert pool.idle_bytes == kept, "a small request neither takes nor drops it"
     pool.give(small)
     assert pool.take((8,), torch.float32, cpu).untyped_storage().nbytes() == kept
-
-
-def test_buffer_pool_makes_room_for_what_comes_later() -> None:
-    pool, cpu = BufferPool(), torch.device("cpu")
-    first = pool.take((3, 2), torch.float32, cpu, most=5)
-    assert first.shape == (3, 2) and first.is_contiguous()
-    address = first.data_ptr()
-    pool.give(first)
-    assert pool.take((5, 2), torch.float32, cpu).data_ptr() == address
-    assert pool.take((5, 2), torch.float32, cpu, most=3).shape == (5, 2)
 
 
 def case_rows_to_oneself(group):
@@ -536,14 +313,13 @@ def case_legacy(group, largest):
     return as_lists, single.tolist(), total.item()
 
 
-@pytest.mark.parametrize("largest", [0, 3])
 def test_exchanges_with_the_original_names(
-    largest: int, processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
+    processes: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Config, "max_collective_size", largest)
-    results = [run_threads(3, case_legacy, largest), processes.run(3, case_legacy, largest)]
-    processes.run(3, case_legacy, 0)  # the workers' own switch, as it was
-    for ranks in results:
+    monkeypatch.setattr(Config, "max_collective_size", 0)
+    found = [run_threads(3, case_legacy, 3)]
+    found += [processes.run(3, case_legacy, largest) for largest in (3, 0)]  # as it was, at last
+    for ranks in found:
         for rank, (lists, single, total) in enumerate(ranks):
             expected = [[[float(10 * p + rank)] * 2] * (p + 1) for p in range(3)]
             assert lists == [expected] * 3
@@ -628,42 +404,21 @@ def test_waiting_for_an_address_ends(tmp_path: Path) -> None:
         sar.nfs_ip_init(1, str(tmp_path / "none"), timeout=0.1)
 
 
-def case_names(group):
+def case_joined(group):
     import sar
 
-    return sar.rank(), sar.world_size(), str(sar.comm_device()), sar.comm.backend()
-
-
-def test_names_after_initialize(processes: WorkerPool) -> None:
-    assert processes.run(2, case_names) == [(r, 2, "cpu", "gloo") for r in range(2)]
-
-
-def case_mismatch(group):
-    import sar
-
-    try:
-        sar.initialize_comms(group.rank, 5, backend="gloo")
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def test_a_group_of_another_size_is_refused(processes: WorkerPool) -> None:
-    messages = processes.run(2, case_mismatch)
-    assert all("of 5" in message and "of 2" in message for message in messages)
-
-
-def case_twice(group):
-    import sar
-
+    assert (sar.rank(), sar.world_size()) == (group.rank, 2)
+    assert (str(sar.comm_device()), sar.comm.backend()) == ("cpu", "gloo")
     with pytest.raises(CommError, match="second time, expected sar.shutdown()"):
         sar.initialize_comms(group.rank, group.size, backend="gloo")
+    with pytest.raises(ValueError, match="got . of 5, but the process group says rank . of 2"):
+        sar.initialize_comms(group.rank, 5, backend="gloo")
     assert sar.comm.current_group() is group
     return float(group.all_reduce(torch.ones(1)))
 
 
-def test_a_second_call_is_refused(processes: WorkerPool) -> None:
-    assert processes.run(2, case_twice) == [2.0, 2.0]
+def test_a_process_joins_once(processes: WorkerPool) -> None:
+    assert processes.run(2, case_joined) == [2.0, 2.0]
 
 
 def case_users_group(group):
@@ -726,13 +481,6 @@ def test_shutdown_ends_what_initialize_made(processes: WorkerPool) -> None:
     assert processes.run(1, case_own_group) == [[False, True]]
 
 
-def test_timeout_is_a_duration() -> None:
-    """The default is five minutes; a constant that tests of other modules rely on."""
-    from sar.comm import setup
-
-    assert timedelta(seconds=setup.DEFAULT_TIMEOUT) == timedelta(minutes=5)
-
-
 def test_the_interface_that_faces_a_host() -> None:
     from sar.comm.network import address_towards, interface_of
 
@@ -791,25 +539,21 @@ def test_nobody_waits_for_a_store_that_does_not_answer(monkeypatch: Any) -> None
     assert board.first_error() == "rank 1: ValueError: lost" and not board.is_lost
 
 
-@pytest.mark.parametrize("keeper", [0, None], ids=["rank 0", "the launcher"])
-def test_who_makes_a_group_does_not_outwait_the_store(
-    keeper: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_makes_a_group_does_not_outwait_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for ranks that connect, for minutes: without the store nobody can any more."""
     from sar.comm import failure
 
-    monkeypatch.setattr(failure, "_stuck", [])  # this process does not end at once for it
+    monkeypatch.setattr(failure, "stuck", [])  # this process does not end at once for it
     kept = [serve_store("127.0.0.1", 0, 2, timedelta(seconds=60))]
     here = dist.TCPStore("127.0.0.1", kept[0].port, 2, wait_for_workers=False)
-    board, over = failure.FailureBoard(1, 2, here, keeper=keeper), threading.Event()
-    end = threading.Timer(1.0, kept.clear)
+    board, over = failure.FailureBoard(1, 2, here, keeper=0), threading.Event()
+    end = threading.Timer(0.1, kept.clear)
     end.start()
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         failure.guarded(over.wait, board, torch.device("cpu"), 60)
     assert time.monotonic() - begin < 20
-    who = "the launcher" if keeper is None else "rank 0"
-    assert f"{who}, which keeps the ranks' store, has ended" in board.explain("no answer")
+    assert "rank 0, which keeps the ranks' store, has ended" in board.explain("no answer")
     over.set()
     end.join()
 
@@ -829,32 +573,6 @@ def test_who_has_ended_is_told_by_the_system() -> None:
     other.close()
     assert one.ended(range(5)) == [1]
     one.close()
-
-
-def case_on_the_wire(group):
-    """Rounds posted after fetch and each step of it, and when the own gradient is computed."""
-    plan = make_plan(group, "mixed")
-    steps, counters = plan.rounds(3), group.counters
-    start = counters.collectives
-    stream = fetch(plan, owned(group.rank), steps)
-    posted = [counters.collectives - start]
-    posted += [counters.collectives - start for _ in stream]
-    start, asked = counters.collectives, []
-
-    def local() -> torch.Tensor:
-        asked.append(counters.collectives - start)
-        return torch.zeros(NUM, 2)
-
-    back = GradientReturn(GradientMessages(plan, 2, torch.float32, add_rows), local)
-    for step in steps:
-        back.send(step, back.buffer(step).zero_())
-    back.finish()
-    return posted, asked
-
-
-def test_two_rounds_are_on_the_wire_while_one_is_used() -> None:
-    """Posted before they are needed, in both directions: what overlaps with the arithmetic."""
-    assert run_threads(4, case_on_the_wire) == [([2, 2, 3, 3], [2])] * 4
 
 
 def case_buffers(group, window, ahead, frees):
@@ -900,18 +618,3 @@ def case_buffers(group, window, ahead, frees):
 def test_buffers_of_a_fetch(window, ahead, posted, most, frees) -> None:
     """What one more round on the wire costs; rows that are freed early make room for others."""
     assert run_threads(4, case_buffers, window, ahead, frees) == [(posted, most)] * 4
-
-
-def test_ranks_without_rows_agree_on_the_rounds_of_the_busiest() -> None:
-    """Ranks 0 and 1 alone exchange rows; the others must follow their number of rounds."""
-
-    def case(group, budget):
-        plan = make_plan(group, "one pair")
-        try:
-            rounds = plan.num_rounds(Policy(memory_budget=budget), 8)
-        except ValueError:
-            rounds = None
-        return plan.rows_in_flight.tolist(), rounds
-
-    assert run_threads(4, case, 16) == [([2, 2, 2], 1)] * 4
-    assert run_threads(4, case, 15) == [([2, 2, 2], None)] * 4

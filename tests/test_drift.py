@@ -17,7 +17,7 @@ from torch import nn
 
 import sar
 from sar.comm import Group
-from sar.nn.history import CHECK_EVERY, history_of, is_due
+from sar.nn.history import CHECK_EVERY
 from sar.train import NodeData, Trainer, TrainOptions
 
 
@@ -32,11 +32,6 @@ def model(rank: int = 0, seed: int = 0) -> nn.Module:
 def flip_a_bit(param: torch.Tensor) -> None:
     with torch.no_grad():
         param.view(torch.int32).view(-1)[1] ^= 1 << 20  # not lost in rounding
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_equal_models_pass(ranks: int) -> None:
-    run_threads(ranks, lambda group: sar.check(model(), group=group))
 
 
 @pytest.mark.parametrize("name", ["0.weight", "2.bias", "1.running_var"])
@@ -63,21 +58,15 @@ def test_buffers_of_every_kind_are_compared() -> None:
 
     def case(group: Group) -> None:
         mine = model()
+        sar.check(mine, group=group)
         for at, kind in enumerate(kinds):
             mine.register_buffer(f"kind{at}", kind)
         sar.check(mine, group=group)
         mine.kind0 = mine.kind0 + 1j * group.rank
         with pytest.raises(sar.DriftError, match="model: kind0 of rank 1 is not"):
             sar.check(mine, group=group)
-
-    run_threads(2, case)
-
-
-def test_other_models_are_told_from_drift() -> None:
-    def case(group: Group) -> None:
-        mine = nn.Linear(3, 2 + group.rank)
         with pytest.raises(ValueError, match="expected equal names, shapes"):
-            sar.check(mine, group=group)
+            sar.check(nn.Linear(3, 2 + group.rank), group=group)
 
     run_threads(2, case)
 
@@ -102,34 +91,16 @@ def train(group: Group, mine: nn.Module, steps: int, forget: str) -> None:
     [("sync_params", r"nobody called sar.sync_params\(model\)"), ("step", "does every rank step")],
 )
 def test_gather_grads_looks_now_and_then(forget: str, told: str) -> None:
-    def case(group: Group) -> int:
+    def case(group: Group) -> None:
         mine = model(group.rank, seed=1)
         with pytest.raises(sar.DriftError, match=told):
             train(group, mine, 2, forget)
-        return history_of(group).calls["sum"][mine]
 
-    assert run_threads(2, case) == [2 if forget == "step" else 1] * 2
+    run_threads(2, case)
 
 
 def test_a_right_loop_is_left_alone() -> None:
     run_threads(2, lambda group: train(group, model(group.rank, 1), CHECK_EVERY + 2, ""))
-
-
-def test_when_ranks_are_compared() -> None:
-    due = [step for step in range(1, 201) if is_due(step)]
-    assert due == [1, 2, 4, 8, 16, 32, 50, 100, 150, 200]
-
-
-def test_gradients_that_were_never_summed() -> None:
-    def case(group: Group) -> None:
-        mine = model()
-        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(group.rank))
-        mine(x).square().sum().backward()
-        torch.optim.SGD(mine.parameters(), lr=0.1).step()
-        with pytest.raises(sar.DriftError, match="0.weight of rank 1"):
-            sar.check(mine, group=group)
-
-    run_threads(2, case)
 
 
 @pytest.mark.parametrize("call", ["gather_grads", "overlap_gradients", "check"])

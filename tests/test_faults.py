@@ -16,39 +16,40 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import WorkerPool, run_threads
-from harness.graphs import mixed, star, to_dgl
+from harness.graphs import mixed, star
 from harness.parts import Cutter
 from harness.training import Setting, case_train, check, start_state
 
 import sar
 from sar.errors import CommError, PartitionError
 from sar.frontends.dgl import build
-from sar.partition.arrays import GraphArrays
 from sar.partition.load import load_partition
 
 
-def case_killed(group: Any, path: str, when: str) -> tuple[str, str, float]:
+def case_killed(group: Any, path: str, when: str) -> tuple[str, float]:
     """Rank 1 is killed at some point of a pass; the others tell what they got."""
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")
     graph = sar.construct_full_graph(data)
     x = torch.ones(graph.num_nodes(), 3, requires_grad=True)
     out = graph.aggregate(x, "sum")
+
+    def end(now: str) -> None:
+        if group.rank == 1 and when == now:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     begun = time.monotonic()
     try:
-        if group.rank == 1 and when == "backward":
-            os.kill(os.getpid(), signal.SIGKILL)
+        end("backward")
         out.sum().backward()
-        if group.rank == 1 and when == "forward":
-            os.kill(os.getpid(), signal.SIGKILL)
+        end("forward")
         for _ in range(3):
             graph.aggregate(x.detach(), "mean")
-        if group.rank == 1 and when == "reduction":
-            os.kill(os.getpid(), signal.SIGKILL)
+        end("reduction")
         group.all_reduce(torch.zeros(1))
         group.agree(None)
     except CommError as error:
-        return type(error).__name__, str(error), time.monotonic() - begun
-    return "nothing", "", 0.0
+        return str(error), time.monotonic() - begun
+    return "nothing", 0.0
 
 
 @pytest.mark.parametrize("when", ["forward", "backward", "reduction"])
@@ -57,9 +58,8 @@ def test_a_killed_rank_ends_the_others(when: str, partitioned: Cutter, either: W
     results = either.run(3, case_killed, path, when, timeout=30.0, may_die={1})
     assert results[1] is None
     for rank in (0, 2):
-        kind, words, seconds = results[rank]
-        assert kind == "CommError" and f"rank {rank}" in words
-        assert "rank 1: died or left early" in words
+        words, seconds = results[rank]
+        assert words.startswith(f"rank {rank}: ") and "rank 1: died or left early" in words
         assert seconds < 25, "before the timeout: the connection is closed"
 
 
@@ -189,13 +189,8 @@ def test_too_little_memory_on_one_rank_raises_on_all(
     assert messages == ["RuntimeError: rank 1: partition: not enough memory"] * 2
 
 
-def other_graph() -> GraphArrays:
-    """As many nodes and parts, other edges."""
-    return mixed(seed=7)
-
-
 def test_another_graph_on_one_rank(partitioned: Cutter, processes: WorkerPool) -> None:
-    path, other = partitioned(mixed(), 3, "random"), partitioned(other_graph(), 3, "random")
+    path, other = partitioned(mixed(), 3, "random"), partitioned(mixed(seed=7), 3, "random")
     for messages in (
         run_threads(3, case_load, path, other, 2),
         processes.run(3, case_load, path, other, 2),
@@ -243,77 +238,6 @@ def test_a_rank_loads_its_own_part(parts: tuple[int, int], words: str, partition
     first, second = run_threads(2, case)
     assert first == second
     assert all(re.match(words, message) for message in first), first
-
-
-def test_one_rank_without_a_group_says_so_too(partitioned: Cutter) -> None:
-    with pytest.raises(PartitionError, match="3 parts"):
-        sar.load_dgl_partition_data(partitioned(mixed(), 3, "random"), 0, "cpu")
-
-
-def case_models(group: Any, extra: bool) -> list[str]:
-    """Rank 1 has another model."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
-    if group.rank == 1:
-        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2 + (not extra)))
-        if extra:
-            model.append(torch.nn.Linear(2, 1))
-    found = []
-    for call in (sar.sync_params, sar.gather_grads):
-        try:
-            call(model)
-        except ValueError as error:
-            found.append(str(error))
-    return found
-
-
-@pytest.mark.parametrize("extra", [True, False])
-def test_models_that_differ(extra: bool) -> None:
-    messages = run_threads(3, case_models, extra)
-    assert messages == [messages[0]] * 3 and len(messages[0]) == 2
-    assert all("rank 1" in message for message in messages[0])
-
-
-# Layers that do not run here yet.
-
-_CONVS = {
-    "ChebConv": lambda nn: nn.ChebConv(6, 4, 2),
-    "TWIRLSConv": lambda nn: nn.TWIRLSConv(6, 4, 8, prop_step=2),
-}
-
-
-def call_layer(name: str, layer: Any, graph: Any, x: torch.Tensor) -> torch.Tensor:
-    if name == "HGTConv":
-        nodes = torch.zeros(graph.num_nodes(), dtype=torch.int64)
-        edges = torch.zeros(graph.num_edges(), dtype=torch.int64)
-        return layer(graph, x, nodes, edges)
-    return layer(graph, x)
-
-
-@pytest.mark.parametrize("name", _CONVS)
-def test_layers_that_do_not_run_say_so_on_every_rank(name: str, partitioned: Cutter) -> None:
-    """NotImplementedError naming the layer; or, for one that does run, DGL's result."""
-    graph = mixed()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layer = _CONVS[name](dgl.nn).eval()
-    path = partitioned(graph, 2, "random")
-
-    def case(group: Any) -> Any:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        shard, x = sar.construct_full_graph(data), data.node_features["_N/feat"]
-        try:
-            return call_layer(name, layer, shard, x), data.node_features["_N/orig_id"]
-        except NotImplementedError as error:
-            return str(error)
-
-    found = run_threads(2, case)
-    if isinstance(found[0], str):
-        assert all(isinstance(message, str) and name in message for message in found), found
-        return
-    one = to_dgl(graph)
-    want = call_layer(name, layer, one, one.ndata["feat"])
-    for rows, ids in found:
-        torch.testing.assert_close(rows, want[ids], rtol=1e-5, atol=1e-5)
 
 
 # A transport that can do only what every backend can.

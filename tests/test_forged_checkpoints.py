@@ -123,7 +123,7 @@ VALUES: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_value_in_any_place_is_taken_or_named(tmp_path: Path, seed: int) -> None:
     trainer(LocalGroup(), tmp_path, 4, 0.0, hidden=8).fit()
     content = torch.load(tmp_path / FILE_NAME, weights_only=True)
@@ -165,9 +165,8 @@ def command(module: Any, *words: str) -> None:
 # ---------------------------------------------------------------- without a digest
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:.*holds no digest")
-def test_no_changed_number_is_used_without_a_digest(tmp_path: Path, seed: int) -> None:
+def test_no_changed_number_is_used_without_a_digest(tmp_path: Path) -> None:
     """Checksums tell those; what is taken differs in padding, or dates, or names of the archive."""
     trainer(LocalGroup(), tmp_path, 4, 0.0).fit()
     path = tmp_path / FILE_NAME
@@ -179,8 +178,8 @@ def test_no_changed_number_is_used_without_a_digest(tmp_path: Path, seed: int) -
         return mutations._digest(content)
 
     path.write_bytes(good)
-    want, draw, taken = read(), random.Random(seed), 0
-    for _ in range(120):
+    want, draw, taken = read(), random.Random(0), 0
+    for _ in range(200):
         data = bytearray(good)
         draw.choice(mutations.CHANGES)(data, draw)
         path.write_bytes(data)

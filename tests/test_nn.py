@@ -64,16 +64,6 @@ def test_global_mean_and_gradient(splits: list[int], shape: tuple[int, ...], kin
     close(torch.cat([grad for _, grad in results]), whole.grad)
 
 
-def test_global_mean_takes_one_mask_value_per_element() -> None:
-    values, splits = seeded(9, 3), [4, 5]
-    keep = values > -0.3
-
-    def case(group: Group) -> Tensor:
-        return global_mean(rows_of(values, splits, group.rank), rows_of(keep, splits, group.rank))
-
-    close(run(splits, case)[1], values[keep].mean())
-
-
 def test_nothing_outside_of_the_mask_matters() -> None:
     values = torch.tensor([1.0, float("nan"), 3.0, float("inf")], dtype=torch.float64)
 
@@ -85,50 +75,6 @@ def test_nothing_outside_of_the_mask_matters() -> None:
 
     loss, grad = run([4, 4], case)[1]
     assert loss == 2.0 and grad.tolist() == [0.25, 0.0, 0.25, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("values", "mask", "kind", "words"),
-    [
-        (torch.zeros(3), torch.zeros(3, dtype=torch.bool), ValueError, "no rank has a value"),
-        (torch.zeros(3), torch.zeros(4, dtype=torch.bool), ValueError, r"rank 1: mask.*\(4,\)"),
-        (torch.zeros(3), torch.tensor([3]), ValueError, "rank 1: mask.*0 to 2"),
-        (torch.zeros(3), torch.zeros(3), TypeError, "rank 1: mask.*float32"),
-        (torch.zeros(3, dtype=torch.int64), None, TypeError, "rank 1: values.*int64"),
-        (torch.zeros(()), None, ValueError, "rank 1: values"),
-        (torch.zeros(3), [1], TypeError, "rank 1: mask: got list"),
-    ],
-)
-def test_global_mean_errors_are_raised_by_every_rank(
-    values: Tensor, mask: Tensor | None, kind: type[Exception], words: str
-) -> None:
-    """The input is bad on rank 1 alone, except for the empty mask, which is empty everywhere."""
-    everywhere = "no rank" in words
-
-    def case(group: Group) -> str:
-        good = torch.zeros(3)
-        bad = everywhere or group.rank == 1
-        with pytest.raises(kind, match=words) as caught:
-            global_mean(values if bad else good, mask if bad else None)
-        return str(caught.value)
-
-    messages = run([1, 1, 1], case)
-    assert len(set(messages)) == 1
-
-
-def test_global_mean_of_bfloat16_is_computed_wide() -> None:
-    values = torch.ones(1000, dtype=torch.bfloat16)
-    values[0] = 3
-
-    def case(group: Group) -> tuple[Tensor, torch.dtype]:
-        mine = values.clone().requires_grad_()
-        loss = global_mean(mine)
-        loss.backward()
-        return loss.detach(), mine.grad.dtype
-
-    loss, dtype = run([1, 1], case)[0]
-    assert loss.dtype == torch.float32 and dtype == torch.bfloat16
-    assert float(loss) == pytest.approx(1.002, abs=1e-6)
 
 
 # ---------------------------------------------------------------- parameters and gradients
@@ -149,21 +95,19 @@ def test_sync_params_takes_rank_0s_parameters_and_buffers() -> None:
         assert len(state) == 7 and all(bool((value == 5).all()) for value in state.values())
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda: nn.Linear(2, 4),
-        lambda: nn.Linear(2, 3, bias=False),
-        lambda: nn.Linear(2, 3).double(),
-        lambda: nn.Linear(3, 2),
-        lambda: nn.LazyLinear(3),
-    ],
-    ids=["shape", "number", "dtype", "transposed", "lazy"],
-)
-def test_models_that_differ_are_an_error_on_every_rank(other: Callable[[], nn.Module]) -> None:
-    def case(group: Group) -> str:
-        model = other() if group.rank == 2 else nn.Linear(2, 3)
-        messages = []
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "shape": lambda: nn.Linear(2, 4),
+    "number": lambda: nn.Linear(2, 3, bias=False),
+    "dtype": lambda: nn.Linear(2, 3).double(),
+    "transposed": lambda: nn.Linear(3, 2),
+    "lazy": lambda: nn.LazyLinear(3),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_models_that_differ_are_an_error_on_every_rank(other: str) -> None:
+    def case(group: Group) -> list[str]:
+        model, messages = OTHERS[other]() if group.rank == 2 else nn.Linear(2, 3), []
         for call in (sync_params, gather_grads):
             with pytest.raises(ValueError, match="rank 2") as caught:
                 call(model)
@@ -172,32 +116,6 @@ def test_models_that_differ_are_an_error_on_every_rank(other: Callable[[], nn.Mo
 
     first, *rest = run([1, 1, 1], case)
     assert all(messages == first for messages in rest)
-
-
-def test_gather_grads_sums_and_keeps_none_only_where_all_are_none() -> None:
-    def case(group: Group) -> list[Tensor | None]:
-        model = nn.ParameterList(
-            [
-                nn.Parameter(torch.zeros(2, 3)),
-                nn.Parameter(torch.zeros(4)),
-                nn.Parameter(torch.zeros(2, dtype=torch.float64)),
-                nn.Parameter(torch.zeros(1)),
-                nn.Parameter(torch.zeros(3), requires_grad=False),
-            ]
-        )
-        if group.rank != 1:  # rank 1 has no training node
-            model[0].grad = torch.full((2, 3), 1.0 + group.rank)
-            model[2].grad = torch.full((2,), 0.5, dtype=torch.float64)
-        if group.rank == 2:
-            model[1].grad = torch.arange(4.0)
-        gather_grads(model)
-        return [param.grad for param in model]
-
-    for grads in run([1, 1, 1], case):
-        assert torch.equal(grads[0], torch.full((2, 3), 4.0))
-        assert torch.equal(grads[1], torch.arange(4.0))
-        assert torch.equal(grads[2], torch.ones(2, dtype=torch.float64))
-        assert grads[3] is None and grads[4] is None
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -289,18 +207,6 @@ def test_gradients_that_change_from_step_to_step(processes: WorkerPool) -> None:
         assert processes.run(size, steps_of_unlike_gradients) == expected
 
 
-def test_clipping_after_gather_grads_is_global() -> None:
-    def case(group: Group) -> tuple[Tensor, Tensor]:
-        param = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-        param.grad = torch.tensor([3.0, 4.0], dtype=torch.float64) * (group.rank == 0)
-        gather_grads(nn.ParameterList([param]))
-        return nn.utils.clip_grad_norm_([param], 1.0), param.grad
-
-    for norm, grad in run([1, 1], case):
-        assert norm == 5.0
-        close(grad, torch.tensor([0.6, 0.8], dtype=torch.float64), 1e-5)
-
-
 def test_bfloat16_gradients_are_sent_wide() -> None:
     """Otherwise a transport that adds one rank after another rounds after each."""
 
@@ -365,17 +271,6 @@ def test_batch_norm_equals_torch_on_all_rows(
             close(got.grad, param.grad)
 
 
-def test_batch_norm_without_running_statistics_uses_the_batch_in_evaluation() -> None:
-    x, splits = seeded(9, 4), [4, 5]
-    norm = nn.BatchNorm1d(4, track_running_stats=False).double().eval()
-
-    def case(group: Group) -> Tensor:
-        mine = DistributedBN1D(4, track_running_stats=False).double().eval()
-        return mine(rows_of(x, splits, group.rank)).detach()
-
-    close(torch.cat(run(splits, case)), norm(x).detach())
-
-
 @pytest.mark.parametrize(
     ("shape", "splits"),
     [
@@ -401,6 +296,20 @@ def test_batch_norm_of_other_shapes(shape: tuple[int, ...], splits: list[int]) -
         close(torch.cat([part[i] for part in parts]), expected[i])
 
 
+def test_batch_norm_without_running_statistics_or_other_ranks() -> None:
+    """In evaluation the batch is used; and only this rank's rows, if asked for."""
+    x, splits, options = seeded(9, 4), [4, 5], {"track_running_stats": False}
+    norm = nn.BatchNorm1d(4, **options).double().eval()
+
+    def case(group: Group) -> tuple[Tensor, Tensor]:
+        norms = (DistributedBN1D(4, distributed=how, **options) for how in (None, False))
+        return tuple(n.double().eval()(rows_of(x, splits, group.rank)).detach() for n in norms)
+
+    together, alone = zip(*run(splits, case))
+    close(torch.cat(together), norm(x).detach())
+    close(torch.cat(alone), torch.cat([norm(part) for part in x.split(splits)]).detach())
+
+
 def test_batch_norm_is_stable_where_the_mean_dwarfs_the_deviation() -> None:
     """float32 rows around 1e4: E[x^2] - E[x]^2 would lose every digit of the variance."""
     x = (seeded(4000, 2) * 0.01 + 1e4).float()
@@ -410,66 +319,6 @@ def test_batch_norm_is_stable_where_the_mean_dwarfs_the_deviation() -> None:
         return DistributedBN1D(2, eps=1e-12)(rows_of(x, [1500, 2500], group.rank)).detach()
 
     close(torch.cat(run([1500, 2500], case)).double(), expected, 1e-5)
-
-
-def test_batch_norm_of_one_rank_alone() -> None:
-    x = seeded(8, 3)
-
-    def case(group: Group) -> Tensor:
-        return DistributedBN1D(3, distributed=False).double()(rows_of(x, [3, 5], group.rank))
-
-    for part, rows in zip(run([3, 5], case), x.split([3, 5])):
-        close(part.detach(), nn.BatchNorm1d(3).double()(rows).detach())
-
-
-def test_batch_norm_gradcheck_through_the_group() -> None:
-    """Every rank perturbs the same element of the replicated input in lockstep."""
-    splits, norm_input = [2, 0, 3], seeded(5, 2)
-
-    def case(group: Group) -> bool:
-        def whole(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            from sar.ops.batch_norm import normalize_rows
-
-            mine = x.split(splits)[group.rank]
-            y = normalize_rows(mine, weight, bias, 1e-3, group)[0]
-            return _Gathered.apply(y, splits, group)
-
-        x = _Replicated.apply
-        leaves = [norm_input.clone(), seeded(2, seed=1), seeded(2, seed=2)]
-        inputs = [leaf.requires_grad_() for leaf in leaves]
-        return torch.autograd.gradcheck(
-            lambda a, w, b: whole(x(a, group), x(w, group), x(b, group)), inputs
-        )
-
-    assert all(run(splits, case))
-
-
-class _Replicated(torch.autograd.Function):
-    """The same tensor on every rank: the gradient is the sum of the ranks' shares."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.all_reduce(grad.clone()), None
-
-
-class _Gathered(torch.autograd.Function):
-    """All ranks' rows on every rank: each takes the gradient of its own."""
-
-    @staticmethod
-    def forward(ctx, rows: Tensor, splits: list[int], group: Group) -> Tensor:
-        ctx.splits, ctx.rank = splits, group.rank
-        padded = rows.new_zeros(max(splits), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        return torch.cat([part[:n] for part, n in zip(group.all_gather(padded), splits)])
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.split(ctx.splits)[ctx.rank], None, None
 
 
 def test_batch_norm_keeps_the_type_under_autocast() -> None:

@@ -159,16 +159,10 @@ def test_sums_go_on_beside_the_stream(
     either.run(RANKS, beside_the_stream, parts)
 
 
-def test_other_parameters_on_a_rank_are_named() -> None:
+def test_parameters_that_differ_are_an_error_on_all() -> None:
     def differ(group: Group) -> None:
         with pytest.raises(ValueError, match="model: rank 1 has .* elements"):
             sar.overlap_gradients(nn.Linear(2, 2 + group.rank), group=group)
-
-    run_threads(2, differ)
-
-
-def test_a_parameter_frozen_on_one_rank_is_an_error_on_all() -> None:
-    def freeze(group: Group) -> None:
         model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2)
         sar.sync_params(model)
         sums = sar.overlap_gradients(model, group=group)
@@ -180,26 +174,15 @@ def test_a_parameter_frozen_on_one_rank_is_an_error_on_all() -> None:
             model.zero_grad()
             sums.backward(model(x).sum())
             assert model[0].bias.grad is None and model[1].bias.grad.tolist() == [2.0, 2.0]
-
-    run_threads(2, freeze)
-
-
-def test_sparse_gradients_are_refused_on_every_rank() -> None:
-    def sparse(group: Group) -> None:
         table = nn.Embedding(4, 2, sparse=group.rank == 1)
         sums = sar.overlap_gradients(table, group=group)
         with pytest.raises(TypeError, match="sparse gradient, expected dense"):
             with sums:
                 table(torch.tensor([1])).sum().backward()
+        with sums, pytest.raises(RuntimeError, match="entered inside itself"):
+            sums.__enter__()
 
-    run_threads(2, sparse)
-
-
-def test_entering_twice_is_refused() -> None:
-    sums = sar.overlap_gradients(nn.Linear(2, 2))
-    with sums, pytest.raises(RuntimeError, match="entered inside itself"):
-        with sums:
-            pass
+    run_threads(2, differ)
 
 
 class SelfLast(nn.Module):

@@ -1,15 +1,13 @@
-"""Large exchanges in steps: who sends to whom, what begins when, and rows over gloo."""
+"""Large exchanges in steps: what begins when, and rows over gloo."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 from unittest import mock
@@ -18,71 +16,14 @@ import pytest
 import torch
 from harness import WorkerPool, run_threads
 from harness.late import run_late
-from hypothesis import given
-from hypothesis import strategies as st
+from harness.nursery import Child, Nursery
 from test_comm import case_rotation, check_rotation
+from test_launch import environment
+from test_start import free_port
 
-from sar.comm.paced import Message, Paced, steps_of
+from sar.comm.paced import Message, Paced
 from sar.errors import CommError
 from sar.stream import plan as halo
-
-
-def rows_between(src: int, dst: int, num: int) -> torch.Tensor:
-    return torch.tensor([[100.0 * src + dst, i] for i in range(num)]).view(num, 2)
-
-
-def all_steps(counts: list[list[int]], distances: list[int]) -> list[list[list[Message]]]:
-    """What each rank sends and receives; ``counts[p][q]`` rows go from p to q."""
-    size, found = len(counts), []
-    for rank in range(size):
-        incoming = [counts[peer][rank] for peer in range(size)]
-        send = torch.cat([rows_between(rank, peer, counts[rank][peer]) for peer in range(size)])
-        recv = torch.empty(sum(incoming), 2)
-        found.append(list(steps_of(rank, recv, send, incoming, counts[rank], distances)))
-    return found
-
-
-@st.composite
-def exchanges(draw: Any) -> tuple[list[list[int]], list[int]]:
-    size = draw(st.integers(2, 7))
-    distances = draw(st.lists(st.integers(1, size - 1), min_size=1, unique=True))
-    sign = draw(st.sampled_from([1, -1]))
-    distances = [sign * distance for distance in distances]
-    counts = [[0] * size for _ in range(size)]
-    for rank in range(size):
-        for distance in distances:
-            counts[(rank + distance) % size][rank] = draw(st.integers(0, 3))
-    return counts, distances
-
-
-@given(exchanges())
-def test_every_row_travels_once_and_no_pair_both_ways(
-    exchange: tuple[list[list[int]], list[int]],
-) -> None:
-    counts, distances = exchange
-    size, ranks = len(counts), all_steps(*exchange)
-    arrived = [[0] * size for _ in range(size)]
-    for number in range(len(distances)):
-        step = [messages[number] for messages in ranks]
-        assert len({tuple(m.is_back for m in messages) for messages in step}) == 1
-        for order in range(len(step[0])):  # one collective
-            pairs = set()
-            for rank, messages in enumerate(step):
-                message = messages[order]
-                if len(message.send):
-                    other = step[message.target][order]
-                    assert other.source == rank and len(other.recv) == len(message.send)
-                    other.recv.copy_(message.send)
-                    arrived[rank][message.target] += len(message.send)
-                    pairs.add((rank, message.target))
-                    if len(step[0]) == 2:
-                        assert message.is_back == (rank > message.target)
-            assert not any((b, a) in pairs for a, b in pairs if len(step[0]) == 2)
-    assert arrived == counts
-    for rank, steps in enumerate(ranks):
-        for message in (message for step in steps for message in step):
-            num = len(message.recv)
-            assert torch.equal(message.recv, rows_between(message.source, rank, num))
 
 
 class Began:
@@ -186,6 +127,7 @@ for turn in range(3):
 STUCK = """
 import atexit
 import sys
+import time
 import torch
 import sar
 from sar.stream import build_halo_plan, fetch
@@ -197,41 +139,41 @@ plan = build_halo_plan(group, wanted, 40000)
 if rank == 1:
     time.sleep(300)
 atexit.register(lambda: print("handler", file=sys.stderr))
-sys.stderr.reconfigure(write_through=False, line_buffering=False)
 stream = fetch(plan, torch.ones(40000, 64), plan.rounds(1))
 raise ValueError("boom")
 """
 
 
-def start(script: str, size: int) -> list[subprocess.Popen[str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    words = [sys.executable, "-c", script]
-    return [
-        subprocess.Popen([*words, str(rank), port], stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
+@pytest.fixture
+def start(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[[str, int], list[Child]]]:
+    """Ranks that run a script; rows travel over gloo."""
+    ranks: list[Child] = []
+
+    def begin(script: str, size: int) -> list[Child]:
+        (tmp_path / "script.py").write_text(script)
+        port = str(free_port())
+        words = [[str(tmp_path / "script.py"), str(rank), port] for rank in range(size)]
+        ranks.extend(nursery.start(one, environment(SAR_HOST_MEMORY="0")) for one in words)
+        return ranks
+
+    yield begin
+    for rank in ranks:
+        rank.kill()
 
 
-def test_a_rank_that_raises_does_not_wait_for_one_that_is_stuck() -> None:
-    raising, stuck = start(STUCK, 2)
-    try:
-        told = raising.communicate(timeout=60)[1]
-    finally:
-        stuck.kill()
-        stuck.communicate()
-        raising.kill()
-    assert raising.returncode == 1
+def test_a_rank_that_raises_does_not_wait_for_one_that_is_stuck(start: Any) -> None:
+    raising, _ = start(STUCK, 2)
+    assert raising.wait(60) == 1
+    told = raising.text("err")
     assert "ValueError: boom" in told and told.endswith("handler\n")
 
 
-def test_a_rank_that_raises_with_rows_on_the_wire_ends_with_its_error() -> None:
+def test_a_rank_that_raises_with_rows_on_the_wire_ends_with_its_error(start: Any) -> None:
     ranks = start(RAISING, 4)
-    told = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1] * 4, told
+    assert [rank.wait(60) for rank in ranks] == [1] * 4
+    told = [rank.text("err") for rank in ranks]
     assert "ValueError: boom" in told[1]
-    assert all("rank 1: ValueError: boom" in told[rank] for rank in (0, 2, 3))
+    assert all("rank 1: ValueError: boom" in told[rank] for rank in (0, 2, 3)), told
 
 
 def case_large(group: Any, pattern: str, num_rounds: int) -> Any:

@@ -23,7 +23,6 @@ from sar.cli.partition import Bars
 from sar.partition import buckets, progress
 from sar.partition.cut import PartitionOptions, assign
 from sar.partition.methods import coarsen
-from sar.partition.progress import Counter, watched
 from sar.partition.run import partition
 from sar.partition.sources.open import open_source
 from sar.partition.transform import Transforms
@@ -71,13 +70,6 @@ class Told:
 
 def options(**changes: object) -> PartitionOptions:
     return PartitionOptions(**({"num_parts": 2} | changes))  # type: ignore[arg-type]
-
-
-def test_a_counter_tells_of_each_step() -> None:
-    told = Told()
-    runs = watched(["ab", "c"], Counter(told, "reading edges", 3), len)
-    assert list(runs) == ["ab", "c"]
-    assert told.calls == [("reading edges", done, 3) for done in (0, 2, 3)]
 
 
 def test_a_run_from_tables_tells_of_all_stages(tmp_path: Path) -> None:

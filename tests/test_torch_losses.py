@@ -64,11 +64,12 @@ def check(
     torch.testing.assert_close(grads, whole.grad, rtol=close, atol=close / 10, check_dtype=False)
 
 
-def masked(kind: str, mask: Tensor, splits: list[int]) -> tuple[Tensor, Any]:
-    """The rows that count, and what each rank passes as the mask."""
-    if kind == "none":
-        return torch.ones_like(mask), None
-    return mask, mask
+def masked(kind: str, shape: tuple[int, ...] = ()) -> tuple[Tensor, Any]:
+    """The rows, or single values, that count, and what is passed as the mask."""
+    if kind == "single values" and len(shape) == 2:
+        chosen = seeded(*shape, seed=4) > -0.3
+        return chosen, chosen
+    return (torch.ones_like(MASK), None) if kind == "none" else (MASK, MASK)
 
 
 @by_pairs(
@@ -87,7 +88,7 @@ def test_cross_entropy(
     if labels == "probabilities":
         y = seeded(12, CLASSES, seed=1).softmax(1)
     weight = torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64) if weighted else None
-    rows, mask = masked(kind, MASK, splits)
+    rows, mask = masked(kind)
     options = {"weight": weight, "label_smoothing": smoothing, **ignore}
     check(
         splits,
@@ -115,10 +116,7 @@ def test_binary_cross_entropy(
     sizes = {"columns": shape[1:] or shape, "rows": (12, 1) if columns else shape, "all": shape}
     options = {"weight": None if weight is None else seeded(*sizes[weight], seed=2).abs()}
     options["pos_weight"] = seeded(*shape[-1:], seed=3).abs() if positive else None
-    if kind == "single values" and columns:
-        rows = mask = seeded(*shape, seed=4) > -0.3
-    else:
-        rows, mask = masked(kind, MASK, splits)
+    rows, mask = masked(kind, shape)
     wide = {k: None if v is None else v.expand(shape)[rows] for k, v in options.items()}
     check(
         splits,
@@ -150,10 +148,7 @@ def test_weighted_means(
     given = None
     if weight is not None:
         given = seeded(*(shape if weight == "all" else (12,)), seed=2).abs()
-    if kind == "single values" and columns:
-        rows = mask = seeded(*shape, seed=4) > -0.3
-    else:
-        rows, mask = masked(kind, MASK, splits)
+    rows, mask = masked(kind, shape)
     wide = given
     if given is not None:
         wide = (given if given.dim() == values.dim() else given[:, None]).expand(shape)[rows]
@@ -173,14 +168,14 @@ def test_weighted_means(
 def test_narrow_types_are_computed_wide(dtype: torch.dtype) -> None:
     logits, y = seeded(12, CLASSES).to(dtype), torch.arange(12) % CLASSES
     close = 1e-5 if dtype == torch.float32 else 1e-2
-
-    def theirs(whole: Tensor) -> Tensor:
-        return F.cross_entropy(whole.double(), y)
-
-    check([7, 5], sar.cross_entropy, theirs, logits, y, close=close)
-    loss = sar.cross_entropy(logits, y)
-    assert loss.dtype == torch.float32
-    assert float(loss) == pytest.approx(float(theirs(logits)), abs=1e-6)
+    for ours, theirs, rest in (
+        (sar.cross_entropy, lambda whole: F.cross_entropy(whole.double(), y), [y]),
+        (sar.global_mean, lambda whole: whole.double().mean(), []),
+    ):
+        check([7, 5], ours, theirs, logits, *rest, close=close)
+        loss = ours(logits, *rest)
+        assert loss.dtype == torch.float32
+        assert float(loss) == pytest.approx(float(theirs(logits)), abs=1e-6)
 
 
 def test_indices_choose_rows_and_nothing_else_is_looked_at() -> None:
@@ -215,6 +210,12 @@ WRONG: list[tuple[Loss, tuple, dict[str, Any], type[Exception], str]] = [
     (sar.mse_loss, (Z, Z), {"weight": GRAD}, ValueError, r"weight: got shape \(2,\)"),
     (sar.global_mean, (Z,), {"weight": I[:2]}, ValueError, r"weight: got shape \(2,\)"),
     (sar.global_mean, (Z,), {"weight": 2.0}, TypeError, "weight: got float"),
+    (sar.global_mean, (I,), {}, TypeError, "values: got torch.int64"),
+    (sar.global_mean, (Z[0, 0],), {}, ValueError, r"values: got shape \(\), expected \[N\] or"),
+    (sar.global_mean, (Z,), {"mask": B[:2]}, ValueError, r"mask: got shape \(2,\)"),
+    (sar.global_mean, (Z,), {"mask": Z[:, 0]}, TypeError, "mask: got torch.float32"),
+    (sar.global_mean, (Z,), {"mask": torch.tensor([3])}, ValueError, "mask: .*expected 0 to 2"),
+    (sar.global_mean, (Z,), {"mask": [1]}, TypeError, "mask: got list"),
 ]
 
 

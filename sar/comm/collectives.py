@@ -76,22 +76,18 @@ def _different(one: Any, other: Any) -> tuple[str, Any, Any]:
 def _status(error: Exception | None, what: str, alike: object) -> Tensor:
     """uint8 [1024]: whether there is an error; JSON of the call, the class of the error, and its
     text or those of the options."""
-    most = _STATUS_BYTES
-    while len(body := json.dumps([what, *_said(error, alike, most)]).encode()) > _STATUS_BYTES - 1:
-        most = most * 3 // 4
+    kind, most, body = "" if error is None else type(error).__name__, _STATUS_BYTES, b""
+    while not body or len(body) > _STATUS_BYTES - 1:
+        text: Any = str(error)[:most]
+        if error is None and isinstance(alike, Mapping):
+            text = {str(name): _short(repr(one), most) for name, one in alike.items()}
+        elif error is None:
+            text = _short(repr(alike), most)
+        body, most = json.dumps([what, kind, text]).encode(), most * 3 // 4
     status = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
     status[0] = error is not None
     status[1 : 1 + len(body)] = torch.tensor(list(body), dtype=torch.uint8)
     return status
-
-
-def _said(error: Exception | None, alike: object, most: int) -> tuple[str, Any]:
-    """(class of the error, its text or those of the options), of so many characters."""
-    if error is not None:
-        return type(error).__name__, str(error)[:most]
-    if isinstance(alike, Mapping):
-        return "", {str(name): _short(repr(one), most) for name, one in alike.items()}
-    return "", _short(repr(alike), most)
 
 
 def _short(text: str, most: int) -> str:

@@ -2,6 +2,10 @@
 
 Where ranks wait for each other in torch or in the system, :func:`guarded` gives up when a rank that
 they wait for has failed.
+
+Note [Stuck threads]
+A thread that was given up holds things of torch that may abort the process while it is taken down,
+also when the thread has ended. So such a process ends at once, after its exit handlers.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ _PAUSE, _WORD_PAUSE = 0.1, 0.01
 _LOOK_SECONDS = 0.5  # from one look at who has ended to the next, while ranks connect
 _GRACE_SECONDS = 1.5  # for what waits to end by itself then, with the better error
 _TEXT = 2000  # characters
-_stuck: list[threading.Thread] = []  # what did not end in time
+stuck: list[threading.Thread] = []  # which wait for others in vain; see Note [Stuck threads]
 _GONE = "died or left early: the process has ended without a word"
 
 
@@ -88,13 +92,13 @@ class FailureBoard:
 
         self._ask(tell)
 
-    def wait_for_others(self) -> None:
-        """Give the others time to read; for the rank whose end is the store's."""
-        self.wait_for(range(self.size), _LEAVE_SECONDS)
-
-    def wait_for(self, ranks: Iterable[int], seconds: float) -> None:
-        """Return when they have left after an error, or after seconds; not for who has ended."""
-        end, readers = time.monotonic() + seconds, set(ranks)
+    def wait_for_others(
+        self, ranks: Iterable[int] | None = None, seconds: float = _LEAVE_SECONDS
+    ) -> None:
+        """Give them, or all, time to read, as this rank's end is the store's: return when they have
+        left after an error, or after seconds; not for who has ended."""
+        end = time.monotonic() + seconds
+        readers = set(range(self.size) if ranks is None else ranks)
         if self.liveness is not None:
             readers -= set(self.liveness.ended(readers & set(self.missing(_LEFT))))
         while not readers.isdisjoint(self.missing(_LEFT)) and time.monotonic() < end:
@@ -253,19 +257,6 @@ def _known(store: Any, key: str, ranks: list[int]) -> set[int]:
     return {rank for rank in ranks if store.check([key.format(rank)])}
 
 
-def stuck() -> bool:
-    """Whether this process gave up a thread that waits for others.
-
-    What it holds of torch may abort the process while that is taken down, also when it has ended.
-    """
-    return bool(_stuck)
-
-
-def give_up(thread: threading.Thread) -> None:
-    """Note a thread that waits for others in vain."""
-    _stuck.append(thread)
-
-
 def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, limit: float) -> _T:
     """Return what ``make`` returns, raise what it raises; ``TimeoutError`` if it does neither in
     time, or a rank has failed meanwhile.
@@ -289,12 +280,12 @@ def guarded(make: Callable[[], _T], board: FailureBoard, device: torch.device, l
             outcome.set_exception(error)
 
     thread = threading.Thread(target=body, name="sar-connecting", daemon=True)
-    _stuck.append(thread)  # also if an interrupt comes now
+    stuck.append(thread)  # also if an interrupt comes now
     thread.start()
     _watch(thread, board, limit)
     if not outcome.done():
         raise TimeoutError("no answer")
-    _stuck.remove(thread)
+    stuck.remove(thread)
     return outcome.result()
 
 

@@ -99,7 +99,7 @@ class Group:
 
         Another thread may use it. It ends with this one, or with its ``close``.
         """
-        raise NotImplementedError
+        return self.part(range(self.size))
 
     def part(self, members: Sequence[int]) -> Group:
         """A group of some of the ranks, this one among them, in ascending order; collective for

@@ -23,9 +23,6 @@ class LocalGroup(Group):
     def __init__(self) -> None:
         super().__init__(0, 1, "local", torch.device("cpu"))
 
-    def beside(self) -> LocalGroup:
-        return LocalGroup()
-
     def part(self, members: Sequence[int]) -> LocalGroup:
         return LocalGroup()
 
@@ -194,10 +191,6 @@ class ThreadGroup(Group):
         if checks and (problem := checks[0].compare(reports)):
             warnings.warn(problem, MistakeWarning, stacklevel=2)
         return results
-
-    def beside(self) -> ThreadGroup:
-        made = _Room(self._room.run, self._room.members)
-        return ThreadGroup(self.rank, self.size, self._meet("beside", made, lambda rooms: rooms[0]))
 
     def part(self, members: Sequence[int]) -> ThreadGroup:
         ranks = tuple(members)

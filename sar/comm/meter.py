@@ -7,9 +7,9 @@ readings an exchange; spans are kept only between :meth:`Meter.record` and :meth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -141,9 +141,14 @@ class Meter:
             before = self.told.rows.get(self._key, (0, 0))
             self.told.rows[self._key] = before[0] + sent, before[1] + received
 
-    def wait(self, name: str) -> _Wait:
+    @contextmanager
+    def wait(self, name: str) -> Iterator[None]:
         """Context manager around a call that blocks on other ranks."""
-        return _Wait(self, name)
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited(name, begin)
 
     def record(self) -> None:
         """Start to keep spans."""
@@ -185,23 +190,3 @@ class Meter:
         self.here.wait_seconds += now - begin
         if self.spans is not None:
             self.spans.append(Span(name, max(begin, self.since), now))
-
-
-class _Wait:
-    """See :meth:`Meter.wait`."""
-
-    __slots__ = ("begin", "meter", "name")
-
-    def __init__(self, meter: Meter, name: str) -> None:
-        self.meter, self.name = meter, name
-
-    def __enter__(self) -> None:
-        self.begin = time.perf_counter()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.meter.waited(self.name, self.begin)

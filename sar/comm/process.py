@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sar.comm import direct
-from sar.comm.failure import FailureBoard, give_up, guarded
+from sar.comm.failure import FailureBoard, guarded, stuck
 from sar.comm.group import Group, Work
 from sar.comm.host_memory import SMALL, HostMemory
 from sar.comm.one_host import connect
@@ -60,20 +60,22 @@ class ProcessGroup(Group):
         self._spare: dict[tuple[int, ...], list[Any]] = {} if first is None else first._spare
         self._timeout, self._is_closed = timeout, False
         self._small: Any = self._torch_group()
-        self._rows: Any = self._torch_group()
-        self._is_gloo = self.size > 1 and dist.get_backend(self._rows) == "gloo"
+        self._rows: Any = None  # where they travel over torch's groups
+        self._back: Any = None  # the other direction of pairs that send to each other in one step
+        self._sums: Any = None
+        self._is_gloo = self.size > 1 and dist.get_backend(self._small) == "gloo"
         self._host: HostMemory | None = None
+        self._paced: Paced | None = None
         if self._is_gloo:
             is_able, seconds = device.type == "cpu", timeout.total_seconds()
             self._host = connect(self.rank, self.size, self._all_gather, seconds, is_able)
         if self._host is not None:
             self._host.on_failure, self.has_wire = self._fail, False
-        self._paced: Paced | None = None
-        self._back: Any = None  # the other direction of pairs that send to each other in one step
-        if self._is_gloo and self._host is None:
-            self._paced = Paced(self.rank, self._begin_message)
-            self._back = self._torch_group() if self.size % 2 == 0 else None
-        self._sums: Any = None
+        elif self.size > 1:
+            self._rows = self._torch_group()
+            if self._is_gloo:
+                self._paced = Paced(self.rank, self._begin_message)
+                self._back = self._torch_group() if self.size % 2 == 0 else None
         self._beside: list[ProcessGroup] = []
 
     def torch_group(self) -> Any:
@@ -94,17 +96,11 @@ class ProcessGroup(Group):
             return dist.new_group(timeout=self._timeout)
         return dist.new_group(self._members, timeout=self._timeout, use_local_synchronization=True)
 
-    def beside(self) -> ProcessGroup:
-        return self._made(self._members)
-
     def part(self, members: Sequence[int]) -> ProcessGroup:
-        return self._made([self._members[rank] for rank in members])
-
-    def _made(self, members: Sequence[int]) -> ProcessGroup:
         self._check_open()
         options = self.backend, self.device, self._timeout, self.board
-        first = self._first or self
-        made = self._guarded(partial(ProcessGroup, *options, first=first, members=members))
+        ranks, first = [self._members[rank] for rank in members], self._first or self
+        made = self._guarded(partial(ProcessGroup, *options, first=first, members=ranks))
         self._beside = [one for one in self._beside if not one._is_closed] + [made]
         return made
 
@@ -290,7 +286,7 @@ class ProcessGroup(Group):
 
     def _end_steps(self) -> None:
         if self._paced is not None and (thread := self._paced.close(_SETTLE_SECONDS)) is not None:
-            give_up(thread)
+            stuck.append(thread)
 
     def _hang_up(self) -> None:
         """Close the connections on which others wait for this rank, while its store answers."""
@@ -327,21 +323,15 @@ class _TorchWork:
         self._call(self._wait)
 
     def _wait(self) -> None:
-        if self._check is None:
-            self._work.wait()
-            return
-        while not self._has_ended():
-            self._check()
-
-    def _has_ended(self) -> bool:
-        """Whether it ends within a second; raises what it failed with."""
-        try:
-            self._work.wait(_LOOK)
-        except RuntimeError:
-            if not self._work.is_completed():
-                return False
-            self._work.wait()
-        return True
+        while self._check is not None:
+            try:
+                self._work.wait(_LOOK)
+                return
+            except RuntimeError:
+                if self._work.is_completed():
+                    break
+                self._check()
+        self._work.wait()  # raises what it failed with
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call back when the last byte has moved, where the transport tells."""

@@ -70,7 +70,7 @@ def tell_failure(store: dist.Store, text: str, readers: range, will_come: bool =
     if missing == set(readers) and not will_come:
         return
     seconds = _COME_SECONDS if missing and will_come else _LEAVE_SECONDS
-    threading.Thread(target=board.wait_for, args=(readers, seconds)).start()
+    threading.Thread(target=board.wait_for_others, args=(readers, seconds)).start()
 
 
 def _for_board(store: dist.Store) -> dist.PrefixStore:

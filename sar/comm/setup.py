@@ -129,7 +129,7 @@ def _joined(
     try:
         group = Rendezvous(rank, size, backend, device, *where).group()
     except CommError:
-        if not stuck():
+        if not stuck:
             _forget_joining(is_users)
         raise
     if not is_users:
@@ -284,7 +284,7 @@ def leave_after(error: BaseException, status: int = 1) -> None:
     group = process_group()
     if isinstance(group, ProcessGroup):
         group.leave(error)
-    if isinstance(group, ProcessGroup) or stuck():
+    if isinstance(group, ProcessGroup) or stuck:
         _ending["status"] = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else status
 
 
@@ -301,7 +301,7 @@ def _tell_torchrun(error: BaseException) -> None:
 
 @atexit.register
 def _end_at_once() -> None:
-    if not _ending and not stuck():
+    if not _ending and not stuck:
         return
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # absent, full, closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -149,7 +150,12 @@ def convert_batch_norm(model: nn.Module) -> nn.Module:
 
     Raises ``ValueError`` for a lazy norm that has not seen an input.
     """
-    return _converted(model, {})
+    return replaced(
+        model,
+        lambda norm: (
+            _from_torch(norm) if isinstance(norm, BATCH_NORMS) and is_torchs_own(norm) else norm
+        ),
+    )
 
 
 def is_torchs_own(norm: nn.Module) -> bool:
@@ -157,14 +163,18 @@ def is_torchs_own(norm: nn.Module) -> bool:
     return type(norm).forward in (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward)
 
 
-def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+def replaced(
+    module: nn.Module,
+    make: Callable[[nn.Module], nn.Module],
+    done: dict[nn.Module, nn.Module] | None = None,
+) -> nn.Module:
+    """What ``make`` gives for ``module``; it also takes the place of each part, in every place."""
+    done = {} if done is None else done
     if module not in done:
-        done[module] = module
-        if isinstance(module, BATCH_NORMS) and is_torchs_own(module):
-            done[module] = _from_torch(module)
+        done[module] = make(module)
         for name, child in list(children_of(module).items()):  # named_children hides shared ones
             if child is not None:
-                setattr(module, name, _converted(child, done))
+                setattr(module, name, replaced(child, make, done))
     return done[module]
 
 

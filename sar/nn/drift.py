@@ -110,8 +110,11 @@ def check_sums(model: nn.Module, group: Group, factor: float = math.nan) -> None
     if is_due(history.count("sum", model)):
         history.summed.update(model.modules())  # there may be new ones
         known = {id(param) for part in history.summed for param in part.parameters(recurse=False)}
-        unregistered = [param for param in history.unregistered_params() if id(param) not in known]
-        _compare(dict(replicated(model)), model, group, _named(unregistered), factor)
+        behind = [
+            param for param in (found() for found in history.unregistered) if param is not None
+        ]
+        others = _named([param for param in behind if id(param) not in known])
+        _compare(dict(replicated(model)), model, group, others, factor)
 
 
 def check_layout(model: nn.Module, number: int, group: Group) -> None:
@@ -163,7 +166,9 @@ def _compare(
     """
     digests = [0 if is_lazy(tensor) else digest_of(tensor) for tensor in tensors.values()]
     others = [digest_of(tensor) for tensor in (unregistered or {}).values()]
-    beside = int(is_trained) if factor is None else _bits(factor)
+    beside = int(is_trained)
+    if factor is not None:  # the bits of a float64
+        beside = int(torch.tensor(factor, dtype=torch.float64).view(torch.int64))
     found, history = _gathered([hash((*digests, *others)), beside], group), history_of(group)
     if factor is None and not found[:, 1].any():
         return False
@@ -180,19 +185,21 @@ def _compare(
     differ = (found := _gathered(digests, group)) != found[0]
     if differ.any():
         history.has_drifted = True
-        name = list(tensors)[int(differ.any(0).nonzero()[0])]
-        raise DriftError(f"{_first_difference(tensors, differ)}; {_cause(name, model, history)}")
+        first = int(differ.any(0).nonzero()[0])
+        name, ranks = list(tensors)[first], differ[:, first].nonzero().view(-1).tolist()
+        shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
+        more = " and more" if len(ranks) > _MOST_RANKS_NAMED else ""
+        raise DriftError(
+            f"model: {name} of rank {shown}{more} is not the same as rank 0's "
+            f"({int(differ.any(0).sum())} of {len(tensors)} tensors differ); "
+            f"{_cause(name, model, history)}"
+        )
     return True
 
 
 def _gathered(numbers: list[int], group: Group) -> Tensor:
     """int64 [ranks, n]"""
     return torch.stack(group.all_gather(torch.tensor(numbers, dtype=torch.int64)))
-
-
-def _bits(number: float) -> int:
-    """Those of a float64, as an int64."""
-    return int(torch.tensor(number, dtype=torch.float64).view(torch.int64))
 
 
 def compare_at_end(model: nn.Module, group: Group) -> None:
@@ -209,17 +216,6 @@ def _named(params: Sequence[nn.Parameter]) -> dict[str, Tensor]:
         f"{_UNREGISTERED} {number} of shape {list(param.shape)} {_WHERE}": param
         for number, param in enumerate(params)
     }
-
-
-def _first_difference(tensors: Mapping[str, Tensor], differ: Tensor) -> str:
-    first = int(differ.any(0).nonzero()[0])
-    ranks = differ[:, first].nonzero().view(-1).tolist()
-    shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
-    more = " and more" if len(ranks) > _MOST_RANKS_NAMED else ""
-    return (
-        f"model: {list(tensors)[first]} of rank {shown}{more} is not the same as rank 0's "
-        f"({int(differ.any(0).sum())} of {len(tensors)} tensors differ)"
-    )
 
 
 def _cause(name: str, model: nn.Module | None, history: History) -> str:
@@ -320,9 +316,9 @@ class FinalModelCheck:
 
     def compare(self, reports: Mapping[int, str]) -> str | None:
         """What is wrong, from the reports of ranks, rank 0 among them."""
-        said: dict[int, list[Any]] = {rank: json.loads(word) for rank, word in reports.items()}
-        for place, mine in enumerate(said.get(0, ())):
-            for rank, models in sorted(said.items()):
+        found: dict[int, list[Any]] = {rank: json.loads(text) for rank, text in reports.items()}
+        for place, mine in enumerate(found.get(0, ())):
+            for rank, models in sorted(found.items()):
                 other = models[place] if place < len(models) else None
                 if mine and other and mine[1] == other[1] and mine[2] != other[2]:
                     name = next(n for n in mine[2] if mine[2][n] != other[2].get(n))

@@ -9,11 +9,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar._private import children_of, tree_leaves
+from sar._private import tree_leaves
 from sar.comm import current_group
 from sar.graph import GraphView
 from sar.graph.rows import Call, KeyedRows, Kind, current, keyed_rows, kinds_of
 from sar.kernels.jit import untraced
+from sar.nn.batch_norm import replaced
 from sar.ops.randomness import keyed_dropout
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.message_dropout import in_function
@@ -153,7 +154,7 @@ def convert_dropout(model: nn.Module, graph: Graphs | None = None) -> nn.Module:
         The model, or its replacement when the model itself is an ``nn.Dropout``.
     """
     rows = None if graph is None else keyed_rows(_checked(graph))
-    converted = _converted(model, rows, {})
+    converted = replaced(model, lambda module: _bound_to(rows, module))
     if not getattr(converted, "_finds_dropout_rows", False):
         converted._finds_dropout_rows = True  # type: ignore[assignment]
         converted.register_forward_pre_hook(_enter, with_kwargs=True)
@@ -161,25 +162,12 @@ def convert_dropout(model: nn.Module, graph: Graphs | None = None) -> nn.Module:
     return converted
 
 
-def _converted(
-    module: nn.Module, rows: KeyedRows | None, done: dict[nn.Module, nn.Module]
-) -> nn.Module:
-    if module not in done:
-        done[module] = module
-        if type(module) is nn.Dropout:
-            done[module] = _from_torch(module, rows)
-        elif type(module) is Dropout:
-            module._bound = _Bound(rows)
-        for name, child in list(children_of(module).items()):  # named_children hides shared ones
-            if child is not None:
-                setattr(module, name, _converted(child, rows, done))
-    return done[module]
-
-
-def _from_torch(old: nn.Dropout, rows: KeyedRows | None) -> Dropout:
-    new = Dropout(old.p, inplace=old.inplace)
-    new._bound = _Bound(rows)
-    return new.train(old.training)
+def _bound_to(rows: KeyedRows | None, module: nn.Module) -> nn.Module:
+    if type(module) is nn.Dropout:
+        module = Dropout(module.p, inplace=module.inplace).train(module.training)
+    if type(module) is Dropout:
+        module._bound = _Bound(rows)
+    return module
 
 
 def _enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -160,12 +160,12 @@ def _summed_as_before(params: list[nn.Parameter], mine: _Signature | None, group
     is_same = mine == before
     buckets = _buckets(params)
     if is_same:
-        flat = _flat(buckets[0])
+        flat = flat_grads(buckets[0])
     else:
         flat = torch.zeros(before.size, dtype=before.dtype, device=group.device)
     if not group.sum_if_all(flat, is_same):
         return False
-    _copy_back(flat, buckets[0])
+    copy_back(flat, buckets[0])
     for bucket in buckets[1:]:
         sum_bucket(bucket, group)
     return True
@@ -178,21 +178,27 @@ def _buckets(params: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def sum_bucket(params: list[nn.Parameter], group: Group) -> None:
     """Sum the gradients of parameters of one dtype over all ranks, ``None`` counting as 0."""
-    for param in params:
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
     if group.size > 1:
-        _copy_back(group.all_reduce(_flat(params)), params)
+        copy_back(group.all_reduce(flat_grads(params)), params)
 
 
-def _flat(params: list[nn.Parameter]) -> Tensor:
-    """Their gradients, in the dtype to sum in."""
-    flat = torch.cat([param.grad.reshape(-1) for param in params if param.grad is not None])
-    return flat.detach().to(wide_dtype(flat.dtype))
+def flat_grads(params: Sequence[nn.Parameter]) -> Tensor:
+    """Gradients of one dtype in the one to sum in; 0 where there is none, or a sparse one."""
+    sizes, like = [param.numel() for param in params], params[0]
+    flat = torch.zeros(sum(sizes), dtype=wide_dtype(like.dtype), device=like.device)
+    for param, part in zip(params, flat.split(sizes)):
+        if param.grad is not None and param.grad.layout == torch.strided:
+            part.copy_(param.grad.detach().reshape(-1))
+    return flat
 
 
-def _copy_back(flat: Tensor, params: list[nn.Parameter]) -> None:
+def copy_back(
+    flat: Tensor, params: Sequence[nn.Parameter], chosen: Collection[nn.Parameter] | None = None
+) -> None:
+    """Make the sums the gradients of the parameters, or of those that are ``chosen``."""
     parts = flat.split([param.numel() for param in params])
     for param, part in zip(params, parts, strict=True):
-        if param.grad is not None:
+        if chosen is None or param in chosen:
+            if param.grad is None:
+                param.grad = torch.empty_like(param)
             param.grad.copy_(part.view_as(param))

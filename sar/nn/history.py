@@ -41,6 +41,8 @@ class History:
         unregistered: parameters that losses depend on, whosever they are.
         versions: of parameters when they were first seen, by ``id``.
         rescaled: models of which was warned that gradients were changed before a sum.
+        losses: ``group.losses`` at a model's last sum of gradients, and sums since it changed.
+        blamed: models of which was warned that their losses are each rank's own.
         has_drifted: ranks were found unequal.
     """
 
@@ -56,17 +58,14 @@ class History:
     versions: dict[int, tuple[ReferenceType[nn.Parameter], int]] = field(default_factory=dict)
     rescaled: WeakSet[nn.Module] = field(default_factory=WeakSet)
     has_drifted: bool = False
-    _losses: WeakKeyDictionary[nn.Module, _Losses] = field(default_factory=WeakKeyDictionary)
+    losses: WeakKeyDictionary[nn.Module, tuple[int, int]] = field(default_factory=WeakKeyDictionary)
+    blamed: WeakSet[nn.Module] = field(default_factory=WeakSet)
 
     def count(self, what: str, module: nn.Module) -> int:
         """How often this was done with ``module``, now included."""
         calls = self.calls.setdefault(what, WeakKeyDictionary())
         number = calls[module] = calls.get(module, 0) + 1
         return number
-
-    def unregistered_params(self) -> list[nn.Parameter]:
-        """Those of ``unregistered`` that still live."""
-        return [param for param in (known() for known in self.unregistered) if param is not None]
 
     def see_written(self, params: Iterable[nn.Parameter]) -> bool:
         """Whether somebody has written to any of ``params`` since it was first seen here."""
@@ -90,11 +89,11 @@ class History:
 
     def warn_of_local_losses(self, model: nn.Module, group: Group) -> None:
         """Say once, on rank 0, that gradients are summed of losses that are each rank's own."""
-        seen = self._losses.setdefault(model, _Losses(group.losses))
-        seen.steps = 0 if group.losses != seen.last else seen.steps + 1
-        seen.last = group.losses
-        if seen.steps == LOCAL_STEPS and not seen.is_warned and not group.rank:
-            seen.is_warned = True
+        last, steps = self.losses.get(model, (group.losses, 0))
+        steps = 0 if group.losses != last else steps + 1
+        self.losses[model] = group.losses, steps
+        if steps == LOCAL_STEPS and model not in self.blamed and not group.rank:
+            self.blamed.add(model)
             warnings.warn(
                 f"gradients of {type(model).__name__} were summed over {group.size} ranks in "
                 f"{LOCAL_STEPS} steps without a loss over all ranks; a mean over one rank's rows "
@@ -103,20 +102,6 @@ class History:
                 MistakeWarning,
                 stacklevel=4,
             )
-
-
-@dataclass
-class _Losses:
-    """Losses that gradients of one model were summed after.
-
-    Attributes:
-        last: what ``group.losses`` was in the last step.
-        steps: since it changed.
-    """
-
-    last: int
-    steps: int = 0
-    is_warned: bool = False
 
 
 _histories: WeakKeyDictionary[Group, History] = WeakKeyDictionary()

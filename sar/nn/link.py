@@ -169,13 +169,7 @@ def _inputs(graph: GraphView, h: Ends, edge_type: str | None) -> Inputs:
         expect.tensor(rows, "h", floating=True, shape=(count, "D"))
     if edge_type is None:
         return Inputs([pair[0]], [pair[1]], [])
-    types = graph.edge_column(edge_type)
-    if types.dim() != 1 or types.dtype != torch.int64:
-        raise TypeError(
-            f"edge_type: column {edge_type!r} is {types.dtype} {tuple(types.shape)}, "
-            "expected int64 [E]"
-        )
-    return Inputs([pair[0]], [pair[1]], [types])
+    return Inputs([pair[0]], [pair[1]], [_column(graph, edge_type, "edge_type")])
 
 
 def _probe(scorer: LinkScorer, inputs: Inputs) -> None:
@@ -240,7 +234,7 @@ class NegativeSampler:
             expect.integer(k, "k", at_least=1)
             expect.one_of(method, "method", _REPLACED)
             expect.integer(seed, "seed")
-            self.columns = {name: _column(graph, name) for name in columns}
+            self.columns = {name: _column(graph, name, "columns").cpu() for name in columns}
         self.graph, self.k, self.method, self.seed = graph, k, method, seed
         self.keys = graph.scope().relation.keys.long().cpu()
         types = (graph.srctypes[0], graph.dsttypes[0])
@@ -277,10 +271,11 @@ def _mixed(seed: int, word: int) -> int:
     return int(keyed_uniform(torch.tensor([word]), 1, seed) * 2.0**53)
 
 
-def _column(graph: GraphView, name: str) -> Tensor:
+def _column(graph: GraphView, name: str, argument: str) -> Tensor:
     column = graph.edge_column(name)
     if column.dtype != torch.int64 or column.dim() != 1:
         raise TypeError(
-            f"columns: {name!r} is {column.dtype} {tuple(column.shape)}, expected int64 [E]"
+            f"{argument}: column {name!r} is {column.dtype} {tuple(column.shape)}, "
+            "expected int64 [E]"
         )
-    return column.cpu()
+    return column

@@ -46,19 +46,15 @@ def global_mean(
         TypeError: ``values`` is not float or ``mask`` neither bool nor int64.
         ValueError: mask or weight do not fit, no rank has a value, or the weights' sum is 0.
     """
-    group, values = group or current_group(), eager(values)
-    watch_loss(values, group)
-    error = _problem_of_values(values, mask)
-    if error is None:
-        error = _problem_of_weights(values.shape, values.shape[:1], weight=weight)
-    if error is not None or weight is None:
-        return mean_of_rows(values if error else _choose(values, mask), group, error)
-    weight = weight.to(values.device, wide_dtype(values.dtype))
-    if weight.dim() < values.dim():
-        weight = weight[:, None].expand_as(values)
-    weight = _choose(weight, mask)
-    total = float(weight.sum(dtype=torch.float64))
-    return mean_of_rows(_choose(values, mask) * weight, group, divisor=total)
+    group, values = _begin(values, group)
+
+    def check() -> None:
+        _check_values(values, mask)
+        _check_weights(values.shape, values.shape[:1], weight=weight)
+
+    if (error := expect.problem(check)) is not None:
+        return mean_of_rows(values, group, error)
+    return _weighted_mean(_choose(values, mask), values, mask, weight, group, "global_mean")
 
 
 @untraced
@@ -69,9 +65,8 @@ def global_sum(values: Tensor, mask: Tensor | None = None, *, group: Group | Non
     :func:`sar.nn.gather_grads` to sum. Arguments and result are those of :func:`global_mean`; where
     no rank has a value the sum is 0.
     """
-    group, values = group or current_group(), eager(values)
-    watch_loss(values, group)
-    error = _problem_of_values(values, mask)
+    group, values = _begin(values, group)
+    error = expect.problem(_check_values, values, mask)
     return sum_of_rows(values if error else _choose(values, mask), group, error)
 
 
@@ -108,9 +103,8 @@ def cross_entropy(
         TypeError: logits are not float, or something else is no tensor.
         ValueError: a shape does not fit, a label is no class, or no rank has a row that counts.
     """
-    group, logits = group or current_group(), eager(logits)
-    watch_loss(logits, group)
-    error = _problem_of_classes(logits, labels, mask, weight, ignore_index)
+    group, logits = _begin(logits, group)
+    error = expect.problem(_check_classes, logits, labels, mask, weight, ignore_index)
     if error is not None:
         return mean_of_rows(logits, group, error)
     rows = _choose(logits, mask).to(wide_dtype(logits.dtype))
@@ -157,15 +151,15 @@ def binary_cross_entropy_with_logits(
 
     Returns, raises: as :func:`sar.cross_entropy`.
     """
-    group, logits = group or current_group(), eager(logits)
-    watch_loss(logits, group)
+    group, logits = _begin(logits, group)
     weights = {"weight": weight, "pos_weight": pos_weight}
-    error = _problem_of_values(logits, mask, "logits")
-    if error is None:
-        error = _problem_of_shape("labels", labels, logits.shape)
-        shapes = logits.shape, logits.shape[-1:], (len(logits), 1)
-        error = error or _problem_of_weights(*shapes, **weights)
-    if error is not None:
+
+    def check() -> None:
+        _check_values(logits, mask, "logits")
+        _check_shape("labels", labels, logits.shape)
+        _check_weights(logits.shape, logits.shape[-1:], (len(logits), 1), **weights)
+
+    if (error := expect.problem(check)) is not None:
         return mean_of_rows(logits, group, error)
     rows, labels = _wide(logits, logits, mask), _wide(labels, logits, mask)
     given = {name: _wide(one, logits, mask) for name, one in weights.items() if one is not None}
@@ -194,50 +188,46 @@ def mse_loss(
 
     Returns, raises: as :func:`sar.cross_entropy`.
     """
-    group, values = group or current_group(), eager(values)
-    watch_loss(values, group)
-    error = _problem_of_values(values, mask)
-    if error is None:
-        error = _problem_of_shape("targets", targets, values.shape)
-        error = error or _problem_of_weights(values.shape, values.shape[:1], weight=weight)
-    if error is not None:
+    group, values = _begin(values, group)
+
+    def check() -> None:
+        _check_values(values, mask)
+        _check_shape("targets", targets, values.shape)
+        _check_weights(values.shape, values.shape[:1], weight=weight)
+
+    if (error := expect.problem(check)) is not None:
         return mean_of_rows(values, group, error)
     rows, targets = _wide(values, values, mask), _wide(targets, values, mask)
     losses = F.mse_loss(rows, targets, reduction="none")
-    total = None
-    if weight is not None:
-        weight = weight if weight.dim() == values.dim() else weight[:, None]
-        weight = _wide(weight, values, mask)
-        losses, total = losses * weight, float(weight.sum(dtype=torch.float64))
-    return mean_of_rows(losses, group, divisor=total, what="mse_loss")
+    return _weighted_mean(losses, values, mask, weight, group, "mse_loss")
+
+
+def _begin(values: Tensor, group: Group | None) -> tuple[Group, Tensor]:
+    group, values = group or current_group(), eager(values)
+    watch_loss(values, group)
+    return group, values
+
+
+def _weighted_mean(
+    losses: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    group: Group,
+    what: str,
+) -> Tensor:
+    """Of the losses of those ``values`` that count, over the sum of weights where there are any."""
+    if weight is None:
+        return mean_of_rows(losses, group, what=what)
+    weight = _wide(weight if weight.dim() == values.dim() else weight[:, None], values, mask)
+    total = float(weight.sum(dtype=torch.float64))
+    return mean_of_rows(losses * weight, group, divisor=total, what=what)
 
 
 def _wide(given: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """What counts of a tensor that goes with ``values``, in the type to compute in."""
     given = given.to(values.device, wide_dtype(values.dtype))
     return _choose(given.broadcast_to(values.shape), mask)
-
-
-def _problem_of_classes(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, weight: Tensor | None, ignored: int
-) -> Exception | None:
-    error = _problem_of_values(logits, mask, "logits", whole_rows=True)
-    if error is not None:
-        return error
-    are_shares = isinstance(labels, Tensor) and labels.is_floating_point()
-    shape = logits.shape if are_shares else logits.shape[:1]
-    error = _problem_of_shape("labels (classes [N], or probabilities [N, C])", labels, shape)
-    error = error or _problem_of_weights(logits.shape[1:], weight=weight)
-    if error is not None or are_shares:
-        return error
-    labels = _choose(labels, None if mask is None else mask.to(labels.device))
-    wrong = labels[((labels < 0) | (labels >= logits.shape[1])) & (labels != ignored)]
-    if not len(wrong):
-        return None
-    return ValueError(
-        f"labels: got class {int(wrong[0])}, expected 0 to {logits.shape[1] - 1}, or "
-        f"ignore_index={ignored}; is the mask right?"
-    )
 
 
 def _choose(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -251,50 +241,56 @@ def _choose(values: Tensor, mask: Tensor | None) -> Tensor:
     return values.index_select(0, rows)
 
 
-def _problem_of_values(
+def _check_classes(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, weight: Tensor | None, ignored: int
+) -> None:
+    _check_values(logits, mask, "logits", whole_rows=True)
+    are_shares = isinstance(labels, Tensor) and labels.is_floating_point()
+    shape = logits.shape if are_shares else logits.shape[:1]
+    _check_shape("labels (classes [N], or probabilities [N, C])", labels, shape)
+    _check_weights(logits.shape[1:], weight=weight)
+    if are_shares:
+        return
+    labels = _choose(labels, None if mask is None else mask.to(labels.device))
+    wrong = labels[((labels < 0) | (labels >= logits.shape[1])) & (labels != ignored)]
+    if len(wrong):
+        raise ValueError(
+            f"labels: got class {int(wrong[0])}, expected 0 to {logits.shape[1] - 1}, or "
+            f"ignore_index={ignored}; is the mask right?"
+        )
+
+
+def _check_values(
     values: Tensor, mask: Tensor | None, name: str = "values", whole_rows: bool = False
-) -> Exception | None:
-    """Why ``mask`` cannot choose among ``values``; with ``whole_rows`` they are [N, C]."""
-    if not isinstance(values, Tensor):
-        return expect.wrong_type(values, name, "a tensor")
-    if not values.is_floating_point():
-        return TypeError(f"{name}: got {values.dtype}, expected a floating point type")
+) -> None:
+    """That ``mask`` can choose among ``values``; with ``whole_rows`` they are [N, C]."""
+    expect.tensor(values, name, floating=True)
     if values.dim() != 2 and (whole_rows or values.dim() != 1):
         expected = "[N, C]" if whole_rows else "[N] or [N, C]"
-        return ValueError(f"{name}: got shape {tuple(values.shape)}, expected {expected}")
+        raise ValueError(f"{name}: got shape {tuple(values.shape)}, expected {expected}")
     if mask is None:
-        return None
-    if not isinstance(mask, Tensor):
-        return expect.wrong_type(mask, "mask", "a tensor")
-    if mask.dtype not in (torch.bool, torch.int64):
-        return TypeError(f"mask: got {mask.dtype}, expected bool or int64 indices")
+        return
+    expect.tensor(mask, "mask", dtypes=(torch.bool, torch.int64))
     if mask.dtype == torch.bool:
-        shapes = {values.shape[:1]} if whole_rows else {values.shape[:1], values.shape}
-        if mask.shape not in shapes:
-            expected = " or ".join(str(tuple(shape)) for shape in sorted(shapes))
-            return ValueError(f"mask: got shape {tuple(mask.shape)}, expected {expected}")
-        return None
-    if mask.dim() != 1:
-        return ValueError(f"mask: got shape {tuple(mask.shape)}, expected a vector of indices")
-    return expect.problem(expect.indices, mask, "mask", "indices", len(values))
+        _check_shape("mask", mask, values.shape[:1], *([] if whole_rows else [values.shape]))
+    else:
+        expect.tensor(mask, "mask", shape=("K",))
+        expect.indices(mask, "mask", "indices", len(values))
 
 
-def _problem_of_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> Exception | None:
-    """Why ``tensor`` is not one of these shapes."""
-    if not isinstance(tensor, Tensor):
-        return expect.wrong_type(tensor, name, "a tensor")
+def _check_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
+    expect.instance(tensor, name, Tensor, "a tensor")
     if tensor.shape not in shapes:
         expected = " or ".join(str(tuple(shape)) for shape in dict.fromkeys(shapes))
-        return ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
-    return None
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {expected}")
 
 
-def _problem_of_weights(*shapes: tuple[int, ...], **weights: Tensor | None) -> Exception | None:
-    """Why one of some weights, where given, is not a constant of one of these shapes."""
+def _check_weights(*shapes: tuple[int, ...], **weights: Tensor | None) -> None:
+    """That those that are given are constants of one of these shapes."""
     for name, weight in weights.items():
-        error = None if weight is None else _problem_of_shape(name, weight, *shapes)
-        if error is not None:
-            return error
-        if weight is not None and weight.requires_grad:
-            return ValueError(f"{name}: got a tensor that asks for a gradient, expected a constant")
-    return None
+        if weight is not None:
+            _check_shape(name, weight, *shapes)
+            if weight.requires_grad:
+                raise ValueError(
+                    f"{name}: got a tensor that asks for a gradient, expected a constant"
+                )

@@ -15,7 +15,14 @@ from sar.comm import Group, current_group
 from sar.comm.group import Work
 from sar.kernels import wide_dtype
 from sar.nn.drift import check_sums
-from sar.nn.gradients import begin_watch, end_watch, gather_grads, sum_bucket
+from sar.nn.gradients import (
+    begin_watch,
+    copy_back,
+    end_watch,
+    flat_grads,
+    gather_grads,
+    sum_bucket,
+)
 from sar.nn.local_norms import warn_of_local_norms
 from sar.nn.params import agree_on_layout, trained
 from sar.ops.aggregate import sends_gradients
@@ -95,14 +102,9 @@ class OverlappedGradients:
             self._send(self._buckets[len(self._works)])
 
     def _send(self, bucket: Sequence[nn.Parameter]) -> None:
-        like = bucket[0]
-        flat = torch.zeros(
-            sum(p.numel() for p in bucket), dtype=wide_dtype(like.dtype), device=like.device
-        )
-        for param, part in zip(bucket, _split(flat, bucket), strict=True):
+        flat = flat_grads(bucket)
+        for param in bucket:
             grad = param.grad
-            if grad is not None and grad.layout == torch.strided:
-                part.copy_(grad.detach().reshape(-1))
             self._sent[param] = (grad, -1 if grad is None else version_of(grad))
         self._works.append((flat, self._group.begin_sum(flat)))
 
@@ -119,11 +121,7 @@ class OverlappedGradients:
             return
         for bucket, (flat, work) in zip(self._buckets, self._works, strict=True):
             work.wait()
-            for param, part in zip(bucket, _split(flat, bucket), strict=True):
-                if param in anywhere and param not in stale:
-                    if param.grad is None:
-                        param.grad = torch.empty_like(param)
-                    param.grad.copy_(part.view_as(param))
+            copy_back(flat, bucket, anywhere - stale.keys())
         for dtype in dict.fromkeys(param.dtype for param in stale):
             sum_bucket([param for param in stale if param.dtype == dtype], self._group)
 
@@ -191,10 +189,6 @@ def _pack(params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
         buckets[-1].append(param)
         room -= size
     return buckets
-
-
-def _split(flat: Tensor, bucket: Sequence[nn.Parameter]) -> Sequence[Tensor]:
-    return flat.split([param.numel() for param in bucket])
 
 
 def wire_first(loss: Tensor) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sar import expect
@@ -176,11 +177,15 @@ def _row_blocks(rows: Tensor, num_queries: int) -> Iterator[tuple[int, Tensor]]:
 
 def _beaten(scores: Tensor, truth: Tensor, query: Tensor, column: Tensor) -> Tensor:
     """int64 [b, 2]: candidates of [b, n] above and level with the truth, but for those named."""
-    level = scores == truth.unsqueeze(1)
-    above = (scores <= truth.unsqueeze(1)).logical_not_()  # NaN is neither below nor level
+    above, level = _rivals(scores, truth.unsqueeze(1))
     level[query, column] = False
     above[query, column] = False
     return torch.stack([above.sum(1), level.sum(1)], 1)
+
+
+def _rivals(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Which scores are above the truth, as those that are no numbers, and which level with it."""
+    return (scores <= truth).logical_not_(), scores == truth
 
 
 def negative_ranks(
@@ -213,8 +218,7 @@ def negative_ranks(
                 f"negative: got shape {tuple(negative.shape)}, expected [{len(positive)}, k] "
                 "or ids of both"
             )
-        truth = positive.unsqueeze(1)
-        above, level = ~(negative <= truth), negative == truth
+        above, level = _rivals(negative, positive.unsqueeze(1))
         return 1 + above.sum(1).double() + level.sum(1).double() / 2
     group = group or current_group()
     error = _ids_error("positive", positive, positive_ids)
@@ -247,7 +251,7 @@ def _ranks_by_id(positive: tuple, negative: tuple, group: Group) -> Tensor:
         known, order = asked_ids.sort()
         group.agree(_known_error(known, ids), "negative_ranks")  # on all: each answers once
         query = order[torch.searchsorted(known, ids)]
-        above, level = ~(scores <= truths[query]), scores == truths[query]
+        above, level = _rivals(scores, truths[query])
         result = torch.ones(len(rows), dtype=torch.float64)
         return result.index_add_(0, query, above.double() + level.double() / 2)
 
@@ -309,10 +313,8 @@ def hits_at(positive: Tensor, negative: Tensor, k: int, *, group: Group | None =
     group = group or current_group()
     with group.agreed("hits_at", {"k": k}):
         expect.integer(k, "k", at_least=1)
-    best = negative.detach().double().cpu().view(-1)
-    best = best.topk(min(k, len(best))).values
-    padded = torch.full((k,), -math.inf, dtype=torch.float64)
-    padded[: len(best)] = best
+    padded = F.pad(negative.detach().double().cpu().view(-1), (0, k), value=-math.inf)
+    padded = padded.topk(k).values
     count = int(group.all_reduce(torch.tensor(len(positive))))
     bound = torch.cat(group.all_gather(padded)).topk(k).values[-1]
     above = positive.detach().double().cpu() > bound

@@ -232,7 +232,7 @@ class Trainer:
             self._sampled_steps()
             value, self.step, self._begun = self._begun.value, 0, MeanLoss()
         else:
-            value = self._train_step(self._training_loss())
+            value = self._train_step(self._full_batch_loss())
         self.scheduler.step()
         return value
 
@@ -274,15 +274,13 @@ class Trainer:
 
     def loss(self, logits: Tensor) -> Tensor:
         """Mean cross entropy over the training nodes of all ranks; binary for multilabel."""
-        return self._loss_of(_pick(logits, self.data.rows["train"]))
+        rows = self.data.rows["train"]
+        return self._loss_at(_pick(logits, rows), _pick(self._labels(), rows))
 
-    def _training_loss(self) -> Tensor:
+    def _full_batch_loss(self) -> Tensor:
         if self.blocks is None:
             return self.loss(self.call(self.model, self.graph, self.data.features))
-        return self._loss_of(self.call(self.model, self.blocks.graphs, self.blocks.features))
-
-    def _loss_of(self, logits: Tensor) -> Tensor:
-        """Of the logits of the training rows alone."""
+        logits = self.call(self.model, self.blocks.graphs, self.blocks.features)
         return self._loss_at(logits, _pick(self._labels(), self.data.rows["train"]))
 
     def _loss_at(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ def _run(words: list[str], environment: dict[str, str], cwd: str, base: str) -> 
     import torch
 
     torch.set_num_threads(1)
+    status = 0
     try:
         if words[0] == "-m":
             sys.argv = words[1:]
@@ -40,9 +41,13 @@ def _run(words: list[str], environment: dict[str, str], cwd: str, base: str) -> 
             sys.argv = words
             sys.path.insert(0, os.path.dirname(words[0]))
             runpy.run_path(words[0], run_name="__main__")
+    except Exception:
+        status = 1
+        sys.excepthook(*sys.exc_info())
     finally:  # as at the end of an interpreter
         threading._shutdown()
         atexit._run_exitfuncs()
+    sys.exit(status)
 
 
 @dataclass
