@@ -61,6 +61,7 @@ class ProcessGroup(Group):
         self._timeout, self._is_closed = timeout, False
         self._small: Any = self._torch_group()
         self._rows: Any = None  # where they travel over torch's groups
+        self._steps: Any = None  # those of large exchanges
         self._back: Any = None  # the other direction of pairs that send to each other in one step
         self._sums: Any = None
         self._is_gloo = self.size > 1 and dist.get_backend(self._small) == "gloo"
@@ -75,6 +76,7 @@ class ProcessGroup(Group):
             self._rows = self._torch_group()
             if self._is_gloo:
                 self._paced = Paced(self.rank, self._begin_message)
+                self._steps = self._torch_group()
                 self._back = self._torch_group() if self.size % 2 == 0 else None
         self._beside: list[ProcessGroup] = []
 
@@ -171,17 +173,15 @@ class ProcessGroup(Group):
         counts = recv_counts, send_counts
         if self._host is not None:
             return self._host.exchange(recv, send, *counts)
-        if self._paced is None:
-            return self._begin(recv, send, *counts, self._rows)
-        if distances:
+        if self._paced is not None and distances:
             return self._paced.exchange(recv, send, *counts, distances)
-        return self._begin(recv, send, *counts, self._small)
+        return self._begin(recv, send, *counts, self._rows)
 
     def _begin_message(self, message: Message) -> Work:
         counts = [0] * self.size, [0] * self.size
         counts[0][message.source] = len(message.recv)
         counts[1][message.target] = len(message.send)
-        group = self._back if message.is_back else self._rows
+        group = self._back if message.is_back else self._steps
         return self._begin(message.recv, message.send, *counts, group)
 
     def _begin(
@@ -254,8 +254,8 @@ class ProcessGroup(Group):
         self._end_steps()
         if self._host is not None:
             self._host.close()
-        groups = [self._small, self._rows, self._back, self._sums]
-        self._small = self._rows = self._back = self._sums = None
+        groups = [self._small, self._rows, self._steps, self._back, self._sums]
+        self._small = self._rows = self._steps = self._back = self._sums = None
         used = self._spare.setdefault(tuple(self._members), [])
         used += [group for group in groups if group is not None]
         if self._first is None:

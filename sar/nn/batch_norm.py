@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sar._private import children_of
-from sar.comm import Group, LocalGroup, current_group
+from sar.comm import LocalGroup, current_group
 from sar.kernels.jit import untraced
 from sar.ops.batch_norm import normalize_rows
 from sar.tracing.lazy import EdgeTensor, eager
@@ -88,13 +88,17 @@ class DistributedBN1D(nn.Module):
         if not x.is_floating_point():
             raise TypeError(f"x: got {x.dtype}, expected a floating point tensor")
         if not self.training and self.running_mean is not None:
-            return F.relu(self._with_running_stats(x)) if relu else self._with_running_stats(x)
+            y = F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+            return F.relu(y) if relu else y
         if isinstance(x, EdgeTensor) and x.dim() == 2:
             return F.relu(self._of_edges(x)) if relu else self._of_edges(x)
         x = eager(x)
         rows = x if x.dim() == 2 else x.movedim(1, -1).reshape(-1, self.n_feats)
         affine = (self.weight, self.bias)
-        y, mean, m2, count = normalize_rows(rows, *affine, self.eps, self._group(), relu)
+        group = LocalGroup() if self.distributed is False else current_group()
+        y, mean, m2, count = normalize_rows(rows, *affine, self.eps, group, relu)
         if self.training and self.running_mean is not None:
             self._update(mean, m2 / (count - 1))
         return y if x.dim() == 2 else y.view(x.movedim(1, -1).shape).movedim(-1, 1)
@@ -103,14 +107,6 @@ class DistributedBN1D(nn.Module):
         return (
             f"{self.n_feats}, eps={self.eps}, affine={self.affine}, momentum={self.momentum}, "
             f"track_running_stats={self.track_running_stats}"
-        )
-
-    def _group(self) -> Group:
-        return LocalGroup() if self.distributed is False else current_group()
-
-    def _with_running_stats(self, x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
         )
 
     def _of_edges(self, x: EdgeTensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sar import expect
 from sar._private import tree_leaves
 from sar.comm import current_group
 from sar.graph import GraphView
@@ -113,9 +114,7 @@ class Dropout(nn.Dropout):
             return input
         if isinstance(input, EdgeTensor) or in_function():  # keyed by edges there
             return F.dropout(input, self.p, True, self.inplace)
-        if not isinstance(input, Tensor) or not input.is_floating_point():
-            got = getattr(input, "dtype", type(input).__name__)
-            raise TypeError(f"input: got {got}, expected a floating point tensor")
+        expect.tensor(input, "input", floating=True)
         if isinstance(rows, Tensor):
             keys, group = _own_ids(rows, input), current_group()
         else:
@@ -185,10 +184,9 @@ def _leave(module: nn.Module, args: tuple, output: Any) -> None:
 def _checked(graphs: Any) -> Sequence[GraphView]:
     listed = [graphs] if isinstance(graphs, GraphView) else graphs
     if not isinstance(listed, (list, tuple)) or not listed:
-        raise TypeError(f"graph: got {type(graphs).__name__}, expected a ShardedGraph or a list")
+        raise expect.wrong_type(graphs, "graph", "a ShardedGraph or a list")
     for one in listed:
-        if not isinstance(one, GraphView):
-            raise TypeError(f"graph: got {type(one).__name__}, expected a ShardedGraph")
+        expect.instance(one, "graph", GraphView, "a ShardedGraph")
     return listed
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +16,8 @@ from sar.kernels.jit import untraced
 from sar.nn.drift import watch_loss
 from sar.ops.readout import mean_of_rows, sum_of_rows
 from sar.tracing.lazy import eager
+
+Losses = tuple[Tensor, float | None]  # single ones, and what to divide their sum by if not by count
 
 
 @untraced
@@ -46,15 +51,13 @@ def global_mean(
         TypeError: ``values`` is not float or ``mask`` neither bool nor int64.
         ValueError: mask or weight do not fit, no rank has a value, or the weights' sum is 0.
     """
-    group, values = _begin(values, group)
 
-    def check() -> None:
+    def each(values: Tensor) -> Losses:
         _check_values(values, mask)
         _check_weights(values.shape, values.shape[:1], weight=weight)
+        return _weighted(_choose(values, mask), values, mask, weight)
 
-    if (error := expect.problem(check)) is not None:
-        return mean_of_rows(values, group, error)
-    return _weighted_mean(_choose(values, mask), values, mask, weight, group, "global_mean")
+    return _mean("global_mean", values, each, group)
 
 
 @untraced
@@ -65,7 +68,8 @@ def global_sum(values: Tensor, mask: Tensor | None = None, *, group: Group | Non
     :func:`sar.nn.gather_grads` to sum. Arguments and result are those of :func:`global_mean`; where
     no rank has a value the sum is 0.
     """
-    group, values = _begin(values, group)
+    group, values = group or current_group(), eager(values)
+    watch_loss(values, group)
     error = expect.problem(_check_values, values, mask)
     return sum_of_rows(values if error else _choose(values, mask), group, error)
 
@@ -103,28 +107,21 @@ def cross_entropy(
         TypeError: logits are not float, or something else is no tensor.
         ValueError: a shape does not fit, a label is no class, or no rank has a row that counts.
     """
-    group, logits = _begin(logits, group)
-    error = expect.problem(_check_classes, logits, labels, mask, weight, ignore_index)
-    if error is not None:
-        return mean_of_rows(logits, group, error)
-    rows = _choose(logits, mask).to(wide_dtype(logits.dtype))
-    labels = _choose(labels.to(rows.device), mask)
-    labels = labels.to(rows.dtype if labels.is_floating_point() else torch.int64)
-    weight = None if weight is None else weight.to(rows)
-    losses = F.cross_entropy(
-        rows,
-        labels,
-        weight,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction="none",
-    )
-    if labels.is_floating_point():
-        total = float(len(labels))
-    else:
-        counted = labels[labels != ignore_index]
-        total = float(len(counted) if weight is None else weight.double()[counted].sum())
-    return mean_of_rows(losses, group, divisor=total, what="cross_entropy")
+
+    def each(logits: Tensor) -> Losses:
+        _check_classes(logits, labels, mask, weight, ignore_index)
+        rows = _choose(logits, mask).to(wide_dtype(logits.dtype))
+        wanted = _choose(labels.to(rows.device), mask)
+        wanted = wanted.to(rows.dtype if wanted.is_floating_point() else torch.int64)
+        shares = None if weight is None else weight.to(rows)
+        options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        losses = F.cross_entropy(rows, wanted, shares, reduction="none", **options)
+        if wanted.is_floating_point():
+            return losses, float(len(wanted))
+        counted = wanted[wanted != ignore_index]
+        return losses, float(len(counted) if shares is None else shares.double()[counted].sum())
+
+    return _mean("cross_entropy", logits, each, group)
 
 
 @untraced
@@ -151,20 +148,20 @@ def binary_cross_entropy_with_logits(
 
     Returns, raises: as :func:`sar.cross_entropy`.
     """
-    group, logits = _begin(logits, group)
     weights = {"weight": weight, "pos_weight": pos_weight}
 
-    def check() -> None:
+    def each(logits: Tensor) -> Losses:
         _check_values(logits, mask, "logits")
         _check_shape("labels", labels, logits.shape)
         _check_weights(logits.shape, logits.shape[-1:], (len(logits), 1), **weights)
+        rows, wanted = _wide(logits, logits, mask), _wide(labels, logits, mask)
+        given: dict[str, Any] = {
+            name: _wide(one, logits, mask) for name, one in weights.items() if one is not None
+        }
+        function = F.binary_cross_entropy_with_logits
+        return function(rows, wanted, reduction="none", **given), None
 
-    if (error := expect.problem(check)) is not None:
-        return mean_of_rows(logits, group, error)
-    rows, labels = _wide(logits, logits, mask), _wide(labels, logits, mask)
-    given = {name: _wide(one, logits, mask) for name, one in weights.items() if one is not None}
-    losses = F.binary_cross_entropy_with_logits(rows, labels, reduction="none", **given)  # type: ignore[arg-type]
-    return mean_of_rows(losses, group, what="binary_cross_entropy_with_logits")
+    return _mean("binary_cross_entropy_with_logits", logits, each, group)
 
 
 @untraced
@@ -188,40 +185,36 @@ def mse_loss(
 
     Returns, raises: as :func:`sar.cross_entropy`.
     """
-    group, values = _begin(values, group)
 
-    def check() -> None:
+    def each(values: Tensor) -> Losses:
         _check_values(values, mask)
         _check_shape("targets", targets, values.shape)
         _check_weights(values.shape, values.shape[:1], weight=weight)
+        rows, wanted = _wide(values, values, mask), _wide(targets, values, mask)
+        return _weighted(F.mse_loss(rows, wanted, reduction="none"), values, mask, weight)
 
-    if (error := expect.problem(check)) is not None:
-        return mean_of_rows(values, group, error)
-    rows, targets = _wide(values, values, mask), _wide(targets, values, mask)
-    losses = F.mse_loss(rows, targets, reduction="none")
-    return _weighted_mean(losses, values, mask, weight, group, "mse_loss")
+    return _mean("mse_loss", values, each, group)
 
 
-def _begin(values: Tensor, group: Group | None) -> tuple[Group, Tensor]:
+def _mean(
+    what: str, values: Tensor, each: Callable[[Tensor], Losses], group: Group | None
+) -> Tensor:
+    """Of the losses that ``each`` makes of this rank's values; what it raises, all ranks raise."""
     group, values = group or current_group(), eager(values)
     watch_loss(values, group)
-    return group, values
+    try:
+        losses, divisor = each(values)
+    except Exception as error:  # noqa: BLE001 - any, of memory as well: the others would wait
+        return mean_of_rows(values, group, error)
+    return mean_of_rows(losses, group, divisor=divisor, what=what)
 
 
-def _weighted_mean(
-    losses: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    weight: Tensor | None,
-    group: Group,
-    what: str,
-) -> Tensor:
-    """Of the losses of those ``values`` that count, over the sum of weights where there are any."""
+def _weighted(losses: Tensor, values: Tensor, mask: Tensor | None, weight: Tensor | None) -> Losses:
+    """The losses of those ``values`` that count; over the sum of weights where there are any."""
     if weight is None:
-        return mean_of_rows(losses, group, what=what)
+        return losses, None
     weight = _wide(weight if weight.dim() == values.dim() else weight[:, None], values, mask)
-    total = float(weight.sum(dtype=torch.float64))
-    return mean_of_rows(losses * weight, group, divisor=total, what=what)
+    return losses * weight, float(weight.sum(dtype=torch.float64))
 
 
 def _wide(given: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
