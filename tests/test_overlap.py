@@ -179,6 +179,9 @@ def test_parameters_that_differ_are_an_error_on_all() -> None:
         with pytest.raises(TypeError, match="sparse gradient, expected dense"):
             with sums:
                 table(torch.tensor([1])).sum().backward()
+        fresh = nn.Linear(2, 2)
+        sar.sync_params(fresh)
+        sums = sar.overlap_gradients(fresh, group=group)
         with sums, pytest.raises(RuntimeError, match="entered inside itself"):
             sums.__enter__()
 

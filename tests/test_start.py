@@ -34,7 +34,7 @@ SLACK = 8  # seconds after it in which all have ended
 def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
     arrays = community_graph(200, 1600, 3, classes=3, features=8)
     folder = tmp_path_factory.mktemp("graph")
-    return write_partitions(arrays, np.arange(200) % 3, folder / "parts")
+    return write_partitions(arrays, np.arange(200) % 2, folder / "parts")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_another_host_finds_no_port_of_a_job_on_one(
         checkpoint = tmp_path / "checkpoint.pt"
         wait_for(lambda: checkpoint.exists() or process.poll() is not None)
         ranks = children(process.pid)
-        assert len(ranks) == 3, process.stderr
+        assert len(ranks) == 2, process.stderr
         found = listening(inside)
         assert len(found) > len(ranks) and all(map(is_loopback, found)), found
         ports = [address.rpartition(":")[2] for address in found]
