@@ -71,6 +71,16 @@ def test_what_ranks_keep_changes_no_batch(options: dict, name: str, partitioned:
                 assert plain[3] - other[3] >= cache.had * 6 * 4
 
 
+def test_a_cache_of_no_rows(partitioned: Cutter) -> None:
+    def case(group: Group, path: str) -> None:
+        data = load_partition(path, group.rank)
+        fields: Any = {"_E": ["weight"]}
+        with NeighborLoader(data, [2], as_="tensors", cache="1MiB", fields=fields) as loader:
+            assert len(list(loader)) == len(loader) and loader.cache.needed == 0
+
+    run_threads(2, case, partitioned(mixed(), 2, "random"))
+
+
 def test_ids_are_original_where_fields_name_them(partitioned: Cutter) -> None:
     """Else those of the partitioning, by which rows of a learned table are not to be looked up."""
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -144,15 +143,20 @@ class FeatureTables:
     def keep(self, draws: Iterable[Mapping[str, Tensor]], budget: int) -> None:
         """Keep as many bytes of other ranks' rows, those that draws (per node type, distinct ids)
         need most often; collective."""
-        counters = {n: _Counter() for n in self.kinds if isinstance(n, str) and self._width(n)}
-        rank = self._exchange.group.rank
+        widths = {n: self._width(n) for n in self.kinds if isinstance(n, str) and self._width(n)}
+        if not widths:  # on any rank
+            return
+        numberings = {ntype: Numbering() for ntype in widths}
+        counts, rank = dict.fromkeys(widths, _NONE), self._exchange.group.rank
         for nodes in draws:
-            for ntype, counter in counters.items():
+            for ntype, numbering in numberings.items():
                 first, last = self._tables[ntype].bounds[rank:][:2].tolist()
                 ids = nodes[ntype]
-                counter.add(ids[(ids < first) | (ids >= last)])
-        widths = {ntype: self._width(ntype) for ntype in counters}
-        found = _hottest(counters, widths, budget)
+                numbers = numbering.number(ids[(ids < first) | (ids >= last)])
+                new = counts[ntype].new_zeros(numbering.count - len(counts[ntype]))
+                known = torch.cat([counts[ntype], new])
+                counts[ntype] = known.index_add_(0, numbers, torch.ones_like(numbers))
+        found = _hottest({n: one.nodes() for n, one in numberings.items()}, counts, widths, budget)
         kept: dict[Kind, Tensor] = {n: one for n, one in found.items() if len(one)}
         for kind, rows in self.fetch(kept).items():
             if kind in kept:
@@ -256,37 +260,17 @@ def _tables(data: PartitionData, fields: Mapping[Kind, Sequence[str]] | None) ->
     return found
 
 
-class _Counter:
-    """How often ids came."""
-
-    def __init__(self) -> None:
-        self._numbering, self._counts = Numbering(), np.zeros(0, np.int64)
-
-    def add(self, ids: Tensor) -> None:
-        """Count each once."""
-        numbers = self._numbering.number(ids).numpy()
-        more = self._numbering.count - len(self._counts)
-        self._counts = np.append(self._counts, np.zeros(more, np.int64))
-        np.add.at(self._counts, numbers, 1)
-
-    def counted(self) -> tuple[Tensor, Tensor]:
-        """Ids, and how often each came."""
-        return self._numbering.nodes(), torch.from_numpy(self._counts)
-
-
 def _hottest(
-    counters: Mapping[str, _Counter], widths: Mapping[str, int], budget: int
+    ids: Mapping[str, Tensor], counts: Mapping[str, Tensor], widths: Mapping[str, int], budget: int
 ) -> dict[str, Tensor]:
     """Per node type, the ids that came most often for the bytes of their rows."""
-    ids, worth, size, kinds = [], [], [], []
-    for kind, (ntype, counter) in enumerate(counters.items()):
-        one, counts = counter.counted()
-        ids.append(one)
-        worth.append(counts.double() / widths[ntype])
+    worth, size, kinds = [], [], []
+    for kind, (ntype, one) in enumerate(ids.items()):
+        worth.append(counts[ntype].double() / widths[ntype])
         size.append(torch.full_like(one, widths[ntype]))
         kinds.append(torch.full_like(one, kind))
     order = torch.cat(worth).argsort(descending=True, stable=True)
     fits = torch.cat(size)[order].cumsum(0) <= budget
     order = order[fits]
-    chosen, of = torch.cat(ids)[order], torch.cat(kinds)[order]
-    return {ntype: chosen[of == kind] for kind, ntype in enumerate(counters)}
+    chosen, of = torch.cat([*ids.values()])[order], torch.cat(kinds)[order]
+    return {ntype: chosen[of == kind] for kind, ntype in enumerate(ids)}

@@ -101,7 +101,8 @@ class Servers:
         """As :class:`sar.sampling.NeighborLoader`, around nodes of any server; collective.
 
         Args:
-            input_nodes: int64 [s] ids as :meth:`nodes` gives them, or ``(ntype, ids)``.
+            input_nodes: int64 [s] ids as :meth:`nodes` gives them, ``(ntype, ids)``, or the type of
+                all this trainer's share of the nodes.
         """
         seeds = None, input_nodes, None, input_time
         return self._loader(LoaderRequest(num_neighbors, *seeds, None, options))
@@ -121,7 +122,8 @@ class Servers:
         """As :class:`sar.sampling.LinkNeighborLoader`, of edges of any server; collective.
 
         Args:
-            edge_label_index: int64 [2, s] ids as :meth:`edges` gives them, or ``(etype, ids)``.
+            edge_label_index: int64 [2, s] ids as :meth:`edges` gives them, ``(etype, ids)``, or the
+                relation of all this trainer's share of the edges.
         """
         links = {
             "negatives": neg_sampling, "exclude": exclude, "reverse_etype": reverse_etype
