@@ -46,9 +46,7 @@ class FrontEnd(Protocol):
         """
 
 
-_MODULES: dict[str, str] = {}  # not imported yet
-_KNOWN: dict[str, Any] = {}
-_LIBRARIES: dict[str, str | None] = {}
+_ENTRIES: dict[str, tuple[Any, str | None]] = {}  # a module's name until it is imported; library
 
 
 def register(name: str, front_end: FrontEnd | str, library: str | None = None) -> None:
@@ -57,41 +55,37 @@ def register(name: str, front_end: FrontEnd | str, library: str | None = None) -
     Args:
         library: the package that has to be installed for it.
     """
-    _LIBRARIES[name] = library
-    _KNOWN.pop(name, None)
-    if isinstance(front_end, str):
-        _MODULES[name] = front_end
-    else:
-        _KNOWN[name] = front_end
+    _ENTRIES[name] = front_end, library
 
 
 def front_end(name: str) -> Any:
     """The front end of that name, imported now; ``ValueError`` where there is none."""
-    if name not in _LIBRARIES:
-        near = difflib.get_close_matches(name, _LIBRARIES, n=1)
+    if name not in _ENTRIES:
+        near = difflib.get_close_matches(name, _ENTRIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"front end: got {name!r}, expected one of {', '.join(_LIBRARIES)}{hint}")
-    if name not in _KNOWN:
-        _KNOWN[name] = importlib.import_module(_MODULES[name])
-    return _KNOWN[name]
+        raise ValueError(f"front end: got {name!r}, expected one of {', '.join(_ENTRIES)}{hint}")
+    found, library = _ENTRIES[name]
+    if isinstance(found, str):
+        found = importlib.import_module(found)
+        _ENTRIES[name] = found, library
+    return found
 
 
 def front_ends() -> list[str]:
     """The names of all."""
-    return list(_LIBRARIES)
+    return list(_ENTRIES)
 
 
 def imported() -> list[Any]:
     """The front ends that are in use, as somebody has imported them."""
-    for name, module in _MODULES.items():
-        if name not in _KNOWN and module in sys.modules:
-            _KNOWN[name] = sys.modules[module]
-    return list(_KNOWN.values())
+    given = {name: found for name, (found, _) in _ENTRIES.items()}
+    used = [n for n, found in given.items() if not isinstance(found, str) or found in sys.modules]
+    return [front_end(name) for name in used]
 
 
 def is_installed(name: str) -> bool:
     """Whether the front end's library is there; nothing is imported."""
-    library = _LIBRARIES.get(name)
+    library = _ENTRIES[name][1] if name in _ENTRIES else None
     return library is None or importlib.util.find_spec(library) is not None
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,9 @@ from harness import run_threads
 from harness.graphs import NUM_FEATURES, looped, mixed
 from harness.parts import Cutter
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 import sar
-from sar.comm.group import BufferPool
 from sar.frontends.dgl import patches
 from sar.memory import paging
 from sar.models.activations import layers_of
@@ -165,43 +161,6 @@ def test_a_recomputed_layer_keeps_its_input_alone(partitioned: Cutter) -> None:
     run_threads(1, case)
 
 
-def test_a_recomputed_layer_sums_its_own_rows_where_a_round_was_sent_from(
-    partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When all rounds are on the wire at once, what was sent makes room for the result."""
-    per_rank = threading.local()
-    module = sys.modules["sar.ops.sums"]
-    spmm, take = module.spmm, BufferPool.take
-
-    def noted(pool: BufferPool, *args: Any) -> Tensor:
-        buffer = take(pool, *args)
-        per_rank.taken.append(StorageWeakRef(buffer.untyped_storage()))
-        return buffer
-
-    def counted(*args: Any) -> Tensor:
-        per_rank.counts.append(len({kept.cdata for kept in per_rank.taken if not kept.expired()}))
-        return spmm(*args)
-
-    def case(group: Any) -> list[list[int]]:
-        data = sar.load_dgl_partition_data(path, group.rank)
-        graph = sar.construct_full_graph(data, policy=sar.Policy(constant_inputs="off"))
-        conv, found = dgl.nn.SAGEConv(NUM_FEATURES, 4, "mean"), []
-        for activations in ("keep", "recompute"):
-            sar.set_activations(conv, activations)
-            group.pool.clear()
-            per_rank.taken, per_rank.counts = [], []
-            x = torch.ones(graph.num_nodes(), NUM_FEATURES, requires_grad=True)
-            conv(graph, x).sum().backward()
-            found.append(per_rank.counts)
-        return found
-
-    path = partitioned(mixed(), 2)
-    monkeypatch.setattr(module, "spmm", counted)
-    monkeypatch.setattr(BufferPool, "take", noted)
-    for kept, recomputed in run_threads(2, case):
-        assert kept == [2, 2] and recomputed == [1, 1], "buffers while own rows are summed"
-
-
 def test_backward_may_run_twice_and_copies_have_the_setting(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
         data = sar.load_dgl_partition_data(path, 0)
@@ -330,14 +289,6 @@ def test_a_write_into_what_stays_in_memory_is_an_error(activations: str) -> None
     x.mul_(2)
     with pytest.raises(RuntimeError, match="written into after the forward pass"):
         y.sum().backward()
-
-
-def test_pages_are_reused() -> None:
-    file = paging.PageFile(None)
-    offsets = [file.take(4096 * n) for n in (1, 2, 3)]
-    for offset, n in zip(offsets, (1, 2, 3)):
-        file.give(offset, 4096 * n)
-    assert file.take(4096 * 6) == 0 and file.used_bytes == 4096 * 6
 
 
 def test_pages_that_go_while_others_are_taken_are_not_handed_out_twice() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -70,18 +69,6 @@ def test_submodules_hold_the_same_objects_as_the_top_level(module: str) -> None:
         value = getattr(found, name)
         if name in TOP_LEVEL:
             assert value is getattr(sar, name)
-
-
-def test_functions_hide_the_modules_of_their_name() -> None:
-    from sar.edge_softmax import edge_softmax
-    from sar.logging_setup import logging_setup
-    from sar.patch_dgl import patch_dgl
-
-    assert sar.edge_softmax is edge_softmax
-    assert sar.logging_setup is logging_setup
-    assert sar.patch_dgl is patch_dgl
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = sar.nonsense
 
 
 def test_documented_modules_are_there_when_sar_is_imported() -> None:
@@ -498,22 +485,6 @@ def test_propagation_script(partitioned: Partitioned) -> None:
     assert_close(joined(got, orig, 60), want, "propagated features", torch.float64)
 
 
-def test_softmax_of_edges_by_the_original_names(partitioned: Partitioned) -> None:
-    graph = random_graph()
-    path = partitioned(graph, RANKS)
-
-    def script(group) -> tuple[Tensor, Tensor]:
-        part = sar.load_dgl_partition_data(path, sar.rank())
-        g = sar.construct_full_graph(part)
-        g.edata["a"] = sar.edge_softmax(g, torch.ones(g.num_edges(), 1, dtype=torch.float64))
-        g.update_all(fn.copy_e("a", "m"), fn.sum("m", "total"))
-        return g.dstdata["total"], g.in_degrees()
-
-    sar.patch_dgl()
-    for total, degrees in run_threads(RANKS, script):
-        torch.testing.assert_close(total.view(-1), (degrees > 0).double())
-
-
 def test_normalization_of_features_over_ranks() -> None:
     from sar.distributed_bn import MeanOp, VarOp
 
@@ -531,76 +502,6 @@ def test_normalization_of_features_over_ranks() -> None:
 
 
 # ---------------------------------------------------------------- what graphs know of themselves
-
-
-def test_types_counts_and_degrees(partitioned: Partitioned) -> None:
-    graph = random_heterograph()
-    path = partitioned(graph, RANKS)
-    full = whole(graph)
-
-    def script(group) -> dict:
-        part = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
-        g = sar.construct_full_graph(part)
-        assert g.ntypes == g.srctypes == g.dsttypes == list(graph.num_nodes)
-        assert g.ntypes_global == g.ntypes and g.canonical_etypes_global == g.canonical_etypes
-        assert g.number_of_nodes_global() == g.num_nodes_global() == full.num_nodes()
-        assert g.number_of_edges_global("cites") == g.num_edges_global("cites") == 120
-        assert g.num_nodes() == sum(g.number_of_nodes(t) for t in g.ntypes)
-        assert g.num_edges() == sum(g.number_of_edges(t) for t in g.canonical_etypes)
-        for t in g.ntypes:
-            assert g.nodes(t).equal(torch.arange(g.num_src_nodes(t)))
-            first = g._partition_book.partid2nids(sar.rank(), t).min()
-            assert first == (0 if sar.rank() == 0 else graph.num_nodes[t] - g.num_dst_nodes(t))
-        slice_ = g["writes"]
-        assert slice_.srctypes == ["author"] and slice_.dsttypes == ["paper"]
-        assert slice_.canonical_etypes == [("author", "writes", "paper")]
-        assert slice_.num_nodes_global("venue") == 8
-        ids = {t: part.node_features[f"{t}/orig_id"] for t in g.ntypes}
-        degrees = {t: (g.in_degrees(etype=t), g.out_degrees(etype=t)) for t in g.canonical_etypes}
-        return {"nodes": g.num_nodes(), "edges": g.num_edges(), "ids": ids, "degrees": degrees}
-
-    results = run_threads(RANKS, script)
-    assert sum(r["nodes"] for r in results) == full.num_nodes()
-    assert sum(r["edges"] for r in results) == full.num_edges()
-    for etype in full.canonical_etypes:
-        for side, ntype, want in (
-            (0, etype[2], full.in_degrees(etype=etype)),
-            (1, etype[0], full.out_degrees(etype=etype)),
-        ):
-            got = [r["degrees"][etype][side] for r in results]
-            ids = [r["ids"][ntype] for r in results]
-            assert joined(got, ids, graph.num_nodes[ntype]).equal(want)
-
-
-@pytest.mark.parametrize("blocks", [False, True])
-def test_scopes_and_views(partitioned: Partitioned, blocks: bool) -> None:
-    path = partitioned(random_heterograph(), RANKS)
-
-    def script(group) -> None:
-        part = sar.load_dgl_partition_data(path, sar.rank(), "cpu")
-        start, end = part.node_ranges[sar.rank()]
-        if blocks:
-            g = sar.construct_mfgs(part, torch.arange(start, end), 2)[0]
-        else:
-            g = sar.construct_full_graph(part)
-        g.edata["e"] = {t: torch.ones(g.num_edges(t), 2) for t in g.canonical_etypes}
-        g.srcdata["a"] = {t: torch.ones(g.num_src_nodes(t), 3) for t in g.srctypes}
-        with g.local_scope():
-            g.dstdata["inner"] = {"paper": torch.ones(g.num_dst_nodes("paper"))}
-            for t in g.canonical_etypes:
-                g[t].srcdata["of_slice"] = torch.zeros(g[t].num_src_nodes(), 4)
-                assert g[t].srcdata["a"].shape[1] == 3
-            g.edata["inner"] = {t: torch.ones(g.num_edges(t)) for t in g.canonical_etypes}
-            assert set(g.srcdata["a"]) == set(g.ntypes) and "inner" in g.edata.keys()
-            assert set(g.srcdata["of_slice"]) == {"author", "paper", "venue"}
-            assert set(g.edata["e"]) == set(g.canonical_etypes)
-        for view in (g.srcdata, g.dstdata, g.edata):
-            assert "inner" not in view.keys() and "of_slice" not in view.keys()
-        assert set(g.srcdata["a"]) == set(g.ntypes) and "e" in g.edata.keys()
-        with pytest.raises(Exception, match=r"3|rows|size"):
-            g.srcdata["wrong"] = {"paper": torch.ones(g.num_src_nodes("paper") + 3)}
-
-    run_threads(RANKS, script)
 
 
 # ---------------------------------------------------------------- communication
@@ -623,40 +524,6 @@ def test_exchanges() -> None:
         assert one == (rank - 1) % 3
 
 
-SCRIPT = """
-    import sys
-    import torch
-    import torch.distributed as dist
-    import dgl
-    import sar
-
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    address = sar.nfs_ip_init(rank, folder + "/ip_file")
-    sar.initialize_comms(rank, world_size, address, "gloo", torch.device("cpu"), int(sys.argv[4]))
-    data = sar.load_dgl_partition_data(folder + "/random.json", rank, torch.device("cpu"))
-    features = sar.suffix_key_lookup(data.node_features, "features").float()
-    labels = sar.suffix_key_lookup(data.node_features, "labels")
-    graph = sar.construct_full_graph(data).to("cpu")
-    model = torch.nn.ModuleList([dgl.nn.GraphConv(6, 8), dgl.nn.GraphConv(8, 4)])
-    sar.sync_params(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(20):
-        logits = model[1](graph, torch.relu(model[0](graph, features)))
-        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-        optimizer.zero_grad()
-        loss.backward()
-        sar.gather_grads(model)
-        optimizer.step()
-        total = loss.detach().clone()
-        sar.comm.all_reduce(total, op=dist.ReduceOp.SUM, move_to_comm_device=True)
-        losses.append(total.item())
-    assert losses[-1] < 0.95 * losses[0], losses
-    assert dist.get_rank() == sar.comm.rank() == rank and sar.comm_device().type == "cpu"
-    print("%.6f" % losses[-1])
-"""
-
-
 def start(script: str, *args: object, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), *map(str, args)],
@@ -676,18 +543,6 @@ def outputs(processes: list[subprocess.Popen]) -> list[str]:
             process.wait()
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(texts)
     return texts
-
-
-@pytest.mark.system
-def test_script_in_processes(tmp_path: Path) -> None:
-    graph = random_graph()
-    write_partitions(graph, (torch.arange(60) % RANKS).numpy(), tmp_path / "parts", num_parts=RANKS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path / "parts"
-    texts = outputs([start(SCRIPT, rank, RANKS, folder, port) for rank in range(RANKS)])
-    assert texts[0].splitlines()[-1] == texts[1].splitlines()[-1]
 
 
 def test_conversion_of_dgls_parts(partitioned: Partitioned) -> None:

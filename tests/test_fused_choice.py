@@ -21,7 +21,6 @@ from harness.sage import SIZE, WIDTH, Then, compare, fused_ones, sage
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 import sar
 from sar.comm import Group
@@ -78,24 +77,6 @@ def watched(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
 
 def weighted(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
     return conv(graph, x, x.new_full((graph.num_edges(), 1), 0.5))
-
-
-def repeated(conv: nn.Module, graph: Any, x: Tensor) -> Tensor:
-    """In backward, by torch."""
-    return checkpoint(conv, graph, x, use_reentrant=False)
-
-
-CALLS: dict[str, Callable[..., Tensor]] = {
-    "by position": lambda conv, graph, x: conv(graph, x, None),
-    "by name": lambda conv, graph, x: conv(graph, feat=x, edge_weight=None),
-    "all by name": lambda conv, graph, x: conv(feat=x, graph=graph),
-    "a checkpoint": repeated,
-}
-
-
-@pytest.mark.parametrize("kind", CALLS)
-def test_every_spelling_of_a_call_is_fused(kind: str, partitioned: Cutter) -> None:
-    compare(fused_ones(Around(sage(), CALLS[kind]), donate=True), partitioned)
 
 
 # The layer, and the warning where the user's doing keeps it from being fused.
@@ -193,15 +174,6 @@ def test_changed_classes(
         return
     with pytest.warns(UserWarning, match="not that of a known version"):
         compare(sage(), partitioned)
-
-
-def test_the_class_gets_its_own_forward_back(partitioned: Cutter) -> None:
-    compare(sage(), partitioned, 1)
-    assert hasattr(dgl.nn.SAGEConv.forward, "__wrapped__")
-    patches.uninstall()
-    patches.uninstall()
-    assert not hasattr(dgl.nn.SAGEConv.forward, "__wrapped__")
-    compare(fused_ones(sage()), partitioned, 1)  # and is put before it anew
 
 
 class First(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 import dgl
 import pytest
 import torch
-from harness import WorkerPool, run_threads
+from harness import run_threads
 from harness.covering import by_pairs
 from harness.graphs import hetero, mixed, sample, to_dgl
 from harness.parts import Cutter, joined
@@ -153,35 +153,6 @@ def test_bad_seeds_raise_on_every_rank(kind: str, words: list[str], partitioned:
     messages = run_threads(3, case_bad_seeds, partitioned(mixed(), 3, "random"), kind)
     assert len(set(messages)) == 1
     assert all(word in messages[0] for word in [*words, "rank 1", "seed_nodes"]), messages[0]
-
-
-def case_seeds_on_one_rank(group: Any, path: str) -> dict:
-    """Only rank 0 holds seeds; the others still serve rows."""
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    start, stop = data.book.part_ranges[data.part_id]
-    seeds = torch.arange(start, stop if group.rank == 0 else start)
-    blocks = sar.construct_mfgs(data, seeds, 2, policy=sar.Policy(rounds=1))
-    h = data.node_features["_N/feat"].double()[blocks[0].srcnodes()]
-    for block in blocks:
-        h = block.aggregate(h, "mean")
-    return {"rows": h, "ids": data.node_features["_N/orig_id"][blocks[-1].dstnodes()]}
-
-
-def test_seeds_on_one_rank_only(partitioned: Cutter, processes: WorkerPool) -> None:
-    graph = mixed()
-    path = partitioned(graph, 3, "random")
-    one = to_dgl(graph)
-    h = one.ndata["feat"].double()
-    for _ in range(2):
-        one.ndata["h"] = h
-        one.update_all(dgl.function.copy_u("h", "m"), dgl.function.mean("m", "h"))
-        h = one.ndata["h"]
-    for ranks in (
-        run_threads(3, case_seeds_on_one_rank, path),
-        processes.run(3, case_seeds_on_one_rank, path),
-    ):
-        assert [len(r["rows"]) > 0 for r in ranks] == [True, False, False]
-        torch.testing.assert_close(ranks[0]["rows"], h[ranks[0]["ids"]], rtol=1e-12, atol=1e-12)
 
 
 def test_hetero_input_rows_are_grouped_by_type(partitioned: Cutter) -> None:

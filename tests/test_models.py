@@ -261,8 +261,7 @@ def test_calls_that_cannot_be_told() -> None:
 
 
 def test_a_front_end_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for table in ("_KNOWN", "_LIBRARIES"):
-        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     own = SimpleNamespace(arguments=lambda names, *given: [(name, *given) for name in names])
     registry.register("toy", own)  # type: ignore[arg-type]
     assert "toy" in registry.front_ends() and registry.is_installed("toy")

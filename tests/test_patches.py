@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import dgl
-import dgl.function as fn
 import dgl.nn
 import pytest
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 import sar
 from sar.errors import NotSupportedError, UnsupportedMember
 from sar.frontends.dgl import patches
-from sar.tracing.lazy import EdgeTensor
 from sar.train import NodeData, Trainer, TrainOptions
 
 
@@ -68,13 +66,6 @@ def test_uninstall_puts_every_original_back() -> None:
     assert ("dgl.nn.DeepWalk", "__init__") in changed
     patches.uninstall()
     assert not differing(before, members())
-
-
-def test_patches_are_put_in_place_once() -> None:
-    patches.install()
-    once = members()
-    patches.install()
-    assert not differing(once, members())
 
 
 def test_the_first_graph_installs_and_the_next_does_so_again(partitioned: Cutter) -> None:
@@ -178,31 +169,3 @@ class Broken(dgl.nn.GraphConv):
     @_allow_zero_in_degree.setter
     def _allow_zero_in_degree(self, value: bool) -> None:
         pass
-
-
-def test_edge_columns_have_one_type(partitioned: Cutter) -> None:
-    """In a function, in a layer's code, through ``edges`` and on a reversed graph."""
-
-    class Layer(nn.Module):
-        def forward(self, graph: Any) -> type:
-            with graph.local_scope():
-                graph.apply_edges(fn.copy_u("h", "w"))
-                return type(graph.edata["w"])
-
-    def case(graph: Any, x: Tensor) -> None:
-        graph.ndata["h"], graph.edata["w"] = x, torch.ones(graph.num_edges(), 1)
-        seen = {
-            type(graph.edata["w"]), type(graph.edges["_E"].data["w"]), Layer()(graph),
-            type(graph.reverse(copy_edata=True).edata["w"]), type(graph.local_var().edata["w"]),
-            type(dgl.nn.Sequential(AsRows())(graph, x)),
-        }  # fmt: skip
-        assert seen == {EdgeTensor}
-
-    on_a_part(partitioned, case)
-
-
-class AsRows(nn.Module):
-    """Hands its edge column on."""
-
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        return graph.edata["w"]

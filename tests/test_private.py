@@ -3,7 +3,6 @@ no other test would notice."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 import io
 import pickle
@@ -11,7 +10,6 @@ import runpy
 import sys
 import types
 import warnings
-from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,42 +173,6 @@ def test_without_the_module(
 
 # ---- what they mean
 
-Pair = namedtuple("Pair", "one two")
-
-
-def test_nests_are_taken_apart_and_put_together() -> None:
-    nest = ([1, {"a": 2}], Pair(3, (None,)))
-    leaves, spec = _private.tree_flatten(nest)
-    assert leaves == _private.tree_leaves(nest) == [1, 2, 3, None]
-    assert _private.tree_unflatten(leaves, spec) == nest
-    twice = _private.tree_map(lambda leaf: (leaf or 0) * 2, nest)
-    assert twice == ([2, {"a": 4}], Pair(6, (0,))) and type(twice[1]) is Pair
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_writes_views_and_memory(device: str) -> None:
-    x, y = torch.zeros(4, device=device), torch.zeros(4, device=device)
-    before = _private.version_of(x)
-    x[1:].add_(1)
-    assert _private.version_of(x.detach()) == _private.version_of(x) == before + 1
-    with torch.inference_mode():
-        assert _private.version_of(torch.zeros(3, device=device).add_(1)) == -1
-    assert _private.is_view(x[1:]) and not _private.is_view(x) and not _private.is_view(x[1:] * 1)
-    assert _private.storage_id(x) == _private.storage_id(x[1:].detach().view(3, 1))
-    assert _private.storage_id(x) != _private.storage_id(y)
-
-
-def test_weak_references_to_storages_expire() -> None:
-    x = torch.zeros(4)
-    view = x[1:].detach()
-    seen = _private.StorageWeakRef(x.untyped_storage())
-    del x
-    gc.collect()
-    assert not seen.expired()
-    del view
-    gc.collect()
-    assert seen.expired()
-
 
 class Seen(Tensor):
     """Counts torch's functions that reach it."""
@@ -221,18 +183,6 @@ class Seen(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         Seen.count += 1
         return super().__torch_function__(func, types, args, kwargs)
-
-
-class Hollow(Tensor):
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise TypeError(func)
-
-
-def test_a_wrapper_has_a_shape_and_no_memory() -> None:
-    made = _private.make_wrapper(Hollow, [1 << 40, 3], dtype=torch.float16, device="cpu")
-    assert type(made) is Hollow and made.shape == (1 << 40, 3)
-    assert made.dtype == torch.float16 and made.device.type == "cpu"
 
 
 def test_functions_pass_modes_and_subclasses_by(without: Any) -> None:
@@ -442,39 +392,6 @@ def test_what_dgl_lacks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None
         function, modules = getattr(_private, name)
         assert not any(hasattr(sys.modules[module], function) for module in modules)
     patches.uninstall()
-
-
-def test_widths_that_layers_of_dgl_want() -> None:
-    dgl_nn = pytest.importorskip("dgl.nn")
-    layers = dgl_nn.SAGEConv((3, 5), 4, "mean"), dgl_nn.GATConv(6, 4, 2), dgl_nn.GraphConv(7, 4)
-    assert [_private.width_wanted(layer) for layer in layers] == [3, 6, 7]
-
-
-def test_dgls_metis_cuts_a_path() -> None:
-    dgl = pytest.importorskip("dgl")
-    ends = torch.arange(7), torch.arange(1, 8)
-    graph = dgl.graph((torch.cat(ends), torch.cat(ends[::-1])))
-    metis, index, weights = _private.dgl_metis(graph, torch.zeros(0, dtype=torch.int64))
-    owner = metis(index, 2, weights, "recursive", True).asnumpy()
-    assert sorted(owner) == [0, 0, 0, 0, 1, 1, 1, 1] and (np.diff(owner) != 0).sum() == 1
-
-
-def test_dgls_blocks_of_arrays() -> None:
-    dgl = pytest.importorskip("dgl")
-    makers = _private.dgl_makers()
-    src, dst, formats = torch.tensor([2, 0, 1]), torch.tensor([0, 0, 1]), ["coo", "csr", "csc"]
-    starts = torch.tensor([0, 2, 3])
-    for made in (
-        makers.from_coo(2, 3, 2, src, dst, formats),
-        makers.from_csr(2, 3, 2, starts, src, src[:0], formats, True),
-    ):
-        meta = makers.meta_graph(2, [0], [1], True)
-        index = makers.from_relations(meta, [made], makers.to_index([3, 2], "int64"))
-        block = makers.block(index, (["_N"], ["_N"]), ["_E"])
-        assert isinstance(block, type(dgl.create_block((src, dst))))
-        assert (block.num_src_nodes(), block.num_dst_nodes()) == (3, 2)
-        ends = sorted(zip(*(one.tolist() for one in block.edges())))
-        assert ends == [(0, 0), (1, 1), (2, 0)]
 
 
 def test_all_names_are_tested_here() -> None:

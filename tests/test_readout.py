@@ -10,7 +10,6 @@ import dgl
 import dgl.function as fn
 import pytest
 import torch
-from dgl.nn.functional import edge_softmax
 from harness import WorkerPool, run_threads
 from harness.compare import assert_gradients_close
 from harness.graphs import sample, to_dgl
@@ -249,16 +248,6 @@ def test_batch_norm_over_edges(partitioned: Cutter) -> None:
     for norm in run_threads(3, case):
         torch.testing.assert_close(norm.running_mean, one.norm.running_mean, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(norm.running_var, one.norm.running_var, rtol=1e-12, atol=1e-12)
-
-
-def test_softmax_of_every_edge_and_of_its_destination(partitioned: Cutter) -> None:
-    """A global reduction of an attention that is itself lazy."""
-
-    def read(graph: Any) -> Tensor:
-        weights = edge_softmax(graph, graph.edata["e"])
-        return (weights * weights.log()).mean(0, keepdim=True)
-
-    compare(lambda: Readout(read), partitioned)
 
 
 def test_readouts_of_edges_that_cannot_run_say_so(partitioned: Cutter) -> None:

@@ -179,15 +179,6 @@ class Twice(Loop):
         optimizer.step()
 
 
-class AfterEachPart(Loop):
-    def step(self, optimizer: Any) -> None:
-        optimizer.zero_grad()
-        for _ in range(3):
-            self.loss().backward()
-            sar.gather_grads(self.model)
-        optimizer.step()
-
-
 class NoZeroGrad(Loop):
     def step(self, optimizer: Any) -> None:
         self.loss().backward()
@@ -248,7 +239,6 @@ WRONG: list[tuple[str, type[Loop], type[Exception], str, int]] = [
     ("dgl", OtherRate, sar.DriftError, r"the same options \(learning rate\)", 2),
     ("dgl", SecondModel, sar.DriftError, NOBODY, 1),
     ("dgl", Twice, ValueError, f"called again without a backward.* {ZERO}", 1),
-    ("dgl", AfterEachPart, ValueError, f"summed over ranks before.* {ZERO}", 1),
     ("own", NoZeroGrad, ValueError, f"summed over ranks before.* {ZERO}", 2),
     ("dgl", OverlappedNoZeroGrad, ValueError, f"summed over ranks before.* {ZERO}", 2),
     ("dgl", ClippedBefore, sar.MistakeWarning, f"clip, .* after {GATHER}", 2),
@@ -297,22 +287,13 @@ def test_a_mistake_is_told(
         assert ends(path, kind, loop, steps - 1)[0] == ["", ""], "earlier than the table says"
 
 
-@pytest.mark.parametrize("loop", [NotSummed, NoZeroGrad, OtherRate])
-def test_in_processes(loop: type[Loop], path: str, processes: WorkerPool) -> None:
-    words = next(words for kind, one, _, words, _ in WRONG if one is loop)
-    for found in processes.run(2, train, path, "dgl", loop, 4):
+def test_in_processes(path: str, processes: WorkerPool) -> None:
+    words = next(words for kind, one, _, words, _ in WRONG if one is NotSummed)
+    for found in processes.run(2, train, path, "dgl", NotSummed, 4):
         assert re.search(words, found), found
 
 
 # ---------------------------------------------------------------- right loops
-
-
-class ZeroAfter(Loop):
-    def step(self, optimizer: Any) -> None:
-        self.loss().backward()
-        sar.gather_grads(self.model)
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 class ZeroInPlace(Loop):
@@ -333,16 +314,6 @@ class Accumulating(Loop):
         sar.gather_grads(self.model)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-
-
-class TwoLosses(Loop):
-    def step(self, optimizer: Any) -> None:
-        optimizer.zero_grad(set_to_none=False)
-        first, second = self.loss(), self.loss()
-        first.backward()
-        (second * 2).backward()
-        sar.gather_grads(self.model)
-        optimizer.step()
 
 
 class Scaled(Loop):
@@ -524,7 +495,7 @@ class Compiled(Loop):
 KEPT: list[nn.Module] = []
 RIGHT: list[tuple[str, type[Loop]]] = [
     *[(kind, loop) for kind in MODELS for loop in (Loop, Prepared)],
-    *[("dgl", loop) for loop in (ZeroAfter, ZeroInPlace, Accumulating, TwoLosses, Scaled)],
+    *[("dgl", loop) for loop in (ZeroInPlace, Accumulating, Scaled)],
     *[("own", loop) for loop in (ScaledAsDocumented, DividedByHand, Frozen, Overlapped, Momentum)],
     *[("dgl", loop) for loop in (RowsOfItsOwn, Shared, InPieces, WithHooks, SummedByHand)],
     *[("own", loop) for loop in (RowsOfItsOwn, SummedByHand, Evaluating, Exporting)],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ import sar
 from sar.edges import relation
 from sar.edges.push_pull import Fewest, linear_relation
 from sar.graph.edge_graph import global_ends
-from sar.kernels.csc import compress
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.sources.generate import rmat_graph
 
@@ -175,6 +172,12 @@ def test_all_that_was_given_can_be_had_again(
     run_threads(size, case_nothing_lost, partitioned(mixed(), size, method), policy)
 
 
+@pytest.mark.parametrize("wrong", ["forward", None, 1])
+def test_structure_is_checked(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="structure: got"):
+        sar.Policy(structure=wrong)
+
+
 def case_history(group: Any, path: str) -> None:
     """The order of sums depends on the rounds alone, not on what was compressed before."""
     part = Part(group, path)
@@ -223,47 +226,3 @@ def test_a_block_keeps_the_ids_of_its_edges_beside(partitioned: Cutter) -> None:
     """4 bytes an edge more: which of the part's edges it is. The partition itself may go."""
     for found, most, least in run_threads(2, case_blocks, partitioned(dense(), 2, "random")):
         assert least <= found <= most
-
-
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda edges: pickle.loads(pickle.dumps(edges))],
-    ids=["deepcopy", "pickle"],
-)
-def test_arrays_of_a_copy_are_memory_of_its_tensors(copied: Any) -> None:
-    edges = compress(torch.tensor([2, 0, 2]), torch.tensor([0, 1, 3]), 4, compact=True, order=True)
-    before = edges.arrays  # kept from here on
-    other = copied(edges)
-    assert other.num_rows == 4
-    for name, values in other.arrays._asdict().items():
-        assert values.tolist() == getattr(before, name).tolist()
-        assert (
-            values.ctypes.data == getattr(other, name).data_ptr() != getattr(edges, name).data_ptr()
-        )
-
-
-@pytest.mark.parametrize("wrong", ["forward", None, 1])
-def test_structure_is_checked(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="structure: got"):
-        sar.Policy(structure=wrong)
-
-
-@pytest.mark.parametrize("compact", [True, False])
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("size", [1, 3, 64, 1000])
-@pytest.mark.parametrize("num_edges", [0, 1, 100])
-def test_blocks_of_edges_are_all_edges_in_order(
-    compact: bool, ordered: bool, size: int, num_edges: int
-) -> None:
-    dst = torch.randint(5, 20, (num_edges,), dtype=torch.int32) // 3 * 3  # rows between without
-    src = torch.randint(50, (num_edges,), dtype=torch.int32)
-    csc = compress(dst, src, 23, compact=compact, order=ordered)
-    order = torch.argsort(dst, stable=True)
-    position = order if ordered else torch.arange(num_edges)
-    expected = [src[order], dst[order], position.int()]
-    blocks = list(csc.edge_blocks(size))
-    lengths = [len(column) for block in blocks for column in block]
-    assert lengths == [len(run) for run in order.split(size) if num_edges for _ in range(3)]
-    columns = zip(*blocks, strict=True) if blocks else [[src], [dst], [position.int()]]
-    for column, one in zip(columns, expected, strict=True):
-        torch.testing.assert_close(torch.cat([*column]), one, rtol=0, atol=0)

@@ -64,9 +64,10 @@ MODULES: dict[str, dict[str, str]] = {
 # Top-level names that are DGL's own: looked up at their first use, so that importing sar does not
 # import dgl.
 LAZY_NAMES = {
-    "RelGraphConv": "dgl.nn:RelGraphConv",
-    "edge_softmax": _SOFTMAX,
-    "patched_edge_softmax": _SOFTMAX,
+    name: place
+    for names in MODULES.values()
+    for name, place in names.items()
+    if place.startswith("dgl.")
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,23 +57,6 @@ class DistNeighborSampler:
         self.use_hybrid_partitioning = use_hybrid_partitioning
 
 
-class _Blocks:
-    """Goes through lists of blocks, as the original's loader does."""
-
-    def __init__(self, loader: NeighborLoader) -> None:
-        self.loader = loader
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self.loader)
-
-    def close(self) -> None:
-        """End the loader's thread and connections."""
-        self.loader.close()
-
-
 def DataLoader(
     full_graph_manager: ShardedGraph,
     seed_nodes: Tensor,
@@ -85,7 +68,7 @@ def DataLoader(
     optimized_batches_cache: str | None = None,
     num_workers: int = 0,
     batch_comm_overlap: bool = False,
-) -> _Blocks:
+) -> NeighborLoader:
     """Iterates over lists of blocks, the input layer's first; made collectively.
 
     Args:
@@ -113,13 +96,12 @@ def DataLoader(
     ntype, etype = data.book.ntypes[0], data.book.canonical_etypes[0]
     names: dict[Any, list[str]] = {ntype: [_name(key) for key in data.node_features]}
     names |= {etype: [_name(key) for key in data.edge_features]} if sampler.copy_edata else {}
-    loader = NeighborLoader(
+    return NeighborLoader(
         data, sampler.fanouts[::-1], seed_nodes, batch_size=batch_size, shuffle=shuffle,
         drop_last=drop_last, replace=sampler.replace, weight_attr=sampler.prob, as_="dgl",
         fields=names, topology="replicated" if sampler.use_hybrid_partitioning else "partitioned",
         transform=partial(_finished, device=sampler.output_device), group=group,
     )  # fmt: skip
-    return _Blocks(loader)
 
 
 def _as_partition(graph: ShardedGraph, sampler: DistNeighborSampler) -> PartitionData:

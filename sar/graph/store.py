@@ -46,7 +46,7 @@ class Structure:
     is_block: bool = False
     keep_seeds: bool = True
     device: torch.device = torch.device("cpu")
-    joined: dict[tuple[EType, ...], Relation] = field(default_factory=dict)
+    joined: dict[tuple[Relation, ...], Relation] = field(default_factory=dict)
     keyed_rows: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     sharing: Any = field(default=None, init=False, repr=False, compare=False)
 
@@ -54,12 +54,11 @@ class Structure:
         """Global id of this part's first node of a type."""
         return int(self.book.node_ranges[ntype][self.part_id, 0])
 
-    def join(self, etypes: tuple[EType, ...]) -> Relation:
+    def join(self, relations: tuple[Relation, ...]) -> Relation:
         """Relations out of the same source rows as one; collective on first use."""
-        if etypes not in self.joined:
-            relations = [self.relations[etype] for etype in etypes]
-            self.joined[etypes] = join_relations([r for r in relations if isinstance(r, Relation)])
-        return self.joined[etypes]
+        if relations not in self.joined:
+            self.joined[relations] = join_relations(relations)
+        return self.joined[relations]
 
     def to(self: S, device: torch.device) -> S:
         """A copy on ``device``; no communication."""

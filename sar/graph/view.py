@@ -160,10 +160,6 @@ class GraphView(GraphArgument):
         relation = self._store.relations[self.canonical_etypes[0]]
         return relation if isinstance(relation, Relation) else None
 
-    def joint_relation(self, etypes: Sequence[EType]) -> Relation:
-        """Relations out of the same node type as one; collective on first use."""
-        return self._store.join(tuple(etypes))
-
     @property
     def sharing(self) -> Any:
         """The layer's call in progress whose modules share rows, if any."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from sar.kernels.device import is_host
 from sar.memory.forwards import Forward, LayerInputs, replace, reset
 from sar.memory.paging import Offload, RoundToBfloat16, in_memory
 from sar.models.known import known_layers
+from sar.models.measure import Buffers, buffers_as, buffers_of
 from sar.ops.randomness import SameRandom
 from sar.ops.saving import Notes, hooked, onlooker
 from sar.words import ACTIVATIONS
@@ -156,12 +157,8 @@ class _Again:
 
     def __init__(self, module: nn.Module, group: Group, notes: Notes) -> None:
         self.notes = notes
-        self.buffers: list[tuple[nn.Module, str, Tensor]] = [
-            (owner, name, value.clone())
-            for owner in module.modules()
-            for name, value in owner.named_buffers(recurse=False, remove_duplicate=False)
-            if owner.training
-        ]
+        own = buffers_of(part for part in module.modules() if part.training)
+        self.buffers: Buffers = [(owner, name, value.clone()) for owner, name, value in own]
         self.states = [group.seeds.again(), SameRandom(), KnownRows()]
         self.entered: list[ExitStack] = []
 
@@ -169,25 +166,12 @@ class _Again:
         with ExitStack() as stack:
             for state in self.states:
                 stack.enter_context(state)
-            stack.enter_context(_buffers(self.buffers))
+            stack.enter_context(buffers_as(self.buffers))
             stack.enter_context(hooked(self.notes, again=True))
             self.entered.append(stack.pop_all())
 
     def __exit__(self, *error: Any) -> None:
         self.entered.pop().__exit__(*error)
-
-
-@contextmanager
-def _buffers(values: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
-    """Inside, the modules have copies of ``values`` for buffers: nothing counts twice."""
-    later = [getattr(owner, name) for owner, name, _ in values]
-    for owner, name, value in values:
-        setattr(owner, name, value.clone())
-    try:
-        yield
-    finally:
-        for (owner, name, _), buffer in zip(values, later, strict=True):
-            setattr(owner, name, buffer)
 
 
 class _Elsewhere(Forward):

@@ -233,19 +233,16 @@ DTYPES = (torch.float32, torch.float64)
 _LINEAR, _PRODUCT = nn.Linear.forward, F.linear
 
 
-def graph_reason(graph: Any) -> str | None:
-    """Why a graph is not one relation between rows of one kind that travel alone."""
+def inputs_reason(
+    graph: Any, x: Any, *weights: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> str | None:
+    """Why a graph is not one relation between rows of one kind that travel alone, or ``x`` not its
+    plain source rows [num_src, width] of one of ``dtypes``, that of all ``weights``."""
     if graph.sole_relation is None:
         return "the graph has several kinds of rows or edges, or they are reversed or unordered"
     if graph.sharing is not None:
         return "other modules of the layer read the same rows, which travel once for all"
-    return None
-
-
-def rows_reason(
-    x: Any, num_rows: int, *weights: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES
-) -> str | None:
-    """Why ``x`` is not plain [num_rows, width] of one of ``dtypes``, that of all ``weights``."""
+    num_rows = graph.sole_relation.num_src
     if type(x) is not Tensor or x.layout != torch.strided:
         return f"rows are a {type(x).__name__}, not a plain tensor"
     if x.dim() != 2 or len(x) != num_rows:

@@ -14,11 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sar.edges import Relation
-from sar.graph import Scope
 from sar.kernels import has
-from sar.kernels.attention import Scores
-from sar.kernels.attention_loops import ADDITIVE
 from sar.layers.attending import input_travels
 from sar.layers.gat import gat
 from sar.layers.gcn import Degrees, gcn
@@ -31,17 +27,14 @@ from sar.models.choice import (
     Arguments,
     Run,
     choose,
-    graph_reason,
+    inputs_reason,
     may_donate,
     options_of,
-    rows_reason,
 )
 from sar.models.known import Layers
-from sar.ops import Inputs, Messages, run_messages
 from sar.ops.aggregate import check_reduction
-from sar.ops.attention import attention
-from sar.ops.attention_passes import Attention
 from sar.ops.rectify import is_relu, rectified
+from sar.tracing.reducing import reduce_rows, rows_of, softmax
 
 _GAIN = nn.init.calculate_gain("relu")
 
@@ -158,41 +151,14 @@ class GATConv(nn.Module):
         return self._plain(graph, x) if z is None else z
 
     def _plain(self, graph: Any, x: Tensor) -> Tensor:
-        """The same in steps. Where there are kernels of attention, the fused layer's messages."""
-        scope, width = graph.scope(), len(self.weight) // self.num_heads
-        value = F.linear(x, self.weight)
-        heads = value.view(len(x), self.num_heads, width)
-        key = (heads * self.attn_src).sum(-1)
-        query = (heads[: graph.num_dst_nodes()] * self.attn_dst).sum(-1)
-        if isinstance(scope.relation, Relation) and has("attend", value.device, value.dtype):
-            scores = Scores(ADDITIVE, self.num_heads, width, slope=self.slope)
-            spec = Attention(scope.relation, scope.policy, scores)
-            z = attention(spec, value, key, query, None).view(-1, self.num_heads, width)
-        else:
-            z = _attended(scope, heads, key, query, self.slope)
-        return z + self.bias.view(1, self.num_heads, width)
-
-
-Rows = list[Tensor]
-
-
-def _attended(scope: Scope, value: Tensor, key: Tensor, query: Tensor, slope: float) -> Tensor:
-    """Attention by functions of edges, in two streams."""
-
-    def scores(src: Rows, dst: Rows, *_: Any) -> Rows:
-        return [F.leaky_relu(src[0] + dst[0], slope)]
-
-    def weighted(src: Rows, dst: Rows, *_: Any) -> Rows:
-        largest, log_sum = dst[1].unbind(-1)
-        parts = (scores(src, dst)[0] - largest - log_sum).exp()
-        return [src[1] * parts.unsqueeze(-1).to(src[1].dtype)]
-
-    def reduced(function: Any, op: str, inputs: Inputs, like: Tensor) -> Tensor:
-        rows = [like[:0].detach()]
-        return run_messages(scope.relation, Messages(function), op, scope.policy, inputs, rows)[0]
-
-    norm = reduced(scores, "logsumexp", Inputs([key], [query], []), key)
-    return reduced(weighted, "sum", Inputs([key, value], [query, norm], []), value)
+        """The same in steps; where there are kernels of attention, with the same messages."""
+        scope = graph.scope()
+        value = F.linear(x, self.weight).view(len(x), self.num_heads, -1)
+        key = (value * self.attn_src).sum(-1, keepdim=True)
+        query = (value[: graph.num_dst_nodes()] * self.attn_dst).sum(-1, keepdim=True)
+        scores = F.leaky_relu(rows_of(scope, "u", key) + rows_of(scope, "v", query), self.slope)
+        messages: Any = rows_of(scope, "u", value) * softmax(scope, scores)
+        return reduce_rows(messages, "sum") + self.bias.view(1, self.num_heads, -1)
 
 
 def _root(degrees: Tensor, like: Tensor) -> Tensor:
@@ -215,10 +181,7 @@ def _fused(adapter: Adapter, layer: nn.Module, graph: Any, x: Tensor) -> Tensor 
 
 def _reason(layer: Any, graph: Any, x: Tensor, *more: torch.dtype) -> str | None:
     """Why a call is not fused; ``more``: dtypes that the layer takes besides the usual ones."""
-    reason, parameters = graph_reason(graph), layer.parameters(recurse=False)
-    if reason is not None:
-        return reason
-    return rows_reason(x, graph.sole_relation.num_src, *parameters, dtypes=(*DTYPES, *more))
+    return inputs_reason(graph, x, *layer.parameters(recurse=False), dtypes=(*DTYPES, *more))
 
 
 def _binds(run: Run) -> Callable[[Any, Any, Arguments], Run | str]:

@@ -144,35 +144,18 @@ def explained(
     """
     group = graphs[0].group
     for _ in range(2):
-        told, calls = Told(undo=[]), _Calls()
+        told = Told(undo=[])
         with untouched(model, graphs, held, told):
             meter = group.meter
-            with mark_layers(model, group, watch=calls):
+            with mark_layers(model, group) as calls:
                 backward(call())
     again, saved = Told(undo=[]), SavedBytes([model, graphs, held])
     with untouched(model, graphs, held, again):
         with mark_layers(model, group, watch=saved):
             measure(saved, call)
-    rows = _Rows(meter, told, calls.number, _known_bytes(told, again, saved))
+    same = set(told.ways) == set(again.ways)  # else other code ran in the second pass
+    rows = _Rows(meter, told, calls, saved.number if same else None)
     return Explanation(tuple(rows.of(model)), group.rank, group.size)
-
-
-def _known_bytes(told: Told, again: Told, saved: SavedBytes) -> dict[str, int] | None:
-    """What the second pass saved, unless other code ran there."""
-    return saved.number if set(told.ways) == set(again.ways) else None
-
-
-class _Calls:
-    """How often each layer is called, see :class:`sar.models.tracing.Watch`."""
-
-    def __init__(self) -> None:
-        self.number: dict[str, int] = {}
-
-    def enter(self, name: str, inputs: list[Any]) -> None:
-        self.number[name] = self.number.get(name, 0) + 1
-
-    def leave(self, name: str, outputs: list[Tensor]) -> None:
-        return None
 
 
 @dataclass

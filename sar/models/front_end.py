@@ -20,12 +20,10 @@ from sar.graph import Scope
 from sar.kernels.device import is_host
 from sar.models.calling import arguments
 from sar.models.convs import LAYERS
-from sar.ops import aggregate
-from sar.ops.aggregate import check_reduction, extreme_of_rows
 from sar.partition.arrays import ORIG_EID
 from sar.partition.book import EType
-from sar.sampling.batch import NO_EDGES, Drawn, tensors
-from sar.sampling.sample import Edges
+from sar.sampling.batch import NO_EDGES, Drawn, columns_by_hop, tensors
+from sar.tracing.reducing import aggregate_rows
 
 __all__ = ["BLOCKS", "LAYERS", "SampledBlock", "arguments", "batch_maker", "install", "read_batch"]
 BLOCKS = "sar's blocks"
@@ -162,14 +160,7 @@ class SampledBlock:
             op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
             edge_weight: [num_edges] or [num_edges, 1], multiplies each row that is summed.
         """
-        relation = self.relation(etype)
-        check_reduction(relation, x, op, edge_weight)
-        if op in ("sum", "mean"):
-            weight = None if edge_weight is None else edge_weight.reshape(-1)
-            return aggregate(relation, x, op, _POLICY, weight)
-        if edge_weight is not None:
-            raise ValueError(f"edge_weight: got some for {op!r}, expected op='sum' or 'mean'")
-        return extreme_of_rows(relation, x, _POLICY, largest=op == "max")
+        return aggregate_rows(self.relation(etype), x, op, edge_weight, _POLICY)
 
     def to(self, device: torch.device | str) -> SampledBlock:
         """The same on ``device``."""
@@ -200,13 +191,14 @@ def block_maker() -> Callable[[Drawn], list[SampledBlock]]:
 
     def make(drawn: Drawn) -> list[SampledBlock]:
         batch, blocks = tensors(drawn), list[SampledBlock]()
-        counts, begun = {n: one[0] for n, one in batch.num_nodes.items()}, _Columns(batch.edge_data)
-        for hop, edges in enumerate(batch.edges):
+        counts = {n: one[0] for n, one in batch.num_nodes.items()}
+        for hop, (edges, columns) in enumerate(zip(batch.edges, columns_by_hop(batch))):
             after = {n: count + batch.num_nodes[n][hop + 1] for n, count in counts.items()}
             ends = {e: edges.get(e, NO_EDGES)[:2] for e in drawn.types.canonical_etypes}
             block = SampledBlock(ends, after, counts, group)
             block.node_ids = {n: ids[: after[n]] for n, ids in batch.node_ids.items()}
-            block.edge_data = begun.of(edges)
+            for etype, found in columns.items():
+                block.edge_data[etype] = {"edge_ids": found.pop(ORIG_EID), **found}
             blocks.insert(0, block)
             counts = after
         for ntype, fields in batch.node_data.items():
@@ -218,20 +210,3 @@ def block_maker() -> Callable[[Drawn], list[SampledBlock]]:
         return blocks
 
     return make
-
-
-class _Columns:
-    """The columns of edges, hop by hop."""
-
-    def __init__(self, data: Mapping[EType, Mapping[str, Tensor]]) -> None:
-        self._data, self._at = data, dict.fromkeys(data, 0)
-
-    def of(self, edges: Mapping[EType, Edges]) -> dict[EType, dict[str, Tensor]]:
-        """Those of the next hop."""
-        found: dict[EType, dict[str, Tensor]] = {etype: {} for etype in self._data}
-        for etype, (src, _, ids) in edges.items():
-            first = self._at[etype]
-            self._at[etype] = last = first + len(src)
-            columns = {name: rows[first:last] for name, rows in self._data[etype].items()}
-            found[etype] = {"edge_ids": columns.pop(ORIG_EID, ids), **columns}
-        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -39,7 +39,8 @@ def untouched(
         stack.enter_context(same_random([t.device for t in (*model.parameters(), *tensors)]))
         stack.enter_context(no_draws(group.seeds))
         stack.enter_context(_accounts(group, told))
-        stack.enter_context(_buffers(model))
+        stack.enter_context(buffers_as(buffers_of(model.modules())))
+        stack.enter_context(_training_flags(model))
         for graph in graphs:
             stack.enter_context(graph.columns_put_back())
         yield
@@ -58,23 +59,38 @@ def _accounts(group: Group, told: Told) -> Iterator[None]:
         told.undo = []
 
 
-@contextmanager
-def _buffers(model: nn.Module) -> Iterator[None]:
-    """Inside, the modules have copies of their buffers; what is one tensor stays one."""
-    flags = [(module, module.training) for module in model.modules()]
-    own = [
-        (module, name, buffer)
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+Buffers = list[tuple[nn.Module, str, Tensor]]  # owner, name, value
+
+
+def buffers_of(modules: Iterable[nn.Module]) -> Buffers:
+    """The buffers of modules, one that several have under each name."""
+    return [
+        (module, name, value)
+        for module in modules
+        for name, value in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
-    copies = {id(buffer): buffer.clone() for _, _, buffer in own}
-    for module, name, buffer in own:
-        setattr(module, name, copies[id(buffer)])
+
+
+@contextmanager
+def buffers_as(values: Buffers) -> Iterator[None]:
+    """Inside, modules have copies of ``values`` for buffers; what is one tensor stays one."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in values]
+    copies = {id(value): value.clone() for _, _, value in values}
+    for owner, name, value in values:
+        setattr(owner, name, copies[id(value)])
     try:
         yield
     finally:
-        for module, name, buffer in own:
-            setattr(module, name, buffer)
+        for owner, name, buffer in before:
+            setattr(owner, name, buffer)
+
+
+@contextmanager
+def _training_flags(model: nn.Module) -> Iterator[None]:
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
         for module, training in flags:
             module.training = training
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from sar.errors import NotSupportedError
 from sar.graph import GraphView
+from sar.models.sharing import reduce_jointly
 from sar.nn import DistributedBN1D, Dropout, ShardedEmbedding
-from sar.ops import aggregate
 from sar.ops.rectify import rectified
 from sar.partition.book import EType
-from sar.stream.plan import agree_on_gradients
 
 
 class Stack(nn.Module):
@@ -207,8 +206,6 @@ def _sums(graph: Any, x: Tensor, etypes: list[EType]) -> dict[EType, Tensor]:
     """[num_dst, width] of each relation."""
     if not isinstance(graph, GraphView) or graph.group.size == 1 or len(etypes) == 1:
         return {etype: graph.aggregate(x, etype=etype) for etype in etypes}
-    joint = graph.joint_relation(etypes)
-    agree_on_gradients(joint.plan, [("rows", x)], 1)
-    rows = aggregate(joint, x, "sum", graph.policy)
-    sizes = [graph.num_dst_nodes(etype[2]) for etype in etypes]
-    return dict(zip(etypes, torch.split(rows, sizes), strict=True))
+    relations = {graph.scope(etype).relation: etype for etype in etypes}
+    rows = reduce_jointly(graph._store, dict.fromkeys(relations, "sum"), x, graph.policy)  # type: ignore[arg-type]
+    return {relations[relation]: part for relation, part in rows.items()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +21,10 @@ from sar.files import write_whole
 from sar.graph import GraphArgument
 from sar.kernels.device import StreamClock, clock_of
 from sar.models.known import parts_of_fused
+from sar.models.measure import SavedBytes
 
 Row = dict[str, Any]
 _MARKED = "sar.layer"  # key in an autograd node's own dictionary
-
-
-class Watch(Protocol):
-    """Who wants to know when a layer begins and ends its forward pass."""
-
-    def enter(self, name: str, inputs: list[Any]) -> None:
-        """It begins with these arguments."""
-
-    def leave(self, name: str, outputs: list[Tensor]) -> None:
-        """It ends with these results, or with none as it failed."""
 
 
 @contextmanager
@@ -40,8 +32,8 @@ def mark_layers(
     model: nn.Module,
     group: Group | None = None,
     *,
-    watch: Watch | None = None,
-) -> Iterator[None]:
+    watch: SavedBytes | None = None,
+) -> Iterator[Counter[str]]:
     """Inside, the group's meter knows which layer of ``model`` is at work, in both passes.
 
     A layer is a module that is called with a graph. What it does outside of inner layers counts
@@ -49,19 +41,22 @@ def mark_layers(
     layers that may be fused get no hooks: with some, these would run as somebody watches them.
 
     Args:
-        watch: is told of each layer.
+        watch: is told when each layer begins, and ends, its forward pass.
+
+    Yields:
+        How often each layer is called.
     """
-    meter = (group or current_group()).meter
+    meter, calls = (group or current_group()).meter, Counter[str]()
     handles, parts = [], parts_of_fused(model)
     for name, module in model.named_modules():
         if module in parts:
             continue
-        mark = _Marks(name or type(module).__name__, meter, watch)
+        mark = _Marks(name or type(module).__name__, meter, watch, calls)
         handles.append(module.register_forward_pre_hook(mark.enter, with_kwargs=True))
         handles.append(module.register_forward_hook(mark.leave, always_call=True))
     meter.use(_clock(model))
     try:
-        yield
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
@@ -77,12 +72,15 @@ def _clock(model: nn.Module) -> StreamClock | None:
 class _Marks:
     """Hooks of one module."""
 
-    def __init__(self, name: str, meter: Meter, watch: Watch | None) -> None:
-        self.name, self.meter, self.watch = name, meter, watch
+    def __init__(
+        self, name: str, meter: Meter, watch: SavedBytes | None, calls: Counter[str]
+    ) -> None:
+        self.name, self.meter, self.watch, self.calls = name, meter, watch, calls
         self._before: list[tuple[str, str] | None] = []
 
     def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(isinstance(value, GraphArgument) for value in (*args, *kwargs.values())):
+            self.calls[self.name] += 1
             self._before.append(self.meter.switch(self.name, "forward"))
             if self.watch is not None:
                 self.watch.enter(self.name, [*args, *kwargs.values()])

@@ -47,6 +47,21 @@ class Layer:
     narrow: bool = True
 
 
+def given(*places: str, heads: bool = False, **named: Any) -> Callable[..., Tensor]:
+    """A call with more arguments, by these names; of results with heads their mean."""
+
+    def call(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
+        known: dict[Any, Any] = {
+            **edge, "column": edge["weight"].unsqueeze(1), "rows": _edge_rows(edge),
+            "first": first, "place": first[:, :3], "parity": graph.in_degrees() % 2,
+        }  # fmt: skip
+        more = {key: known.get(value, value) for key, value in named.items()}
+        rows = layer(graph, x, *(known[place] for place in places), **more)
+        return rows.mean(1) if heads else rows
+
+    return call
+
+
 class Stack(nn.Module):
     """Two layers with a smooth nonlinearity between; smooth, so that rounding cannot flip it."""
 
@@ -69,26 +84,6 @@ class Stack(nn.Module):
         h = F.elu(call(self.first, graphs[0], h, edges[0][ETYPE_HOMO], first))
         h = call(self.second, graphs[1], h, edges[1][ETYPE_HOMO], first)
         return {NTYPE_HOMO: self.after(F.elu(h)) if self.layer.project else h}
-
-
-def _weighted(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-    return layer(graph, x, edge_weight=edge["weight"])
-
-
-def _typed(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-    return layer(graph, x, edge["type"])
-
-
-def _typed_norm(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-    return layer(graph, x, edge["type"], edge["weight"].unsqueeze(1))
-
-
-def _presorted(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-    return layer(graph, x, edge["type"], presorted=True)
-
-
-def _initial(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-    return layer(graph, x, first)
 
 
 def _layers() -> dict[str, Layer]:
@@ -114,11 +109,13 @@ def _layers() -> dict[str, Layer]:
 
     layers = {f"GraphConv-{norm}": Layer(conv(norm)) for norm in ("none", "both", "left", "right")}
     layers |= {
-        f"GraphConv-{norm}-weighted": Layer(conv(norm), _weighted) for norm in ("none", "both")
+        f"GraphConv-{norm}-weighted": Layer(conv(norm), given(edge_weight="weight"))
+        for norm in ("none", "both")
     }
     layers |= {f"SAGEConv-{kind}": Layer(sage(kind)) for kind in ("mean", "gcn", "pool")}
     layers |= {
-        f"SAGEConv-{kind}-weighted": Layer(sage(kind), _weighted) for kind in ("mean", "gcn")
+        f"SAGEConv-{kind}-weighted": Layer(sage(kind), given(edge_weight="weight"))
+        for kind in ("mean", "gcn")
     }
     # GIN's eps is one number for all nodes; rounded on each rank, its sum's terms cancel.
     layers["GINConv-sum"] = Layer(gin("sum"), narrow=False)
@@ -131,24 +128,24 @@ def _layers() -> dict[str, Layer]:
     layers["APPNPConv"] = Layer(lambda i, o: dglnn.APPNPConv(3, 0.2), blocks=False, project=True)
     layers["GCN2Conv"] = Layer(
         lambda i, o: dglnn.GCN2Conv(i, 1, alpha=0.3, allow_zero_in_degree=True),
-        _initial, blocks=False, project=True,
+        given("first"), blocks=False, project=True,
     )  # fmt: skip
     layers["GCN2Conv-two-weights"] = Layer(
         lambda i, o: dglnn.GCN2Conv(
             i, 2, project_initial_features=False, allow_zero_in_degree=True
         ),
-        _initial, blocks=False, project=True,
+        given("first"), blocks=False, project=True,
     )  # fmt: skip
     layers["GatedGraphConv-1"] = Layer(gated(1), blocks=False, project=True)
-    layers["GatedGraphConv-3"] = Layer(gated(3), _typed, blocks=False, project=True)
+    layers["GatedGraphConv-3"] = Layer(gated(3), given("type"), blocks=False, project=True)
     layers["EdgeConv"] = Layer(edge_conv(False))
     # Its biases stand before the batch norm.
     layers["EdgeConv-norm"] = Layer(edge_conv(True), graph="looped", adam=False)
-    layers["RelGraphConv-basis"] = Layer(rel("basis", 2), _typed)
-    layers["RelGraphConv-bdd"] = Layer(_bdd(dglnn), _typed_norm, project=True)
+    layers["RelGraphConv-basis"] = Layer(rel("basis", 2), given("type"))
+    layers["RelGraphConv-bdd"] = Layer(_bdd(dglnn), given("type", "column"), project=True)
     # A block of DGL's does not keep the order of edges, so sorted types are for full graphs.
     layers["RelGraphConv-presorted"] = Layer(
-        rel("basis", 2), _presorted, blocks=False, graph="typed"
+        rel("basis", 2), given("type", presorted=True), blocks=False, graph="typed"
     )
     return layers | _edge_layers(dglnn) | _mailbox_layers(dglnn) | _further_layers(dglnn)
 
@@ -160,20 +157,6 @@ def _edge_layers(dglnn: Any) -> dict[str, Layer]:
     def heads(kind: Any, **options: Any) -> Callable[[int, int], nn.Module]:
         return lambda i, o: kind(i, o, 2, **zero, **options)
 
-    def flat(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x).mean(1)
-
-    def with_edges(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x, _edge_rows(edge))
-
-    def heads_with_edges(
-        layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor
-    ) -> Tensor:
-        return layer(graph, x, _edge_rows(edge)).mean(1)
-
-    def weights(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x, edge_weight=edge["weight"]).mean(1)
-
     def with_attention(
         layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor
     ) -> Tensor:
@@ -181,16 +164,20 @@ def _edge_layers(dglnn: Any) -> dict[str, Layer]:
         return rows.mean(1) + 0 * attention.sum()
 
     return {
-        "GATConv": Layer(heads(dglnn.GATConv, residual=True), flat),
-        "GATConv-weighted": Layer(heads(dglnn.GATConv, residual=True), weights),
+        "GATConv": Layer(heads(dglnn.GATConv, residual=True), given(heads=True)),
+        "GATConv-weighted": Layer(
+            heads(dglnn.GATConv, residual=True), given(edge_weight="weight", heads=True)
+        ),
         "GATConv-attention": Layer(heads(dglnn.GATConv), with_attention, blocks=False),
-        "GATv2Conv": Layer(heads(dglnn.GATv2Conv), flat),
+        "GATv2Conv": Layer(heads(dglnn.GATv2Conv), given(heads=True)),
         "AGNNConv": Layer(lambda i, o: dglnn.AGNNConv(**zero), project=True, narrow=False),
-        "DotGatConv": Layer(heads(dglnn.DotGatConv), flat),
-        "EdgeGATConv": Layer(lambda i, o: dglnn.EdgeGATConv(i, 3, o, 2, **zero), heads_with_edges),
-        "NNConv": Layer(lambda i, o: dglnn.NNConv(i, o, nn.Linear(3, i * o)), with_edges),
-        "CFConv": Layer(lambda i, o: dglnn.CFConv(i, 3, 4, o), with_edges),
-        "GMMConv": Layer(lambda i, o: dglnn.GMMConv(i, o, 3, 2, "mean", **zero), with_edges),
+        "DotGatConv": Layer(heads(dglnn.DotGatConv), given(heads=True)),
+        "EdgeGATConv": Layer(
+            lambda i, o: dglnn.EdgeGATConv(i, 3, o, 2, **zero), given("rows", heads=True)
+        ),
+        "NNConv": Layer(lambda i, o: dglnn.NNConv(i, o, nn.Linear(3, i * o)), given("rows")),
+        "CFConv": Layer(lambda i, o: dglnn.CFConv(i, 3, 4, o), given("rows")),
+        "GMMConv": Layer(lambda i, o: dglnn.GMMConv(i, o, 3, 2, "mean", **zero), given("rows")),
     }
 
 
@@ -204,15 +191,6 @@ def _mailbox_layers(dglnn: Any) -> dict[str, Layer]:
     def pna(aggregators: list[str], edges: int = 0) -> Callable[[int, int], nn.Module]:
         return lambda i, o: dglnn.PNAConv(i, o, aggregators, scalers, 1.5, edge_feat_size=edges)
 
-    def with_edges(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x, _edge_rows(edge))
-
-    def directed(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x, _edge_rows(edge), eig_vec=first[:, :3])
-
-    def distances(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x, edge["weight"].unsqueeze(1))
-
     def dgn(i: int, o: int) -> nn.Module:
         kinds = ["mean", "dir1-av", "dir2-dx", "dir3-av"]
         return dglnn.DGNConv(i, o, kinds, scalers, 1.5, edge_feat_size=3)
@@ -220,11 +198,11 @@ def _mailbox_layers(dglnn: Any) -> dict[str, Layer]:
     return {
         "SAGEConv-lstm": Layer(lambda i, o: dglnn.SAGEConv(i, o, "lstm")),
         "PNAConv": Layer(pna(["mean", "max", "min"]), **normed),
-        "PNAConv-edges": Layer(pna(["sum", "var", "moment4"], 3), with_edges, **normed),
-        "DGNConv": Layer(dgn, directed, **normed),
-        "AtomicConv": Layer(_Atomic, distances, blocks=False, narrow=False),
+        "PNAConv-edges": Layer(pna(["sum", "var", "moment4"], 3), given("rows"), **normed),
+        "DGNConv": Layer(dgn, given("rows", eig_vec="place"), **normed),
+        "AtomicConv": Layer(_Atomic, given("column"), blocks=False, narrow=False),
         "mailbox": Layer(_Attentive),
-        "mailbox-weighted": Layer(_Attentive, distances),
+        "mailbox-weighted": Layer(_Attentive, given("column")),
     }
 
 
@@ -336,9 +314,6 @@ def _further_layers(dglnn: Any) -> dict[str, Layer]:
     """Layers with several outputs, with a part of their own, or that change the graph."""
     zero = {"allow_zero_in_degree": True}
 
-    def with_edges(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x, _edge_rows(edge))
-
     def both_sides(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
         pair = (x, x[: graph.num_dst_nodes()])
         x, rows = layer(graph, pair, _edge_rows(edge), edge_weight=edge["weight"])
@@ -351,15 +326,6 @@ def _further_layers(dglnn: Any) -> dict[str, Layer]:
     def as_wide(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
         scale = torch.linspace(0, 1, x.shape[1]).to(x)
         return layer(graph, x, edge["weight"].unsqueeze(1) * scale - 1)
-
-    def heads(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, (x, x[: graph.num_dst_nodes()]), _edge_rows(edge)).mean(1)
-
-    def plain_weight(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x, edge["weight"])
-
-    def by_degree(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
-        return layer(graph, x, graph.in_degrees() % 2, edge["type"])
 
     def typed_rows(layer: nn.Module, graph: Any, x: Tensor, edge: dict, first: Tensor) -> Tensor:
         rows = layer(x, graph.in_degrees() % 3)
@@ -374,10 +340,10 @@ def _further_layers(dglnn: Any) -> dict[str, Layer]:
         return Layer(lambda i, o: Jump(i, o, mode), blocks=False)
 
     def weights(norm: str) -> Layer:
-        return Layer(lambda i, o: Weighted(i, o, norm), plain_weight)
+        return Layer(lambda i, o: Weighted(i, o, norm), given("weight"))
 
     return {
-        "EGATConv": Layer(EdgeRows, with_edges, blocks=False, graph="looped"),
+        "EGATConv": Layer(EdgeRows, given("rows"), blocks=False, graph="looped"),
         "EGATConv-sides": Layer(
             lambda i, o: dglnn.EGATConv((i, i), 3, o, 4, 2), both_sides, graph="looped"
         ),
@@ -399,11 +365,13 @@ def _further_layers(dglnn: Any) -> dict[str, Layer]:
         ),
         "EdgeGATConv-sides": Layer(
             lambda i, o: dglnn.EdgeGATConv((i, i), 3, o, 2, residual=False, bias=False, **zero),
-            heads,
+            lambda layer, graph, x, edge, first: layer(
+                graph, (x, x[: graph.num_dst_nodes()]), _edge_rows(edge)
+            ).mean(1),
         ),
         "HGTConv": Layer(
             lambda i, o: dglnn.HGTConv(i, 4, 2, 2, EDGE_TYPES, 0.0, use_norm=True),
-            by_degree, blocks=False, project=True, width=8,
+            given("parity", "type"), blocks=False, project=True, width=8,
         ),
         "JumpingKnowledge-max": jump("max"),
         "JumpingKnowledge-lstm": jump("lstm"),

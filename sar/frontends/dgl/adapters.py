@@ -25,11 +25,10 @@ from sar.models.choice import (
     Adapter,
     Arguments,
     Run,
-    graph_reason,
+    inputs_reason,
     linear_reason,
     may_donate,
     options_of,
-    rows_reason,
 )
 from sar.models.known import Layers
 from sar.ops.rectify import is_relu, rectified
@@ -92,12 +91,11 @@ def _bind_sage(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
         return f"the aggregator {layer._aggre_type!r} has no fused form"
     if inputs["edge_weight"] is not None:
         return "edges have weights"
-    reason = linear_reason(layer, "fc_self", "fc_neigh") or graph_reason(graph)
+    reason = linear_reason(layer, "fc_self", "fc_neigh")
     if reason is not None:
         return reason
     x, own, neigh = inputs["feat"], layer.fc_self, layer.fc_neigh
-    weights = [own.weight, neigh.weight, *own.parameters()]
-    reason = rows_reason(x, graph.sole_relation.num_src, *weights)
+    reason = inputs_reason(graph, x, own.weight, neigh.weight, *own.parameters())
     if reason is not None:
         return reason
     if own is neigh or neigh.bias is not None:
@@ -148,11 +146,7 @@ def _bind_gcn(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
     if weight is not None and layer.weight is not None:
         return "it has a weight and gets another, of which its own code complains"
     weight = layer.weight if weight is None else weight
-    reason = graph_reason(graph)
-    if reason is not None:
-        return reason
-    relation, given = graph.sole_relation, [one for one in (weight, bias) if one is not None]
-    reason = rows_reason(x, relation.num_src, *given)
+    reason = inputs_reason(graph, x, *(one for one in (weight, bias) if one is not None))
     if reason is not None:
         return reason
     width = x.shape[1]
@@ -162,7 +156,7 @@ def _bind_gcn(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
         width = weight.shape[1]
     if bias is not None and tuple(bias.shape) != (width,):
         return "the bias does not fit the rows"
-    if not layer._allow_zero_in_degree and relation.has_no_edge_somewhere:
+    if not layer._allow_zero_in_degree and graph.sole_relation.has_no_edge_somewhere:
         return "nodes without edges, of which its own code complains"
     return partial(_gcn, layer, graph, x, weight)
 
@@ -189,9 +183,8 @@ def _bind_gin(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
         return f"the aggregator {layer._aggregator_type!r} has no fused form"
     if inputs["edge_weight"] is not None:
         return "edges have weights"
-    reason, x = graph_reason(graph), inputs["feat"]
-    if reason is None:
-        reason = rows_reason(x, graph.sole_relation.num_src, layer.eps)
+    x = inputs["feat"]
+    reason = inputs_reason(graph, x, layer.eps)
     if reason is None and tuple(layer.eps.shape) != (1,):
         reason = "eps is not one number"
     return partial(_gin, layer, graph, x) if reason is None else reason
@@ -220,20 +213,20 @@ def _attention_reason(
         return "get_attention asks for the weights of the edges"
     if isinstance(x, tuple):
         return "sources and destinations have rows of their own"
-    reason = graph_reason(graph) or linear_reason(layer, *projections) or _parts_reason(layer)
+    reason = linear_reason(layer, *projections) or _parts_reason(layer)
     if reason is not None:
         return reason
-    relation, weights = graph.sole_relation, [*layer.parameters(recurse=False)]
+    weights = [*layer.parameters(recurse=False)]
     for name in projections:
         weights += getattr(layer, name).parameters()
-    reason = rows_reason(x, relation.num_src, *weights, dtypes=(*DTYPES, torch.bfloat16))
+    reason = inputs_reason(graph, x, *weights, dtypes=(*DTYPES, torch.bfloat16))
     if reason is not None:
         return reason
     if any([getattr(layer, name).weight.shape[1] != x.shape[1] for name in projections]):
         return "weights do not fit the rows"
     if not has("attend", x.device, x.dtype):
         return f"there are no kernels of attention on {x.device}"
-    if not layer._allow_zero_in_degree and bool((relation.in_degrees == 0).any()):
+    if not layer._allow_zero_in_degree and bool((graph.sole_relation.in_degrees == 0).any()):
         return "nodes without edges, of which its own code complains"
     return None
 

@@ -1,4 +1,4 @@
-"""``dgl.add_self_loop`` and ``dgl.remove_self_loop`` of a sharded graph."""
+"""``dgl.add_self_loop`` of a sharded graph."""
 
 from __future__ import annotations
 
@@ -33,11 +33,6 @@ def add_self_loop(
     names = list(columns) if edge_feat_names is None else list(edge_feat_names)
     rows = {name: _rows_of_loops(graph, canonical, name, fill_data) for name in names}
     return graph.add_self_loop(canonical, rows)
-
-
-def remove_self_loop(graph: Any, etype: str | EType | None = None) -> Any:
-    """A graph without edges from a node to itself; collective."""
-    return graph.remove_self_loop(etype)
 
 
 def _rows_of_loops(graph: Any, etype: EType, name: str, fill: float | str) -> Tensor:

@@ -13,10 +13,10 @@ from torch import Tensor
 from sar.config import Policy
 from sar.edges import ReversedRelation
 from sar.frontends.dgl.builtin import BuiltinReduce, parse_message, parse_reduce
-from sar.frontends.dgl.joint import reduce_jointly, stream_of
 from sar.frontends.dgl.mailbox import NodeBatch
 from sar.frontends.dgl.passing import reduced
 from sar.frontends.dgl.store import GraphStore, copy_frame
+from sar.models.sharing import reduce_jointly, stream_of
 from sar.partition.book import EType
 
 Columns = dict[str, Tensor]
@@ -138,9 +138,10 @@ def _reduced_together(
     for (ntype, column, _), reduces in shared.items():
         x = store.src_frames[ntype][column]
         if len(reduces) > 1 and x.is_floating_point():
-            ops = {etype: reduce.op for etype, reduce in reduces.items()}
-            for etype, part in reduce_jointly(store, ops, x, policy).items():
-                found[etype] = {reduces[etype].out: part}
+            ops = {store.relations[etype]: reduce.op for etype, reduce in reduces.items()}
+            parts = reduce_jointly(store, ops, x, policy)  # type: ignore[arg-type]
+            for (etype, reduce), part in zip(reduces.items(), parts.values(), strict=True):
+                found[etype] = {reduce.out: part}
     return found
 
 

@@ -40,7 +40,7 @@ def reduced(
         )
     operands = _operands(store, etype, message)
     if store.sharing is not None and message.op == "copy" and message.lhs.side == "u":
-        rows = store.sharing.reduce(etype, operands[0], reduce.op, policy)
+        rows = store.sharing.reduce(store.relations[etype], operands[0], reduce.op, policy)
         if rows is not None:
             store.group.meter.tell("shared rows")
             return {reduce.out: rows}

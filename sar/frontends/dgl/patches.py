@@ -149,7 +149,7 @@ def _reverse(graph: Any, copy_ndata: bool = True, copy_edata: bool = False, **_:
 _REVERSE = {"reverse": _for(Counts, _reverse)}
 _TRANSFORMS = _REVERSE | {
     "add_self_loop": _for(Counts, loops.add_self_loop),
-    "remove_self_loop": _for(Counts, loops.remove_self_loop),
+    "remove_self_loop": _for(Counts, lambda graph, etype=None: graph.remove_self_loop(etype)),
 }
 _SEGMENTS = {
     "segment_reduce": _for(LocalCount, readout.segment_reduce),
