@@ -21,6 +21,29 @@ def drawn(nodes: int, edges: int, seed: int = 0) -> GraphArrays:
     return homogeneous(nodes, *np.random.default_rng(seed).integers(0, nodes, (2, edges)))
 
 
+KINDS = {
+    "one type": ({NTYPE_HOMO: 23}, [ETYPE_HOMO]),
+    "several": (
+        {"a": 11, "none": 0, "b": 17},
+        [("a", "r", "b"), ("b", "s", "a"), ("b", "t", "b"), ("b", "u", "none")],
+    ),
+}
+
+
+def small(kind: str, num_edges: int, seed: int = 0, masks: bool = True) -> GraphArrays:
+    """Of one of ``KINDS``, with loops and multi-edges; a mask on the last node type."""
+    rng = np.random.default_rng(seed)
+    counts, etypes = KINDS[kind]
+    edges = {}
+    for src, relation, dst in etypes:
+        most = num_edges if counts[src] and counts[dst] else 0
+        ends = (rng.integers(0, max(counts[one], 1), most) for one in (src, dst))
+        edges[src, relation, dst] = tuple(map(torch.from_numpy, ends))
+    last = list(counts)[-1]
+    data = {last: {"train_mask": torch.from_numpy(rng.random(counts[last]) < 0.4)}}
+    return GraphArrays("g", dict(counts), edges, data if masks else {}).validate()
+
+
 def star(nodes: int = 2000) -> GraphArrays:
     """One node has all the edges that end somewhere."""
     return homogeneous(nodes, np.arange(1, nodes), np.zeros(nodes - 1))

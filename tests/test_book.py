@@ -68,18 +68,11 @@ def changed(config, *keys_and_value):
     return config
 
 
-def test_homogeneous_book(tmp_path):
-    book = read_book(save(tmp_path, HOMOGENEOUS))
-    assert book.is_homogeneous and book.ntypes == ["_N"]
-    assert book.canonical_etypes == [("_N", "_E", "_N")]
-    assert (book.num_nodes(), book.num_edges(), book.num_parts) == (10, 20, 2)
-    assert book.part_ranges == [(0, 4), (4, 10)]
-    assert book.part_nodes("_N", 1) == 6 and book.part_edges("_E", 1) == 5
-    assert (book.halo_hops, book.part_method, book.graph_name) == (1, "metis", "g")
-    assert book.files[1]["part_graph"] == str(tmp_path.resolve() / "part1/graph.dgl")
-
-
-def test_heterogeneous_book(tmp_path):
+def test_what_a_book_says(tmp_path):
+    one = read_book(save(tmp_path, HOMOGENEOUS))
+    assert one.is_homogeneous and one.canonical_etypes == [("_N", "_E", "_N")]
+    assert (one.part_nodes("_N", 1), one.part_edges("_E", 1)) == (6, 5)
+    assert (one.halo_hops, one.part_method, one.graph_name) == (1, "metis", "g")
     book = read_book(save(tmp_path, HETEROGENEOUS))
     assert not book.is_homogeneous and book.ntypes == ["a", "b"]
     assert book.num_nodes("a") == 7 and book.num_nodes("b") == 3
@@ -129,9 +122,6 @@ def test_the_same_answers_as_dgls_book(tmp_path, config):
     for part in range(2):
         theirs, name, *_ = dgl_partition.load_partition_book(str(path), part)
         assert name == book.graph_name
-        assert [one["num_nodes"] for one in theirs.metadata()] == [
-            one["num_nodes"] for one in book.metadata()
-        ]
         assert theirs.metadata() == book.metadata()
         assert theirs.num_partitions() == book.num_partitions()
         assert theirs.ntypes == book.ntypes and theirs.etypes == book.etypes
@@ -225,6 +215,8 @@ def test_old_variants(tmp_path):
         relation["edge_map"] = {key: [[0, 15], [15, 20]]}
         book = read_book(save(tmp_path, relation))
         assert book.canonical_etypes == [("_N", "_E", "_N")]
+    one = config_of([[1]]) | {"halo_hops": 0}  # one part has no halo to miss
+    assert read_book(save(tmp_path, one)).num_nodes() == 1
     silent = read_book(save(tmp_path, changed(HOMOGENEOUS, "halo_hops", DELETE)))
     assert silent.halo_hops is None
 
@@ -297,18 +289,8 @@ def test_paths_must_stay_below_the_folder(tmp_path):
     (folder / "link.dgl").symlink_to(tmp_path / "secret.dgl")
     (folder / "away").symlink_to(tmp_path)
     (folder / "inside").symlink_to(folder / "part0")
-    for name in (
-        "/etc/passwd",
-        "../secret.dgl",
-        "part0/../../secret.dgl",
-        "link.dgl",
-        "",
-        3,
-        "away/secret.dgl",
-        str(folder / "part0/graph.dgl"),
-        "a\0b",
-        None,
-    ):
+    outside = ["/etc/passwd", "../secret.dgl", "part0/../../secret.dgl", "link.dgl", "", 3]
+    for name in (*outside, "away/secret.dgl", str(folder / "part0/graph.dgl"), "a\0b", None):
         for key in ("part_graph", "node_feats", "edge_feats"):
             config = changed(HOMOGENEOUS, "part-1", key, name)
             with pytest.raises(PartitionError, match="part-1"):
@@ -316,13 +298,10 @@ def test_paths_must_stay_below_the_folder(tmp_path):
     for name in ("./part0/graph.dgl", "part0/../part0/graph.dgl", "inside/graph.dgl", "..x"):
         config = changed(HOMOGENEOUS, "part-0", "part_graph", name)
         assert read_book(save(folder, config)).files[0]["part_graph"].startswith(str(folder))
-
-
-def test_names_that_no_path_has(tmp_path):
     for name in ("a/" * 3000 + "b", "\ud800", "part0/\ud800", "a" * 5000, "part0//../../x/y"):
-        path = save(tmp_path, changed(HOMOGENEOUS, "part-1", "part_graph", name))
+        path = save(folder, changed(HOMOGENEOUS, "part-1", "part_graph", name))
         try:
-            assert read_book(path).files[1]["part_graph"].startswith(str(tmp_path))
+            assert read_book(path).files[1]["part_graph"].startswith(str(folder))
         except PartitionError as error:
             assert "part-1" in str(error)  # noqa: PT017 - either is right
 

@@ -1,42 +1,61 @@
-"""Damaged, foreign and changing files of partitions are told, and never trained on."""
+"""Digests: damaged, foreign and changing files are told and never trained on; partitions without
+digests say so and are given some."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import xxhash
-from harness.graphs import mixed
-from harness.parts import Cutter
+from foreign_files import write_pyg
+from harness import run_threads
+from harness.graphs import mixed, shop
+from harness.parts import Cutter, node_parts
 
+import sar
 from benchmarks.tasks import mutations
 from sar.__main__ import main
+from sar.comm import Group
 from sar.errors import PartitionError
 from sar.partition import book, column
-from sar.partition.dgl_format import GraphFile
-from sar.partition.load import load_partition, read_book
+from sar.partition.dgl_format import GraphFile, read_tensor_dict
+from sar.partition.load import add_digests, load_partition, read_book
 from sar.partition.sources.generate import community_graph
 from sar.partition.write import write_partitions
 
 
+def copy(path: str, folder: Path) -> Path:
+    """Of partitions, to be changed."""
+    shutil.copytree(Path(path).parent, folder / "copy")
+    return folder / "copy" / Path(path).name
+
+
 @pytest.fixture
 def parts(partitioned: Cutter, tmp_path: Path) -> Path:
-    """A copy of partitions, to be damaged."""
-    path = Path(partitioned(mixed(), 2, "random"))
-    shutil.copytree(path.parent, tmp_path / "copy")
-    return tmp_path / "copy" / path.name
+    return copy(partitioned(mixed(), 2, "random"), tmp_path)
 
 
-def flip(file: Path, at: int) -> None:
+@pytest.fixture
+def bare(partitioned: Cutter, tmp_path: Path) -> Path:
+    """Without digests, as DGL writes them."""
+    return unseal(copy(partitioned(shop(), 2, "random"), tmp_path))
+
+
+def unseal(path: Path) -> Path:
+    content = json.loads(path.read_text())
+    del content["sar"]
+    path.write_text(json.dumps(content))
+    return path
+
+
+def flip(file: Path, at: int = -1) -> None:
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)
@@ -48,18 +67,8 @@ def test_no_damage_is_used(tmp_path: Path) -> None:
     assert found[mutations.REJECTED] > 150
 
 
-def test_a_damaged_graph_is_not_loaded(parts: Path) -> None:
-    file = parts.parent / "part1" / "graph.dgl"
-    flip(file, file.stat().st_size - 40)  # of the last column
-    load_partition(parts, 0)
-    with pytest.raises(PartitionError, match="part1/graph.dgl: is damaged, or of another graph"):
-        load_partition(parts, 1)
-
-
 def last_byte_of(parts: Path, name: str) -> tuple[Path, int]:
     """Where the feature's bytes end in part 0's file."""
-    from sar.partition.dgl_format import read_tensor_dict
-
     file = parts.parent / "part0" / "node_feat.dgl"
     found = read_tensor_dict(file)[name]
     return file, found.offset + len(found) * found.row_bytes - 1
@@ -88,31 +97,20 @@ def test_a_feature_is_verified_when_it_is_first_read(tmp_path: Path, read: Calla
         load_partition(parts, 0, verify=True)
 
 
-def test_headers_are_compared(parts: Path) -> None:
+def test_headers_and_sizes_are_compared(parts: Path) -> None:
     """A changed type code or name would read the same bytes as other numbers."""
     file = parts.parent / "part0" / "node_feat.dgl"
     good = file.read_bytes()
-    file.write_bytes(good.replace(b"_N/feat", b"_N/fast"))
-    with pytest.raises(PartitionError, match="_N/fast.*expected .*_N/feat"):
-        load_partition(parts, 0)
-    from sar.partition.dgl_format import read_tensor_dict
-
-    file.write_bytes(good)
     header = read_tensor_dict(file)["_N/feat"].offset - 8 - 2 * 8 - 4
     assert good[header] == 2, "the type code of floats"
-    data = bytearray(good)
-    data[header] = 0
-    file.write_bytes(data)
-    with pytest.raises(PartitionError, match="'_N/feat' is int32 of shape .*, expected float32"):
-        load_partition(parts, 0)
-
-
-def test_bytes_behind_the_features_are_told(parts: Path) -> None:
-    file = parts.parent / "part0" / "node_feat.dgl"
-    size = file.stat().st_size
-    file.write_bytes(file.read_bytes() + b"more")
-    with pytest.raises(PartitionError, match=rf"has {size + 4} bytes, expected {size}"):
-        load_partition(parts, 0)
+    for data, words in (
+        (good.replace(b"_N/feat", b"_N/fast"), "_N/fast.*expected .*_N/feat"),
+        (good[:header] + b"\0" + good[header + 1 :], "'_N/feat' is int32 of .*, expected float32"),
+        (good + b"more", rf"has {len(good) + 4} bytes, expected {len(good)}"),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(PartitionError, match=words):
+            load_partition(parts, 0)
 
 
 def test_a_json_that_was_edited_says_how_to_go_on(parts: Path) -> None:
@@ -121,10 +119,10 @@ def test_a_json_that_was_edited_says_how_to_go_on(parts: Path) -> None:
     parts.write_text(json.dumps(content))
     with pytest.raises(PartitionError, match="is not as it was written.*remove its key 'sar'"):
         read_book(parts)
-    del content["sar"]
-    parts.write_text(json.dumps(content))
-    book = load_partition(parts, 0).book
+    book = load_partition(unseal(parts), 0).book
     assert book.graph_name == "other" and book.digests is None and book.graph_digest is None
+    with pytest.raises(PartitionError, match="holds no digests"):
+        load_partition(parts, 0, verify=True)
 
 
 def test_a_feature_is_verified_while_threads_read_it(
@@ -161,73 +159,19 @@ def test_a_feature_is_verified_while_threads_read_it(
     assert len(store["_N/feat"]) == 40
 
 
-def test_partitions_without_digests_cannot_be_verified(parts: Path) -> None:
-    content = json.loads(parts.read_text())
-    del content["sar"]
-    parts.write_text(json.dumps(content))
-    load_partition(parts, 0)
-    with pytest.raises(PartitionError, match="holds no digests"):
-        load_partition(parts, 0, verify=True)
-
-
-def nested(depth: int) -> str:
-    """JSON of a partitioning with odd digests; what reads it may be deeper than what writes it."""
-    plain = '{"graph_name": "g", "num_parts": 1, "num_nodes": 1, "num_edges": 0, '
-    plain += '"node_map": [[0, 1]], "edge_map": [[0, 0]], "part-0": {"part_graph": "g"}, '
-    return plain + '"sar": {"files": {}, "graph": ' + "[" * depth + "]" * depth + "}}"
-
-
-def test_digests_that_are_nested_deep(tmp_path: Path) -> None:
-    path, told = tmp_path / "g.json", set()
-    for depth in range(sys.getrecursionlimit() - 120, sys.getrecursionlimit() + 1):
-        path.write_text(nested(depth))
-        with pytest.raises(PartitionError) as error:
-            read_book(path)
-        told.add(str(error.value).removeprefix(str(path))[:12])
-    assert len(told) > 1, "some are too deep for the one, some for the other"
-
-
-@pytest.mark.parametrize("key", ["arrays", "size", "digest"])
 @pytest.mark.parametrize("value", [None, -1, [1], "x", {"a": 1}, {"a": {}}])
-def test_odd_digests_of_files(parts: Path, key: str, value: object) -> None:
-    """With a digest of the JSON that is right, as another program may write them."""
-    content = json.loads(parts.read_text())
-    for told in content["sar"]["files"].values():
-        told[key] = value
-    told = {key: one for key, one in content["sar"].items() if key != "json"}
-    content["sar"] = told | {"json": book._json_digest({**content, "sar": told})}
-    parts.write_text(json.dumps(content))
-    with pytest.raises(PartitionError):
-        load_partition(parts, 0)
-
-
-def _dies(numbers: range, seed: int, folder: Path) -> Iterator[str]:
-    for number in numbers:
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        yield mutations.SAME
-
-
-def _die(sender: Connection, numbers: range, seed: int, folder: Path) -> None:
-    mutations._of_partitions = _dies
-    mutations._tell(sender, numbers, seed, folder)
-
-
-def test_a_change_that_ends_the_process_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mutations, "_tell", _die)
-    assert mutations.campaign(6, 0, tmp_path) == {mutations.SAME: 5, mutations.CRASH: 1}
-
-
-@pytest.mark.parametrize(
-    "value", [None, 3, {}, {"files": 3}, {"files": {"part0/graph.dgl": 3}, "json": ""}]
-)
 def test_odd_digests(parts: Path, value: object) -> None:
-    content = json.loads(parts.read_text()) | {"sar": value}
-    parts.write_text(json.dumps(content))
-    with pytest.raises(PartitionError):
-        read_book(parts)
+    """Also with a digest of the JSON that is right, as another program may write them."""
+    content = json.loads(parts.read_text())
+    odd: list = [value, {"files": value}, {"files": {"part0/graph.dgl": value}, "json": ""}]
+    for key in ("arrays", "size", "digest"):
+        files = {name: told | {key: value} for name, told in content["sar"]["files"].items()}
+        told = {"graph": None, "files": files}
+        odd.append(told | {"json": book._json_digest({**content, "sar": told})})
+    for one in odd:
+        parts.write_text(json.dumps(content | {"sar": one}))
+        with pytest.raises(PartitionError):
+            load_partition(parts, 0)
 
 
 def test_the_graphs_digest_does_not_depend_on_the_cut(partitioned: Cutter) -> None:
@@ -237,41 +181,110 @@ def test_the_graphs_digest_does_not_depend_on_the_cut(partitioned: Cutter) -> No
     assert other.graph_digest != one.graph_digest and other.digest() != two.digest()
 
 
-@pytest.mark.parametrize("sealed", [True, False], ids=["with digests", "without"])
-def test_a_file_that_changes_while_it_is_read(
-    parts: Path, sealed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_read(parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While its edges are read, in place."""
-    if not sealed:
-        content = json.loads(parts.read_text())
-        del content["sar"]
-        parts.write_text(json.dumps(content))
-    file = parts.parent / "part0" / "graph.dgl"
+    file = unseal(parts).parent / "part0" / "graph.dgl"
     check = GraphFile.check_pointers
 
     def then_change(self: GraphFile, size: int) -> None:
         check(self, size)
-        data = file.read_bytes()
         os.utime(file, ns=(1, 1))
-        with open(file, "r+b") as same:  # not another file of that name
-            same.write(data)
 
     monkeypatch.setattr(GraphFile, "check_pointers", then_change)
     with pytest.raises(PartitionError, match="graph.dgl: was changed while it was read"):
         load_partition(parts, 0)
 
 
-def test_a_million_parts(tmp_path: Path) -> None:
-    path = tmp_path / "many.json"
-    path.write_text('{"graph_name": "g", "num_parts": 1000000, "node_map": ' + "[" * 10_000_000)
-    with pytest.raises(PartitionError, match="num_parts is 1000000, expected 1 to 65536"):
-        read_book(path)
+# ---------------------------------------------------------------- partitions without digests
 
 
-def test_inspect_verifies(parts: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["inspect", str(parts), "--verify"]) == 0
+def test_it_is_said_once_that_there_are_none(bare: Path) -> None:
+    """On rank 0, with what adds them."""
+
+    def case(group: Group) -> None:
+        sar.load_partition_data(bare)
+
+    with pytest.warns(UserWarning) as told:
+        run_threads(2, case)
+    (words,) = [str(one.message) for one in told]
+    assert words.startswith(f"{bare}: holds no digests, ")
+    assert words.endswith(f"sar partition {bare} --add-digests")
+
+
+def test_folders_of_others_say_what_makes_partitions_with_digests(tmp_path: Path) -> None:
+    graph = mixed()
+    folder = write_pyg(graph, node_parts(graph, 2, "random"), 2, tmp_path / "pyg")
+    with pytest.warns(UserWarning, match="holds no digests, .*--method keep") as told:
+        load_partition(folder, 0)
+    (words,) = [str(one.message) for one in told]
+    command = words[words.index("sar partition") :].replace("DIR", str(tmp_path / "with")).split()
+    assert main(command[1:]) == 0
+    assert main(["partition", str(folder), "--add-digests"]) == 2, "they have no place for them"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_partition(tmp_path / "with" / "pyg.json", 0).book.digests is not None
+
+
+def test_digests_are_added(bare: Path, capsys: pytest.CaptureFixture) -> None:
+    before = json.loads(bare.read_text())
+    digest = read_book(bare).digest()
+    assert main(["partition", str(bare), "--add-digests"]) == 0
+    shown = capsys.readouterr()
+    assert "6 files" in shown.out and "holds no digests" not in shown.err
+    after = json.loads(bare.read_text())
+    assert after.pop("sar") and after == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for part in range(2):
+            load_partition(bare, part, verify=True)
+    assert main(["inspect", str(bare), "--check"]) == 0
+    book = read_book(bare)
+    assert book.graph_digest is None and book.digest() == digest, "a run goes on with it"
+    flip(bare.parent / "part1" / "node_feat.dgl")
+    with pytest.raises(PartitionError, match="part1/node_feat.dgl: feature .* is damaged"):
+        load_partition(bare, 1, verify=True)
+    bare.write_text(bare.read_text().replace('"graph_name": "', '"graph_name": "x'))
+    with pytest.raises(PartitionError, match="is not as it was written"):
+        read_book(bare)
+
+
+def test_what_is_damaged_gets_none_and_those_that_have_some_keep_them(
+    bare: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["partition", str(bare), "--add-digests"]
+    assert main([*words, "--parts", "2"]) == 2
+    assert "--add-digests: expected INPUT alone" in capsys.readouterr().err
+    file = bare.parent / "part1" / "graph.dgl"
+    good, before = file.read_bytes(), bare.read_bytes()
+    file.write_bytes(good[:5000])
+    assert main(words) == 2
+    assert "part1/graph.dgl" in capsys.readouterr().err and bare.read_bytes() == before
+    file.write_bytes(good)
+    assert main(words) == 0
+    before = bare.read_bytes()
+    assert main(words) == 2
+    assert f"sar inspect {bare} --check" in capsys.readouterr().err
+    assert bare.read_bytes() == before
+
+
+# ---------------------------------------------------------------- sar inspect --check
+
+
+def test_every_file_that_differs_is_named(bare: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", str(bare), "--check"]) == 2
+    assert f"sar partition {bare} --add-digests" in capsys.readouterr().err
+    add_digests(bare)
+    assert main(["inspect", str(bare), "--verify"]) == 0
     assert "all files are as they were written" in capsys.readouterr().out
-    flip(*last_byte_of(parts, "_N/label"))
-    assert main(["inspect", str(parts)]) == 0
-    assert main(["inspect", str(parts), "--verify"]) == 1
-    assert "feature '_N/label' is damaged" in capsys.readouterr().err
+    for name in ("part0/graph.dgl", "part1/edge_feat.dgl"):
+        flip(bare.parent / name)
+    (bare.parent / "part1" / "node_feat.dgl").unlink()
+    assert main(["inspect", str(bare), "--check"]) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and "3 of 6 files" in told.err
+    for name in ("part0/graph.dgl", "part1/edge_feat.dgl", "part1/node_feat.dgl"):
+        assert told.err.count(f"{bare.parent}/{name}") == 1
+    bare.write_text(bare.read_text().replace('"graph_name": "', '"graph_name": "x'))
+    assert main(["inspect", str(bare), "--check"]) == 1
+    assert f"{bare}: is not as it was written" in capsys.readouterr().err
+    assert main(["inspect", str(bare.parent / "none.json"), "--check"]) == 2

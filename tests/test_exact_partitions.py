@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_forms import SOURCES
 from harness import run_threads
-from harness.covering import by_pairs
-from harness.training import Setting, case_train, check, start_state
 
 import sar
 from sar.comm import Group
@@ -35,28 +32,6 @@ CUTS = {
     "hotness": PartitionOptions(3, "hotness", seed=1),
     "coarsen to PyG": PartitionOptions(3, "coarsen", seed=1, format="pyg"),
 }
-
-
-def without_numbers(graph: GraphArrays) -> GraphArrays:
-    """A copy without the columns that inputs cannot have."""
-    graph = copy.deepcopy(graph)
-    for columns in (*graph.node_data.values(), *graph.edge_data.values()):
-        columns.pop("orig_id", None)
-        columns.pop("orig_eid", None)
-    return graph
-
-
-@by_pairs(
-    model=["SAGEConv-mean", "GATConv", "RelGraphConv-basis", "HeteroGraphConv-sum"],
-    source=["YAML, CSV", "YAML, Parquet"],
-    cut=CUTS,
-)
-def test_layers_equal_dgl(model: str, source: str, cut: str, tmp_path: Path) -> None:
-    """From ids of others, which are numbered anew."""
-    setting = Setting(model)
-    given = SOURCES[source](without_numbers(setting.sample), tmp_path).given
-    path = partition(given, tmp_path / "out", CUTS[cut]).path
-    check(setting, run_threads(3, case_train, path, setting, start_state(setting)))
 
 
 @pytest.fixture(scope="module")

@@ -79,38 +79,31 @@ def test_an_error_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
     assert path.read_bytes() == b"one" and os.listdir(tmp_path) == ["out.json"]
 
 
-@pytest.mark.parametrize("how", ["link", "second name", "pipe"])
+@pytest.mark.parametrize("how", ["link", "link to nothing", "second name", "pipe"])
 def test_what_is_planted_in_the_place_of_a_partial_file_is_not_written(
     how: str, tmp_path: Path
 ) -> None:
     """By whoever may write in the folder: the file that it leads to stays as it is."""
     mine, partial = tmp_path / "mine", tmp_path / "out.partial"
     mine.write_bytes(b"mine")
-    if how == "pipe":
-        os.mkfifo(partial)
-    else:
-        (partial.symlink_to if how == "link" else partial.hardlink_to)(mine)
+    plant = {
+        "link": lambda: partial.symlink_to(mine),
+        "link to nothing": lambda: partial.symlink_to(tmp_path / "new"),
+        "second name": lambda: partial.hardlink_to(mine),
+        "pipe": lambda: os.mkfifo(partial),
+    }
+    plant[how]()
     with pytest.raises(OSError, match="out: could not be written: .*out.partial is .*, expected"):
         write_whole(tmp_path / "out", lambda file: file.write(b"new"))
-    assert mine.read_bytes() == b"mine" and not (tmp_path / "out").exists()
-    assert partial.is_symlink() == (how == "link")
+    assert mine.read_bytes() == b"mine" and sorted(os.listdir(tmp_path)) == ["mine", "out.partial"]
+    assert partial.is_symlink() == how.startswith("link")
 
 
-def test_a_link_that_leads_nowhere_makes_no_file(tmp_path: Path) -> None:
-    (tmp_path / "out.partial").symlink_to(tmp_path / "new")
-    with pytest.raises(OSError, match="out.partial is a link"):
-        write_whole(tmp_path / "out", lambda file: file.write(b"new"))
-    assert os.listdir(tmp_path) == ["out.partial"]
-
-
-def test_a_link_in_the_place_of_the_file_is_replaced(tmp_path: Path) -> None:
+def test_links_in_the_place_of_the_file_and_of_a_locked_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "out").symlink_to(tmp_path / "mine")
     write_whole(tmp_path / "out", lambda file: file.write(b"new"))
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "out").is_symlink()
-
-
-def test_a_link_in_the_place_of_a_locked_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "kept").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="kept: could not be written: Not a directory"):
@@ -149,23 +142,6 @@ def test_scratch_of_makers_that_were_killed_early_or_late(tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path)) == ["sar-short", "sar-somebody"]
 
 
-def test_an_interrupt_while_a_scratch_folder_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remove, calls = shutil.rmtree, list[object]()
-
-    def interrupted(*arguments: object, **options: object) -> None:
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        remove(*arguments, **options)
-
-    monkeypatch.setattr(shutil, "rmtree", interrupted)
-    with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path) as folder:
-        (folder / "one").mkdir()
-    assert len(calls) == 2 and os.listdir(tmp_path) == []
-
-
 def test_a_scratch_folder_that_is_taken_for_a_left_one_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,21 +159,26 @@ def test_a_scratch_folder_that_is_taken_for_a_left_one_is_made_again(
         assert folder == made[1] and os.listdir(tmp_path) == [folder.name]
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_interrupt_while_a_scratch_folder_is_made_leaves_nothing(
+@pytest.mark.parametrize("moment", ["before", "after", "removal"])
+def test_an_interrupt_leaves_no_scratch_folder(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = Path.mkdir
+    """Before and after it is made, and while it is removed."""
+    where, name = (shutil, "rmtree") if moment == "removal" else (Path, "mkdir")
+    real, calls = getattr(where, name), list[object]()
 
-    def interrupted(folder: Path, **options: Any) -> None:
-        if moment == "after":
-            make(folder, **options)
-        raise KeyboardInterrupt
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        calls.append(arguments)
+        if moment == "after" or len(calls) > 1:
+            real(*arguments, **options)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "mkdir", interrupted)
-    with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path):
-        pass
-    assert os.listdir(tmp_path) == []
+    with pytest.raises(KeyboardInterrupt):
+        monkeypatch.setattr(where, name, interrupted)
+        with scratch_folder(tmp_path) as folder:
+            os.mkdir(folder / "one")
+    assert os.listdir(tmp_path) == [] and calls
 
 
 def test_a_locked_folder_is_one_process_own(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,8 @@ import pytest
 import torch
 from harness import run_threads
 
-from sar.cli import evaluate
 from sar.comm import Group, LocalGroup
 from sar.files import write_whole
-from sar.partition.sources.generate import community_graph
-from sar.partition.write import write_partitions
 from sar.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 
 SmallDisk = Callable[[int], Path]
@@ -66,24 +62,3 @@ def test_files_of_any_kind(small_disk: SmallDisk, write: Callable, size: int) ->
     with pytest.raises(OSError, match=told(disk, "out") + r"$"):
         write_whole(disk / "out", lambda file: write(file, size))
     assert os.listdir(disk) == ["more"]
-
-
-def test_predictions(small_disk: SmallDisk) -> None:
-    disk = small_disk(KIB)
-    args = argparse.Namespace(out=str(disk), gather=False)
-
-    def case(group: Group) -> None:
-        results = {"prediction": torch.zeros(2_000 if group.rank else 20_000, dtype=torch.int64)}
-        with pytest.raises(OSError, match=told(disk, r"predictions-0000\d-of-00002.npz")):
-            evaluate._write(results, args, group)
-
-    run_threads(2, case)
-    assert os.listdir(disk) == []
-
-
-@pytest.mark.parametrize("format", ["dgl", "pyg"])
-def test_partitions(small_disk: SmallDisk, format: str) -> None:
-    disk, graph = small_disk(16 * KIB), community_graph(900, 9_000, 2, classes=3, features=400)
-    with pytest.raises(OSError, match=told(disk, r"out/[\w/.]+")) as caught:
-        write_partitions(graph, np.arange(900) % 2, disk / "out", format=format)
-    assert "inline_container" not in str(caught.value) and os.listdir(disk) == []

@@ -87,12 +87,3 @@ def test_commands_say_it_in_a_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sar partition: error: not enough memory") and words in line
     assert "enforce fail" not in line
-
-
-def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("something else")
-
-    monkeypatch.setattr("sar.cli.partition.partition", fail)
-    with pytest.raises(RuntimeError, match="something else"):
-        main(["partition", "g.npz", "--parts", "2", "--out", "out"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import torch
 from graphs_to_cut import HARD, apart, assert_capacities, cut_share, drawn, homogeneous, loads
 
 from sar.errors import MissingDependencyError, PartitionError
-from sar.partition import buckets, column
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.cut import METHODS, assign
 from sar.partition.methods import coarsen, solver
@@ -23,32 +20,33 @@ from sar.partition.methods.graph import cut_graph
 from sar.partition.sources.generate import community_graph
 
 ALL = frozenset({"edges", "halo", "train"})
+no_dgl = pytest.mark.skipif(find_spec("dgl") is None, reason="dgl is not installed")
+METIS = pytest.param("metis", marks=no_dgl)
 
 
 # -------------------------------------------------------------------------------------- promises
 
 
 @pytest.mark.parametrize("name", HARD)
-@pytest.mark.parametrize("balance", [None, ALL], ids=["nodes", "all"])
-def test_hard_graphs(tmp_path, name, balance):
+@pytest.mark.parametrize(
+    ("method", "balance", "above"),
+    [
+        ("coarsen", None, 1.03),
+        ("coarsen", ALL, 1.05),
+        ("random", None, 1.0),
+        ("contiguous", None, 1.0),
+    ],
+)
+def test_hard_graphs(tmp_path, name, method, balance, above):
     """Capacities hold, the same comes out again, and nothing is left on the disk."""
     make, num_parts = HARD[name]
     graph = make()
-    parts = assign(graph, num_parts, "coarsen", 3, balance=balance, scratch=tmp_path)
-    assert_capacities(graph, parts, num_parts, 1.05 if balance else 1.03)
+    parts = assign(graph, num_parts, method, 3, balance=balance, scratch=tmp_path)
+    assert_capacities(graph, parts, num_parts, above)
     assert not list(tmp_path.iterdir())
     if name in ("types", "multi"):
-        again = assign(graph, num_parts, "coarsen", 3, balance=balance)
+        again = assign(graph, num_parts, method, 3, balance=balance)
         assert again.tobytes() == parts.tobytes()
-
-
-@pytest.mark.parametrize("method", ["random", "contiguous"])
-@pytest.mark.parametrize("name", HARD)
-def test_shares_without_a_look_at_edges(name, method):
-    make, num_parts = HARD[name]
-    graph = make()
-    parts = assign(graph, num_parts, method, 3)
-    assert_capacities(graph, parts, num_parts, 1.0)
     if method == "contiguous":
         for ntype, start in graph.node_offsets().items():
             assert (np.diff(parts[start : start + graph.num_nodes[ntype]]) >= 0).all()
@@ -95,34 +93,15 @@ def test_communities_are_found(small, monkeypatch):
     assert train.max() <= 1.05 * train.mean()
 
 
-CUT = """
-import sys
-from graphs_to_cut import drawn
-from sar.partition.cut import assign
-for seed in (5, 6):
-    sys.stdout.buffer.write(assign(drawn(500, 3000), 5, "coarsen", seed).tobytes())
-"""
-
-
-def test_another_process_finds_the_same():
-    own = [assign(drawn(500, 3000), 5, "coarsen", seed).tobytes() for seed in (5, 6)]
-    assert own[0] != own[1]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", CUT], env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7"},
-        capture_output=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == b"".join(own)
-
-
+@pytest.mark.parametrize("method", ["coarsen", METIS])
 @pytest.mark.parametrize("filling", ["1", "255"])
-def test_what_memory_held_does_not_matter(monkeypatch, filling):
-    """KaMinPar reads memory that it has not written: what was there must not be in the result."""
+def test_what_memory_held_does_not_matter(monkeypatch, method, filling):
+    """Solvers read memory that they have not written: what was there must not be in the result."""
     graph = drawn(500, 3000)
-    expected = assign(graph, 5, "coarsen", 5)
+    expected = assign(graph, 5, method, 5)
     monkeypatch.setenv("GLIBC_TUNABLES", f"glibc.malloc.perturb={filling}")
     monkeypatch.setenv("MALLOC_PERTURB_", filling)
-    assert np.array_equal(assign(graph, 5, "coarsen", 5), expected)
+    assert np.array_equal(assign(graph, 5, method, 5), expected)
 
 
 def test_a_solvers_process_has_the_environment_of_this_one(monkeypatch):
@@ -134,7 +113,7 @@ def test_a_solvers_process_has_the_environment_of_this_one(monkeypatch):
     assert found["LD_PRELOAD"] == "libgomp.so:libx.so"
 
 
-@pytest.mark.parametrize("method", ["coarsen", "metis"])
+@pytest.mark.parametrize("method", ["coarsen", METIS])
 def test_a_file_of_the_user_is_not_taken_for_a_module(method, tmp_path, monkeypatch):
     """Of the current folder, which this process does not import from."""
     for name in ("random", "struct", "numpy", "dgl"):
@@ -143,72 +122,120 @@ def test_a_file_of_the_user_is_not_taken_for_a_module(method, tmp_path, monkeypa
     assert len(assign(drawn(60, 300), 3, method)) == 60
 
 
-def test_any_seed_that_is_not_negative():
-    graph = drawn(60, 300)
+def test_what_may_be_asked_for():
+    """One node or none, any seed, a word or several; numbers of parts that only some can number."""
+    first, second = (assign(drawn(500, 3000), 5, "coarsen", seed) for seed in (5, 6))
+    assert (first != second).any()
+    assert assign(drawn(1, 3), 1).tolist() == [0]
+    assert assign(homogeneous(0, [], []), 1).tolist() == []
+    graph = drawn(200, 2000)
+    asked = [assign(graph, 4, balance=balance).tobytes() for balance in (["edges"], "edges")]
+    assert asked[0] == asked[1]
     for method in ("coarsen", "random"):
-        assert len(assign(graph, 3, method, 2**40)) == 60
-    with pytest.raises(ValueError, match="seed is -1, expected 0 or more"):
-        assign(graph, 3, "random", -1)
+        assert assign(graph, 4, method, 2**40, balance=["nodes"]).shape == (200,)
+    assert METHODS == ("coarsen", "hotness", "metis", "random", "contiguous")
+    assert len(assign(drawn(70_000, 5), coarsen.MAX_PARTS + 1, "contiguous")) == 70_000
+
+
+# ---------------------------------------------------------------------------------------- metis
+
+
+def several_types() -> GraphArrays:
+    """One without nodes."""
+    sizes, rng = {"author": 7, "empty": 0, "paper": 20}, np.random.default_rng(0)
+    pairs = [("author", "paper"), ("paper", "paper"), ("paper", "author")]
+    edges = {
+        (a, "to", b): tuple(torch.from_numpy(rng.integers(0, sizes[one], 60)) for one in (a, b))
+        for a, b in pairs
+    }
+    return GraphArrays("h", sizes, edges)
+
+
+def communities() -> GraphArrays:
+    return community_graph(1000, 8000, features=1, homophily=0.95, classes=4)
+
+
+@no_dgl
+@pytest.mark.parametrize("make", [several_types, communities])
+def test_metis_is_repeatable_and_balances_each_type(make):
+    """Also in several threads. Another seed is another cut."""
+    graph = make()
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: assign(graph, 3, "metis", 5), range(2))
+    np.testing.assert_array_equal(first, second)
+    for ntype, start in graph.node_offsets().items():
+        count = graph.num_nodes[ntype]
+        sizes = np.bincount(first[start : start + count], minlength=3)
+        assert sizes.max() - sizes.min() <= 4 + count // 30
+    assert (assign(graph, 3, "metis", 6) != first).any()
+
+
+@no_dgl
+def test_metis_balances_edges_unless_it_is_not_to():
+    """By itself of one type alone; and far fewer edges are cut than at random."""
+    graph, nodes = communities(), frozenset[str]()
+    asked = {b: assign(graph, 4, "metis", balance=b) for b in (None, nodes, frozenset({"edges"}))}
+    spread = {b: loads(graph, parts, 4).max() * 4 / 8000 for b, parts in asked.items()}
+    assert spread[None] == spread[frozenset({"edges"})] < 1.1
+    assert spread[None] < spread[nodes]
+    assert cut_share(graph, asked[None]) < cut_share(graph, assign(graph, 4, "random")) / 2
+    typed = several_types()
+    by_itself = assign(typed, 3, "metis", 5)
+    np.testing.assert_array_equal(by_itself, assign(typed, 3, "metis", 5, balance=nodes))
+    assert (by_itself != assign(typed, 3, "metis", 5, balance={"edges"})).any()
+
+
+@no_dgl
+def test_metis_on_odd_graphs():
+    """Nothing to cut, few nodes a part, and multi-edges, on which DGL's METIS crashes."""
+    assert np.bincount(assign(homogeneous(9, [], []), 3, "metis")).tolist() == [3, 3, 3]
+    assert np.bincount(assign(drawn(7, 20), 4, "metis")).max() == 2
+    rng = np.random.default_rng(0)
+    ends = (np.repeat(rng.integers(0, most, 20_000), 20) for most in (2000, 50))
+    assert len(assign(homogeneous(2000, *ends), 8, "metis")) == 2000
 
 
 # ---------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("method", ["coarsen", "random", "contiguous"])
-@pytest.mark.parametrize("num_parts", [0, -1, 10])
-def test_numbers_of_parts_that_cannot_be(method, num_parts):
-    with pytest.raises(ValueError, match=f"num_parts is {num_parts}"):
-        assign(drawn(9, 20), num_parts, method)
+def wrong_ids() -> GraphArrays:
+    graph = drawn(9, 20)
+    graph.edges[ETYPE_HOMO][0][3] = 9
+    return graph
 
 
-def test_one_node_and_none():
-    assert assign(drawn(1, 3), 1).tolist() == [0]
-    assert assign(homogeneous(0, [], []), 1).tolist() == []
-    with pytest.raises(ValueError, match="has 0 nodes"):
-        assign(homogeneous(0, [], []), 2)
-
-
-def test_more_parts_than_the_refinement_can_number():
-    assert len(assign(drawn(70_000, 5), coarsen.MAX_PARTS + 1, "contiguous")) == 70_000
-    with pytest.raises(ValueError, match="num_parts is 32769, expected at most 32768"):
-        assign(drawn(70_000, 5), coarsen.MAX_PARTS + 1, "coarsen")
+NINE = drawn(9, 20)
+BALANCED = {"balance": {"edges"}}
 
 
 @pytest.mark.parametrize(
-    ("method", "balance", "said"),
+    ("graph", "num_parts", "method", "options", "said"),
     [
-        ("coarsen", {"edge"}, "got 'edge', expected some of nodes, edges, halo, train"),
-        ("coarsen", "edge", "got 'edge', expected"),
-        ("random", {"edges"}, "method 'random' balances nothing but nodes, got 'edges'"),
-        ("metis", {"halo"}, "method 'metis' balances edges, got 'halo'"),
+        *(
+            (NINE, number, method, {}, f"num_parts is {number}")
+            for number in (0, -1, 10)
+            for method in ("coarsen", "metis", "random", "contiguous")
+        ),
+        (homogeneous(0, [], []), 2, "coarsen", {}, "'g' has 0 nodes"),
+        (drawn(70_000, 5), 32769, "coarsen", {}, "is 32769, expected at most 32768"),
+        (NINE, 2, "random", {"seed": -1}, "seed is -1, expected 0 or more"),
+        (NINE, 2, "mets", {}, "method is 'mets', expected one of coarsen, hotness"),
+        (NINE, 2, "coarsen", {"balance": {"edge"}}, "'edge', expected some of nodes, edges, halo"),
+        (NINE, 2, "coarsen", {"balance": "edge"}, "got 'edge', expected"),
+        (NINE, 2, "random", BALANCED, "'random' balances nothing but nodes, got 'edges'"),
+        (NINE, 2, "metis", {"balance": {"halo"}}, "'metis' balances edges, got 'halo'"),
+        (wrong_ids(), 2, "coarsen", {}, r"src ids span \[\d, 9\], expected \[0, 8\]"),
+        (wrong_ids(), 2, "contiguous", {}, r"src ids span \[\d, 9\], expected \[0, 8\]"),
     ],
-)
-def test_what_cannot_be_balanced(method, balance, said):
+)  # fmt: skip
+def test_what_cannot_be(graph, num_parts, method, options, said):
     with pytest.raises(ValueError, match=said):
-        assign(drawn(9, 20), 2, method, balance=balance)
+        assign(graph, num_parts, method, **options)
 
 
-def test_nodes_and_one_word_may_be_asked_for():
-    graph = drawn(200, 2000)
-    asked = [assign(graph, 4, balance=balance).tobytes() for balance in (["edges"], "edges")]
-    assert asked[0] == asked[1]
-    assert assign(graph, 4, "random", balance=["nodes"]).shape == (200,)
-
-
-def test_a_wrong_method():
-    with pytest.raises(ValueError, match="method is 'mets', expected one of coarsen, hotness"):
-        assign(drawn(9, 20), 2, "mets")
+def test_what_is_no_method():
     with pytest.raises(TypeError, match="method is int, expected a name or a Method"):
-        assign(drawn(9, 20), 2, 3)  # type: ignore[arg-type]
-    assert METHODS == ("coarsen", "hotness", "metis", "random", "contiguous")
-
-
-@pytest.mark.parametrize("method", ["coarsen", "contiguous"])
-def test_ids_of_no_node(method):
-    graph = drawn(9, 20)
-    graph.edges[ETYPE_HOMO][0][3] = 9
-    with pytest.raises(ValueError, match=r"src ids span \[\d, 9\], expected \[0, 8\]"):
-        assign(graph, 2, method)
+        assign(NINE, 2, 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -224,35 +251,31 @@ def test_what_a_method_gives_is_checked(gives):
             return gives
 
     with pytest.raises(PartitionError, match="method 'own' gave"):
-        assign(drawn(9, 20), 2, Own())
-
-
-def no_kaminpar(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Another module of its name comes first."""
-    (folder / "kaminpar.py").write_text(source)
-    monkeypatch.syspath_prepend(folder)
-
-
-def test_without_kaminpar(tmp_path, monkeypatch):
-    no_kaminpar(tmp_path, monkeypatch, "raise ModuleNotFoundError(\"No module named 'kaminpar'\")")
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    with pytest.raises(MissingDependencyError, match="needs kaminpar: pip install kaminpar"):
-        assign(drawn(60, 300), 3, "coarsen", scratch=scratch)
-    assert not list(scratch.iterdir())
+        assign(NINE, 2, Own())
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("method", "module", "needs"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL; out of memory"),
-        ("raise MemoryError('no room')", "room"),
+        ("coarsen", "kaminpar", "pip install kaminpar"),
+        pytest.param("metis", "dgl", "pip install dgl==1.1.3", marks=no_dgl),
     ],
 )
-def test_kaminpar_that_dies(tmp_path, monkeypatch, source, said):
-    no_kaminpar(tmp_path, monkeypatch, source)
-    with pytest.raises(PartitionError, match=f"found no cut into 3 parts: .*{said}"):
-        assign(drawn(60, 300), 3, "coarsen")
+def test_a_solver_that_is_missing_or_dies(tmp_path, monkeypatch, method, module, needs):
+    """Another module of its name comes first."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (scratch := tmp_path / "scratch").mkdir()
+    for source, error, said in (
+        (f"raise ModuleNotFoundError(\"No module named '{module}'\")", MissingDependencyError,
+         f"method '{method}' needs {module}: {needs}"),
+        ("import os; os.kill(os.getpid(), 9)", PartitionError, "killed by SIGKILL; out of memory"),
+        ("import os; os.kill(os.getpid(), 11)", PartitionError, "killed by SIGSEGV"),
+        ("raise MemoryError('no room')", PartitionError, "found no cut into 3 parts: .*room"),
+    ):  # fmt: skip
+        (tmp_path / f"{module}.py").write_text(source)
+        with pytest.raises(error, match=said):
+            assign(drawn(60, 300), 3, method, scratch=scratch)
+        assert not list(scratch.iterdir())
 
 
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: bytes(8) + data[8:]])
@@ -263,34 +286,3 @@ def test_a_damaged_file_for_kaminpar(tmp_path, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(PartitionError, match="KaMinPar found no cut into 3 parts"):
         run_kaminpar(path, count, 3, 0)
-
-
-@pytest.mark.parametrize("name", ["spread", "values", "indptr", "clusters"])
-def test_a_full_disk(tmp_path, monkeypatch, name):
-    """The kernel refuses room to one file after another."""
-    real = column.create_array
-
-    def create(path: Path, *rest):
-        if path.stem == name:
-            monkeypatch.setattr(os, "posix_fallocate", full)
-        return real(path, *rest)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    for module in (buckets, solver):
-        monkeypatch.setattr(module, "create_array", create)
-    with pytest.raises(OSError, match=f"{name}.npy: could not be written: No space left"):
-        assign(drawn(60, 300), 3, "coarsen", scratch=tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-@pytest.mark.parametrize("name", ["c.parhip", "c.weights"])
-def test_a_full_disk_for_the_coarse_graph(tmp_path, name):
-    rows = cut_graph(drawn(60, 300), tmp_path).rows
-    (tmp_path / name).symlink_to("/dev/full")
-    with pytest.raises(OSError, match="c.parhip: could not be written: "):
-        write_contracted(
-            rows, np.arange(60, dtype=np.int32), np.ones(60, np.int32), tmp_path / "c.parhip"
-        )

@@ -5,10 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from graph_forms import SOURCES, one_type, several_types
@@ -71,7 +69,7 @@ def runs(draw: st.DrawFn) -> Run:
 
 
 @given(runs())
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_each_node_and_edge_once(tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
     sizes, form, options, before = run
     graph = one_type(*sizes, options.seed) if sizes else several_types(options.seed)
@@ -136,30 +134,16 @@ def dgl_agrees(path: str, num_parts: int, back: Back) -> None:
             assert torch.equal(orig[dst[rows]], expected[1][eids])
 
 
-@pytest.mark.parametrize("make", [one_type, several_types])
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
-def test_dgl_reads_what_is_written(
-    make: Callable[[], GraphArrays], num_parts: int, tmp_path: Path
-) -> None:
-    graph = make()
-    done = partition(graph, tmp_path / "out", PartitionOptions(num_parts, "random"))
-    dgl_agrees(done.path, num_parts, read_back(done.path, num_parts))
-
-
 STANDALONE = """
     import os, sys
     os.environ["DGL_DIST_MODE"] = "standalone"
     import dgl, torch
     dgl.distributed.initialize("unused")
-    graph = dgl.distributed.DistGraph(sys.argv[1], part_config=sys.argv[2])
+    graph = dgl.distributed.DistGraph("one", part_config=sys.argv[1])
     nodes = torch.arange(graph.num_nodes())
-    told = {"nodes": nodes.shape[0], "feat": graph.ndata["feat"][nodes]}
-    told["orig_id"] = graph.ndata["orig_id"][nodes]
-    told["weight"] = graph.edata["weight"][torch.arange(graph.num_edges())]
-    drawn = dgl.distributed.sample_neighbors(graph, nodes, -1)
-    told["src"], told["dst"] = drawn.edges()
-    told["owner"] = graph.get_partition_book().nid2partid(nodes)
-    torch.save(told, sys.argv[3])
+    columns = {name: graph.ndata[name][nodes] for name in ("feat", "orig_id")}
+    drawn = dgl.distributed.sample_neighbors(graph, nodes, -1).edges()
+    torch.save(columns | {"drawn": torch.stack(drawn)}, sys.argv[2])
 """
 
 
@@ -167,16 +151,12 @@ def test_distgraph_reads_what_is_written(tmp_path: Path) -> None:
     """Its standalone mode, which takes one part."""
     graph = one_type()
     done = partition(graph, tmp_path / "out", PartitionOptions(1, name="one"))
-    words = ["one", done.path, str(tmp_path / "told.pt")]
-    found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(STANDALONE), *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr[-2000:]
-    told: dict[str, Tensor] = torch.load(tmp_path / "told.pt", weights_only=True)
+    words = [sys.executable, "-c", textwrap.dedent(STANDALONE), done.path, str(tmp_path / "told")]
+    subprocess.run(words, cwd=ROOT, timeout=100, check=True)
+    told: dict[str, Tensor] = torch.load(tmp_path / "told", weights_only=True)
     (data,), (ends,) = graph.node_data.values(), graph.edges.values()
-    assert torch.equal(told["feat"], data["feat"][told["orig_id"]])
-    assert not told["owner"].any() and len(told["weight"]) == graph.total_edges
-    drawn = zip(*(told["orig_id"][told[end]].tolist() for end in ("src", "dst")), strict=True)
+    order = told["orig_id"]
+    assert torch.equal(told["feat"], data["feat"][order])
+    assert torch.equal(order.sort().values, torch.arange(graph.total_nodes))
+    drawn = zip(*order[told["drawn"]].tolist(), strict=True)
     assert sorted(drawn) == sorted(zip(*(one.tolist() for one in ends), strict=True))
-    assert np.array_equal(np.sort(told["orig_id"]), np.arange(graph.total_nodes))

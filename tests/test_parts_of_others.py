@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import sar
-from sar.ops.batch_norm import normalize_rows
 
 WIDTH = 4
 
@@ -42,6 +41,10 @@ def compare(layer: nn.Module, partitioned: Cutter, size: int = 3) -> None:
         got = results(part.graph, mine, rows[part.nodes], factor[part.nodes])
         with torch.no_grad():
             again = mine(part.graph, rows[part.nodes])
+            if isinstance(getattr(mine, "fc_neigh", None), Kept):
+                torch.testing.assert_close(
+                    mine.fc_self(rows[part.nodes]) + mine.fc_neigh.last, again
+                )
         torch.testing.assert_close(again, want["out"][part.nodes], rtol=1e-11, atol=1e-11)
         assert_share(group, got, want, part.nodes)
 
@@ -54,16 +57,6 @@ class Kept(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         self.last = super().forward(x)
         return self.last
-
-
-class Noting(nn.Linear):
-    """A part whose result is used without gradient first."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        with torch.no_grad():
-            self.mean = y.mean()
-        return y
 
 
 class Rectified(nn.Linear):
@@ -83,24 +76,11 @@ class Rectified(nn.Linear):
         return self._Relu.apply(super().forward(x))
 
 
-@pytest.mark.parametrize("part", [Kept, Noting, Rectified])
+@pytest.mark.parametrize("part", [Kept, Rectified])
 def test_parts_of_others_compute_what_they_say(part: type[nn.Linear], partitioned: Cutter) -> None:
     conv = Sage(WIDTH, WIDTH, "mean")
     conv.fc_neigh = part(WIDTH, WIDTH, bias=False)
     compare(conv, partitioned)
-
-
-def test_what_a_part_keeps_is_computed(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Any) -> None:
-        part, conv = Part(group, path), Sage(WIDTH, WIDTH, "mean").double()
-        conv.fc_neigh = Kept(WIDTH, WIDTH, bias=False).double()
-        x = whole(57, (WIDTH,), seed=1)[part.nodes]
-        out = conv(part.graph, x)
-        torch.testing.assert_close(conv.fc_self(x) + conv.fc_neigh.last, out)
-
-    run_threads(2, case)
 
 
 @pytest.mark.parametrize("where", ["forward", "pre", "full backward", "everywhere"])
@@ -230,14 +210,6 @@ def test_gradients_are_plain_tensors(partitioned: Cutter) -> None:
 
     run_threads(1, case)
     assert len(got) == 1 and not got[0].requires_grad and got[0].grad_fn is None
-
-
-def test_a_backward_pass_in_inference_mode() -> None:
-    x = torch.randn(5, 3, requires_grad=True)
-    out = normalize_rows(x * 1, None, None, 1e-5, sar.comm.LocalGroup())[0].square().sum()
-    with torch.inference_mode():
-        out.backward()
-    assert x.grad is not None
 
 
 def test_a_recomputed_layer_lets_its_input_go(partitioned: Cutter) -> None:

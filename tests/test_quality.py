@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from graphs_to_cut import KINDS, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,25 +21,6 @@ from sar.partition.summary import summarize
 from sar.partition.write import write_partitions
 from sar.plan import Costs
 from sar.train.options import ModelOptions
-
-HOMO = ({NTYPE_HOMO: 23}, [ETYPE_HOMO])
-HETERO = ({"a": 11, "b": 17, "none": 0}, [("a", "r", "b"), ("b", "s", "a"), ("b", "t", "b")])
-
-
-def random_graph(kind: tuple, num_edges: int, seed: int, masks: bool = True) -> GraphArrays:
-    """A graph with loops and multi-edges, and masks on one of its node types."""
-    rng = np.random.default_rng(seed)
-    counts, etypes = kind
-    edges = {
-        etype: tuple(
-            torch.from_numpy(rng.integers(0, counts[ntype], num_edges))
-            for ntype in (etype[0], etype[2])
-        )
-        for etype in etypes
-    }
-    last = etypes[-1][0]
-    data = {last: {"train_mask": torch.from_numpy(rng.random(counts[last]) < 0.5)}}
-    return GraphArrays("g", dict(counts), edges, data if masks else {}).validate()
 
 
 def random_parts(graph: GraphArrays, num_parts: int, seed: int, empty: bool = False) -> np.ndarray:
@@ -84,29 +66,22 @@ def check(found: CutQuality, graph: GraphArrays, parts: np.ndarray, num_parts: i
 
 @settings(max_examples=60, deadline=None)
 @given(
-    kind=st.sampled_from([HOMO, HETERO]),
-    num_parts=st.sampled_from([1, 2, 3, 8, 70]),
+    kind=st.sampled_from(list(KINDS)),
+    num_parts=st.sampled_from([1, 2, 3, 8, 12, 30, 70, 300]),
     num_edges=st.sampled_from([0, 1, 40, 150]),
     seed=st.integers(0, 1000),
     empty=st.booleans(),
 )
-def test_counts(kind: tuple, num_parts: int, num_edges: int, seed: int, empty: bool) -> None:
-    graph = random_graph(kind, num_edges, seed)
+def test_counts(kind: str, num_parts: int, num_edges: int, seed: int, empty: bool) -> None:
+    graph = small(kind, num_edges, seed)
     parts = random_parts(graph, num_parts, seed, empty)
     found = measure(graph, parts, num_parts)
     check(found, graph, parts, num_parts)
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
 
 
-@pytest.mark.parametrize("num_parts", [12, 30, 300])
-def test_other_sizes_of_words(num_parts: int) -> None:
-    graph = random_graph(HETERO, 200, 1)
-    parts = random_parts(graph, num_parts, 1)
-    check(measure(graph, parts, num_parts), graph, parts, num_parts)
-
-
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = random_graph(HETERO, 150, 2)
+    graph = small("several", 150, 2)
     parts = random_parts(graph, 3, 2)
     whole = measure(graph, parts, 3, cover=True)
     monkeypatch.setattr(progress, "BLOCK", 7)
@@ -115,11 +90,11 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole.to_dict() == blocks.to_dict()
 
 
-@pytest.mark.parametrize("kind", [HOMO, HETERO], ids=["one type", "types"])
-def test_the_files_tell_the_same(kind: tuple, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_tell_the_same(kind: str, tmp_path: Path) -> None:
     """What was measured right after the cut is what is counted in written partitions."""
     pytest.importorskip("dgl")
-    graph = random_graph((dict(kind[0]), kind[1]), 150, 3)
+    graph = small(kind, 150, 3)
     parts = random_parts(graph, 4, 3)
     found = measure(graph, parts, 4, cover=True).to_dict()
     path = write_partitions(graph, torch.from_numpy(parts), tmp_path / "p", num_parts=4)
@@ -130,14 +105,14 @@ def test_the_files_tell_the_same(kind: tuple, tmp_path: Path) -> None:
 
 
 def test_masks_of_several_columns_and_none() -> None:
-    graph = random_graph(HOMO, 40, 4)
+    graph = small("one type", 40, 4)
     parts = random_parts(graph, 2, 4)
     columns = torch.zeros(23, 3, dtype=torch.uint8)
     columns[5, 1] = columns[5, 2] = columns[7, 0] = 1
     graph.node_data[NTYPE_HOMO]["train_mask"] = columns
     found = measure(graph, parts, 2)
     assert found.training is not None and found.training.sum() == 2
-    without = measure(random_graph(HOMO, 40, 4, masks=False), parts, 2)
+    without = measure(small("one type", 40, 4, masks=False), parts, 2)
     assert without.training is without.train_balance is None
     described = without.to_dict()
     assert described["train_nodes"] is described["parts"][0]["train_nodes"] is None
@@ -153,12 +128,8 @@ def test_balances() -> None:
     assert found.rows.tolist() == [[0, 0], [3, 0]]
     assert found.fewest is not None and found.fewest.tolist() == [[0, 0], [1, 0]]
     assert balance([0, 0]) == 1.0
-
-
-def test_no_nodes() -> None:
-    graph = GraphArrays("g", {NTYPE_HOMO: 0}, {})
-    found = measure(graph, np.zeros(0, dtype=np.int64), 2, cover=True)
-    assert found.cut_share == 0.0 and found.node_balance == 1.0
+    none = measure(GraphArrays("g", {NTYPE_HOMO: 0}, {}), np.zeros(0, int), 2, cover=True)
+    assert none.cut_share == 0.0 and none.node_balance == 1.0
 
 
 @pytest.mark.parametrize(
@@ -173,46 +144,38 @@ def test_no_nodes() -> None:
 )
 def test_wrong_parts(parts: np.ndarray, num_parts: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        measure(random_graph(HOMO, 10, 0), parts, num_parts)
+        measure(small("one type", 10, 0), parts, num_parts)
 
 
 @pytest.mark.parametrize("wrong", [-1, 23])
 @pytest.mark.parametrize("side", [0, 1])
 def test_edges_of_unknown_nodes(wrong: int, side: int) -> None:
-    graph = random_graph(HOMO, 10, 0)
+    graph = small("one type", 10, 0)
     graph.edges[ETYPE_HOMO][side][6] = wrong
     with pytest.raises(ValueError, match=f"edge 6 runs .*{wrong}.* below 23"):
         measure(graph, np.zeros(23, dtype=np.int64), 1)
 
 
-def test_lines() -> None:
-    graph = random_graph(HOMO, 150, 5)
-    parts = random_parts(graph, 4, 5, empty=True)
-    found = measure(graph, parts, 4)
-    lines = report_lines(found)
+def test_lines_and_the_price_of_balance() -> None:
+    graph = small("one type", 150, 5)
+    found = measure(graph, random_parts(graph, 4, 5, empty=True), 4)
+    lines, cut = report_lines(found), int(found.cut_edges.sum())
     assert lines[0] == "graph    g: 23 nodes, 150 edges, 1 node and 1 edge types"
-    cut = int(found.cut_edges.sum())
     assert lines[1] == f"cut      {cut} edges ({100 * cut / 150:.1f} %) run between 4 partitions"
     labels = ["graph", "cut", "nodes", "edges", "halo", "boundary", "training", "empty"]
     assert [line[:9].strip() for line in lines] == labels
     assert lines[-1] == "empty    2 of 4 partitions have no node"
     halo = f"0 to {found.halo.max()} a partition, largest / mean {found.halo_balance:.3f}"
     assert lines[4] == f"halo     {halo}"
-    assert len(report_lines(measure(random_graph(HOMO, 0, 5, masks=False), parts * 0, 1))) == 6
-
-
-def test_the_price_of_balance() -> None:
-    graph = random_graph(HOMO, 60, 6)
     even, uneven = np.arange(23) % 2, np.zeros(23, dtype=np.int64)
     uneven[:2] = 1
-    before, after = (measure(graph, parts, 2) for parts in (uneven, even))
+    before, after, alone = (measure(graph, parts, 2) for parts in (uneven, even, uneven * 0))
     (line,) = [line for line in report_lines(after, before) if line.startswith("balance")]
     old, new = int(before.halo.sum()), int(after.halo.sum())
     assert new > old > 0
     assert f"costs {new - old} halo rows ({100 * (new - old) / old:+.1f} %)" in line
     assert f"nodes {before.node_balance:.2f} to {after.node_balance:.2f}" in line
     assert any("saves" in line for line in report_lines(before, after))
-    alone = measure(graph, uneven * 0, 2)
     assert f"costs {new} halo rows;" in report_lines(after, alone)[-1]
 
 
@@ -224,7 +187,7 @@ def test_prediction_after_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         predicting, "measure_costs", lambda work, seconds: asked.append(work) or costs
     )
-    graph = random_graph(HOMO, 150, 7)
+    graph = small("one type", 150, 7)
     parts = random_parts(graph, 3, 7)
     quality = measure(graph, parts, 3)
     assert predict_cut(graph, quality) is None  # no features
@@ -244,5 +207,5 @@ def test_prediction_after_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     fewer = predict_cut(graph, covered, ModelOptions(hidden=8))
     assert fewer is not None and sum(fewer.sent_bytes) < sum(found.sent_bytes)
     assert asked[-1].model.hidden == 8
-    several = random_graph(HETERO, 40, 7)
+    several = small("several", 40, 7)
     assert predict_cut(several, measure(several, random_parts(several, 2, 7), 2)) is None

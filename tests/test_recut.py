@@ -12,14 +12,13 @@ from foreign_files import write_glt
 from graph_forms import SOURCES, one_type, several_types
 from harness.graphs import mixed
 from round_trips import files_of, read_back, same
-from written_graphs import EDGES, GRAPHS, NODES, cut, plain
+from written_graphs import EDGES, NODES, cut, plain
 
 from sar.__main__ import main
 from sar.partition import progress
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.partition.book import graph_digest
 from sar.partition.cut import METHODS, PartitionOptions
-from sar.partition.dgl_format import read_tensor_dict
 from sar.partition.load import read_book
 from sar.partition.run import partition
 from sar.partition.sources.parts import read_partitions
@@ -30,29 +29,6 @@ from sar.partition.write import write_partitions
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that there are several, and most have no edge of some part."""
     monkeypatch.setattr(progress, "BLOCK", 7)
-
-
-@pytest.mark.parametrize("name", ["plain", "typed"])
-def test_from_one_format_to_the_other_and_back(name: str, tmp_path: Path) -> None:
-    graph = GRAPHS[name]()
-    parts = cut(graph, 3)
-    first = again = write_partitions(graph, parts, tmp_path / "a", num_parts=3)
-    for number, format in enumerate(("pyg", "dgl")):
-        (scratch := tmp_path / f"scratch{number}").mkdir()
-        found, own = read_partitions(again, scratch)
-        again = write_partitions(
-            found, own, tmp_path / f"b{number}", "g", num_parts=3, format=format
-        )
-    for part in range(3):
-        for file in ("graph.dgl", "node_feat.dgl", "edge_feat.dgl"):
-            one, two = (Path(at).parent / f"part{part}" / file for at in (first, again))
-            if file == "graph.dgl":
-                assert one.read_bytes() == two.read_bytes()
-            else:
-                arrays = [read_tensor_dict(at) for at in (one, two)]
-                assert set(arrays[0]) == set(arrays[1])
-                for key, rows in arrays[0].items():
-                    assert torch.equal(rows.read(), arrays[1][key].read())
 
 
 def test_graphlearns_partitions_are_cut_again(tmp_path: Path) -> None:

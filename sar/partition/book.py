@@ -135,8 +135,7 @@ class PartitionBook:
         """Nodes of one type, or of all, in the whole graph."""
         if ntype is None:
             return int(self._node_bounds[-1])
-        ranges = self._ranges_of(ntype)
-        return int((ranges[:, 1] - ranges[:, 0]).sum())
+        return int(np.diff(self._ranges_of(ntype)).sum())
 
     def num_edges(self, etype: str | tuple[str, ...] | None = None) -> int:
         """Edges of one type, or of all, in the whole graph."""
@@ -145,13 +144,11 @@ class PartitionBook:
 
     def part_nodes(self, ntype: str, part: int) -> int:
         """Inner nodes of a type in a part."""
-        start, end = self._ranges_of(ntype)[self._check_part(part)]
-        return int(end - start)
+        return int(np.diff(self._ranges_of(ntype)[self._check_part(part)])[0])
 
     def part_edges(self, etype: str | tuple[str, ...], part: int) -> int:
         """Inner edges of a type in a part."""
-        start, end = self.edge_ranges[self.canonical(etype)][self._check_part(part)]
-        return int(end - start)
+        return int(np.diff(self.edge_ranges[self.canonical(etype)][self._check_part(part)])[0])
 
     def locate(self, nids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where global node ids live: ``(type_id, part, idx)``, int64, shaped as ``nids``.

@@ -81,14 +81,11 @@ def assign(
     Each node type is balanced on its own. The same arguments give the same result.
 
     Args:
-        balance: of "edges", "halo" and "train", what parts share equally as well, if the method
-            can; by default as the method does by itself.
+        method, balance, seed: as of `PartitionOptions`. unbalanced, progress: as of `CutOptions`.
         scratch: where files that are larger than memory lie meanwhile; the system's temporary
             folder by default.
-        unbalanced, progress: as of `CutOptions`.
 
-    Raises ValueError for an unknown method, fewer than one part or fewer nodes than parts, a
-    negative seed, a graph that `GraphArrays.validate` refuses;
+    Raises ValueError for what cannot be and for a graph that `GraphArrays.validate` refuses;
     MissingDependencyError for what the method needs, PartitionError when it gives up.
     """
     found = find_method(method)

@@ -194,16 +194,9 @@ def _own(graph: GraphArrays, owner: np.ndarray, ntype: str) -> np.ndarray:
 
 
 @compiled
-def _mark(src, dst, src_owner, dst_owner, needed, words, edges, cut):  # type: ignore[no-untyped-def]
-    """Count edges, and set the bits of the parts that need a source.
-
-    Args:
-        src, dst: int64 [E] ids inside their types. src_owner, dst_owner: parts of the types' nodes.
-        needed: [N * words] bit p of a node's words: part p needs it.
-        edges, cut: int64 [P], added to.
-
-    Returns the first edge whose ends are no nodes, or -1.
-    """
+def _mark(src, dst, src_owner, dst_owner, needed, words, edges, cut):
+    """Add the parts' ``edges`` and ``cut`` ones, and set in the words of each source, ``needed``
+    [N * words], the bits of parts that need it. Returns the first edge of no nodes, or -1."""
     for edge in range(len(src)):
         start, end = src[edge], dst[edge]
         if start < 0 or start >= len(src_owner) or end < 0 or end >= len(dst_owner):
@@ -217,7 +210,7 @@ def _mark(src, dst, src_owner, dst_owner, needed, words, edges, cut):  # type: i
 
 
 @compiled
-def _count_rows(owner, needed, words, rows, boundary):  # type: ignore[no-untyped-def]
+def _count_rows(owner, needed, words, rows, boundary):
     """Add each node's bits to ``rows`` [P, P], and nodes with bits to ``boundary`` [P]."""
     for node in range(len(owner)):
         own, any_bit = owner[node], False

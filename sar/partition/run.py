@@ -65,19 +65,14 @@ def partition(
     options: PartitionOptions,
     progress: Progress = silent,
 ) -> Partitioned:
-    """Cut ``source`` and write its partitions to ``out_dir``, which appears whole or not at all.
+    """As :func:`partition_graph`; returns what was written and how good the cut is.
 
     A run that is interrupted leaves its cut in ``<out_dir>.cut``; the next one with the same graph
     and options uses it. Files that are larger than memory lie beside ``out_dir`` meanwhile.
 
     Args:
-        source: text as of ``sar partition INPUT``, a path, a DGL graph, a ``Data`` or
-            ``HeteroData`` of PyG, or `GraphArrays`.
         progress: called with what is done, how much of it, and of how much (see
             `sar.partition.progress`).
-
-    Raises ``ValueError``, ``TypeError``, ``SarError`` for bad input and options, ``OSError`` that
-    names what could not be written.
     """
     options.check()
     out = output_folder(out_dir)
@@ -110,7 +105,7 @@ def partition(
             out,
             options.name,
             num_parts=options.num_parts,
-            method=_name_of(options.method),
+            method=getattr(options.method, "name", str(options.method)),
             overwrite=options.overwrite,
             format=options.format,
             progress=progress,
@@ -185,7 +180,12 @@ def _cut(
     """A new cut, or the one that an interrupted run left in the folder ``kept``."""
     graph, num_parts = opened.graph, options.num_parts
     if options.method == KEEP:
-        return _Cut(_given_parts(opened, num_parts))
+        if opened.parts is None:
+            raise ValueError(f"method {KEEP!r} keeps the parts of partitions; the input has none")
+        if opened.num_parts != num_parts:
+            given = f"the input has {opened.num_parts} parts"
+            raise ValueError(f"method {KEEP!r}: {given}, got num_parts {num_parts}")
+        return _Cut(opened.parts)
     is_named = options.method in METHODS  # the user's own may depend on anything
     arrays: dict[str, np.ndarray] = {}
     if is_named:
@@ -207,20 +207,6 @@ def _cut(
     if "unbalanced" in arrays:
         before = measure(graph, arrays["unbalanced"], num_parts, progress=progress)
     return _Cut(arrays["parts"], before, resumed)
-
-
-def _given_parts(opened: Opened, num_parts: int) -> np.ndarray:
-    if opened.parts is None:
-        raise ValueError(f"method {KEEP!r} keeps the parts of partitions; the input has none")
-    if opened.num_parts != num_parts:
-        raise ValueError(
-            f"method {KEEP!r}: the input has {opened.num_parts} parts, got num_parts {num_parts}"
-        )
-    return opened.parts
-
-
-def _name_of(method: str | Method) -> str:
-    return method if isinstance(method, str) else method.name
 
 
 def _key(graph: GraphArrays, options: PartitionOptions, progress: Progress) -> str:

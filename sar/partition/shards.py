@@ -71,11 +71,6 @@ def group_by_source(ends: np.ndarray, owner: np.ndarray, num_parts: int) -> Shar
     return ShardEdges(src, dst, torch.from_numpy(order), offsets)
 
 
-def owner_dtype(num_parts: int) -> np.dtype:
-    """The smallest signed dtype of parts: the fewer its bits, the faster they are sorted."""
-    return np.min_scalar_type(-max(2, num_parts))
-
-
 def check_int32(book: PartitionBook, part: int) -> None:
     """Raises PartitionError for more nodes or edges of a type in a part than int32 counts."""
     if len(book.ntypes) > MAX_NTYPES:
@@ -208,7 +203,8 @@ class _PartReader:
         """Edges are placed by ascending id, then each type's are grouped."""
         low, count = int(self.bounds[0]), int(self.bounds[-1] - self.bounds[0])
         ends = np.empty((2, count), np.int32)
-        owner = np.full(count, -1, owner_dtype(self.book.num_parts))
+        # The fewer its bits, the faster parts are sorted.
+        owner = np.full(count, -1, np.min_scalar_type(-max(2, self.book.num_parts)))
         total = 0
         for src, dst, eids in self._inner_edges():
             at = eids - low

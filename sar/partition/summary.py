@@ -51,12 +51,10 @@ def summarize(
 
 
 class _Count:
-    """What is counted while parts are read.
+    """What is counted while parts are read: ``rows``, [P, P], and the rest of the summary.
 
     Attributes:
         needed: of each type, for each part a bool for each of its nodes: another one needs it.
-        cuts: cut edges of each type, [P]. training: [P] nodes. rows: as in the summary, [P, P].
-        pulled: rows that travel for all relations.
         has_train: some part has training nodes, or could have.
     """
 

@@ -43,31 +43,24 @@ def write_partitions(
 ) -> str:
     """Write `graph`, cut as `node_parts` says, below `out_dir`; returns the path to load.
 
-    node_parts: int [N], partition of each node, types one after another in the order of
-        `graph.num_nodes`.
-    num_parts: the largest id in `node_parts` + 1 unless given (give it when the last partitions may
-        be empty).
+    node_parts: int [N], types one after another in the order of `graph.num_nodes`.
+    num_parts: by default the largest of them + 1; the last partitions may be empty.
     method: what the JSON's `part_method` says.
-    overwrite: replace an `out_dir` that is not empty; only one that holds partitions or nothing
-        else is replaced.
+    overwrite: replace an `out_dir` that holds partitions and nothing else.
     format: "dgl", the layout of `dgl.distributed.partition_graph`, or "pyg", that of
-        `torch_geometric.distributed.Partitioner` (see `sar.partition.formats.pyg_writer`).
-    progress: see `sar.partition.progress`.
+        `torch_geometric.distributed.Partitioner`.
     beside: files and folders on the same file system that are moved in.
     last: called when everything is written, just before it takes its place.
 
     Everything is written into a folder beside `out_dir` that takes its name at the end: an error
     leaves nothing behind. Edges get their original id as the edge feature `orig_eid`, unless they
-    have one of that name. An edge is written once, with the partition of its destination, and so
-    are the sources it needs from other partitions (halo nodes). The tensors of `graph` may be maps
-    of files: they are read in blocks, and what is kept in memory is about 5 bytes for each node.
+    have one, and lie with the partition of their destination. The tensors of `graph` may be maps of
+    files: they are read in blocks; in memory are about 5 bytes for each node.
     Raises ValueError for a bad assignment, name or format; FileExistsError; OSError, with a path.
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}, expected one of {FORMATS}")
     graph = _in_order(graph.validate(progress))
-    if num_parts is not None and num_parts < 1:
-        raise ValueError(f"num_parts is {num_parts}, expected 1 or more")
     most = sys.maxsize if num_parts is None else num_parts
     parts = check_parts(node_parts, graph.total_nodes, most, "node_parts")
     num_parts = num_parts or int(parts.max(initial=0)) + 1

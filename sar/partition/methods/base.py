@@ -160,6 +160,8 @@ def check_parts(
 ) -> np.ndarray:
     """``parts`` as an array, if they are one of each node; an error begins with ``what``."""
     found = np.asarray(parts)
+    if num_parts < 1:
+        raise error(f"num_parts is {num_parts}, expected 1 or more")
     if found.shape != (count,) or found.dtype.kind not in "iu":
         raise error(
             f"{what}: got {found.dtype} of shape {found.shape}, expected {count} integers, one "

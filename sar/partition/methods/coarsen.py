@@ -11,7 +11,6 @@ cluster that most of its neighbors are in and that has room.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,10 +112,7 @@ def node_weights(graph: CutGraph, type_sizes: list[int]) -> np.ndarray:
 
 
 def run_kaminpar(path: Path, count: int, num_parts: int, seed: int) -> np.ndarray:
-    """int32 [count]: part of each node of a ParHIP file; the result lies in a file beside it.
-
-    Raises as :func:`solve` does.
-    """
+    """int32 [count]: part of each node of a ParHIP file; raises as :func:`solve` does."""
     seed %= 2**31  # it counts them in 31 bits
     return solve("kaminpar", path.with_suffix(".npy"), count, num_parts, path, seed, 0.03)
 
@@ -162,32 +158,21 @@ def write_contracted(
             form).
 
     Returns the number of clusters. Raises ``OSError`` for a full disk. Memory: 8 bytes a node, 16
-    a cluster.
+    a cluster, 8 an edge that is written.
     """
     count = int(clusters.max(initial=-1)) + 1
     node_weights = np.bincount(clusters, weights, minlength=count).astype(np.int32)
     walk = _Walk(rows, clusters, count, progress)
-    lightest = walk.lightest(most_edges)
-    heavy_path = path.with_suffix(".weights")
-    first_byte = 3 * _HEADER.itemsize + (count + 1) * _HEADER.itemsize
+    found = walk.edges(walk.lightest(most_edges), "joining clusters")
+    runs = [edges.copy() for edges in found]
+    version = _NODE_IDS_32 | _NODE_WEIGHTS_32 | _EDGE_WEIGHTS_32
+    header = [version, count, sum(run.shape[1] for run in runs)]
+    starts = np.concatenate([[0], np.cumsum(walk.degrees)]) * 4 + 8 * (len(header) + count + 1)
     # Not `tofile`, which says nothing when a disk is full.
-    with naming(path), open(path, "wb") as file, open(heavy_path, "wb") as heavy:
-        file.seek(first_byte)
-        written = 0
-        for edges in walk.edges(lightest, "joining clusters"):
-            file.write(edges[0].data)
-            heavy.write(edges[1].data)
-            written += edges.shape[1]
-        file.write(node_weights.data)
-        heavy.flush()
-        with open(heavy_path, "rb") as source:
-            shutil.copyfileobj(source, file)
-        file.seek(0)
-        version = _NODE_IDS_32 | _NODE_WEIGHTS_32 | _EDGE_WEIGHTS_32
-        file.write(np.array([version, count, written], _HEADER).data)
-        offsets = np.concatenate([[0], np.cumsum(walk.degrees)]) * 4 + first_byte
-        file.write(offsets.astype(_HEADER).data)
-    heavy_path.unlink()
+    with naming(path), open(path, "wb") as file:
+        file.write(np.concatenate([header, starts]).astype(_HEADER).data)
+        for values in (*(run[0] for run in runs), node_weights, *(run[1] for run in runs)):
+            file.write(values.data)
     return count
 
 
@@ -220,9 +205,9 @@ class _Walk:
         step = max(1, self._count // _SAMPLE)
         counts = np.zeros(1, np.int64)
         for edges in self.edges(1, "sampling clusters", step):
-            found = np.bincount(edges[1])
-            counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
-            counts[: len(found)] += found
+            found = np.bincount(edges[1], minlength=len(counts))
+            found[: len(counts)] += counts
+            counts = found
         by_weight = np.arange(len(counts))
         for weight in range(1, len(counts)):
             if (counts * np.minimum(1.0, by_weight / weight)).sum() * step <= most_edges:

@@ -1,8 +1,7 @@
 """Nodes lie where training draws them most often.
 
 After the ``FrequencyPartitioner`` of GraphLearn-for-PyTorch, which takes from trial epochs how
-probably each part's training nodes draw a node, and gives nodes to the part that draws them more
-than the others. Here the expected numbers are computed, and the
+probably each part's training nodes draw a node. Here the expected numbers are computed, and the
 training nodes move as well, to the part that owns most of what they draw; so by turns.
 
 A node draws at hop k, in each relation, ``fanout_k`` of its in-edges without replacement, each
@@ -105,17 +104,12 @@ def place(
     counted: np.ndarray,
     type_sizes: Sequence[int],
 ) -> None:
-    """Change ``parts``, int16 [N]: nodes go where their value is largest and there is room.
+    """Change ``parts``, int16 [N]: nodes go where ``values``, float32 [N, P], are largest and there
+    is room; equal ones leave a node where it is if they can.
 
-    Args:
-        values: float32 [N, P], 0 or more; equal ones leave a node where it is if they can.
-        moving: bool [N]; the others stay.
-        counted: bool [N], those of whom a part has room for the mean of each type and 3 % more;
-            all that move are.
-        type_sizes: nodes of each type, one type after another.
-
-    The larger the lead of a node's first choice over the second, the sooner it chooses; equal leads
-    in the order of ids.
+    ``moving`` nodes do. A part has room for the mean of the ``counted`` ones of each type and 3 %
+    more. The larger the lead of a node's first choice over the second, the sooner it chooses; equal
+    leads in the order of ids.
     """
     num_parts = values.shape[1]
     for own, most in _rooms(counted, type_sizes, num_parts):
@@ -184,14 +178,7 @@ def _remote(hot, parts):
 
 
 class Draws:
-    """The two sums above for all parts at once, in mapped files.
-
-    Args:
-        graph: its edges are gone through in blocks, once a hop and sum.
-        fanouts: of each hop, the seeds' first; -1: all in-edges.
-        folder: where the files lie: 12 bytes a node and part, and 4 for each node that a relation
-            may end in.
-    """
+    """The two sums above for all parts at once, in mapped files of ``folder``."""
 
     def __init__(
         self,
@@ -210,13 +197,8 @@ class Draws:
         self._in_edges = _in_edges(graph, folder / "draws-in-edges.npy")
 
     def reached(self, parts: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-        """float32 [N, P]: how often the seeds that a part owns reach each node.
-
-        Args:
-            parts: int [N]. seeds: bool [N].
-
-        The result is good until the next call.
-        """
+        """float32 [N, P]: how often the ``seeds``, bool [N], that a part owns reach each node; good
+        until the next call, as is the other sum."""
         rows = np.flatnonzero(seeds)
         self._sums[:] = 0
         self._sums[rows, parts[rows]] = 1
@@ -230,10 +212,7 @@ class Draws:
         return self._sums
 
     def near(self, parts: np.ndarray) -> np.ndarray:
-        """float32 [N, P]: how many of the nodes that a node as a seed draws each part owns.
-
-        The result is good until the next call.
-        """
+        """float32 [N, P]: how many of the nodes that a node as a seed draws each part owns."""
         self._now[:] = 0
         for fanout in reversed(self._fanouts):
             self._new[:] = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sar.partition.compiled import compiled
+from sar.partition.compiled import compiled, inlined
 from sar.partition.methods.graph import CutGraph
 from sar.partition.progress import Counter, Progress, silent
 
@@ -164,15 +164,19 @@ def fit(parts: np.ndarray, counted: np.ndarray, most: int, num_parts: int) -> No
             sizes[to] += 1
 
 
+@inlined
+def _bears(u, types, in_edges, train, loads):
+    """What a part bears of ``u``: kinds, and how much of each."""
+    edges, trained = loads.shape[0] - 3, len(train) > 0 and train[u]
+    return (np.int64(types[u]), edges, edges + 1), (1, np.int64(in_edges[u]), np.int64(trained))
+
+
 @compiled
 def _count_loads(parts, types, in_edges, train, loads):
-    edges, training = loads.shape[0] - 3, loads.shape[0] - 2
     for u in range(len(parts)):
-        p = parts[u]
-        loads[types[u], p] += 1
-        loads[edges, p] += in_edges[u]
-        if len(train) and train[u]:
-            loads[training, p] += 1
+        kinds, amounts = _bears(u, types, in_edges, train, loads)
+        for k in range(3):
+            loads[kinds[k], parts[u]] += amounts[k]
 
 
 @compiled
@@ -189,36 +193,26 @@ def _count_needs(indptr, values, first, last, parts, needs, halo):
 
 
 @compiled
-def _price(u, p, new, types, in_edges, train, loads, means, slopes):
-    """What part ``p`` takes for node ``u``, halo rows left out; ``new``: 0 if it has it, else 1.
+def _price(p, new, kinds, amounts, loads, means, slopes):
+    """What part ``p`` takes for a node, halo rows left out; ``new``: 0 if it has it, else 1.
 
-    By what it bears with ``u``: else a hub, which makes any part heavy, moved in each sweep.
+    By what it bears with the node: else a hub, which makes any part heavy, moved in each sweep.
     """
-    edges, training, kind = loads.shape[0] - 3, loads.shape[0] - 2, types[u]
-    total = slopes[kind] * (loads[kind, p] + new - means[kind])
-    total += slopes[edges] * (loads[edges, p] + new * in_edges[u] - means[edges]) * in_edges[u]
-    if len(train) and train[u]:
-        total += slopes[training] * (loads[training, p] + new - means[training])
+    total = 0.0
+    for k in range(3):
+        kind, amount = kinds[k], amounts[k]
+        total += slopes[kind] * (loads[kind, p] + new * amount - means[kind]) * amount
     return total
 
 
 @compiled
-def _has_room(u, p, types, in_edges, train, loads, caps):
-    edges, training, kind = loads.shape[0] - 3, loads.shape[0] - 2, types[u]
-    if loads[kind, p] + 1 > caps[kind]:
-        return False
-    if loads[edges, p] + in_edges[u] > caps[edges]:
-        return False
-    return not (len(train) and train[u] and loads[training, p] + 1 > caps[training])
-
-
-@compiled
-def _is_above(u, p, types, in_edges, train, loads, caps):
-    """Whether a part that holds ``u`` is above a bound that ``u`` adds to."""
-    edges, training, kind = loads.shape[0] - 3, loads.shape[0] - 2, types[u]
-    if loads[kind, p] > caps[kind] or (in_edges[u] and loads[edges, p] > caps[edges]):
-        return True
-    return len(train) > 0 and train[u] and loads[training, p] > caps[training]
+def _is_above(p, new, kinds, amounts, loads, caps):
+    """Whether a part is above a bound that a node adds to, or would be with a new one."""
+    for k in range(3):
+        matters = amounts[k] or (new and k < 2)
+        if matters and loads[kinds[k], p] + new * amounts[k] > caps[kinds[k]]:
+            return True
+    return False
 
 
 @compiled
@@ -231,19 +225,6 @@ def _fresh(indptr, values, u, p, parts, needs):
         if parts[v] != p and not needs[v, word] & bit:
             found += 1
     return found
-
-
-@compiled
-def _move(u, to, types, in_edges, train, parts, loads):
-    edges, training, kind, own = loads.shape[0] - 3, loads.shape[0] - 2, types[u], parts[u]
-    loads[kind, own] -= 1
-    loads[kind, to] += 1
-    loads[edges, own] -= in_edges[u]
-    loads[edges, to] += in_edges[u]
-    if len(train) and train[u]:
-        loads[training, own] -= 1
-        loads[training, to] += 1
-    parts[u] = to
 
 
 @compiled
@@ -285,17 +266,18 @@ def _sweep(
                 near[found] = p
                 found += 1
             count[p] += 1
-        to_score = count[own] - _price(u, own, 0, types, in_edges, train, loads, means, slopes)
-        everywhere = _is_above(u, own, types, in_edges, train, loads, caps)
+        kinds, amounts = _bears(u, types, in_edges, train, loads)
+        to_score = count[own] - _price(own, 0, kinds, amounts, loads, means, slopes)
+        everywhere = _is_above(own, 0, kinds, amounts, loads, caps)
         if found == 1 and count[own] and not everywhere:
             count[own] = 0
             continue
         kept, degree, near_own = 0, indptr[u + 1] - indptr[u], count[own]
         for i in range(num_parts if everywhere else found):
             p = i if everywhere else near[i]
-            if p == own or (strict and not _has_room(u, p, types, in_edges, train, loads, caps)):
+            if p == own or (strict and _is_above(p, 1, kinds, amounts, loads, caps)):
                 continue
-            value = count[p] - _price(u, p, 1, types, in_edges, train, loads, means, slopes)
+            value = count[p] - _price(p, 1, kinds, amounts, loads, means, slopes)
             kept = _keep(value, p, degree - count[p], score, best, most_fresh, kept)
         for i in range(found):
             count[near[i]] = 0
@@ -318,7 +300,10 @@ def _sweep(
                 to, to_score = p, value
         if to != own:
             moved += 1
-            _move(u, to, types, in_edges, train, parts, loads)
+            for k in range(3):
+                loads[kinds[k], own] -= amounts[k]
+                loads[kinds[k], to] += amounts[k]
+            parts[u] = to
             if len(needs):
                 halo_total += _move_needs(indptr, values, u, own, to, near_own, parts, needs, halo)
     return moved
