@@ -36,12 +36,44 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
 
-def assert_same(parts: list[dict], want: dict, total: int) -> None:
-    """Outputs and gradients of the nodes, by original id, are those of one rank."""
-    nodes, order = [p["nodes"] for p in parts], torch.argsort(want["nodes"])
-    for key in ("out", "x"):
-        got = joined([p[key] for p in parts], nodes, total)
-        assert relative(got, want[key][order]) <= 1e-12, (key, len(parts))
+def for_any_cut(
+    case: Any, graph: GraphArrays, partitioned: Cutter, *given: Any, first: Any = None
+) -> dict[Any, Tensor]:
+    """What ``case`` finds on one rank, in the order of original ids; on all cuts the same: masks
+    bit for bit, other numbers to 1e-12.
+
+    Args:
+        case: (group, path, policy, *given) -> by name (rows, their ids), or (what all ranks have,
+            ``None``); "mask" in the name of a mask.
+        first: given to the one rank in place of ``given``.
+    """
+
+    def found(size: int, method: str, policy: dict, given: Any) -> dict[Any, Tensor]:
+        parts = run_threads(size, case, partitioned(graph, size, method), policy, *given)
+        joint = {}
+        for key, (rows, ids) in parts[0].items():
+            every = [part[key] for part in parts]
+            if ids is not None:
+                ids = torch.cat([each for _, each in every])
+                rows = torch.cat([each for each, _ in every])[torch.argsort(ids)]
+            joint[key] = rows
+        return joint
+
+    want = found(1, "random", {}, given if first is None else first)
+    for cut in CUTS:
+        got = found(*cut, given)
+        for key, rows in want.items():
+            if "mask" in key:
+                assert torch.equal(got[key], rows), (key, cut)
+            else:
+                assert relative(got[key], rows) <= 1e-12, (key, cut)
+    return want
+
+
+def learned(part: Rank, out: Tensor, x: Tensor) -> dict[str, Any]:
+    """The result and the gradient of ``x`` of a loss that differs from node to node."""
+    (out.sin() * part.nodes().view(-1, 1).cos()).sum().backward()
+    return {"out": (out.detach(), part.nodes()), "x": (x.grad, part.nodes())}
 
 
 class Rank:
@@ -75,6 +107,10 @@ def edge_mask(graph: Any, shape: tuple[int, ...] = (3,), etype: Any = None) -> T
 # Edges.
 
 
+def eager(values: Tensor) -> Tensor:
+    return (values.materialize() if isinstance(values, EdgeTensor) else values).detach()
+
+
 def case_gat(group: Any, path: str, policy: dict, layers: nn.ModuleList) -> dict:
     part = Rank(group, path, **policy)
     sar.manual_seed(11)
@@ -85,82 +121,40 @@ def case_gat(group: Any, path: str, policy: dict, layers: nn.ModuleList) -> dict
         h, weight = layer(part.graph, h, get_attention=True)
         h = h.flatten(1)
         weights.append(weight)
-    (h.sin() * part.nodes().view(-1, 1).cos()).sum().backward()
+    found = learned(part, h, x)
     sar.gather_grads(layers)
-    return {
-        "nodes": part.nodes(),
-        "edges": part.edges(),
-        "out": h.detach(),
-        "x": x.grad,
-        "weights": [eager(w) for w in weights],
-        "params": [p.grad for p in layers.parameters()],
-    }
-
-
-def eager(values: Tensor) -> Tensor:
-    return (values.materialize() if isinstance(values, EdgeTensor) else values).detach()
+    found |= {f"mask {i}": (eager(w) == 0, part.edges()) for i, w in enumerate(weights)}
+    return found | {name: (p.grad, None) for name, p in layers.named_parameters()}
 
 
 def test_attention_dropout_does_not_depend_on_the_cut(partitioned: Cutter) -> None:
-    """GATConv: masks bit for bit; outputs and all gradients to 1e-12."""
-    graph = looped()
     torch.manual_seed(0)
-    layers = nn.ModuleList(
-        [
-            dgl.nn.GATConv(6, 3, 2, attn_drop=0.4).double(),
-            dgl.nn.GATConv(6, 4, 1, attn_drop=0.6).double(),
-        ]
-    )
-    want = run_threads(1, case_gat, partitioned(graph, 1), {}, layers)[0]
-    dropped = [joined([w], [want["edges"]], graph.total_edges) == 0 for w in want["weights"]]
-    assert abs(float(dropped[0].double().mean()) - 0.4) < 0.1
-    assert abs(float(dropped[1].double().mean()) - 0.6) < 0.1
-    for size, method, policy in CUTS:
-        parts = run_threads(size, case_gat, partitioned(graph, size, method), policy, layers)
-        assert_same(parts, want, graph.total_nodes)
-        for layer, mask in enumerate(dropped):
-            edges = [p["edges"] for p in parts]
-            got = joined([p["weights"][layer] for p in parts], edges, graph.total_edges)
-            assert torch.equal(got == 0, mask), (size, method)
-        for got, expected in zip(parts[0]["params"], want["params"], strict=True):
-            assert relative(got, expected) <= 1e-12
+    sizes = ((6, 3, 2), (6, 4, 1))
+    layers = [dgl.nn.GATConv(*size, attn_drop=p) for size, p in zip(sizes, (0.4, 0.6))]
+    want = for_any_cut(case_gat, looped(), partitioned, nn.ModuleList(layers).double())
+    for layer, p in enumerate((0.4, 0.6)):
+        assert abs(float(want[f"mask {layer}"].double().mean()) - p) < 0.1
 
 
 def test_edges_of_several_types_and_added_loops(partitioned: Cutter) -> None:
     """Every relation's mask is its own and the cut's no part of it; loops have keys of nodes."""
     graph = hetero()
 
-    def case(group: Any, path: str) -> dict:
-        part = Rank(group, path)
+    def case(group: Any, path: str, policy: dict) -> dict:
+        part = Rank(group, path, **policy)
         sar.manual_seed(3)
-        masks = {e: (edge_mask(part.graph, (2,), e), part.edges(e)) for e in graph.edges}
+        found = {f"mask {e}": (edge_mask(part.graph, (2,), e), part.edges(e)) for e in graph.edges}
         looped_twice = part.graph.add_self_loop("follows").add_self_loop("follows")
-        count = part.graph.num_nodes("user")
+        count, users = part.graph.num_nodes("user"), part.nodes("user")
         loops = edge_mask(looped_twice, (2,), "follows")[-2 * count :]
-        keys = {e: looped_twice[e].scope().relation.keys for e in graph.edges}
-        masks["loops"] = (loops[:count], part.nodes("user"))
-        masks["again"] = (loops[count:], part.nodes("user"))
-        return {"masks": masks, "keys": keys}
+        found |= {"mask": (loops[:count], users), "again mask": (loops[count:], users)}
+        keys = [looped_twice[e].scope().relation.keys.long() for e in graph.edges]
+        return found | {"mask of keys": (torch.cat(keys),) * 2}
 
-    def whole(size: int, method: str) -> tuple[dict, list[dict]]:
-        parts = run_threads(size, case, partitioned(graph, size, method))
-        names = parts[0]["masks"]
-        found = {n: [p["masks"][n] for p in parts] for n in names}
-        totals = {n: sum(len(ids) for _, ids in rows) for n, rows in found.items()}
-        masks = {
-            n: joined([m for m, _ in rows], [i for _, i in rows], totals[n])
-            for n, rows in found.items()
-        }
-        return masks, [p["keys"] for p in parts]
-
-    want, _ = whole(1, "random")
-    for size, method, _ in CUTS:
-        got, keys = whole(size, method)
-        assert all(torch.equal(got[name], want[name]) for name in want), (size, method)
-        every = torch.cat([part[etype].long() for part in keys for etype in part])
-        assert len(every) == graph.total_edges + 2 * graph.num_nodes["user"]
-        assert len(every.unique()) == len(every)
-    assert not torch.equal(want["loops"], want["again"])
+    want = for_any_cut(case, graph, partitioned)
+    assert not torch.equal(want["mask"], want["again mask"])
+    keys = want["mask of keys"]
+    assert len(keys) == graph.total_edges + 2 * graph.num_nodes["user"] == len(keys.unique())
 
 
 def test_a_cut_without_original_ids_uses_its_own(partitioned: Cutter) -> None:
@@ -341,23 +335,16 @@ def case_udf(group: Any, path: str, policy: dict, drop: nn.Module) -> dict:
     part.graph.srcdata["x"] = part.graph.dstdata["x"] = x
     part.graph.update_all(message, dgl.function.sum("m", "out"))
     drop.eval(), quiet.train()  # after the forward: nothing to backward
-    out = part.graph.dstdata["out"]
-    (out.sin() * part.nodes().view(-1, 1).cos()).sum().backward()
-    group.all_reduce(weight.grad)
-    return {"nodes": part.nodes(), "out": out.detach(), "x": x.grad, "weight": weight.grad}
+    found = learned(part, part.graph.dstdata["out"], x)
+    return found | {"weight": (group.all_reduce(weight.grad), None)}
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, sar.nn.Dropout, partial(nn.Dropout, inplace=True)])
 def test_dropout_in_a_users_message(kind: Any, partitioned: Cutter) -> None:
-    graph = mixed()
     plain = sar.nn.Dropout if kind is sar.nn.Dropout else nn.Dropout
-    want = run_threads(1, case_udf, partitioned(graph, 1), {}, plain(0.3))[0]
-    again = run_threads(1, case_udf, partitioned(graph, 1), {}, nn.Dropout(0.0))[0]
+    want = for_any_cut(case_udf, mixed(), partitioned, kind(0.3), first=[plain(0.3)])
+    again = for_any_cut(case_udf, mixed(), partitioned, nn.Dropout(0.0))
     assert relative(again["out"], want["out"]) > 0.1
-    for size, method, policy in CUTS:
-        parts = run_threads(size, case_udf, partitioned(graph, size, method), policy, kind(0.3))
-        assert_same(parts, want, graph.total_nodes)
-        assert relative(parts[0]["weight"], want["weight"]) <= 1e-12
 
 
 def case_pieces(group: Any, path: str, policy: dict) -> dict:
@@ -369,22 +356,13 @@ def case_pieces(group: Any, path: str, policy: dict) -> dict:
     eids, fewer = ((edges % n == 1).nonzero().view(-1) for n in (3, 6))
     graph.ndata["x"] = x
     graph.apply_edges(lambda e: {"a": F.dropout(e.src["x"] * 2, 0.5)}, eids)
-    graph.apply_edges(
-        lambda e: {"a": F.dropout(e.data["a"], 0.2, True, True) + 1},
-        eids[part.edges()[eids] % 2 > 0],
-    )
+    graph.apply_edges(lambda e: {"a": F.dropout(e.data["a"], 0.2, True, True) + 1}, fewer)
     graph.update_all(dgl.function.copy_e("a", "m"), dgl.function.sum("m", "out"))
-    out = graph.ndata["out"]
-    (out.sin() * part.nodes().view(-1, 1).cos()).sum().backward()
-    return {"nodes": part.nodes(), "out": out.detach(), "x": x.grad}
+    return learned(part, graph.ndata["out"], x)
 
 
 def test_dropout_in_columns_of_some_edges(partitioned: Cutter) -> None:
-    graph = mixed()
-    want = run_threads(1, case_pieces, partitioned(graph, 1), {})[0]
-    for size, method, policy in CUTS:
-        parts = run_threads(size, case_pieces, partitioned(graph, size, method), policy)
-        assert_same(parts, want, graph.total_nodes)
+    for_any_cut(case_pieces, mixed(), partitioned)
 
 
 # Nodes.
@@ -416,68 +394,46 @@ def case_net(group: Any, path: str, policy: dict, net: Net, how: str) -> dict:
     net = sar.convert_dropout(net, graphs if how == "bound" else None)
     x.requires_grad_()
     sar.manual_seed(21)
-    losses = []
-    for _ in range(2):
+    found: dict[str, Any] = {}
+    for step in range(2):
         out = net(graphs, x)
         (out.sin() * ids.view(-1, 1).cos()).sum().backward()
-        losses.append(out.detach())
+        found |= {f"out {step}": (out.detach(), ids), f"mask {step}": (out.detach() == 0, ids)}
     sar.gather_grads(net)
-    return {"ids": ids, "outs": losses, "params": [p.grad for p in net.parameters()]}
+    return found | {name: (p.grad, None) for name, p in net.named_parameters()}
 
 
 @pytest.mark.parametrize("how", ["bound", "found", "blocks"])
 def test_converted_dropout_does_not_depend_on_the_cut(how: str, partitioned: Cutter) -> None:
-    """Masks bit for bit (the last dropout's zeros), outputs and gradients to 1e-12."""
-    graph = looped()
+    """Masks are the last dropout's zeros."""
     torch.manual_seed(0)
-    net = Net().double()
-    want = run_threads(1, case_net, partitioned(graph, 1), {}, net, how)[0]
-    total, order = len(want["ids"]), torch.argsort(want["ids"])
-    assert not torch.equal(*want["outs"])
-    for size, method, policy in CUTS:
-        parts = run_threads(size, case_net, partitioned(graph, size, method), policy, net, how)
-        ids = [p["ids"] for p in parts]
-        for step, expected in enumerate(want["outs"]):
-            got = joined([p["outs"][step] for p in parts], ids, total)
-            assert relative(got, expected[order]) <= 1e-12, (size, method)
-            assert torch.equal(got == 0, expected[order] == 0), (size, method)
-        for got, expected in zip(parts[0]["params"], want["params"], strict=True):
-            assert relative(got, expected) <= 1e-12
+    want = for_any_cut(case_net, looped(), partitioned, Net().double(), how)
+    assert not torch.equal(want["out 0"], want["out 1"])
 
 
 def test_node_types_edge_types_and_ids(partitioned: Cutter) -> None:
     """The rows of every type, found by their number or named, keep their mask under every cut."""
     graph = hetero()
 
-    def case(group: Any, path: str) -> dict:
-        part = Rank(group, path)
+    def case(group: Any, path: str, policy: dict) -> dict:
+        part = Rank(group, path, **policy)
         drop = sar.nn.Dropout(0.5, part.graph)
         keys = torch.cat([part.data.keys.nodes(t).long() for t in graph.num_nodes])
         assert len(keys.unique()) == len(keys) == sum(map(part.graph.num_nodes, graph.num_nodes))
         sar.manual_seed(8)
         found = {}
-        for ntype, count in graph.num_nodes.items():
+        for ntype in graph.num_nodes:
             ids, ones = part.nodes(ntype), torch.ones(part.graph.num_nodes(ntype), 2, 3)
-            found[ntype, "named"] = drop(ones, rows=ntype), ids, count
-            found[ntype, "counted"] = drop(ones), ids, count
-            found[ntype, "ids"] = drop(ones, rows=ids), ids, count
-        for etype, (src, _) in graph.edges.items():
+            found[f"named mask {ntype}"] = drop(ones, rows=ntype), ids
+            found[f"counted mask {ntype}"] = drop(ones), ids
+            found[f"mask by ids {ntype}"] = drop(ones, rows=ids), ids
+        for etype in graph.edges:
             ones = torch.ones(part.graph.num_edges(etype), 4)
-            found[etype, "named"] = drop(ones, rows=etype), part.edges(etype), len(src)
+            found[f"mask {etype}"] = drop(ones, rows=etype), part.edges(etype)
         return found
 
-    def whole(size: int, method: str) -> dict:
-        parts = run_threads(size, case, partitioned(graph, size, method))
-        return {
-            key: joined([p[key][0] for p in parts], [p[key][1] for p in parts], parts[0][key][2])
-            for key in parts[0]
-        }
-
-    want = whole(1, "random")
-    assert not torch.equal(want["user", "named"], want["user", "counted"])
-    for size, method, _ in CUTS:
-        got = whole(size, method)
-        assert all(torch.equal(got[key], want[key]) for key in want), (size, method)
+    want = for_any_cut(case, graph, partitioned)
+    assert not torch.equal(want["named mask user"], want["counted mask user"])
 
 
 def test_types_with_as_many_rows(partitioned: Cutter) -> None:

@@ -362,31 +362,6 @@ def test_apply_edges_on_some_edges(kind: str, partitioned: Cutter) -> None:
             assert_close(parts[0]["weight"], weight.grad, "weight", torch.float64)
 
 
-@pytest.mark.parametrize("kind", ["read", "read before", "no gradient"])
-def test_gradients_of_a_deferred_column(kind: str, partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Any) -> tuple[Tensor, Tensor]:
-        graph = Part(group, path).graph
-        x = torch.ones(graph.num_nodes(), 1, dtype=torch.float64, requires_grad=True)
-        graph.ndata["x"] = x
-        with torch.set_grad_enabled(kind != "no gradient"):
-            every = torch.arange(graph.num_edges())
-            graph.apply_edges(lambda edges: {"m": edges.src["x"] * 2}, every)
-        if kind == "read before":
-            with torch.no_grad():
-                assert graph.edata["m"].materialize() is graph.edata["m"].materialize()
-        graph.update_all(lambda edges: {"n": edges.data["m"] * edges.dst["x"]}, fn.sum("n", "out"))
-        graph.ndata["out"].sum().backward()
-        with torch.no_grad():
-            incoming = graph.in_degrees().view(-1, 1).double()
-            outgoing = graph.out_degrees().view(-1, 1).double()
-        return x.grad, 2 * incoming + (0 if kind == "no gradient" else 2 * outgoing)
-
-    for got, want in run_threads(2, case):
-        assert_close(got, want, "gradient of x", torch.float64)
-
-
 def test_some_edges_of_scopes_and_copies(partitioned: Cutter) -> None:
     """Functions read columns as they were when they were given, and edges that are not theirs keep
     what they had, be it lazy."""
@@ -752,11 +727,3 @@ def test_self_loops_by_dgls_functions(options: dict[str, Any], partitioned: Cutt
     for name, rows in want.items():
         got = join_nodes(parts, name, one.num_nodes())
         torch.testing.assert_close(got, rows, rtol=1e-12, atol=1e-12)
-
-
-def test_the_transform_of_dgl_adds_loops(partitioned: Cutter) -> None:
-    def case(group: Any, path: str) -> int:
-        return dgl.AddSelfLoop()(Part(group, path).graph).num_edges_global()
-
-    one = dgl.AddSelfLoop()(to_dgl(mixed()))
-    assert run_threads(2, case, partitioned(mixed(), 2, "random")) == [one.num_edges()] * 2

@@ -11,7 +11,7 @@ import torch
 from harness import run_threads
 from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
-from harness.rows import Part, whole
+from harness.rows import Part, compare, whole
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
@@ -20,30 +20,6 @@ import sar
 
 WIDTH = 4
 Run = Callable[[Any, Tensor], Tensor]
-
-
-def compare(run: Run, partitioned: Cutter) -> None:
-    """``run`` on 3 ranks equals DGL on the whole graph, gradients included."""
-    arrays = mixed()
-    rows = whole(arrays.total_nodes, (WIDTH,), seed=1)
-    factor = whole(arrays.total_nodes, (WIDTH,), seed=2)
-
-    def trained(graph: Any, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-        out = run(graph, x.requires_grad_())
-        (out * factor).sum().backward()
-        return out.detach(), x.grad
-
-    want = trained(to_dgl(arrays), rows.clone(), factor)
-    path = partitioned(arrays, 3, "random")
-
-    def case(group: Any) -> None:
-        part = Part(group, path)
-        for got, all_rows in zip(
-            trained(part.graph, rows[part.nodes], factor[part.nodes]), want, strict=True
-        ):
-            torch.testing.assert_close(got, all_rows[part.nodes], rtol=1e-11, atol=1e-11)
-
-    run_threads(3, case)
 
 
 def refused(run: Run, partitioned: Cutter, match: str) -> None:

@@ -19,6 +19,7 @@ from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.graphs import looped, mixed, to_dgl
 from harness.parts import Cutter
+from harness.rows import compare
 from harness.watch import Largest, dense_graph
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -54,36 +55,17 @@ def of_edges(graph: Any, x: Tensor) -> Tensor:
     return graph.edata["e"]
 
 
+def edge_tensor(group: Any, path: str) -> tuple[Any, Tensor]:
+    """A rank's graph and such a column."""
+    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
+    graph = sar.construct_full_graph(data)
+    return graph, of_edges(graph, data.node_features["_N/feat"].double())
+
+
 def reduced(graph: Any, values: Tensor) -> Tensor:
     graph.edata["m"] = values
     graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "out"))
     return graph.dstdata["out"]
-
-
-def on_ranks(path: str, size: int, run: Callable[[Any, Tensor], Any], **policy: Any) -> list:
-    def case(group: Any) -> Any:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data, sar.Policy(**policy))
-        x = data.node_features["_N/feat"].double()[:, :6].requires_grad_()
-        out = run(graph, x)
-        (out * out).sum().backward()
-        return out.detach(), x.grad, data.node_features["_N/orig_id"]
-
-    return run_threads(size, case)
-
-
-def reference(run: Callable[[Any, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    graph = to_dgl(mixed())
-    x = graph.ndata["feat"].double()[:, :6].requires_grad_()
-    out = run(graph, x)
-    (out * out).sum().backward()
-    return out.detach(), x.grad
-
-
-def assert_same(ranks: list, want: tuple[Tensor, Tensor]) -> None:
-    for out, grad, ids in ranks:
-        torch.testing.assert_close(out, want[0][ids], rtol=1e-11, atol=1e-11)
-        torch.testing.assert_close(grad, want[1][ids], rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -96,8 +78,7 @@ def test_torch_functions_are_recorded(name: str, partitioned: Cutter) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ranks = on_ranks(partitioned(mixed(), 3, "random"), 3, run, block_bytes=4096)
-    assert_same(ranks, reference(run))
+        compare(run, partitioned, 6, block_bytes=4096)
 
 
 WRITES: dict[str, Callable[[Tensor, nn.Parameter], Any]] = {
@@ -163,7 +144,7 @@ def test_a_method_sees_its_object_as_it_was(whole: bool, partitioned: Cutter) ->
             kept.append(graph.edata["e"])
         return reduced(graph, kept[0] - 3 * kept[1] + kept[2] * kept[1])
 
-    assert_same(on_ranks(partitioned(mixed(), 3, "random"), 3, run), reference(run))
+    compare(run, partitioned, 6)
 
 
 def test_sums_with_softmax_weights_run_in_inference_mode(partitioned: Cutter) -> None:
@@ -233,9 +214,7 @@ def test_what_mixes_edges_becomes_eager_with_a_warning(name: str, partitioned: C
     }
 
     def case(group: Any) -> bool:
-        data = sar.load_dgl_partition_data(partitioned(mixed(), 1, "random"), 0, "cpu")
-        graph = sar.construct_full_graph(data)
-        e = of_edges(graph, data.node_features["_N/feat"].double())
+        graph, e = edge_tensor(group, partitioned(mixed(), 1, "random"))
         with pytest.warns(UserWarning, match="held in memory"):
             got = functions[name](e)
         torch.testing.assert_close(got, functions[name](e.materialize()))
@@ -248,9 +227,7 @@ def test_writing_into_an_edge_tensor(partitioned: Cutter) -> None:
     """Rows that are written are there for later functions, too."""
 
     def case(group: Any) -> None:
-        data = sar.load_dgl_partition_data(partitioned(mixed(), 1, "random"), 0, "cpu")
-        graph = sar.construct_full_graph(data)
-        e = of_edges(graph, data.node_features["_N/feat"].double())
+        graph, e = edge_tensor(group, partitioned(mixed(), 1, "random"))
         want = e.materialize().clone()
         want[3] = 7
         with pytest.warns(UserWarning, match="held in memory"):
@@ -270,7 +247,7 @@ def test_a_result_may_be_changed_in_place(reduce: str, partitioned: Cutter) -> N
         out += 1
         return F.leaky_relu(out, 0.1, inplace=True)
 
-    assert_same(on_ranks(partitioned(mixed(), 2, "random"), 2, run), reference(run))
+    compare(run, partitioned, 6)
 
 
 def test_shapes_that_do_not_broadcast_name_both_columns(partitioned: Cutter) -> None:
@@ -401,9 +378,7 @@ def test_values_do_not_leave_unless_they_exist(name: str, partitioned: Cutter) -
     """Also on one rank alone, where a communication would wait for the others for ever."""
 
     def case(group: Any) -> None:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data)
-        e = of_edges(graph, data.node_features["_N/feat"].double())
+        graph, e = edge_tensor(group, path)
         if group.rank == 1:
             with pytest.raises(NotImplementedError, match="materialize") as caught:
                 ESCAPES[name](e)
@@ -419,9 +394,7 @@ def test_values_do_not_leave_unless_they_exist(name: str, partitioned: Cutter) -
 
 def test_one_warning_an_operation_and_an_error_above_the_budget(partitioned: Cutter) -> None:
     def case(group: Any) -> list[str]:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data)
-        e = of_edges(graph, data.node_features["_N/feat"].double())
+        graph, e = edge_tensor(group, path)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(3):
@@ -429,7 +402,7 @@ def test_one_warning_an_operation_and_an_error_above_the_budget(partitioned: Cut
                 e.flip(0)
         size = graph.num_edges() * 6 * 8
         strict = graph.with_policy(sar.Policy(memory_budget=size // 2))
-        e = of_edges(strict, data.node_features["_N/feat"].double())
+        e = of_edges(strict, graph.srcdata["x"])
         with pytest.raises(NotImplementedError, match=f"cumsum.*{size} bytes.*{size // 2}"):
             e.cumsum(0)
         return [str(warning.message) for warning in caught]
@@ -472,9 +445,7 @@ def test_names_that_do_not_exist_and_shapes_that_do_not_fit(partitioned: Cutter)
 
 def test_running_statistics_do_not_see_trial_runs(partitioned: Cutter) -> None:
     def case(group: Any) -> None:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data)
-        e = of_edges(graph, data.node_features["_N/feat"].double())
+        graph, e = edge_tensor(group, path)
         norm, plain = nn.BatchNorm1d(6).double(), nn.BatchNorm1d(6).double()
         with pytest.warns(UserWarning, match="batch_norm .* local edges alone"):
             norm(e)
@@ -491,8 +462,7 @@ def test_what_is_recorded_without_gradients_gets_none(partitioned: Cutter) -> No
             weights = edge_softmax(graph, of_edges(graph, x).tanh())
         return reduced(graph, weights * of_edges(graph, x))
 
-    ranks = on_ranks(partitioned(mixed(), 3, "random"), 3, run)
-    assert_same(ranks, reference(run))
+    compare(run, partitioned, 6)
 
 
 def attention_of(kind: str, scope: Any, x: Tensor) -> Tensor:
@@ -532,4 +502,4 @@ def test_attention_in_functions_of_torch_goes_to_a_kernel(kind: str, partitioned
         graph.group.meter.told = None
         return out
 
-    assert_same(on_ranks(partitioned(mixed(), 3, "random"), 3, attended), reference(dense))
+    compare(attended, partitioned, 6, dense)

@@ -437,35 +437,6 @@ def test_the_halo_is_warned_of_once(partitioned: Cutter, unwarned: None) -> None
         assert any(f"{count} rows, {count * width * 8} bytes" in text for count in counts)
 
 
-def test_a_hub_larger_than_a_block_runs_alone(partitioned: Cutter, unwarned: None) -> None:
-    """Its mailbox is over the budget; the others are cut as they should be."""
-    rng = np.random.default_rng(0)
-    src = np.concatenate([np.arange(1, 700), rng.integers(0, 700, 2000)])
-    dst = np.concatenate([np.zeros(699, int), rng.integers(1, 700, 2000)])
-    graph = homogeneous("hub", 700, src, dst)
-    calls = []
-
-    def reduce(nodes: Any) -> dict[str, Tensor]:
-        calls.append(tuple(nodes.mailbox["m"].shape[:2]))
-        return {"o": nodes.mailbox["m"].square().sum(1)}
-
-    def run(graph: Any, x: Tensor) -> Tensor:
-        graph.ndata["h"] = x
-        graph.update_all(fn.copy_u("h", "m"), reduce)
-        return graph.ndata["o"]
-
-    path = partitioned(graph, 1, "random")
-
-    def case(group: Any) -> tuple[Tensor, Tensor]:
-        part = Part(group, path, sar.Policy(block_bytes=1))
-        return run(part.graph, whole(700, (3,), 0)[part.nodes]), part.nodes
-
-    with pytest.warns(UserWarning, match="hub_larger.*reduce: the mailbox of a destination with 6"):
-        ((out, ids),) = run_threads(1, case)
-    assert (1, 699) in calls and all(n * d <= 256 for n, d in calls if d != 699)
-    torch.testing.assert_close(out, run(to_dgl(graph), whole(700, (3,), 0))[ids])
-
-
 # What is refused.
 
 WRONG: dict[str, tuple[Callable[[Any], Any], type, str]] = {

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 import sar
-from sar.tracing import memo, patterns, recording, weights
+from sar.tracing import memo, recording, weights
 
 Step = Callable[[Any, Tensor], Tensor]
 
@@ -191,7 +191,7 @@ def test_a_second_call_finds_nothing_out(
     name: str, partitioned: Cutter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    for where, what in ((recording, "_infer"), (patterns, "_match"), (weights, "_found")):
+    for where, what in ((recording, "_infer"), (weights, "_found")):
         original = getattr(where, what)
         monkeypatch.setattr(
             where, what, lambda *given, f=original, n=what: (calls.append(n), f(*given))[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ from dgl import function as fn
 from dgl import nn as dglnn
 from harness import assert_close, assert_gradients_close, run_threads
 from harness.graphs import shop, to_dgl
-from harness.parts import Cutter, load_all
+from harness.parts import Cutter
 from harness.rows import whole
 from harness.training import train_nodes, typed_graph, whole_blocks
+from test_multi_update import by_id, halo
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -138,16 +139,10 @@ def check(conv: nn.Module, ranks: list[list[dict]], block: bool) -> None:
     for parts in zip(*ranks, strict=True):
         for key, ids in (("out", "dst"), ("x", "src")):
             for ntype in want[key]:
-                got, rows = (by_id(list(p), key, ids, ntype) for p in (parts, [want]))
+                total = shop().num_nodes[ntype]
+                got, rows = (by_id(list(p), key, ids, ntype, total) for p in (parts, [want]))
                 assert_close(got, rows, f"{key} of {ntype}", torch.float64)
         assert_gradients_close(parts[0]["params"], params, torch.float64)
-
-
-def by_id(parts: list[dict], key: str, ids: str, ntype: str) -> Tensor:
-    """Rows of all ranks in the order of the original ids; 0 where a block has no row."""
-    found = torch.cat([p[key][ntype] for p in parts])
-    every = found.new_zeros((shop().num_nodes[ntype], *found.shape[1:]))
-    return every.index_copy(0, torch.cat([p[ids][ntype] for p in parts]), found)
 
 
 SETTINGS = [
@@ -167,17 +162,6 @@ def test_equals_dgl(name: str, number: int, partitioned: Cutter) -> None:
     path, make = partitioned(shop(), size, method), partial(build, name, aggregate)
     make = partial(make, state=conv.state_dict())
     check(conv, run_threads(size, case, path, make, sar.Policy(rounds=rounds), block), block)
-
-
-def halo(path: str, size: int, etypes: Sequence[str]) -> int:
-    """Rows that all ranks together need of others for the relations, each row once."""
-    total = 0
-    for data in load_all(path, size):
-        shards = [data.edges[e] for e in data.book.canonical_etypes if e[1] in etypes]
-        for peer in range(size):
-            ends = [s.src[s.offsets[peer] : s.offsets[peer + 1]] for s in shards]
-            total += len(torch.cat(ends).unique()) if peer != data.part_id else 0
-    return total
 
 
 class Sent:
@@ -214,7 +198,8 @@ def case_bytes(group: Any, path: str, name: str) -> list[list[int]]:
 @pytest.mark.parametrize("name", ["means", "sums and means", "maxima", "nothing"])
 def test_rows_travel_once(name: str, partitioned: Cutter) -> None:
     """From the second call on (the first agrees on the joint halo) by as much as is shared."""
-    path, groups = partitioned(shop(), 4, "random"), LAYERS[name][1]
+    path = partitioned(shop(), 4, "random")
+    groups = [[e for e in shop().edges if e[1] in names] for names in LAYERS[name][1]]
     calls = torch.tensor(run_threads(4, case_bytes, path, name)).sum(0).tolist()
     saved = sum(
         sum(halo(path, 4, [etype]) for etype in group) - halo(path, 4, group) for group in groups
@@ -286,68 +271,6 @@ def case_dropout(group: Any, path: str) -> None:
     assert total[1] < 0.9 * total[0]
 
 
-class Fickle(nn.Module):
-    """Reads its rows as it is told."""
-
-    def __init__(self, words: list[str]) -> None:
-        super().__init__()
-        self.words = words
-
-    def forward(self, graph: Any, x: tuple[Tensor, Tensor], scale: float | None = 1.0) -> Tensor:
-        word, rows = self.words[0], x[0]
-        if word == "other":
-            rows = rows * 1
-        if word == "written":
-            rows.add_(1)
-        if word == "fails":
-            raise KeyError("no such thing")
-        with graph.local_scope():
-            graph.srcdata["h"] = rows
-            op = word if word in ("max", "sum") else "mean"
-            graph.update_all(fn.copy_u("h", "m"), getattr(fn, op)("m", "out"))
-            return graph.dstdata["out"] if scale is None else graph.dstdata["out"] * scale
-
-
-def case_fickle(group: Any, path: str, words: str) -> None:
-    """Whatever the second module does from the third call on, it gets what it asks for."""
-    graph, x = full_graph(group, path)
-    first, second = Fickle(["mean"]), Fickle(["mean"])
-    conv = dglnn.HeteroGraphConv({"buys": first, "follows": second, "marks": first}, "sum")
-    rows = {t: r for t, r in x.items() if t != "item"}
-    for call in range(5):
-        second.words[0] = words if call in (2, 3) else "mean"
-        given = {t: r.clone() for t, r in rows.items()}, x
-        if second.words[0] == "fails":
-            with pytest.raises(KeyError, match="no such thing"):
-                conv(graph, given)
-            continue
-        out = conv(graph, given, mod_kwargs={"buys": {"scale": 2.0}})
-        sources = rows["user"] + (second.words[0] == "written")
-        op = words if second.words[0] in ("max", "sum") else "mean"
-        want = graph.aggregate(sources, op, etype="follows")
-        torch.testing.assert_close(out["user"], want)
-        want = 2 * graph.aggregate(rows["user"], "mean", etype="buys")
-        want = want + graph.aggregate(rows["tag"], "mean", etype="marks")
-        torch.testing.assert_close(out["item"], want)
-
-
-def case_constant(group: Any, path: str) -> None:
-    """Results of rows that nobody trains are kept, but not what a module writes into them."""
-    graph, x = full_graph(group, path)
-    modules = {"buys": Fickle(["mean"]), "follows": Fickle(["mean"])}
-    conv = dglnn.HeteroGraphConv(modules, lambda rows, _: rows[0])
-    want = {dst: graph.aggregate(x["user"], "mean", etype=(src, name, dst))
-            for src, name, dst in graph.canonical_etypes if name in modules}  # fmt: skip
-    bias = torch.ones(WIDTH, dtype=torch.float64, requires_grad=True)
-    for call in range(6):
-        out = conv(
-            graph, ({"user": x["user"]}, x), mod_kwargs=dict.fromkeys(modules, {"scale": None})
-        )
-        torch.testing.assert_close(dict(out), want)
-        for rows in out.values():
-            rows += bias if call % 2 else 1
-
-
 def case_checkpoint(group: Any, path: str) -> None:
     """Layers that torch runs again in backward save the same tensors both times."""
     graph, x = full_graph(group, path)
@@ -361,10 +284,7 @@ def case_checkpoint(group: Any, path: str) -> None:
         torch.testing.assert_close(found, grads[0])
 
 
-def test_modules_that_do_otherwise(partitioned: Cutter) -> None:
+def test_modules_with_dropout_and_layers_that_run_again(partitioned: Cutter) -> None:
     path = partitioned(shop(), 3, "random")
     run_threads(3, case_dropout, path)
-    for words in ("other", "written", "max", "sum", "fails"):
-        run_threads(3, case_fickle, path, words)
-    run_threads(3, case_constant, path)
     run_threads(3, case_checkpoint, path)

@@ -29,27 +29,36 @@ def look_of(frame: Mapping[str, Tensor], name: str) -> tuple[tuple[int, ...], An
 
 
 class Sample(Mapping[str, Tensor]):
-    """Some of the same few random rows per column: each look gives a copy.
+    """Some of the same few random rows per column.
 
     Args:
         inner: of each row, between rows and the column's other dimensions.
+        blank: zeros instead.
+
+    Attributes:
+        made: the rows by name, in the order in which they were first looked at.
     """
 
     def __init__(
-        self, frame: Mapping[str, Tensor], rows: slice, inner: tuple[int, ...] = ()
+        self,
+        frame: Mapping[str, Tensor],
+        rows: slice,
+        inner: tuple[int, ...] = (),
+        blank: bool = False,
     ) -> None:
-        self._frame, self._rows, self._inner = frame, rows, inner
-        self._made: dict[str, Tensor] = {}
+        self._frame, self._rows, self._inner, self._blank = frame, rows, inner, blank
+        self.made: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._made:
+        if name not in self.made:
             shape, dtype, device = look_of(self._frame, name)
-            rows = torch.zeros((ROWS, *self._inner, *shape), dtype=dtype, device=device)
-            if dtype.is_floating_point:  # integers may be numbers of rows elsewhere
-                drawn = torch.Generator().manual_seed(len(self._made))
-                rows.copy_(torch.rand(rows.shape, generator=drawn))
-            self._made[name] = rows[self._rows].clone()
-        return self._made[name]
+            with torch.inference_mode(False):  # where writes are counted
+                rows = torch.zeros((ROWS, *self._inner, *shape), dtype=dtype, device=device)
+                if dtype.is_floating_point and not self._blank:  # others may be rows elsewhere
+                    drawn = torch.Generator().manual_seed(len(self.made))
+                    rows.copy_(torch.rand(rows.shape, generator=drawn))
+                self.made[name] = rows[self._rows].clone()
+        return self.made[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._frame)

@@ -68,8 +68,9 @@ class EdgeRows(Tensor):
         row = (*shape[:axis], *shape[axis + 1 :])
         made.kind = row, dtype, axis
         node.row_bytes = max(node.row_bytes, math.prod(row) * dtype.itemsize)
-        shape[axis] = BLANK_ROWS
-        node.like = torch.empty(shape, dtype=dtype, device="meta")
+        if node.like is None:
+            shape[axis] = BLANK_ROWS
+            node.like = torch.empty(shape, dtype=dtype, device="meta")
         made.base, made._writes, made._is_stale = base, 0, False
         made._writes_of_base = 0 if base is None else base._writes
         made.is_dense = like.is_contiguous() and (base is None or base.is_dense)

@@ -1,9 +1,8 @@
 """Outcomes that are remembered: what a call gives, what a program is, for the next time.
 
 A layer records the same program in every epoch, of other tensors. What is found out about a call or
-a program (shapes, where its edges are, whether it mixes them, the kernel that computes it, how it
-depends on a softmax) is remembered by the relation, and found again by a key that holds all that
-was looked at:
+a program (shapes, where its edges are, whether it mixes them, how it depends on a softmax) is
+remembered by the relation, and found again by a key that holds all that was looked at:
 
 * functions as such, of torch's own or of this package, whose work nothing but arguments decides; a
   user's function may read anything, so a program with one has no key, nor has a call of one;
@@ -21,7 +20,6 @@ is left out. What has no key is found out again. A full table is emptied.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from types import EllipsisType, NoneType
 from typing import Any, TypeVar
 
@@ -46,7 +44,7 @@ def remembered(relation: AnyRelation, key: Hashable | None, find: Callable[[], T
     """What ``find`` gives, or gave for this key; it is called where there is no key."""
     if key is None:
         return find()
-    table = relation.derived("edge programs", dict[Hashable, Any])
+    table = _table(relation)
     if key not in table:
         keep(relation, key, find())
     return table[key]
@@ -54,7 +52,7 @@ def remembered(relation: AnyRelation, key: Hashable | None, find: Callable[[], T
 
 def keep(relation: AnyRelation, key: Hashable, outcome: Any) -> None:
     """Remember an outcome."""
-    table = relation.derived("edge programs", dict[Hashable, Any])
+    table = _table(relation)
     if len(table) >= MOST:
         table.clear()
     table[key] = outcome
@@ -62,7 +60,11 @@ def keep(relation: AnyRelation, key: Hashable, outcome: Any) -> None:
 
 def recall(relation: AnyRelation, key: Hashable | None) -> Any:
     """The outcome that was kept for this key; ``None``: there is none."""
-    return None if key is None else relation.derived("edge programs", dict[Hashable, Any]).get(key)
+    return None if key is None else _table(relation).get(key)
+
+
+def _table(relation: AnyRelation) -> dict[Hashable, Any]:
+    return relation.derived("edge programs", dict[Hashable, Any])
 
 
 def state_of_torch() -> tuple[Any, ...]:
@@ -96,27 +98,12 @@ def literals(leaves: Iterable[Any], kind: type) -> tuple[Any, ...] | None:
     return tuple(key)
 
 
-@dataclass(frozen=True)
-class Outline:
-    """A program without its tensors.
+def outline(output: Node) -> tuple[Hashable | None, list[Node]]:
+    """A key for the program of a node, and its nodes, each once, in an order that equal keys share.
 
-    Attributes:
-        key: equal for programs that differ in the values of tensors alone, seeds of dropout and
-            normalizers; ``None`` where that cannot be known.
-        nodes, tensors: of the program, each once, in an order that equal keys share.
+    The keys are equal for programs that differ in the values of tensors alone, seeds of dropout and
+    normalizers; ``None`` where that cannot be known.
     """
-
-    key: Hashable | None
-    nodes: list[Node]
-    tensors: list[Tensor]
-
-    def place(self, tensor: Tensor) -> int:
-        """Where a tensor is among ``tensors``."""
-        return next(place for place, one in enumerate(self.tensors) if one is tensor)
-
-
-def outline(output: Node) -> Outline:
-    """The outline of the program of a node."""
     nodes: list[Node] = []
     places: dict[int, int] = {}
     stack = [(output, False)]
@@ -131,21 +118,21 @@ def outline(output: Node) -> Outline:
             stack.append((node, True))
             for one in node.inputs:
                 stack.append((one, False))
-    tensors: dict[int, Tensor] = {}
+    tensors: dict[int, int] = {}
     key: list[Any] = [state_of_torch()]
     for node in nodes:
         work = _work(node)
         if work is None:
-            return Outline(None, nodes, [])
+            return None, nodes
         key.append(work)
         for one in node.inputs:
             key.append(places[id(one)])
         for tensor in node.tensors:
             if id(tensor) not in tensors:
-                tensors[id(tensor)] = tensor
+                tensors[id(tensor)] = len(tensors)
                 key.append((type(tensor), tensor.shape, tensor.dtype, tensor.device))
-            key.append((list(tensors).index(id(tensor)), tensor.requires_grad))
-    return Outline(tuple(key), nodes, list(tensors.values()))
+            key.append((tensors[id(tensor)], tensor.requires_grad))
+    return tuple(key), nodes
 
 
 def _work(node: Node) -> tuple[Any, ...] | None:

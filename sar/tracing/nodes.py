@@ -76,6 +76,8 @@ class Leaf(Node):
 
     def __post_init__(self) -> None:
         self._reads((), (self.tensor,))
+        shape = (BLANK_ROWS, *self.tensor.shape[1:])
+        self.like = torch.empty(shape, dtype=self.tensor.dtype, device="meta")
 
 
 @dataclass(eq=False)
@@ -147,7 +149,8 @@ class Udf(Node):
         function: ([source rows, destination rows, edge rows], edges) -> rows by name.
         outputs: its results, without rows.
         captures, hidden: Note [Captured tensors].
-        chosen: bool of each edge, where the function is called for some; the others get 0.
+        chosen: bool of each edge, where the function is called for some.
+        before: by name what the others have; 0 where there is nothing.
     """
 
     function: Callable[..., Mapping[str, Tensor]]
@@ -160,10 +163,11 @@ class Udf(Node):
     relation: AnyRelation
     dropouts: list[Drawn]
     chosen: Node | None = None
+    before: Mapping[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         captures = [t for t in self.captures if t.requires_grad]  # not the buffers it updates
-        some = [] if self.chosen is None else [self.chosen]
+        some = [] if self.chosen is None else [self.chosen, *self.before.values()]
         self._reads([*self.src, *self.dst, *self.edge, *some], captures)
         self.asks = self.asks or len(self.hidden) > 0
         rows = [math.prod(t.shape[1:]) * t.element_size() for t in self.outputs.values()]
@@ -174,7 +178,10 @@ class Udf(Node):
         if self.chosen is None:
             return self._called(sides, position)
         mine = values[id(self.chosen)].nonzero().view(-1)
-        found = {name: t.new_zeros(len(position), *t.shape[1:]) for name, t in self.outputs.items()}
+        found = {name: values[id(node)] for name, node in self.before.items()}
+        for name, like in self.outputs.items():
+            if name not in found:
+                found[name] = like.new_zeros(len(position), *like.shape[1:])
         if len(mine):
             some = [[rows.index_select(0, mine) for rows in side] for side in sides]
             called = self._called(some, position.index_select(0, mine))
@@ -257,9 +264,6 @@ class Softmax(Node):
 class _EdgeCount:
     """Stands for the number of edges where a function was given it as a literal."""
 
-    def __repr__(self) -> str:
-        return "EDGE_COUNT"
-
 
 EDGE_COUNT = _EdgeCount()
 
@@ -277,7 +281,7 @@ def refuse_written(outputs: list[Node]) -> None:
         for tensor, version in zip(node.tensors, node.versions, strict=True):
             if version == version_of(tensor):
                 continue
-            name = getattr(node, "name", "")
+            name = node.name if isinstance(node, Leaf) else ""
             raise NotSupportedError(
                 f"{f'column {name!r}' if name else 'a tensor or parameter'} was written in place "
                 "after an edge tensor was made of it, whose values are computed when used; "

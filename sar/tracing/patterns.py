@@ -19,7 +19,6 @@ from sar.kernels.attention import Scores
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
 from sar.ops.attention import Attention, attention
 from sar.tracing.edge_rows import EdgeRows
-from sar.tracing.memo import Outline, outline, remembered
 from sar.tracing.nodes import (
     Call,
     Dropout,
@@ -43,20 +42,6 @@ class _Found:
     scores: Scores
     parts: dict[str, Any]
 
-    def placed(self, drawn: Outline) -> _Found:
-        """With places in a program instead."""
-        every: list[Any] = [*drawn.nodes, *drawn.tensors]
-        places = {
-            name: next(i for i, one in enumerate(every) if one is part)
-            for name, part in self.parts.items()
-        }
-        return replace(self, parts=places)
-
-    def taken(self, drawn: Outline) -> _Found:
-        """With what a program has in these places."""
-        every: list[Any] = [*drawn.nodes, *drawn.tensors]
-        return replace(self, parts={name: every[place] for name, place in self.parts.items()})
-
 
 def attend_if_matched(messages: EdgeRows) -> Tensor | None:
     """The sum of ``messages`` per destination when they are attention; ``None`` otherwise.
@@ -67,11 +52,11 @@ def attend_if_matched(messages: EdgeRows) -> Tensor | None:
     relation = messages.scope.relation
     if not isinstance(relation, Relation):
         return None
-    drawn = outline(messages.read())
-    found = _matched(drawn, relation)
+    output = messages.read()
+    found = _match(output, relation)
     if found is None:
         return None
-    refuse_written([drawn.nodes[-1]])
+    refuse_written([output])
     scores, parts = found.scores, found.parts
     value, key, query = parts["value"], parts["key"], parts["query"]
     weight, drop, factor = parts.get("weight"), parts.get("dropout"), parts.get("factor")
@@ -84,19 +69,6 @@ def attend_if_matched(messages: EdgeRows) -> Tensor | None:
     query = query.reshape(relation.num_dst, reach)
     out = attention(spec, flat, key, query, None if weight is None else weight.reshape(-1))
     return out.view(relation.num_dst, *value.shape[1:])
-
-
-def _matched(drawn: Outline, relation: Relation) -> _Found | None:
-    """The attention that a program is; found out once for all programs of one outline."""
-    if drawn.key is None:
-        return _match(drawn.nodes[-1], relation)
-
-    def find() -> _Found | None:
-        found = _match(drawn.nodes[-1], relation)
-        return None if found is None else found.placed(drawn)
-
-    found = remembered(relation, ("attention", drawn.key), find)
-    return None if found is None else found.taken(drawn)
 
 
 def _match(output: Node, relation: Relation) -> _Found | None:
@@ -150,7 +122,7 @@ def _weighted_rows(node: Node) -> tuple[Tensor, Softmax, Dropout | None] | None:
 
 def _row(node: Any) -> tuple[int, ...] | None:
     """The shape of an edge's value."""
-    like = node.tensor if isinstance(node, Leaf) else getattr(node, "like", None)
+    like = node.like if isinstance(node, Node) else None
     return None if like is None else tuple(like.shape[1:])
 
 

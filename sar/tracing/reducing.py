@@ -153,7 +153,7 @@ def mean_of_sum(total: Tensor, relation: AnyRelation) -> Tensor:
 def aggregate_rows(
     relation: AnyRelation, x: Tensor, op: str, edge_weight: Tensor | None, policy: Policy
 ) -> Tensor:
-    """See :meth:`sar.frontends.dgl.ShardedGraph.aggregate`."""
+    """[num_dst, ...] of rows of in-neighbors, times weights of edges if there are; collective."""
     check_reduction(relation, x, op, edge_weight)
     scope = Scope(relation, policy, relation.plan.device)
     messages: Any = rows_of(scope, "u", x, "x")

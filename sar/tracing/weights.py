@@ -27,7 +27,7 @@ from sar.tracing.calls import PRODUCTS, SHAPED, is_read, name_of
 from sar.tracing.lazy import METADATA, EdgeTensor
 from sar.tracing.memo import outline, remembered
 from sar.tracing.message_dropout import DROPOUTS, arguments
-from sar.tracing.nodes import BLANK_ROWS, Dropout, Leaf, Node, Softmax, Udf
+from sar.tracing.nodes import BLANK_ROWS, Dropout, Node, Softmax, Udf
 
 _OPTIONS = {"input", "other", "dim", "keepdim", "dim0", "dim1", "start_dim", "end_dim"}
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
@@ -42,10 +42,10 @@ def weighted_by(messages: EdgeTensor) -> tuple[Softmax, Weighting] | None:
 
     ``None`` where no softmax can be shown to weigh every element of a message by one of its scores.
     """
-    drawn = outline(messages.read())
-    key = None if drawn.key is None else ("weighted by", drawn.key, messages.axis)
-    found = remembered(messages.scope.relation, key, lambda: _found(drawn.nodes, messages))
-    return None if found is None else (drawn.nodes[found[0]], found[1])  # type: ignore[return-value]
+    key, nodes = outline(messages.read())
+    key = None if key is None else ("weighted by", key, messages.axis)
+    found = remembered(messages.scope.relation, key, lambda: _found(nodes, messages))
+    return None if found is None else (nodes[found[0]], found[1])  # type: ignore[return-value]
 
 
 def _found(nodes: list[Node], messages: EdgeTensor) -> tuple[int, Weighting] | None:
@@ -88,7 +88,9 @@ class _Above:
     def value(self, node: Node) -> Any:
         """Stand-ins where ``node`` depends on the softmax; else blank rows on the meta device."""
         if not self._is_above(node):
-            return _blank(node)
+            if node.like is None:
+                raise NotLinear("rows of unknown shape")
+            return torch.empty_like(node.like)
         if id(node) not in self._values:
             self._values[id(node)] = self._computed(node)
         return self._values[id(node)]
@@ -133,14 +135,6 @@ def _outermost(output: Node) -> Iterator[Softmax]:
             if id(parent) not in seen:
                 seen.add(id(parent))
                 todo.append(parent)
-
-
-def _blank(node: Node) -> Tensor:
-    like = node.tensor if isinstance(node, Leaf) else node.like
-    if like is None:
-        raise NotLinear("rows of unknown shape")
-    shape = (BLANK_ROWS, *like.shape[1:]) if isinstance(node, Leaf) else like.shape
-    return torch.empty(shape, dtype=like.dtype, device="meta")
 
 
 class Followed(Tensor):

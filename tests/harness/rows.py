@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from harness.parts import joined
+from harness.graphs import mixed, to_dgl
+from harness.parts import Cutter, joined
+from harness.threads import run_threads
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO
 
 EDGE_KEY = ":".join(ETYPE_HOMO)
@@ -68,3 +71,32 @@ def assert_share(
         value = value if own else group.all_reduce(value.clone())
         expected = want[name][nodes] if own else want[name]
         torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
+
+
+def compare(
+    run: Callable[[Any, Tensor], Tensor],
+    partitioned: Cutter,
+    width: int = 4,
+    whole_run: Callable[[Any, Tensor], Tensor] | None = None,
+    **policy: Any,
+) -> None:
+    """``run`` of a graph and rows, on 3 ranks, equals it, or ``whole_run``, on the whole graph."""
+    import sar
+
+    arrays = mixed()
+    rows = whole(arrays.total_nodes, (width,), seed=1)
+
+    def trained(run: Any, graph: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = run(graph, x.requires_grad_())
+        (out * out).sum().backward()
+        return out.detach(), x.grad
+
+    want = trained(whole_run or run, to_dgl(arrays), rows.clone())
+    path = partitioned(arrays, 3, "random")
+
+    def case(group: Any) -> None:
+        part = Part(group, path, sar.Policy(**policy))
+        for got, expected in zip(trained(run, part.graph, rows[part.nodes]), want, strict=True):
+            torch.testing.assert_close(got, expected[part.nodes], rtol=1e-11, atol=1e-11)
+
+    run_threads(3, case)

@@ -64,11 +64,11 @@ def apply_edges(
         mask[positions] = True
         chosen = rows_of(scope_of(store, etype, policy), "e", mask)
     for name, values in _messages(store, etype, func, message, policy, chosen).items():
-        if chosen is not None:
+        if chosen is not None and message is not None:
             rows = chosen.view(-1, *[1] * (values.dim() - 1))
             frame[name] = torch.where(rows, values, frame[name] if name in frame else 0)
         else:
-            is_column = message is not None and message.op == "copy"
+            is_column = message is not None and message.op == "copy"  # of which it has no copy
             frame[name] = values.clone() if is_column else values
 
 

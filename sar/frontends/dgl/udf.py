@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
@@ -13,18 +13,20 @@ from torch import Tensor, nn
 
 from sar._private import version_of
 from sar.config import Policy
+from sar.edges import AnyRelation
 from sar.errors import NotSupportedError
+from sar.frontends.dgl.frame import Frame
 from sar.frontends.dgl.store import GraphStore
 from sar.graph.view import Scope
 from sar.ops.capture import detached_leaf, leaves_of
 from sar.ops.randomness import unchanged
 from sar.partition.book import EType
 from sar.tracing.capture import RecordCaptures, ReplaceCaptures
-from sar.tracing.chunks import ROWS, Sample, look_of, refuse_chunked
+from sar.tracing.chunks import ROWS, Sample, refuse_chunked
 from sar.tracing.edge_rows import node_of
 from sar.tracing.lazy import EdgeTensor
 from sar.tracing.message_dropout import Drawn, FindDropout, inside_function
-from sar.tracing.nodes import Item, Leaf, Udf
+from sar.tracing.nodes import Item, Leaf, Node, Udf
 
 _PROBE_ROWS = 2
 
@@ -55,32 +57,6 @@ class EdgeBatch:
     def edges(self) -> None:
         """Node ids of the block are not offered: raises ``NotSupportedError``."""
         raise NotSupportedError("edges.edges() is not supported in a message function")
-
-
-class _Recorder(Mapping[str, Tensor]):
-    """A few blank rows per column; remembers which columns were read.
-
-    Attributes:
-        read: the blank rows by name, in the order in which they were first read.
-    """
-
-    def __init__(self, frame: Mapping[str, Tensor], inner: tuple[int, ...]) -> None:
-        self._frame, self._inner = frame, inner
-        self.read: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.read:
-            shape, kind, device = look_of(self._frame, name)
-            with torch.inference_mode(False):  # where writes are counted
-                rows = torch.zeros((_PROBE_ROWS, *self._inner, *shape), dtype=kind, device=device)
-            self.read[name] = rows
-        return self.read[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._frame)
-
-    def __len__(self) -> int:
-        return len(self._frame)
 
 
 @dataclass(frozen=True)
@@ -146,7 +122,8 @@ def seen(
     ``NotSupportedError`` when a row depends on those that are computed with it.
     """
     inners = [inner, *[()] * (len(frames) - 1)]
-    blank = [_Recorder(frame, more) for frame, more in zip(frames, inners, strict=True)]
+    both = list(zip(frames, inners, strict=True))
+    blank = [Sample(frame, slice(_PROBE_ROWS), more, blank=True) for frame, more in both]
     dropouts: list[tuple[float, bool]] = []
 
     def run() -> Mapping[str, Tensor]:
@@ -157,7 +134,7 @@ def seen(
 
     def run_some(rows: slice) -> Mapping[str, Tensor]:
         size = len(range(ROWS)[rows])
-        some = [Sample(frame, rows, more) for frame, more in zip(frames, inners, strict=True)]
+        some = [Sample(frame, rows, more) for frame, more in both]
         with inside_function(), FindDropout(size):
             return call(some, size)
 
@@ -170,9 +147,9 @@ def seen(
         if torch.is_grad_enabled():
             hidden = _hidden_leaves(run, captures)
     refuse_chunked(run_some, f"{kind} {name}", f"{row}s")
-    written = [{n for n, rows in side.read.items() if version_of(rows)} for side in blank]
+    written = [{n for n, rows in side.made.items() if version_of(rows)} for side in blank]
     like = {n: out[:0].detach() for n, out in outputs.items()}
-    read = [list(side.read) for side in blank]
+    read = [list(side.made) for side in blank]
     return Function(call, kind, read, written, like, tuple(captures), hidden, dropouts)
 
 
@@ -208,7 +185,10 @@ def checked(outputs: Any, size: int, kind: str, row: str) -> Mapping[str, Tensor
 def message_columns(
     store: GraphStore, etype: EType, func: Any, policy: Policy, chosen: EdgeTensor | None = None
 ) -> dict[str, EdgeTensor]:
-    """What a user's function of an edge batch returns, lazily; 0 where not ``chosen``."""
+    """What a user's function of an edge batch returns, lazily.
+
+    Where not ``chosen``, what columns of these names had before, or 0.
+    """
     if not callable(func):
         raise TypeError(f"message function: got {type(func).__name__}, expected a callable")
     src, dst = store.src_frames[etype[0]], store.dst_frames[etype[2]]
@@ -242,8 +222,24 @@ def message_columns(
         relation,
         drawn,
         None if chosen is None else chosen.node,
+        {} if chosen is None else _before(edge, function.outputs, relation),
     )
     return {name: EdgeTensor(Item(udf, name), out, scope) for name, out in udf.outputs.items()}
+
+
+def _before(edge: Frame, outputs: Mapping[str, Tensor], relation: AnyRelation) -> dict[str, Node]:
+    """The columns that some rows of a function's results are put over."""
+    found = {}
+    for name, like in outputs.items():
+        if name in edge:
+            old = edge[name]
+            if (old.dtype, old.shape[1:]) != (like.dtype, like.shape[1:]):
+                raise ValueError(
+                    f"edge column {name!r}: got rows of {like.dtype} {list(like.shape[1:])} for "
+                    f"some of the edges, expected {old.dtype} {list(old.shape[1:])} as it had"
+                )
+            found[name] = node_of(old, relation, name)
+    return found
 
 
 def frozen(udf: Callable) -> Callable:
