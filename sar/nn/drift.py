@@ -15,13 +15,14 @@ from torch.nn.parameter import is_lazy
 from sar import expect
 from sar._private import version_of
 from sar.comm import Group, current_group
+from sar.comm.diagnosis import rank_names
 from sar.errors import DriftError
 from sar.nn.history import CHECK_EVERY, History, history_of, is_due, warn_of_factors
 from sar.nn.local_norms import warn_of_local_norms
 from sar.nn.params import ShardedParameter, agree_on_layout, digest_of, layout_of, replicated
 from sar.ops.capture import leaves_of
 
-_MOST_RANKS_NAMED, _UNREGISTERED = 8, "parameter number"
+_UNREGISTERED = "parameter number"
 _WHERE = "behind the loss or a graph's rows"
 
 # Calls of each kind in which parameters are searched: odd and even ones, as there may be two in a
@@ -187,10 +188,8 @@ def _compare(
         history.has_drifted = True
         first = int(differ.any(0).nonzero()[0])
         name, ranks = list(tensors)[first], differ[:, first].nonzero().view(-1).tolist()
-        shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
-        more = " and more" if len(ranks) > _MOST_RANKS_NAMED else ""
         raise DriftError(
-            f"model: {name} of rank {shown}{more} is not the same as rank 0's "
+            f"model: {name} of {rank_names(ranks)} is not the same as rank 0's "
             f"({int(differ.any(0).sum())} of {len(tensors)} tensors differ); "
             f"{_cause(name, model, history)}"
         )
