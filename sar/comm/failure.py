@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -42,6 +43,7 @@ stuck: list[threading.Thread] = []  # which wait for others in vain; see Note [S
 _GONE = "died or left early: the process has ended without a word"
 
 
+@dataclass(eq=False)
 class FailureBoard:
     """This rank's view of the store in which failing ranks leave a word.
 
@@ -56,19 +58,15 @@ class FailureBoard:
         explained: what :meth:`explain` has said last.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        store: dist.Store | None,
-        liveness: Liveness | None = None,
-        keeper: int | None = None,
-        names: Sequence[str] = (),
-    ) -> None:
-        self.rank, self.size, self.store, self.liveness = rank, size, store, liveness
-        self._keeper, self.names, self.is_gone = keeper, names, False
-        self._unanswered: threading.Thread | None = None  # a question that waits too long
-        self.explained: str | None = None
+    rank: int
+    size: int
+    store: dist.Store | None
+    liveness: Liveness | None = None
+    keeper: int | None = None
+    names: Sequence[str] = ()
+    is_gone: bool = False
+    explained: str | None = None
+    _unanswered: threading.Thread | None = None  # a question that waits too long
 
     @property
     def is_lost(self) -> bool:
@@ -205,7 +203,7 @@ class FailureBoard:
         """Who kept the store, where it has gone."""
         if not self.is_gone:
             return None
-        keeper = "the launcher" if self._keeper is None else self.called([self._keeper])
+        keeper = "the launcher" if self.keeper is None else self.called([self.keeper])
         return f"{keeper}, which keeps the ranks' store, has ended"
 
     def silent(self) -> str | None:
@@ -216,8 +214,8 @@ class FailureBoard:
             time.sleep(_PAUSE)
         if self.is_gone:
             return self.gone()
-        if self.is_lost and self._keeper is not None and self._keeper != self.rank:
-            keeper = self.called([self._keeper])
+        if self.is_lost and self.keeper is not None and self.keeper != self.rank:
+            keeper = self.called([self.keeper])
             return f"{keeper}, which keeps the ranks' store, did not answer in time"
         return f"{self.called(waiting)} did not answer within the timeout" if waiting else None
 

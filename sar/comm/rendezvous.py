@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -84,6 +85,7 @@ def agent_keeps_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+@dataclass(eq=False)
 class Rendezvous:
     """Joins one rank to the others.
 
@@ -93,25 +95,22 @@ class Rendezvous:
         names: of the ranks; all who join give the same.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        backend: str,
-        device: torch.device,
-        address: str,
-        port: int,
-        limit: timedelta,
-        names: Sequence[str] = (),
-    ) -> None:
-        self.rank, self.size, self.backend, self.device = rank, size, backend, device
-        self.address, self.port, self.limit = address, port, limit
+    rank: int
+    size: int
+    backend: str
+    device: torch.device
+    address: str
+    port: int
+    limit: timedelta
+    names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
         self._doing, self._keeps_store = "looking for the store", False
         liveness: Liveness | None = None
         with suppress(OSError):
-            liveness = Liveness(own_address(address))
+            liveness = Liveness(own_address(self.address))
         keeper = None if agent_keeps_store() else 0
-        self._board = FailureBoard(rank, size, None, liveness, keeper, names)
+        self._board = FailureBoard(self.rank, self.size, None, liveness, keeper, self.names)
 
     @property
     def _title(self) -> str:
