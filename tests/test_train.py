@@ -405,17 +405,11 @@ def test_the_cosine_schedule_ends_at_zero() -> None:
     [
         (ModelOptions, {"model": "gta"}, "model: got 'gta', expected one of sage, gcn, gin, gat"),
         (ModelOptions, {"model": "gat", "heads": 3}, "heads: got 3, expected a divisor of hidden"),
-        (ModelOptions, {"layers": 0}, "layers: got 0, expected an int of at least 1"),
         (ModelOptions, {"dropout": 1.0}, "dropout: got 1.0"),
         (TrainOptions, {"epochs": 0}, "epochs: got 0"),
-        (TrainOptions, {"lr": 0.0}, "lr: got 0.0"),
         (TrainOptions, {"lr": float("nan")}, "lr: got nan"),
-        (TrainOptions, {"weight_decay": -1.0}, "weight_decay: got -1.0"),
-        (TrainOptions, {"clip_norm": 0.0}, "clip_norm: got 0.0"),
         (TrainOptions, {"metric": "mrr"}, "metric: got 'mrr'"),
-        (TrainOptions, {"schedule": "step"}, "schedule: got 'step'"),
         (TrainOptions, {"seed": -1}, "seed: got -1"),
-        (TrainOptions, {"check_every": -1}, "check_every: got -1"),
     ],
 )
 def test_options_say_what_is_wrong(kind: type, options: dict, words: str) -> None:
