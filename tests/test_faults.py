@@ -21,7 +21,7 @@ from harness.training import Setting, case_train, check, start_state
 
 import sar
 from sar.errors import CommError, PartitionError
-from sar.frontends.dgl import build
+from sar.graph import build
 from sar.partition.load import load_partition
 
 
