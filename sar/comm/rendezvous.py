@@ -197,9 +197,9 @@ class Rendezvous:
         kinds = Counter(name.partition(" ")[0] for name in self._board.names)
         own = " and ".join(f"{count} {kind}s" for kind, count in kinds.items())
         own = own or f"{self.size} ranks"
-        told = store.compare_set(_SIZE, "", own).decode()
-        if told != own:
-            text = f"{self._title} was started as one of {own}, others of {told}"
+        others = store.compare_set(_SIZE, "", own).decode()
+        if others != own:
+            text = f"{self._title} was started as one of {own}, others of {others}"
             self._board.leave_word(text)
             raise CommError(text)
         store.set(_ARRIVED.format(self.rank), json.dumps(self._address()))

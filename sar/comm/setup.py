@@ -205,10 +205,10 @@ def manual_seed(seed: int, *, group: Group | None = None) -> None:
 
 def check_joined() -> None:
     """Raise ``CommError`` where a launcher started several processes and this one joined nobody."""
-    said = None if has_group() else environment.several_processes()
-    if said is not None:
+    count = None if has_group() else environment.several_processes()
+    if count is not None:
         raise CommError(
-            f"nobody called sar.initialize_comms(), and {said} says that several processes were "
+            f"nobody called sar.initialize_comms(), and {count} says that several processes were "
             "started: each would train alone; call it before a graph is loaded"
         )
 
