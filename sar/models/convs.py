@@ -179,16 +179,17 @@ def _fused(adapter: Adapter, layer: nn.Module, graph: Any, x: Tensor) -> Tensor 
     return None
 
 
-def _reason(layer: Any, graph: Any, x: Tensor, *more: torch.dtype) -> str | None:
-    """Why a call is not fused; ``more``: dtypes that the layer takes besides the usual ones."""
-    return inputs_reason(graph, x, *layer.parameters(recurse=False), dtypes=(*DTYPES, *more))
-
-
-def _binds(run: Run) -> Callable[[Any, Any, Arguments], Run | str]:
-    """Binds calls to ``run`` where graph and rows allow."""
+def _binds(
+    run: Run, kernel: str = "", *more: torch.dtype
+) -> Callable[[Any, Any, Arguments], Run | str]:
+    """Binds calls to ``run`` where graph and rows allow, of the usual dtypes and ``more``."""
 
     def bind(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
-        return _reason(layer, graph, inputs["x"]) or partial(run, layer, graph, inputs["x"])
+        x, weights = inputs["x"], layer.parameters(recurse=False)
+        reason = inputs_reason(graph, x, *weights, dtypes=(*DTYPES, *more))
+        if reason is None and kernel and not has(kernel, x.device, x.dtype):
+            reason = f"there are no kernels of attention on {x.device}"
+        return reason or partial(run, layer, graph, x)
 
     return bind
 
@@ -223,14 +224,6 @@ def _gin(layer: Any, graph: Any, x: Tensor) -> Tensor:
     return gin_sum(graph.sole_relation, x, layer.eps, graph.policy, donate=may_donate(layer, x))
 
 
-def _bind_gat(layer: Any, graph: Any, inputs: Arguments) -> Run | str:
-    x = inputs["x"]
-    reason = _reason(layer, graph, x, torch.bfloat16)
-    if reason is None and not has("attend", x.device, x.dtype):
-        reason = f"there are no kernels of attention on {x.device}"
-    return reason or partial(_gat, layer, graph, x)
-
-
 def _agree_gat(layer: Any, graph: Any, inputs: Arguments, fused: bool) -> bool:
     relation, numbers = graph.sole_relation, layer.num_heads + len(layer.weight)
     if relation is None:
@@ -246,8 +239,9 @@ def _gat(layer: Any, graph: Any, x: Tensor, travels: bool) -> Tensor:
     )  # fmt: skip
 
 
-_SAGE, _GAT = Adapter(_binds(_sage), {}, _agree_sage), Adapter(_bind_gat, {}, _agree_gat)
+_SAGE = Adapter(_binds(_sage), {}, _agree_sage)
 _GCN, _GIN = Adapter(_binds(_gcn), {}), Adapter(_binds(_gin), {})
+_GAT = Adapter(_binds(_gat, "attend", torch.bfloat16), {}, _agree_gat)
 
 
 class OwnLayers(Layers):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sar._private import make_wrapper, tree_leaves, tree_map
 from sar.errors import NotSupportedError
-
-N = TypeVar("N", bound="NodeCount")
 
 
 def _named(*names: str) -> set[Callable]:
@@ -55,16 +53,18 @@ class NodeCount(Tensor):
     Attributes:
         here: the counts of this rank.
         everywhere: those of the whole graph; ``None`` on a block, where dividing raises.
+        group: the ranks that hold the other rows.
     """
 
     here: Tensor
     everywhere: Tensor | None
+    group: Any
 
-    @classmethod
-    def of(cls: type[N], here: Tensor, everywhere: Tensor | None) -> N:
+    @staticmethod
+    def of(here: Tensor, everywhere: Tensor | None, group: Any = None) -> NodeCount:
         """The pair as one tensor."""
-        made: N = make_wrapper(cls, here.shape, dtype=here.dtype, device=here.device)
-        made.here, made.everywhere = here, everywhere
+        made = make_wrapper(NodeCount, here.shape, dtype=here.dtype, device=here.device)
+        made.here, made.everywhere, made.group = here, everywhere, group
         return made
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -115,8 +115,9 @@ def _of_both(func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     count, *rest = args
     here = func(count.here, *rest, **kwargs)
     if count.everywhere is None:
-        return tree_map(lambda one: NodeCount.of(one, None), here)
-    return tree_map(NodeCount.of, here, func(count.everywhere, *rest, **kwargs))
+        return tree_map(lambda one: NodeCount.of(one, None, count.group), here)
+    everywhere = func(count.everywhere, *rest, **kwargs)
+    return tree_map(lambda a, b: NodeCount.of(a, b, count.group), here, everywhere)
 
 
 def _divisor(count: NodeCount) -> Tensor:

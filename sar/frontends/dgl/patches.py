@@ -29,7 +29,8 @@ from sar._private import (
 )
 from sar.frontends.dgl import loops, operators, readout
 from sar.frontends.dgl.adapters import LAYERS, graph_first
-from sar.frontends.dgl.counts import Counts, LocalCount
+from sar.frontends.dgl.counts import Counts
+from sar.frontends.dgl.node_count import NodeCount
 from sar.frontends.dgl.sharing import sharing
 from sar.frontends.dgl.typed import in_functions
 from sar.frontends.dgl.undistributed import UNDISTRIBUTED, refusing
@@ -152,8 +153,8 @@ _TRANSFORMS = _REVERSE | {
     "remove_self_loop": _for(Counts, lambda graph, etype=None: graph.remove_self_loop(etype)),
 }
 _SEGMENTS = {
-    "segment_reduce": _for(LocalCount, readout.segment_reduce),
-    "segment_softmax": _for(LocalCount, readout.segment_softmax),
+    "segment_reduce": _for(NodeCount, readout.segment_reduce),
+    "segment_softmax": _for(NodeCount, readout.segment_softmax),
 }
 _SEVERAL = _for(operators.GraphMarker, operators.of_several)
 _TORCH = "torch.nn"  # norms say when they see rows of a sharded graph

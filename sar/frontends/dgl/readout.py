@@ -1,7 +1,7 @@
 """DGL's readouts over a sharded graph: one row for the rows of all ranks.
 
 DGL's readout functions and global poolings end in segment operators that get
-``graph.batch_num_nodes()`` instead of the graph; that is a :class:`LocalCount`, which leads here.
+``graph.batch_num_nodes()`` instead of the graph; that is a :class:`NodeCount`, which leads here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from sar.errors import NotSupportedError
-from sar.frontends.dgl.counts import Counts, LocalCount
+from sar.frontends.dgl.counts import Counts
+from sar.frontends.dgl.node_count import NodeCount
 from sar.ops.aggregate import REDUCTIONS
 from sar.ops.readout import extreme_over_ranks, sum_over_ranks, top_over_ranks
 from sar.tracing.edge_reduce import reduce_edges
 from sar.tracing.lazy import EdgeTensor
 
 
-def segment_reduce(count: LocalCount, value: Tensor, reducer: str = "sum") -> Tensor:
+def segment_reduce(count: NodeCount, value: Tensor, reducer: str = "sum") -> Tensor:
     """[1, ...] sum, mean, max or min of the rows of all ranks, equal on every rank; collective.
 
     Without any row the result is 0. What is made of it counts once a rank:
@@ -40,7 +41,7 @@ def segment_reduce(count: LocalCount, value: Tensor, reducer: str = "sum") -> Te
     raise ValueError(f"reducer: got {reducer!r}, expected one of {', '.join(REDUCTIONS)}")
 
 
-def segment_softmax(count: LocalCount, value: Tensor) -> Tensor:
+def segment_softmax(count: NodeCount, value: Tensor) -> Tensor:
     """Softmax over the rows of all ranks, [num_rows, ...]; collective."""
     with torch.no_grad():
         largest = segment_reduce(count, value, "max")  # a constant cancels
