@@ -43,18 +43,14 @@ def choose_interface(master: str) -> list[str]:
             raise ValueError(f"SAR_SOCKET_NAME: got {name!r}, expected one of {names}")
         libraries = ["GLOO", "NCCL", "CCL", "TP"]
     else:
-        name = "lo" if _is_one_host() else interface_of(address_towards(master))
+        ranks = os.environ.get("WORLD_SIZE")
+        are_own = ranks is not None and ranks == os.environ.get("LOCAL_WORLD_SIZE")
+        name = "lo" if are_own else interface_of(address_towards(master))
         libraries = ["GLOO"]
     variables = [f"{library}_SOCKET_IFNAME" for library in libraries]
     mine = [one for one in variables if name is not None and one not in os.environ]
     os.environ.update(dict.fromkeys(mine, name or ""))
     return mine
-
-
-def _is_one_host() -> bool:
-    """Whether the launcher says that all ranks are its own: nothing then listens for others."""
-    ranks = os.environ.get("WORLD_SIZE")
-    return ranks is not None and ranks == os.environ.get("LOCAL_WORLD_SIZE")
 
 
 def own_address(master: str) -> str:

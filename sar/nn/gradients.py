@@ -54,7 +54,9 @@ def gather_grads(model: nn.Module, *, group: Group | None = None) -> None:
             _before[group] = mine
         else:
             _before.pop(group, None)
-            params = _with_gradient_somewhere(list(named.values()), group)
+            here = torch.tensor(list(present), dtype=torch.int32)
+            somewhere = group.all_reduce(here, "max").tolist() if len(here) else []
+            params = [param for param, has_grad in zip(named.values(), somewhere) if has_grad]
         check_layout(model, len(named), group)
         for bucket in _buckets(params):
             sum_bucket(bucket, group)
@@ -113,14 +115,6 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, group: Group | None = 
         for grad in grads:
             grad.mul_(share)
     return norm
-
-
-def _with_gradient_somewhere(params: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
-    """The parameters that have a gradient on at least one rank."""
-    present = torch.tensor([param.grad is not None for param in params], dtype=torch.int32)
-    if len(params):
-        group.all_reduce(present, "max")
-    return [param for param, has_grad in zip(params, present.tolist()) if has_grad]
 
 
 # Gradients of unequal models must not be added, but asking first is a collective in every step.

@@ -71,7 +71,11 @@ def _take(folder: Path) -> int:
         try:
             before = _lock(number, folder)
             if path.exists() and os.path.samestat(os.fstat(number), os.stat(path)):
-                _sign(number, path)
+                mine = {"pid": os.getpid(), "host": socket.gethostname()}
+                mine["since"] = time.strftime("%F %T")
+                with naming(path):
+                    os.ftruncate(number, 0)
+                    os.pwrite(number, json.dumps(mine).encode(), 0)
                 break
         except BaseException:
             os.close(number)
@@ -83,13 +87,6 @@ def _take(folder: Path) -> int:
             stacklevel=5,
         )
     return number
-
-
-def _sign(number: int, path: Path) -> None:
-    mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%F %T")}
-    with naming(path):
-        os.ftruncate(number, 0)
-        os.pwrite(number, json.dumps(mine).encode(), 0)
 
 
 def _lock(number: int, folder: Path) -> dict[str, Any]:

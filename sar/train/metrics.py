@@ -70,7 +70,10 @@ def _accuracy(logits: Tensor, labels: Tensor, group: Group, by_label: bool) -> f
 
 
 def _f1(logits: Tensor, labels: Tensor, macro: bool, group: Group) -> float:
-    guess, truth = _as_matrices(logits, labels)
+    guess, truth = predict(logits, labels.dim() == 2), labels
+    if labels.dim() == 1:
+        classes = torch.arange(logits.shape[1], device=logits.device)
+        guess, truth = guess[:, None] == classes, (labels[:, None] == classes).float()
     known = ~torch.isnan(truth)
     hit, positive = guess & known, truth == 1
     parts = [(hit & positive).sum(0), (hit & ~positive).sum(0), (~guess & positive).sum(0)]
@@ -80,15 +83,6 @@ def _f1(logits: Tensor, labels: Tensor, macro: bool, group: Group) -> float:
     weight = 2 * true + false + missed
     seen = weight > 0
     return float((2 * true[seen] / weight[seen]).mean()) if bool(seen.any()) else math.nan
-
-
-def _as_matrices(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictions as bool [n, C] and labels as float [n, C] of 0, 1, NaN."""
-    if labels.dim() == 2:
-        return logits > 0, labels
-    classes = torch.arange(logits.shape[1], device=logits.device)
-    guess = logits.argmax(1, keepdim=True) == classes
-    return guess, (labels[:, None] == classes).float()
 
 
 def _mean_auc(logits: Tensor, labels: Tensor, group: Group) -> float:

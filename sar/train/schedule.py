@@ -33,23 +33,17 @@ def make_schedule(
         return ConstantLR(optimizer, factor=1.0), given
     if given is not None:
         return given, None
-    plateau = None
+    steps, rise, plateau = options.warmup, None, None
     if options.schedule == "plateau":
         plateau = ReduceLROnPlateau(
             optimizer, mode="max", factor=PLATEAU_FACTOR, patience=PLATEAU_PATIENCE, threshold=0.0
         )
-    return _each_epoch(optimizer, options), plateau
-
-
-def _each_epoch(optimizer: torch.optim.Optimizer, options: TrainOptions) -> LRScheduler:
-    """The first ``options.warmup`` epochs rise in equal steps to the full rate."""
-    steps, rise = options.warmup, None
-    if steps:
+    if steps:  # in equal steps to the full rate
         rise = LinearLR(optimizer, start_factor=1 / (steps + 1), total_iters=steps)
     if options.schedule == "cosine":
         cosine = CosineAnnealingLR(optimizer, max(1, options.epochs - steps))
-        return cosine if rise is None else SequentialLR(optimizer, [rise, cosine], [steps])
-    return rise or ConstantLR(optimizer, factor=1.0)
+        return (SequentialLR(optimizer, [rise, cosine], [steps]) if rise else cosine), None
+    return rise or ConstantLR(optimizer, factor=1.0), plateau
 
 
 def check_validation(
