@@ -15,7 +15,6 @@ from harness.rows import Part, join_nodes, whole
 from harness.training import Setting, case_train, check, start_state
 
 import sar
-from sar.partition.arrays import ETYPE_HOMO
 
 MODELS = [
     "GraphConv-both", "SAGEConv-mean", "SAGEConv-pool", "GINConv-max", "EdgeConv",
@@ -50,16 +49,6 @@ def test_training_equals_dgl(
     for mfgs, rounds in ((False, None), (True, 1)):
         setting = Setting(model, rounds, mfgs, graph=graph)
         check(setting, run_threads(size, case_train, path, setting, start_state(setting)))
-
-
-@pytest.mark.parametrize("model", ["GatedGraphConv-1", "SGConv", "TAGConv", "GCN2Conv"])
-@pytest.mark.parametrize(("graph", "size", "parts"), CUTS[1:4] + CUTS[7:8])
-def test_layers_of_several_hops(
-    graph: str, size: int, parts: Any, model: str, partitioned: Cutter
-) -> None:
-    setting = Setting(model, graph=graph)
-    path = partitioned(sample(graph), size, parts)
-    check(setting, run_threads(size, case_train, path, setting, start_state(setting)))
 
 
 @pytest.mark.parametrize("mfgs", [False, True])
@@ -127,37 +116,6 @@ def test_any_width(shape: tuple[int, ...], partitioned: Cutter) -> None:
             assert_close(grad, expected, f"{op} grad", torch.float64)
 
 
-def case_labels(group: Any, path: str) -> float:
-    """Nodes without a label carry -1 and never enter the mean."""
-    part = Part(group, path)
-    labels = torch.where(part.nodes % 3 == 0, -1, part.nodes % 4)
-    logits = torch.nn.functional.one_hot(part.nodes % 4, 4).double()
-    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="none", ignore_index=-1)
-    return sar.global_mean(loss, labels >= 0).item()
-
-
-def test_nodes_without_label(partitioned: Cutter) -> None:
-    total = mixed().total_nodes
-    results = run_threads(4, case_labels, partitioned(mixed(), 4, "adversarial"))
-    nodes = torch.arange(total)
-    rows = nodes % 3 != 0
-    logits = torch.nn.functional.one_hot(nodes % 4, 4).double()
-    want = torch.nn.functional.cross_entropy(logits[rows], (nodes % 4)[rows]).item()
-    assert results == pytest.approx([want] * 4, rel=1e-12)
-
-
-def test_relabelled_nodes_give_the_same_loss(partitioned: Cutter) -> None:
-    """The same graph cut in five ways: one loss."""
-    setting = Setting("SAGEConv-mean", optimizers=())
-    losses = []
-    cuts = [(1, "metis"), (2, "random"), (3, "metis"), (4, "contiguous"), (4, "random")]
-    for size, method in cuts:
-        path = partitioned(setting.sample, size, method)
-        ranks = run_threads(size, case_train, path, setting, start_state(setting))
-        losses.append(ranks[0].loss)
-    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-12)
-
-
 def test_partitions_that_dgl_wrote(tmp_path: Any) -> None:
     """DGL's METIS reorders nodes and edges itself; ids are mapped by what it returns."""
     one = dgl.to_simple(to_dgl(mixed()), copy_ndata=True)
@@ -182,14 +140,3 @@ def test_partitions_that_dgl_wrote(tmp_path: Any) -> None:
     (out * torch.arange(one.num_nodes()).view(-1, 1)).sum().backward()
     assert_close(join_nodes(parts, "out", len(x)), out, "out", torch.float64)
     assert_close(join_nodes(parts, "grad", len(x)), x.grad, "grad", torch.float64)
-
-
-def test_every_edge_lies_in_one_shard(partitioned: Cutter) -> None:
-    """The cuts above, read back: all edges, each once."""
-    from harness.parts import global_order
-
-    for graph, size, parts in CUTS:
-        path = partitioned(sample(graph), size, parts)
-        _, _, eids = global_order(path, size, ETYPE_HOMO)
-        count = len(sample(graph).edges[ETYPE_HOMO][0])
-        assert torch.equal(eids.sort().values, torch.arange(count))

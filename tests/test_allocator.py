@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -71,23 +70,6 @@ def test_the_preloaded_library_serves_torch() -> None:
 
 
 @needs_tbb
-@pytest.mark.system
-@pytest.mark.timeout(300)
-def test_training_gives_the_same_numbers(tmp_path: Path) -> None:
-    parts, graph = tmp_path / "parts", "synthetic:nodes=300,edges=2400,seed=0"
-    assert (
-        main(["partition", graph, "--parts", "2", "--out", str(parts), "--method", "random"]) == 0
-    )
-    found = []
-    for words in (["--allocator", "system"], ["--allocator", "tbb"]):
-        out = tmp_path / "out.json"
-        words += ["--epochs", "3", "--hidden", "8", "--json", str(out), "--no-progress"]
-        assert main(["train", str(parts / "synthetic.json"), *words]) == 0
-        found.append([epoch["loss"] for epoch in json.loads(out.read_text())["epochs"]])
-    assert found[0] == found[1] and len(found[0]) == 3
-
-
-@needs_tbb
 def test_ranks_are_started_with_it() -> None:
     assert PRELOAD not in worker_environment(1, None)
     found = worker_environment(1, None, "tbb")
@@ -142,29 +124,6 @@ def test_a_missing_package(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PRELOAD not in allocator_environment("system")
 
 
-class Installed:
-    """A file of a package, as ``importlib.metadata`` gives it."""
-
-    def __init__(self, path: Path) -> None:
-        self.name, self._path = path.name, path
-        path.touch()
-
-    def locate(self) -> Path:
-        return self._path
-
-
-@pytest.mark.parametrize("folder", ["a b", "a:b"])
-def test_a_path_that_the_loader_cannot_read(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / folder).mkdir()
-    names = "libtbbmalloc.so.2", "libtbbmalloc_proxy.so.2"
-    files = [Installed(tmp_path / folder / name) for name in names]
-    monkeypatch.setattr(metadata, "files", lambda name: files)
-    with pytest.raises(ValueError, match="a space or colon"):
-        allocator_environment("tbb")
-
-
 @needs_tbb
 def test_another_preloaded_library(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -173,16 +132,6 @@ def test_another_preloaded_library(
     assert main(["train", "none.json", "--allocator", "tbb"]) == 2
     assert "allocator: got 'tbb', but LD_PRELOAD is 'libother.so'" in capsys.readouterr().err
     assert PRELOAD not in worker_environment(1, None), "the user's stays as it is"
-
-
-@needs_tbb
-def test_a_rank_that_has_started_without_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert main(["train", "none.json", "--allocator", "tbb"]) == 2
-    assert 'eval "$(sar environment --allocator tbb)"' in capsys.readouterr().err
 
 
 @needs_tbb

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import dgl
@@ -16,7 +15,6 @@ from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.graphs import (
     crossing,
-    hetero,
     homogeneous,
     mixed,
     mostly_isolated,
@@ -33,9 +31,8 @@ from harness.rows import whole as whole_rows
 from torch import Tensor, nn
 
 import sar
-from sar.edges.out_edges import OutEdges
-from sar.graph.layer_blocks import plan_blocks
 from sar.ops import attention as attention_module
+from sar.ops.at_sources import OutEdges
 from sar.partition.arrays import GraphArrays
 
 FEATURES, WIDTH, HEADS = 6, 5, 3
@@ -120,36 +117,11 @@ def test_odd_graphs(graph: Callable[[], GraphArrays], partitioned: Cutter) -> No
         check(on_ranks(graph(), path, 3, layer), whole(graph(), layer()))
 
 
-OPTIONS: list[dict] = [{"negative_slope": 1.0}, {"bias": False}, {"activation": torch.tanh}]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=["slope", "bias", "activation"])
-def test_options_of_the_layer(options: dict, partitioned: Cutter, passes: list[bool]) -> None:
-    path = partitioned(mixed(), 3, "random")
-    make = lambda: layer(**options)  # noqa: E731
-    check(on_ranks(mixed(), path, 3, make), whole(mixed(), make()))
-    assert passes == [True] * 3
-
-
 def test_rows_that_come_late(partitioned: Cutter, passes: list[bool]) -> None:
     """No buffer is read before it is filled, or filled before it is free."""
     path = partitioned(mixed(), 4, "random")
     check(on_ranks(mixed(), path, 4, layer, run_late), whole(mixed(), layer()))
     assert passes == [True] * 4
-
-
-@pytest.mark.parametrize("activations", ["recompute", "offload"])
-def test_activations_that_are_not_kept(
-    activations: str, partitioned: Cutter, passes: list[bool]
-) -> None:
-    def make() -> nn.Module:
-        made = layer()
-        sar.set_activations(made, activations)
-        return made
-
-    path = partitioned(mixed(), 3, "random")
-    check(on_ranks(mixed(), path, 3, make), whole(mixed(), layer()))
-    assert passes and all(passes)
 
 
 def test_values_that_are_keys(partitioned: Cutter, passes: list[bool]) -> None:
@@ -169,27 +141,6 @@ def test_values_that_are_keys(partitioned: Cutter, passes: list[bool]) -> None:
     path = partitioned(graph, 2, [0] + [1] * 30)
     check(on_ranks(graph, path, 2, Own), whole(graph, Own()))
     assert passes == [False] * 2
-
-
-def test_two_threads_of_a_rank(partitioned: Cutter, passes: list[bool]) -> None:
-    """Each adds to gradients of queries of its own."""
-    graph = mixed(400, seed=3)
-    path = partitioned(graph, 2, "random")
-    want, threads = whole(graph, layer()), torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        check(on_ranks(graph, path, 2, layer, sequential), want)
-    finally:
-        torch.set_num_threads(threads)
-    assert passes == [True] * 2
-
-
-def sequential(size: int, case: Callable[[Any], Any]) -> list:
-    """Ranks whose shards are worth several threads."""
-    patched = pytest.MonkeyPatch()
-    patched.setattr("sar.kernels.jit._EDGES_A_THREAD", 1)
-    with patched.context():
-        return run_threads(size, case)
 
 
 @pytest.mark.parametrize("policy", [{}, {"rounds": 1}], ids=str)
@@ -228,109 +179,6 @@ def test_layers_with_and_without_dropout(partitioned: Cutter, passes: list[bool]
     want = on_ranks(mixed(), partitioned(mixed(), 1), 1, Both)
     check(on_ranks(mixed(), path, 3, Both), want)
     assert passes == [False] * 2 + [True] * 6
-
-    def case(group: Any) -> None:
-        part, log = Part(group, path), logged(group)
-        x = part.node_rows(whole_rows(mixed().total_nodes, (FEATURES,), 1))
-        layer()(part.graph, x * 1).sum().backward()
-        edges = part.graph.scope().relation.derived(OutEdges, pytest.fail)
-        assert all(csc.order is None for csc in edges._shards[2]), "4 bytes an edge"
-        model = Both()
-        for epoch in range(2):
-            log.clear()
-            model(part.graph, x * 1).sum().backward()
-            assert any(numbers == 1 for _, numbers in log) == (epoch == 0)
-
-    run_threads(3, case)
-
-
-def test_bfloat16_is_as_near_as_where_edges_end(partitioned: Cutter, passes: list[bool]) -> None:
-    """Sums are wide either way, so only what is rounded at the end may differ."""
-    graph = mixed()
-    path, x = partitioned(graph, 3, "random"), whole_rows(graph.total_nodes, (FEATURES,), 1)
-
-    def case(group: Any, exchange: str) -> Tensor:
-        part = Part(group, path, sar.Policy(exchange=exchange))
-        rows = x[part.nodes].bfloat16().requires_grad_()
-        (layer().bfloat16()(part.graph, rows * 1) ** 2).sum().backward()
-        return rows.grad.float()
-
-    found = [torch.cat(run_threads(3, case, exchange)) for exchange in ("auto", "pull")]
-    difference = (found[0] - found[1]).norm() / found[1].norm()
-    assert difference < 1e-2
-    assert passes == [True] * 3 + [False] * 3
-
-
-def test_edges_between_two_types(partitioned: Cutter, passes: list[bool]) -> None:
-    """Sources and destinations of a relation are rows of different tensors."""
-    graph, width = hetero(), 40  # more ends than starts
-    (src_type, _, dst_type) = etype = next(e for e in graph.edges if e[0] != e[2])
-    counts = {ntype: graph.num_nodes[ntype] for ntype in (src_type, dst_type)}
-    rows = {ntype: whole_rows(count, (FEATURES,), 4) for ntype, count in counts.items()}
-    factor = whole_rows(counts[dst_type], (HEADS, width), 5)
-
-    def make() -> nn.Module:
-        made = dgl.nn.GATConv((FEATURES, FEATURES), width, HEADS, allow_zero_in_degree=True)
-        for parameter in made.parameters():
-            parameter.data.normal_(generator=torch.Generator().manual_seed(7))
-        return made.double()
-
-    def step(graph: Any, src: Tensor, dst: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-        pair = src.clone().requires_grad_(), dst.clone().requires_grad_()
-        (make()(graph[etype], (pair[0] * 1, pair[1] * 1)) * factor).sum().backward()
-        return pair[0].grad, pair[1].grad
-
-    want = step(to_dgl(graph), rows[src_type], rows[dst_type], factor)
-    path = partitioned(graph, 3, "random")
-
-    def case(group: Any) -> None:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        distributed = sar.construct_full_graph(data)
-        ids = [data.node_features[f"{ntype}/orig_id"] for ntype in (src_type, dst_type)]
-        mine = rows[src_type][ids[0]], rows[dst_type][ids[1]]
-        got = step(distributed, *mine, factor[ids[1]])
-        for grad, expected, own in zip(got, want, ids, strict=True):
-            torch.testing.assert_close(grad, expected[own], rtol=1e-11, atol=1e-10)
-
-    run_threads(3, case)
-    assert passes == [True] * 3
-
-
-def test_beside_sums_of_the_same_edges(partitioned: Cutter, passes: list[bool]) -> None:
-    """Which keep the relation's edges in another form."""
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention, self.sums = layer(), dgl.nn.GINConv(aggregator_type="sum")
-
-        def forward(self, graph: Any, x: Tensor) -> Tensor:
-            return self.attention(graph, self.sums(graph, x)).flatten(1)
-
-    path = partitioned(mixed(), 4, "adversarial")
-    check(on_ranks(mixed(), path, 4, Both), whole(mixed(), Both()))
-    assert passes == [True] * 4
-
-
-def test_blocks_of_a_graph(partitioned: Cutter, passes: list[bool]) -> None:
-    """A block has more sources than destinations, which are the first of them."""
-    path, total = partitioned(mixed(), 3, "random"), mixed().total_nodes
-    rows, wanted = whole_rows(total, (FEATURES,), seed=1), torch.arange(total) % 4 < 3
-    factor = whole_rows(total, (HEADS, WIDTH), seed=2)
-    x = rows.clone().requires_grad_()
-    (layer()(to_dgl(mixed()), x)[wanted] * factor[wanted]).sum().backward()
-
-    def case(group: Any) -> None:
-        part = Part(group, path)
-        seeds = wanted[part.nodes].nonzero().view(-1)
-        (block,) = plan_blocks(part.graph, seeds, 1).build()
-        read = part.nodes[block._store.src_rows["_N"]]
-        mine = rows[read].requires_grad_()
-        (layer()(block, mine * 1) * factor[part.nodes[seeds]]).sum().backward()
-        torch.testing.assert_close(mine.grad, x.grad[read], rtol=1e-11, atol=1e-10)
-
-    run_threads(3, case)
-    assert passes == [True] * 3
 
 
 # What travels
@@ -395,24 +243,6 @@ def test_policies_that_compute_where_edges_end(policy: dict, partitioned: Cutter
         assert backward == [(starts, numbers), (received, numbers)]
 
 
-def test_kept_rows_are_not_asked_for_again(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 3, "random")
-    policy = {"rounds": 1, "rematerialize": False}
-    for _, backward, _, ends, received in run_threads(3, case_traffic, path, policy, [WIDTH]):
-        assert ends == 0 and backward == [(received, HEADS * (WIDTH + 1))]
-
-
-@pytest.mark.parametrize("narrow", [1, 2, 3])
-def test_heads_too_narrow_to_gain(narrow: int, partitioned: Cutter, passes: list[bool]) -> None:
-    """4 + 1 numbers a head beside those of a row, against another row and its score."""
-    graph = crossing()  # both ways, as many ends as starts
-    path = partitioned(graph, 2, [0] * 6 + [1] * 6)
-    make = lambda: layer(narrow)  # noqa: E731
-    check(on_ranks(graph, path, 2, make), whole(graph, make()))
-    ends, starts = travelling(path)
-    assert passes == [ends * (narrow + 5) < starts * 2 * (narrow + 1)] * 2
-
-
 @pytest.mark.parametrize("fans_out", [True, False])
 def test_whichever_rows_are_fewer(fans_out: bool, partitioned: Cutter, passes: list[bool]) -> None:
     """One source with many ends is sent as it is; of many sources with one end the end is."""
@@ -438,31 +268,3 @@ def test_a_budget_that_holds_rows_of_starts_only(partitioned: Cutter, passes: li
         check(on_ranks(graph, path, size, layer, memory_budget=budget), whole(graph, layer()))
         assert passes == [there] * size
         passes.clear()
-
-
-def travelling(path: str) -> tuple[int, int]:
-    """Ends and starts of edges between ranks, once for each other rank, of both ranks."""
-
-    def case(group: Any) -> tuple[int, int]:
-        relation = Part(group, path).graph.scope().relation
-        src, dst, _, offsets = relation.arrays()
-        spans = [slice(*bounds) for bounds in pairwise(offsets)]
-        remote = [span for peer, span in enumerate(spans) if peer != group.rank]
-        return tuple(sum(len(end[span].unique()) for span in remote) for end in (dst, src))
-
-    ends, starts = zip(*run_threads(2, case), strict=True)
-    return sum(ends), sum(starts)
-
-
-def test_moved_relations_are_told_anew(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 2, "random")
-
-    def case(group: Any) -> None:
-        part = Part(group, path)
-        x = part.node_rows(whole_rows(mixed().total_nodes, (FEATURES,), 1))
-        layer()(part.graph, x * 1).sum().backward()
-        relation = part.graph.scope().relation
-        assert relation.derived(OutEdges, lambda: None) is not None
-        assert relation.to(torch.device("cpu")).derived(OutEdges, lambda: None) is None
-
-    run_threads(2, case)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import sar
-from sar.comm import LocalGroup, ThreadGroup
-from sar.edges import build_relation
+from sar.comm import ThreadGroup
 from sar.kernels import compress
 from sar.kernels.attention import (
     Columns,
@@ -34,7 +32,6 @@ from sar.kernels.attention import (
     deltas,
 )
 from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
-from sar.ops.attention import Attention, attention
 from sar.ops.randomness import keyed_dropout
 from sar.tracing import reducing
 
@@ -128,46 +125,6 @@ def test_kernels_equal_the_generic_path(
     for mine, theirs in zip(fast, slow, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_bfloat16_accumulates_wide(name: str, partitioned: Cutter, matches: list) -> None:
-    path = partitioned(mixed(), 2, "random")
-    narrow = on_ranks(path, STEPS[name], 2, torch.bfloat16, {})
-    wide = on_ranks(path, STEPS[name], 2, torch.float64, {})
-    assert all(matches)
-    for (out, _), (want, _) in zip(narrow, wide, strict=True):
-        assert out.dtype == torch.bfloat16
-        assert (out.double() - want).abs().max() < 2e-2 * want.abs().max()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda graph, a: a.relu(),
-        lambda graph, a: a * a,
-        lambda graph, a: a * graph.edata["w"],
-        lambda graph, a: edge_softmax(graph, a),
-    ],
-    ids=["relu", "square", "edge factor", "softmax again"],
-)
-def test_other_programs_run_block_by_block(
-    change: Callable, partitioned: Cutter, matches: list
-) -> None:
-    def step(graph: Any, x: Tensor) -> Tensor:
-        graph.srcdata.update({"ft": x, "el": x[:, :1]})
-        graph.edata["w"] = x.new_full((graph.num_edges(), 1), 0.5)
-        graph.apply_edges(fn.u_add_v("el", "el", "e"))
-        graph.edata["a"] = change(graph, edge_softmax(graph, graph.edata["e"]))
-        graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
-        return graph.dstdata["out"]
-
-    path = partitioned(mixed(), 2, "random")
-    parts = on_ranks(path, step, 2, torch.float64, {})
-    assert not any(matches)
-    whole = on_ranks(partitioned(mixed(), 1, "random"), step, 1, torch.float64, {})
-    total = sum(out.sum() for out, _ in parts)
-    torch.testing.assert_close(total, whole[0][0].sum())
 
 
 def dense(
@@ -273,31 +230,6 @@ def test_scores_that_are_not_numbers_stay_visible() -> None:
     assert out.isnan().view(-1).tolist() == [True, True, False]
 
 
-def test_create_formats_leaves_nothing_to_compress(partitioned: Cutter) -> None:
-    """The same results, and the arrays that an epoch reads are there before it; those by source
-    between ranks go when edges are told to the ranks of their sources."""
-    path = partitioned(mixed(), 3, "random")
-
-    def case(group: Any) -> None:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        x = data.node_features["_N/feat"].double()[:, :6].requires_grad_()
-        graphs = [sar.construct_full_graph(data, sar.Policy(rounds=2)) for _ in range(2)]
-        graphs[0].create_formats_()
-        store = graphs[0].scope().relation.store
-
-        def kept() -> list[list[int]]:
-            every = [*store._forward.values(), *store._reverse.values()]
-            return [[id(shard) for shard in shards] for shards in every]
-
-        before, between_ranks = kept(), len(store._reverse[2])
-        outs = [gat(graph, x) for graph in graphs]
-        outs[0].sum().backward()
-        assert torch.equal(*outs)
-        assert kept() == before[:-1] and len(before[-1]) == between_ranks
-
-    run_threads(3, case)
-
-
 def scored(score: Callable, op: Any = fn.u_add_v, **columns: Callable) -> Step:
     """Attention over 3 heads of width 2 with scores made of the edges' column."""
 
@@ -399,32 +331,6 @@ def twin(graph: Any) -> tuple[Any, Tensor]:
     return whole, next(iter(graph.node_data.values()))["feat"].double().requires_grad_()
 
 
-def ring_attention() -> tuple[Tensor, list[Tensor]]:
-    """Attention on a ring of 6 nodes, and its inputs."""
-    ring = torch.arange(6, dtype=torch.int32)
-    relation = build_relation(
-        LocalGroup(), ring, ring.flip(0), ring, [0, 6], 6, 6, lambda: ring.long()
-    )
-    generator = torch.Generator().manual_seed(1)
-    inputs = [torch.randn(6, 4, generator=generator).requires_grad_() for _ in range(3)]
-    spec = Attention(relation, sar.Policy(), Scores(DOT, 2, 2))
-    return attention(spec, *inputs, None), inputs
-
-
-def test_backward_frees_the_output_and_can_run_twice() -> None:
-    out, inputs = ring_attention()
-    twice = [torch.autograd.grad(out.sum(), inputs, retain_graph=keep) for keep in (True, False)]
-    for first, second in zip(*twice, strict=True):
-        assert torch.equal(first, second)
-    node = out.grad_fn
-    assert node is not None
-    with pytest.raises(RuntimeError, match="freed"):
-        _ = node.saved_tensors
-    memory = out.untyped_storage()
-    tensors = [t for t in gc.get_objects() if type(t) is Tensor and t is not out]
-    assert all(t.untyped_storage().data_ptr() != memory.data_ptr() for t in tensors)
-
-
 @pytest.mark.parametrize("reduce", [fn.sum, fn.max], ids=["sum", "max"])
 def test_a_softmax_read_without_gradients_keeps_its_gradient(
     reduce: Callable, partitioned: Cutter, matches: list
@@ -448,12 +354,6 @@ def test_a_softmax_read_without_gradients_keeps_its_gradient(
     ]
     for (_, want), (_, got) in zip(*grads, strict=True):
         torch.testing.assert_close(got, want)
-
-
-def test_softmax_of_too_few_rows_is_an_error(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 1, "random")
-    with pytest.raises(ValueError, match="logits: got 3 rows"):
-        on_ranks(path, lambda g, x: edge_softmax(g, torch.zeros(3, 1)), 1, torch.float64, {})
 
 
 # Sources that ask for no gradient: backward reads their rows again and sends nothing home.

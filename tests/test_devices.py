@@ -19,7 +19,6 @@ from torch import Tensor
 import sar
 from sar.comm.environment import take_device
 from sar.comm.meter import Meter
-from sar.config import Policy
 from sar.kernels import (
     Csc,
     ExtremeReducer,
@@ -105,27 +104,6 @@ def test_sums_of_cuda_are_those_of_the_processor(
         torch.testing.assert_close(got, one, **tolerance(dtype))
 
 
-def test_sums_of_cuda_take_some_of_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments in the middle: bounds that begin with 0, indices and order that do not."""
-    csc, number = edges("all rows")
-    x, factors = torch.randn(SOURCES, 5), factors_of("edge gathered", number, torch.float32)
-    want, part = spmm(csc, x, factors)[11:40], csc.segments(11, 40)
-    kernel = device.KERNELS["sum", "cuda", torch.float32]
-    monkeypatch.setitem(device.KERNELS, ("sum", "cpu", torch.float32), kernel)
-    torch.testing.assert_close(spmm(part, x, factors), want)
-
-
-def test_a_sum_is_written_where_it_belongs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums into all rows make no other tensor of that size."""
-    csc, _ = edges("all rows")
-    kernel = device.KERNELS["sum", "cuda", torch.float32]
-    monkeypatch.setitem(device.KERNELS, ("sum", "cpu", torch.float32), kernel)
-    monkeypatch.setattr(torch.sparse, "mm", lambda *_: pytest.fail("a tensor of all rows"))
-    x, out = torch.randn(SOURCES, 5), torch.ones(ROWS, 5)
-    spmm_add(out, csc, x)
-    spmm(csc, x, factors_of("row", 0, torch.float32), out)
-
-
 def test_what_is_filed_is_found() -> None:
     assert has("sum", CPU, torch.float32) and has("sum", CUDA, torch.float64)
     assert not has("sum", CUDA, torch.bfloat16) and not has("attend", CUDA, torch.float32)
@@ -193,16 +171,6 @@ def check(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
 # ---------------------------------------------------------------- chunks, clocks, places
 
 
-def test_chunks_are_larger_on_devices() -> None:
-    assert device.chunk_bytes(CPU) == 8 << 20 and device.chunk_bytes(CUDA) == 1 << 30
-    assert Policy().block_bytes is None and Policy() == Policy(block_bytes=None)
-    assert Policy(block_bytes="1MiB") == Policy(block_bytes=1 << 20) != Policy()  # type: ignore[arg-type]
-    assert "block_bytes=None" in repr(Policy())
-    for wrong in (0, "lots"):
-        with pytest.raises(ValueError, match="block_bytes"):
-            Policy(block_bytes=wrong)  # type: ignore[arg-type]
-
-
 class Event:
     """Of a stream that passes ten milliseconds from one to the next."""
 
@@ -245,16 +213,6 @@ def test_layer_times_are_those_of_the_stream(monkeypatch: pytest.MonkeyPatch) ->
     assert taken["layer", "forward"] < meter.stretches["layer", "forward"].seconds < 0.02
 
 
-def test_a_clock_keeps_few_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
-    monkeypatch.setattr(device, "_MARKS", 3)
-    Event.waited, clock, meter = 0, device.StreamClock(CUDA), Meter()
-    for _ in range(7):
-        clock.mark(meter.stretches["", "other"])
-    assert Event.waited == 2 and len(clock._marks) == 1
-
-
 @pytest.mark.parametrize(
     ("place", "current", "kind", "want"),
     [("5", 0, "cuda", [1]), ("0", 0, "cuda", [0]), ("5", 2, "cuda", []), ("", 0, "cuda", []),
@@ -271,11 +229,6 @@ def test_a_rank_takes_the_device_of_its_place(
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     take_device(torch.device(kind))
     assert taken == want
-
-
-def test_memory_of_the_processor_is_no_devices() -> None:
-    device.reset_peak(CPU)
-    assert device.peak_bytes(CPU) == 0
 
 
 # ---------------------------------------------------------------- on a GPU

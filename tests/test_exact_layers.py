@@ -166,9 +166,3 @@ def test_two_runs_are_bit_identical(
             assert torch.equal(grad, other.grads[key])
         for key, value in one.stepped["adam"].items():
             assert torch.equal(value, other.stepped["adam"][key])
-
-
-def test_the_covering_covers() -> None:
-    wanted = set().union(*(pairs(row) for row in product()))
-    assert wanted == set().union(*(pairs(row) for row in covering()))
-    assert len(covering()) < 380

@@ -8,15 +8,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import dgl
-import dgl.function as fn
 import dgl.nn
 import pytest
 import torch
 import torch.nn.functional as F
-from dgl.nn.functional import edge_softmax
 from harness import run_threads
 from harness.covering import by_pairs
-from harness.graphs import looped, mixed, to_dgl
+from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
 from harness.rows import Part, join_nodes, results
 from harness.rows import whole as whole_rows
@@ -28,8 +26,6 @@ from torch.utils.checkpoint import checkpoint
 import sar
 from sar.comm.meter import Meter
 from sar.graph.layer_blocks import plan_blocks
-from sar.kernels.attention import add_projected_grads, head_sums
-from sar.kernels.attention_loops import FEW
 from sar.layers import attending
 
 FEATURES, WIDTH, HEADS = 6, 5, 3
@@ -143,23 +139,6 @@ def test_options(name: str, cut: str, partitioned: Cutter, fused: list[str]) -> 
 
     path = partitioned(mixed(), 3, cut)
     check(on_ranks(path, 3, made), whole(made))
-    assert set(fused) == {"fused"}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", LAYERS)
-def test_narrow_numbers(
-    kind: str, dtype: torch.dtype, partitioned: Cutter, fused: list[str]
-) -> None:
-    def made() -> nn.Module:
-        layer = make(kind)
-        for parameter in layer.parameters():
-            parameter.data.mul_(0.3)
-            parameter.data.copy_(parameter.data.bfloat16())
-        return layer
-
-    got = on_ranks(partitioned(mixed(), 2, "random"), 2, made, dtype=dtype)
-    check(got, whole(made), 2e-5 if dtype == torch.float32 else 0.15)
     assert set(fused) == {"fused"}
 
 
@@ -351,21 +330,6 @@ def test_saved_tensors_that_are_moved(kind: str, partitioned: Cutter) -> None:
         torch.testing.assert_close(gradients(layer, run), want, rtol=1e-11, atol=1e-10)
 
 
-def test_the_bias_of_the_forward_pass_is_taken_out(partitioned: Cutter) -> None:
-    """Whatever has become of it since."""
-    graph, x = graph_and_rows(partitioned)
-    layer = make("gat")
-    want = gradients(layer, lambda: layer(graph, x))
-
-    def changed() -> Tensor:
-        out = layer(graph, x)
-        with torch.no_grad():
-            layer.bias.add_(7)
-        return out
-
-    torch.testing.assert_close(gradients(layer, changed), want, rtol=1e-11, atol=1e-10)
-
-
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize(("kind", "name"), [("gat", "attn_l"), ("gat", "fc.weight")])
 def test_parameters_that_get_other_memory_before_backward(
@@ -384,17 +348,6 @@ def test_parameters_that_get_other_memory_before_backward(
     graph, x = graph_and_rows(partitioned)
     twin = next(iter(mixed().node_data.values()))["feat"].double()
     torch.testing.assert_close(run(graph, x), run(to_dgl(mixed()), twin), rtol=1e-11, atol=1e-10)
-
-
-def test_without_gradients(partitioned: Cutter, fused: list[str]) -> None:
-    graph, x = graph_and_rows(partitioned)
-    for kind in LAYERS:
-        layer = make(kind)
-        want = layer(graph, x).detach()
-        for mode in (torch.no_grad, torch.inference_mode):
-            with mode():
-                torch.testing.assert_close(layer(graph, x), want)
-    assert set(fused) == {"fused"}
 
 
 @pytest.mark.parametrize("frozen", ["fc", "attn", "all but the bias"])
@@ -441,12 +394,6 @@ def test_donated_rows(kind: str, features: int, partitioned: Cutter) -> None:
     assert written == [features != HEADS * WIDTH, False], "values have the memory otherwise"
 
 
-def test_donated_rows_that_are_read_again_are_an_error(partitioned: Cutter) -> None:
-    graph, x = graph_and_rows(partitioned)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        donated("gat", 4, torch.sigmoid)(graph, x, True)
-
-
 def test_a_graph_that_is_kept_gives_nothing_away(partitioned: Cutter) -> None:
     graph, x = graph_and_rows(partitioned)
     layer = sar.optimize(make("gat", 4), donate=True)
@@ -490,13 +437,6 @@ def test_calls_that_run_the_layers_own_code(
     assert set(fused) == {"plain"}
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_arguments_by_their_names(kind: str, partitioned: Cutter, fused: list[str]) -> None:
-    made = lambda: Used(kind, lambda layer, g, x: layer(feat=x, graph=g))  # noqa: E731
-    check(on_ranks(partitioned(mixed(), 2, "random"), 2, made), whole(made))
-    assert set(fused) == {"fused"}
-
-
 def test_nodes_without_edges_are_dgls_error(partitioned: Cutter) -> None:
     graph, x = graph_and_rows(partitioned)
     for kind in LAYERS.values():
@@ -504,110 +444,10 @@ def test_nodes_without_edges_are_dgls_error(partitioned: Cutter) -> None:
             kind(FEATURES, WIDTH, HEADS)(graph, x.float())
 
 
-def test_all_nodes_have_edges(partitioned: Cutter, fused: list[str]) -> None:
-    data = sar.load_dgl_partition_data(partitioned(looped(), 1, "random"), 0, "cpu")
-    x = data.node_features["_N/feat"].float()
-    for kind in LAYERS.values():
-        kind(x.shape[1], WIDTH, HEADS)(sar.construct_full_graph(data), x)
-    assert fused == ["fused"] * 2
-
-
-def test_a_layer_without_warnings(partitioned: Cutter) -> None:
-    graph, x = graph_and_rows(partitioned)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for kind in LAYERS:
-            make(kind, attn_drop=0.5)(graph, x)
-
-
 # Attention that users write themselves: its scores are theirs
 
 
-class Own(nn.Module):
-    """Attention as GATConv writes it; ``look`` is shown the scores of the sources."""
-
-    def __init__(self, look: Callable[[Tensor], Any] | None = None) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        shapes = (FEATURES, HEADS * WIDTH), (1, HEADS, WIDTH), (HEADS, WIDTH)
-        self.weight, self.left, self.right = (
-            nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator))
-            for shape in shapes
-        )
-        self.look = look
-
-    def forward(self, graph: Any, x: Tensor) -> Tensor:
-        rows = (x @ self.weight).view(-1, HEADS, WIDTH)
-        left = (rows * self.left).sum(dim=-1).unsqueeze(-1)
-        if self.look:
-            self.look(left)
-        with graph.local_scope():
-            graph.srcdata.update({"ft": rows, "el": left})
-            graph.dstdata["er"] = (self.right * rows).sum(2, keepdim=True)
-            graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            graph.edata["a"] = edge_softmax(graph, F.leaky_relu(graph.edata.pop("e"), 0.2))
-            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "out"))
-            return graph.dstdata["out"]
-
-
-LOOKS: dict[str, Callable[[Tensor], Any] | None] = {
-    "nobody": None,
-    "a hook of scores": lambda scores: scores.register_hook(lambda grad: 2 * grad),
-    "a hook on the way": lambda scores: scores._base.register_hook(lambda grad: 2 * grad),  # type: ignore[union-attr]
-}
-
-
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("size", [1, 3])
-def test_attention_of_ones_own(size: int, look: str, partitioned: Cutter) -> None:
-    made = lambda: Own(LOOKS[look])  # noqa: E731
-    check(on_ranks(partitioned(mixed(), size, "random"), size, made), whole(made))
-
-
-def test_a_result_that_is_written_into_there(partitioned: Cutter) -> None:
-    class Written(Own):
-        def forward(self, graph: Any, x: Tensor) -> Tensor:
-            return super().forward(graph, x).mul_(2)
-
-    check(on_ranks(partitioned(mixed(), 3, "random"), 3, Written), whole(Written))
-
-
 # Kernels
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [0, 1, FEW, 3 * FEW + 5])
-@pytest.mark.parametrize("count", [1, 2])
-def test_scores_and_their_gradients_equal_autograd(
-    count: int, size: int, dtype: torch.dtype, threads: int
-) -> None:
-    generator = torch.Generator().manual_seed(size)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
-
-    width = 128 if threads > 1 else WIDTH  # few numbers are not worth a thread
-    rows, drows = drawn(size, HEADS * width), drawn(size, HEADS * width)
-    vectors = [drawn(HEADS * width) for _ in range(count)]
-    grads = [drawn(size, HEADS) for _ in range(count)]
-    leaves = [t.double().requires_grad_() for t in (rows, *vectors)]
-    by_head = leaves[0].view(size, HEADS, width)
-    scores = [(by_head * v.view(1, HEADS, width)).sum(-1) for v in leaves[1:]]
-    want = torch.autograd.grad(scores, leaves, [g.double() for g in grads])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        sums = [head_sums(rows.view(size, HEADS, width), vector) for vector in vectors]
-        got, added = add_projected_grads(total := drows.clone(), rows, grads, vectors), total
-    finally:
-        torch.set_num_threads(before)
-    bound = 1e-12 if dtype == torch.float64 else 1e-4
-    for found, score in zip(sums, scores, strict=True):
-        torch.testing.assert_close(found.double(), score.detach(), rtol=bound, atol=bound)
-    bound = min(bound, 1e-5)
-    torch.testing.assert_close(got, torch.stack(want[1:]), rtol=bound, atol=bound * max(1, size))
-    torch.testing.assert_close(added.double(), drows + want[0], rtol=bound, atol=bound)
 
 
 def test_backward_meets_the_same_exchanges(partitioned: Cutter) -> None:

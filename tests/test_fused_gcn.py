@@ -19,7 +19,7 @@ from harness.covering import by_pairs
 from harness.graphs import mixed, to_dgl
 from harness.late import run_late
 from harness.parts import Cutter
-from harness.rows import Part, results, whole
+from harness.rows import Part, whole
 from harness.sage import SIZE, WIDTH, Then, compare, fused_ones
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -84,20 +84,6 @@ def test_layers_equal_dgl(name: str, rounds: int, partitioned: Cutter) -> None:
     compare(fused_ones(LAYERS[name]()), partitioned, run=run_late, rounds=rounds)
 
 
-TWO: dict[str, Callable[[], nn.Module]] = {
-    "gcn": lambda: Then(gcn(7, activation=F.relu), gcn(2, 7)),
-    "gin": lambda: Then(gin(7, learn_eps=True), F.relu, gin(2, 7, "mean")),
-}
-
-
-@pytest.mark.parametrize("name", TWO)
-@pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_any_number_of_ranks(name: str, size: int, partitioned: Cutter) -> None:
-    """On five ranks one has a single row and one has none."""
-    method = "adversarial" if size == 5 else "random"
-    compare(fused_ones(TWO[name]()), partitioned, size, method=method)
-
-
 POLICIES: list[dict[str, Any]] = [
     {"rematerialize": False}, {"memory_budget": "1MiB"}, {"exchange": "pull"},
     {"structure": "one"}, {"zeros": "skip"}, {"constant_inputs": "off"},
@@ -152,26 +138,6 @@ def test_blocks_give_some_rows_of_the_whole_graphs(
     first = fused_ones(make(widths[0], activation=F.relu, **options), donate=True)
     second = fused_ones(make(widths[1], widths[0], **options))
     compare_blocks([first, second], WIDTH, every, size, partitioned)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_single_precision(name: str, partitioned: Cutter) -> None:
-    arrays, layer = mixed(), fused_ones(LAYERS[name]())
-    rows = whole(arrays.total_nodes, (WIDTH,), seed=1).float()
-    path, like = partitioned(arrays, SIZE, "random"), copy.deepcopy(layer)(to_dgl(arrays), rows)
-    factor = whole(arrays.total_nodes, tuple(like.shape[1:]), seed=2).float()
-    want = results(to_dgl(arrays), copy.deepcopy(layer), rows, factor)
-
-    def case(group: Group) -> None:
-        part, mine = Part(group, path), copy.deepcopy(layer)
-        got = results(part.graph, mine, rows[part.nodes], factor[part.nodes])
-        for key, value in got.items():
-            own = key in ("out", "x")
-            total = value if own else group.all_reduce(value.clone())
-            expected = want[key][part.nodes] if own else want[key]
-            torch.testing.assert_close(total, expected, rtol=2e-5, atol=2e-4)
-
-    run_threads(SIZE, case)
 
 
 # -- beside ranks that run DGL's own code -----------------------------------------------------
@@ -247,51 +213,7 @@ def test_rows_that_nobody_trains(name: str, plain: tuple[int, ...], partitioned:
         run_late(SIZE, case)
 
 
-def test_a_result_that_is_written_into_changes_no_later_one(partitioned: Cutter) -> None:
-    path, layer = partitioned(mixed(), 2), gcn(weight=False, bias=False)
-
-    def case(group: Group) -> None:
-        part = Part(group, path)
-        x = whole(57, (WIDTH,), seed=1)[part.nodes]
-        outs = [layer(part.graph, x).mul_(2).clone() for _ in range(5)]
-        assert all(torch.equal(out, outs[0]) for out in outs)
-
-    run_threads(2, case)
-
-
-def test_changed_rows_are_seen(partitioned: Cutter) -> None:
-    """Features that are written between epochs are summed anew."""
-    path, layer = partitioned(mixed(), 2), gcn().double()
-
-    def case(group: Group) -> None:
-        part = Part(group, path)
-        x = whole(57, (WIDTH,), seed=1)[part.nodes]
-        outs = []
-        for step in range(4):
-            outs.append(layer(part.graph, x).detach())
-            if step == 2:
-                x *= 2
-        torch.testing.assert_close(outs[3] - layer.bias, 2 * (outs[2] - layer.bias))
-
-    run_threads(2, case)
-
-
 # -- how a layer is called --------------------------------------------------------------------
-
-CALLS: dict[str, Callable[..., Tensor]] = {
-    "by position": lambda self, graph, x: self.conv(graph, x),
-    "by name": lambda self, graph, x: self.conv(graph, feat=x, edge_weight=None),
-    "all by name": lambda self, graph, x: self.conv(feat=x, graph=graph),
-    "rows of others' memory": lambda self, graph, x: self.conv(graph, x.t().clone().t()),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("make", [gcn, gin])
-def test_every_spelling_of_a_call_is_fused(
-    make: Callable[[], nn.Module], call: str, partitioned: Cutter
-) -> None:
-    compare(fused_ones(Called(make(), CALLS[call]), donate=True), partitioned)
 
 
 @pytest.mark.parametrize("norm", ["none", "both"])

@@ -53,14 +53,6 @@ def test_layers_equal_dgl(name: str, rounds: int, partitioned: Cutter) -> None:
     compare(fused_ones(LAYERS[name]()), partitioned, run=run_late, rounds=rounds)
 
 
-@pytest.mark.parametrize("width", [2, WIDTH])
-@pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_any_number_of_ranks(width: int, size: int, partitioned: Cutter) -> None:
-    """On five ranks one has a single row and one has none."""
-    method = "adversarial" if size == 5 else "random"
-    compare(fused_ones(sage(width)), partitioned, size, method=method)
-
-
 POLICIES: list[dict[str, Any]] = [
     {"memory_budget": "1MiB"}, {"exchange": "pull"}, {"structure": "one"}, {"zeros": "skip"},
     {"constant_inputs": "off"},
@@ -175,13 +167,6 @@ def test_what_surrounds_a_recomputed_layer(kind: str, partitioned: Cutter) -> No
 @pytest.mark.parametrize("policy", [{"rounds": 1}, *POLICIES])
 def test_policies_of_recomputed_layers(policy: dict[str, Any], partitioned: Cutter) -> None:
     compare(fused_ones(wide()), partitioned, width=40, on_rank=recomputed, **policy)
-
-
-@pytest.mark.parametrize("name", ["fc_self", "fc_neigh"])
-def test_frozen_weights_of_recomputed_layers(name: str, partitioned: Cutter) -> None:
-    layer = wide()
-    getattr(layer, name).weight.requires_grad_(False)
-    compare(fused_ones(layer), partitioned, width=40, on_rank=recomputed)
 
 
 def test_means_travel_once_in_each_pass(partitioned: Cutter) -> None:

@@ -15,11 +15,6 @@ from harness.parts import Cutter, joined
 from torch import Tensor, nn
 
 import sar
-from sar.comm import LocalGroup
-from sar.edges import build_relation
-from sar.kernels.attention import Scores
-from sar.kernels.attention_loops import ADDITIVE, DOT, MIXED
-from sar.ops.attention import Attention, attention
 
 HEADS, WIDTH = 3, 16
 AS_GOOD = 3  # times the distance of DGL's float32 from exact numbers: both are rounding
@@ -90,35 +85,3 @@ def test_layers_are_as_good_as_dgls(
         assert relative_error(got, single) <= TOLERANCE[torch.float32] or (
             relative_error(got, want) <= allowed
         ), f"tensor {index}"
-
-
-@pytest.mark.parametrize("kind", [ADDITIVE, MIXED, DOT], ids=["additive", "mixed", "dot"])
-def test_scores_near_1000_cost_no_digits(kind: int) -> None:
-    """Scores of few binary digits, exact in float32, so that gradients have its full precision.
-
-    The logarithm of the sum of their exponentials would round by 6e-5.
-    """
-    rows, edges = 40, 600
-    generator = torch.Generator().manual_seed(kind)
-    ends = torch.randint(rows, (2, edges), generator=generator, dtype=torch.int32)
-    position = torch.arange(edges, dtype=torch.int32)
-    relation = build_relation(
-        LocalGroup(), ends[0], ends[1], position, [0, edges], rows, rows, lambda: position
-    )
-    reach = HEADS if kind == ADDITIVE else HEADS * WIDTH
-    key, query = (torch.randint(-8, 9, (rows, reach), generator=generator) / 16 for _ in range(2))
-    value, dout = (torch.randn(rows, HEADS * WIDTH, generator=generator) for _ in range(2))
-    key[:, ::WIDTH] += 30 if kind == DOT else 1000
-    query[:, ::WIDTH] = 30 if kind == DOT else 0
-    if kind == ADDITIVE:
-        key += 1000
-
-    def grads(dtype: torch.dtype) -> list[Tensor]:
-        leaves = [t.to(dtype, copy=True).requires_grad_() for t in (value, key, query)]
-        spec = Attention(relation, sar.Policy(), Scores(kind, HEADS, WIDTH, slope=0.25))
-        weight = torch.ones(reach, dtype=dtype) if kind == MIXED else None
-        attention(spec, *leaves, weight).backward(dout.to(dtype))
-        return [leaf.grad for leaf in leaves[:2]]  # a query's is a sum that cancels
-
-    for got, want in zip(grads(torch.float32), grads(torch.float64), strict=True):
-        assert relative_error(got, want) < 3e-6

@@ -12,7 +12,7 @@ import dgl.nn
 import pytest
 import torch
 from harness import models, run_threads
-from harness.graphs import hetero, mixed, to_dgl
+from harness.graphs import mixed, to_dgl
 from harness.parts import Cutter
 from torch import Tensor, nn
 
@@ -111,17 +111,3 @@ def test_sequential_takes_one_graph(partitioned: Cutter) -> None:
     for one, several, ids in run_threads(2, case):
         torch.testing.assert_close(one, want[ids], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(several, want[ids], rtol=1e-5, atol=1e-6)
-
-
-def test_readouts_of_one_type_among_several(partitioned: Cutter) -> None:
-    whole = to_dgl(hetero())
-
-    def case(group: Any) -> Tensor:
-        data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-        graph = sar.construct_full_graph(data)
-        graph.nodes["user"].data["h"] = data.node_features["user/feat"]
-        return dgl.mean_nodes(graph, "h", ntype="user")[0]
-
-    path = partitioned(hetero(), 3, "random")
-    for mean in run_threads(3, case):
-        torch.testing.assert_close(mean, whole.nodes["user"].data["feat"].mean(0))

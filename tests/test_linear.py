@@ -171,25 +171,6 @@ def test_stars_send_one_row_and_empty_pairs_none(partitioned: Cutter) -> None:
         assert sent == [(1 + 1 + 3) * 5 * 8] * 2
 
 
-def case_bfloat16_mean(group: Any, path: str) -> None:
-    """The gradient of a mean is rounded once where it is multiplied by 1 / degree, not before."""
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    graph = sar.construct_full_graph(data)
-    found, dout = [], torch.linspace(1, 2, 64).bfloat16()
-    for dtype in (torch.bfloat16, torch.float64):
-        x = torch.ones(graph.num_nodes(), 64, dtype=dtype, requires_grad=True)
-        (graph.aggregate(x, "mean") * dout.to(dtype)).sum().backward()
-        found.append(x.grad.double())
-    rounding = torch.finfo(torch.bfloat16).eps / 2
-    assert ((found[0] - found[1]).abs() <= 1.001 * rounding * found[1]).all()
-
-
-def test_the_mean_of_bfloat16_rounds_its_factors_once(partitioned: Cutter) -> None:
-    ends = torch.arange(1, 12), torch.zeros(11, dtype=torch.int64)  # a row of 1 / 11 to each
-    path = partitioned(GraphArrays("star", {"_N": 12}, {ETYPE_HOMO: ends}, {}), 2, "random")
-    run_threads(2, case_bfloat16_mean, path)
-
-
 def case_kind(group: Any, path: str, policy: Any) -> tuple[bool, ...]:
     """Whether a sum streams over another relation, by what is summed; and over which shards."""
     data = sar.load_dgl_partition_data(path, group.rank, "cpu")
@@ -213,46 +194,6 @@ def test_what_is_pulled_as_before(partitioned: Cutter, monkeypatch: pytest.Monke
     assert run_threads(3, case_kind, path, sar.Policy()) == [(False,) * 3] * 3
 
 
-def case_structure(group: Any, path: str) -> tuple[bool, bool, bool]:
-    """Whether edges of whole halos are kept by source: after sums, and after one with weights."""
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    graph = sar.construct_full_graph(data)
-    x = torch.ones(graph.num_nodes(), 3, requires_grad=True)
-    relation = graph._relation(None)
-    found = []
-    weight = torch.ones(relation.num_edges)
-    for op, weights in (("sum", None), ("mean", None), ("sum", weight)):
-        graph.aggregate(x, op, edge_weight=weights).sum().backward()
-        found.append(any(relation.store._reverse.get(2, [])))
-    return tuple(found)
-
-
-def test_edges_of_whole_halos_are_turned_for_who_needs_them(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 3, "random")
-    assert run_threads(3, case_structure, path) == [(False, False, True)] * 3
-
-
-def case_budget(group: Any, path: str) -> tuple[int, int, int]:
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    relation = sar.construct_full_graph(data)._relation(None)
-    x = torch.ones(relation.num_src, 4)
-    plan = linear_relation(relation, x, None, sar.Policy()).plan
-    least = 16 * int(plan.rows_in_flight.min())
-    rounds = plan.num_rounds(sar.Policy(memory_budget=least), 16)
-    step = plan.rounds(rounds)[0]
-    assert step.num_recv == sum(plan.recv_counts[peer] for peer in step.sources)
-    with pytest.raises(ValueError, match="memory_budget"):
-        plan.num_rounds(sar.Policy(memory_budget=least - 1), 16)
-    return sum(plan.send_counts), sum(plan.recv_counts), sum(relation.plan.recv_counts)
-
-
-def test_partial_sums_count_in_the_budget(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 4, "random")
-    ranks = run_threads(4, case_budget, path)
-    sent, received, whole = (sum(column) for column in zip(*ranks, strict=True))
-    assert sent == received == fewest_rows(path, 4) < whole
-
-
 def test_a_rank_of_another_mind_is_named(partitioned: Cutter) -> None:
     path = partitioned(mixed(), 2, "random")
 
@@ -264,9 +205,3 @@ def test_a_rank_of_another_mind_is_named(partitioned: Cutter) -> None:
             graph.aggregate(torch.ones(graph.num_nodes(), 2), "sum")
 
     run_threads(2, case)
-
-
-@pytest.mark.parametrize("value", ["push", "Auto", None])
-def test_unknown_exchange(value: Any) -> None:
-    with pytest.raises(ValueError, match="exchange: got .*, expected 'auto' or 'pull'"):
-        sar.Policy(exchange=value)

@@ -19,9 +19,9 @@ from sar.__main__ import main
 from sar.cli import plan as cli
 from sar.cli.options import parse_rate
 from sar.comm import network
-from sar.edges.out_edges import OutEdges
 from sar.edges.push_pull import linear_relation
 from sar.models import build_model, prepare_graph
+from sar.ops.at_sources import OutEdges
 from sar.partition.arrays import ETYPE_HOMO, NTYPE_HOMO, GraphArrays
 from sar.plan import Costs, Hardware, Setting, Work, estimate, from_parts, measure_costs, predict
 from sar.plan import probe as probing

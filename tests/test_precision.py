@@ -112,16 +112,6 @@ def test_autocast_to_bfloat16(kind: str, partitioned: Cutter) -> None:
     assert all("its own code runs, not the fused layer: autocast is on" in one for one in words)
 
 
-def test_a_scale_changes_nothing(partitioned: Cutter) -> None:
-    def case(group: Group, path: str, scale: float | None) -> list[float]:
-        model = with_state("sage")
-        scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-        return train(group, path, model, model, scaler)
-
-    path = partitioned(mixed(), 2, "random")
-    assert run_threads(2, case, path, 1024.0) == run_threads(2, case, path, None)
-
-
 def test_all_ranks_skip_a_step_that_overflows_on_one() -> None:
     def case(group: Group) -> tuple[Tensor, float]:
         model = nn.Linear(1, 1, bias=False)
@@ -173,13 +163,6 @@ def test_compiled_models_give_the_same_losses(
     want = alone(partial(case, compiled=False))
     assert alone(partial(case, compiled=True)) == pytest.approx(want, rel=1e-6)
     assert not [one for one in recwarn if "its own code runs" in str(one.message)], "fused as well"
-
-
-def test_a_whole_graph_is_refused_by_torch(partitioned: Cutter) -> None:
-    model = with_state("sage")
-    call = torch.compile(model, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="SAGEConv.forward"):
-        alone(lambda group: train(group, partitioned(mixed(), 1), model, call))
 
 
 class OfEdges(nn.Module):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from harness import run_threads
 from harness.graphs import homogeneous
-from harness.parts import Cutter, joined, load_all
+from harness.parts import Cutter, load_all
 from harness.rows import Part, join_edges, join_nodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,6 @@ from torch import Tensor
 
 import sar
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
-from sar.partition.load import PartitionData
 from sar.tracing.lazy import eager
 
 drawn = settings(
@@ -58,39 +57,6 @@ def written(example: tuple[GraphArrays, int, list[int]], folder: str) -> str:
 def integers(count: int, width: int, seed: int) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
     return torch.randint(-9, 10, (count, width), generator=rng).double()
-
-
-@drawn
-@given(cut_graphs())
-def test_every_node_and_edge_has_one_home(example: tuple) -> None:
-    graph, size, parts = example
-    src, dst = graph.edges[ETYPE_HOMO]
-    with tempfile.TemporaryDirectory() as folder:
-        loaded = load_all(written(example, folder), size)
-        nodes = [data.node_features["_N/orig_id"] for data in loaded]
-        for part, ids in enumerate(nodes):
-            assert [parts[i] for i in ids.tolist()] == [part] * len(ids)
-        joined(nodes, nodes, graph.total_nodes)
-        everywhere = torch.cat(nodes)
-        seen = []
-        for data in loaded:
-            shard = data.edges[ETYPE_HOMO]
-            eids = data.edge_features["_N:_E:_N/orig_eid"][shard.eid.long()]
-            owner = owners(data, size)
-            assert shard.offsets[0] == 0 and shard.offsets[-1] == len(shard.src)
-            starts = data.book.node_ranges["_N"][:, 0]
-            global_src = shard.src.long() + torch.as_tensor(starts)[owner]
-            global_dst = shard.dst.long() + int(starts[data.part_id])
-            assert torch.equal(everywhere[global_src], src[eids])
-            assert torch.equal(everywhere[global_dst], dst[eids])
-            seen.append(eids)
-        assert torch.equal(torch.cat(seen).sort().values, torch.arange(len(src)))
-
-
-def owners(data: PartitionData, size: int) -> Tensor:
-    """Source part of each edge, in the order of the shard."""
-    offsets = torch.tensor(data.edges[ETYPE_HOMO].offsets)
-    return torch.arange(size).repeat_interleave(offsets.diff())
 
 
 @drawn
@@ -165,32 +131,6 @@ def test_results_are_exact_for_every_cut_and_policy(example: tuple, policy: sar.
     for p in range(size):
         for q in range(size):
             assert parts[p]["sends"][q] == parts[q]["receives"][p]
-
-
-def case_blocks(group: Any, path: str, keep: bool) -> dict:
-    """Two hops by blocks of some seeds, and by the whole graph."""
-    data = sar.load_dgl_partition_data(path, group.rank, "cpu")
-    ids = data.node_features["_N/orig_id"]
-    x = integers(data.book.num_nodes(), 2, 5)[ids]
-    start = data.book.part_ranges[data.part_id][0]
-    seeds = (ids % 3 == 0).nonzero().view(-1)
-    blocks = sar.construct_mfgs(data, seeds + start, 2, keep)
-    h, whole = x[blocks[0].srcnodes()], x
-    for block in blocks:
-        h = block.aggregate(h, "sum")
-    graph = sar.construct_full_graph(data)
-    for _ in blocks:
-        whole = graph.aggregate(whole, "sum")
-    return {"blocks": h, "whole": whole[seeds]}
-
-
-@drawn
-@given(cut_graphs(), st.booleans())
-def test_blocks_give_what_the_whole_graph_gives(example: tuple, keep: bool) -> None:
-    _, size, _ = example
-    with tempfile.TemporaryDirectory() as folder:
-        for found in run_threads(size, case_blocks, written(example, folder), keep):
-            assert torch.equal(found["blocks"], found["whole"])
 
 
 def case_messages(group: Any, path: str, policy: sar.Policy, total: tuple[int, int]) -> dict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import fcntl
 import importlib.util
 import json
 import os
@@ -32,10 +31,8 @@ from sar.partition.write import write_partitions
 from sar.train import Callback, NodeData, Trainer, TrainOptions, score
 from sar.train.checkpoint import FILE_NAME, load_checkpoint
 from sar.train.folder import LOCK_NAME
-from sar.train.loggers import Csv, JsonLines, TensorBoard, Wandb, make_logger
-from sar.train.metrics import OGB_METRICS
+from sar.train.loggers import Csv, JsonLines, Wandb, make_logger
 
-SPLITS = ("train", "val", "test")
 CPU = torch.device("cpu")
 
 
@@ -96,19 +93,6 @@ def test_the_best_epoch_is_the_first_with_the_largest_metric(tmp_path: Path) -> 
     content = load_checkpoint(tmp_path, LocalGroup())
     for epoch, saved in ((2, content["best"]["model"]), (5, content["model"])):
         assert all(torch.equal(states[epoch - 1][name], saved[name]) for name in saved)
-
-
-def test_an_older_checkpoint_knows_the_best_epoch_but_not_its_model(tmp_path: Path) -> None:
-    trainer(LocalGroup(), [0.3, 0.2], tmp_path, epochs=2).fit()
-    content = torch.load(tmp_path / FILE_NAME, weights_only=True)
-    del content["best"]
-    torch.save(content, tmp_path / FILE_NAME)
-    one = trainer(LocalGroup(), [0.3, 0.2, 0.1], tmp_path, epochs=3)
-    with pytest.warns(UserWarning, match="holds no digest"):
-        one.resume()
-    one.fit()
-    assert one.best is not None and one.best["epoch"] == 1
-    assert "best" not in load_checkpoint(tmp_path, LocalGroup())
 
 
 @pytest.mark.parametrize(
@@ -172,18 +156,6 @@ def test_a_plateau_halves_the_rate() -> None:
     assert rates(every_other, schedule="plateau", eval_every=2)[24:] == [0.4] * 2
 
 
-def test_torchs_own_plateau_is_stepped_with_the_metric() -> None:
-    model = Linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
-    data = trainer(LocalGroup()).data
-    one = Scripted(
-        model, None, data, TrainOptions(epochs=3), optimizer=optimizer, scheduler=plateau
-    )
-    one.script = [0.5, 0.4, 0.4]
-    assert [record["lr"] for record in one.fit()] == pytest.approx([1.0, 1.0, 0.1])
-
-
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
 @pytest.mark.parametrize("stop", [2, 5])
 def test_schedules_resume_bit_for_bit(tmp_path: Path, schedule: str, stop: int) -> None:
@@ -242,21 +214,6 @@ class Noting(Callback):
         self._note("end", best and best["epoch"], type(error).__name__)
 
 
-def test_rank_0_alone_is_told() -> None:
-    def case(group: Group) -> list[tuple]:
-        noting = Noting()
-        trainer(group, [0.1, 0.3], callbacks=[noting], epochs=2).fit()
-        return noting.told
-
-    told = [
-        ("start", "accuracy", 2, 0),
-        ("epoch", 1, 0.1, False),
-        ("epoch", 2, 0.3, False),
-        ("end", 2, "NoneType"),
-    ]
-    assert run_threads(2, case) == [told, []]
-
-
 @pytest.mark.parametrize("raises", ["start", "epoch", "end"])
 def test_an_error_of_a_callback_ends_all_ranks_with_its_message(raises: str) -> None:
     def case(group: Group) -> list[tuple]:
@@ -269,45 +226,11 @@ def test_an_error_of_a_callback_ends_all_ranks_with_its_message(raises: str) -> 
     assert told[0][-1][0] == "end" and told[1:] == [[], []]  # files are closed
 
 
-def test_callbacks_end_with_the_run(tmp_path: Path) -> None:
-    """Also with one that breaks down: the error is what it was, and is told of."""
-    noting = Noting()
-    one = trainer(LocalGroup(), [0.1], callbacks=[noting], epochs=2)  # a script that is too short
-    with pytest.raises(IndexError):
-        one.fit()
-    assert noting.told[-1] == ("end", None, "IndexError")
-
-
 # ---------------------------------------------------------------- files that grow by lines
 
 
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_every_epoch_is_in_the_files_when_it_is_done(tmp_path: Path) -> None:
-    json_path, csv_path = tmp_path / "out.jsonl", tmp_path / "out.csv"
-    seen = []
-
-    class Reader(Callback):
-        def on_epoch(self, record: dict) -> None:
-            seen.append((len(lines(json_path)), csv_path.read_text().count("\n")))
-
-    callbacks = [JsonLines(json_path, {"config": {"lr": 3}}), Csv(csv_path), Reader()]
-    one = trainer(LocalGroup(), [0.1, None, 0.3], callbacks=callbacks, epochs=3)
-    one.fit()
-    assert seen == [(2, 2), (3, 3), (4, 4)]
-    header, *epochs = lines(json_path)
-    assert header["format"] == 1 and header["metric"] == "accuracy" and header["num_ranks"] == 1
-    assert header["config"] == {"lr": 3} and header["num_parameters"] == 8
-    names = ["epoch", "loss", "lr", "seconds", *(f"{split}_accuracy" for split in SPLITS)]
-    assert [list(epoch) for epoch in epochs] == [names] * 3
-    assert [epoch["val_accuracy"] for epoch in epochs] == [0.1, None, 0.3]
-    assert [epoch["loss"] for epoch in epochs] == [record["loss"] for record in one.history]
-    with open(csv_path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["val_accuracy"] for row in rows] == ["0.1", "", "0.3"]
-    assert [float(row["loss"]) for row in rows] == [epoch["loss"] for epoch in epochs]
 
 
 def test_a_resumed_run_doubles_no_epoch(tmp_path: Path) -> None:
@@ -401,47 +324,6 @@ def test_absent_packages_are_said_before_ranks_start(
     assert f"needs {package}: pip install {package}" in capsys.readouterr().err
 
 
-class FakeWriter:
-    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
-
-    made: list[FakeWriter] = []
-
-    def __init__(self, folder: str, purge_step: int) -> None:
-        self.folder, self.purge_step, self.scalars, self.closed = folder, purge_step, [], False
-        self.made.append(self)
-
-    def add_text(self, tag: str, text: str) -> None:
-        assert '"num_ranks": 1' in text
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.scalars.append((tag, value, step))
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = FakeWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(FakeWriter, "made", [])
-    logger = TensorBoard(tmp_path / "curves")
-    trainer(LocalGroup(), [0.1, None], tmp_path, [logger], epochs=2).fit()
-    again = trainer(LocalGroup(), [0.1, None, 0.3], tmp_path, [logger], epochs=3)
-    again.resume()
-    again.fit()
-    first, second = FakeWriter.made
-    assert first.closed and first.purge_step == 1 and second.purge_step == 3
-    tags = [tag for tag, _, step in first.scalars if step == 1]
-    assert tags == ["loss", "lr", "seconds", "accuracy/train", "accuracy/val", "accuracy/test"]
-    assert ("accuracy/val", 0.3, 3) in second.scalars
-    assert "accuracy/val" not in [tag for tag, _, step in first.scalars if step == 2]
-
-
 def test_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
     logged, ends, summary = [], [], {}
     run = SimpleNamespace(
@@ -514,26 +396,6 @@ def test_ogb_roc_auc_is_that_of_all_rows(size: int) -> None:
         score("ogb-rocauc", logits, torch.zeros(60, dtype=torch.int64))
 
 
-def test_ogb_accuracy_of_several_labels_is_a_mean_of_means() -> None:
-    """`accuracy` counts every known label alike."""
-    logits = torch.tensor([[1.0, 1.0], [1.0, -1.0], [1.0, -1.0]])
-    labels = torch.tensor([[1.0, 1.0], [0.0, torch.nan], [0.0, torch.nan]])
-    assert score("ogb-acc", logits, labels) == pytest.approx((1 / 3 + 1) / 2)
-    assert score("accuracy", logits, labels) == pytest.approx(2 / 4)
-
-
-def test_data_sets_of_ogb_have_its_metrics() -> None:
-    """Those that OGB's own table says."""
-    package = importlib.util.find_spec("ogb")
-    if package is None or not package.submodule_search_locations:
-        pytest.skip("ogb is not installed")
-    table = Path(package.submodule_search_locations[0]) / "nodeproppred" / "master.csv"
-    with open(table, newline="") as file:
-        rows = {row[""]: row for row in csv.DictReader(file)}
-    del rows["eval metric"][""]
-    assert {name: f"ogb-{metric}" for name, metric in rows["eval metric"].items()} == OGB_METRICS
-
-
 # ---------------------------------------------------------------- one run a folder
 
 
@@ -563,42 +425,6 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="of process 99999999 on here since yesterday, which has"):
         trainer(LocalGroup(), [0.1], tmp_path, epochs=1).fit()
     assert not (tmp_path / LOCK_NAME).exists()
-
-
-def test_what_a_killed_run_was_writing_is_gone_when_the_next_begins(tmp_path: Path) -> None:
-    """Its checkpoint and shards of learned rows; not what somebody writes, or others made."""
-    dead, live = "checkpoint.author.00ff.1.pt.partial", "checkpoint.author.00aa.0.pt.partial"
-    others = ["checkpoint.old.partial", "mine.pt.partial"]
-    for name in ("checkpoint.pt.partial", dead, live, *others):
-        (tmp_path / name).write_text("half")
-    seen = []
-
-    class Begin(Callback):
-        def on_start(self, run: dict, done: Sequence[dict]) -> None:
-            seen.extend(one.name for one in tmp_path.glob("*.partial"))
-
-    with open(tmp_path / live) as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        trainer(LocalGroup(), [0.1], tmp_path, [Begin()], epochs=1).fit()
-    assert sorted(seen) == sorted([live, *others])
-
-
-def test_a_link_in_the_place_of_the_lock(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """What it leads to is neither changed nor taken for a lock, and all ranks are told."""
-    mine, run = tmp_path / "mine", tmp_path / "run"
-    mine.write_text("mine")
-    run.mkdir()
-    (run / LOCK_NAME).symlink_to(mine)
-    words = f"{LOCK_NAME}: could not be written: .*{LOCK_NAME} is a link, expected"
-
-    def case(group: Group) -> None:
-        with pytest.raises(OSError, match=words):
-            trainer(group, [0.1], run, epochs=1).fit()
-
-    run_threads(2, case)
-    assert main(["train", "parts.json", "--checkpoint", str(run)]) == 2
-    assert f"{LOCK_NAME} is a link" in capsys.readouterr().err
-    assert mine.read_text() == "mine" and os.listdir(run) == [LOCK_NAME]
 
 
 # ---------------------------------------------------------------- the command
@@ -657,18 +483,3 @@ def test_a_run_from_its_header_to_its_best_epoch(
         hint = f"; the best by validation is of epoch {best['epoch']}: --which best"
         assert shown[0].endswith(hint) == (which == "last")
         assert f"val {epoch['val_ogb-acc']:.4f}, test {epoch['test_ogb-acc']:.4f}" in shown[1]
-
-
-def test_lines_need_a_name_of_their_own(parts: str, capsys: pytest.CaptureFixture) -> None:
-    assert main(["train", parts, "--json", "out.jsonl"]) == 2
-    assert "--json: got 'out.jsonl', expected another ending" in capsys.readouterr().err
-
-
-def test_a_bar_where_there_is_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """Then there are no lines."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    trainer(LocalGroup(), [0.5] * 3, epochs=3, progress=True).fit()
-    shown = capsys.readouterr()
-    assert "3/3" in shown.err and "val_acc=0.5000" in shown.err and shown.out == ""

@@ -43,7 +43,7 @@ def python_bytes(size: int, policy: sar.Policy) -> tuple[int, int]:
         if policy.exchange == "pull":  # a pass takes seconds when each object is traced
             num_rounds = relation.plan.num_rounds(policy, 16)
             for reverse in (False, True):
-                relation.shards(num_rounds, reverse=reverse)
+                relation.store.shards(num_rounds, reverse=reverse)
         else:
             x = torch.rand(ROWS, 4, requires_grad=True)
             aggregate(relation, x, "mean", policy).sum().backward()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import sar
 from sar.edges import relation
-from sar.edges.push_pull import Fewest, linear_relation
+from sar.edges.push_pull import FewestRows, linear_relation
 from sar.graph.edge_graph import global_ends
 from sar.partition.arrays import ETYPE_HOMO, GraphArrays
 from sar.partition.sources.generate import rmat_graph
@@ -99,7 +99,7 @@ def test_bytes_per_edge_where_partial_sums_travel(partitioned: Cutter) -> None:
         rows = 8 * relation.num_dst * (2 + group.size) + 16 * sent.num_segments
         rows += 8 * sent.num_edges + 8 * sum(relation.plan.recv_counts)
         del data, given
-        kept = reachable_bytes(relation.store, relation.derived(Fewest, pytest.fail))
+        kept = reachable_bytes(relation.store, relation.derived(FewestRows, pytest.fail))
         return [kept, 12 * relation.num_edges, rows + 4096]
 
     found = run_threads(4, case, partitioned(graph, 4, "random"))
@@ -156,7 +156,7 @@ def case_nothing_lost(group: Any, path: str, policy: sar.Policy) -> None:
             assert torch.equal(train_step(changed, x, op), train_step(expected, x, op))
     relations = [graph.scope().relation for graph in (part.graph, fresh.graph)]
     assert torch.equal(relations[0].keys, relations[1].keys)
-    arrivals = [relation.arrivals for relation in relations]
+    arrivals = [relation.mailbox_edges for relation in relations]
     for name in ("dst", "indptr", "src", "position"):
         assert torch.equal(getattr(arrivals[0], name), getattr(arrivals[1], name))
 

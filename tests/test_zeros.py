@@ -50,28 +50,6 @@ def test_packed_rows_come_back_bit_by_bit(n: int, width: int, data: Any, dtype: 
     assert torch.equal(bits_of(every[:-1]), bits_of(x)[bits_of(x) != 0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_torch_packs_as_the_kernels_do(dtype: torch.dtype, monkeypatch: Any) -> None:
-    x = torch.randn(50, WIDTH, dtype=dtype).relu()
-    x[3], x[4, 5] = 0, -0.0
-    idx = torch.randperm(50, dtype=torch.int32)[:31]
-
-    def packed() -> list[Tensor]:
-        words, counts = nonzero.nonzero_bits(x)
-        numbers = x.new_zeros(int(counts[idx].sum()) + nonzero.SLACK)
-        nonzero.pack_rows(x, words, idx, numbers)
-        every = x.new_zeros(int(counts.sum()) + nonzero.SLACK)
-        nonzero.pack_rows(x, words, None, every)
-        rows = x.new_empty((31, WIDTH))
-        nonzero.unpack_rows(words[idx], numbers, rows)
-        return [words, counts, numbers[:-1], every[:-1], rows]
-
-    compiled = packed()
-    monkeypatch.setattr(nonzero, "KERNELS", {})
-    for one, other in zip(compiled, packed(), strict=True):
-        assert one.dtype == other.dtype and torch.equal(one, other)
-
-
 class Net(nn.Module):
     """Two layers that sum what a relu made, one of them with ``kind``."""
 
@@ -249,35 +227,6 @@ def test_whose_gradients_travel_without_zeros(rows: Tensor, drops: bool) -> None
         assert not drops_zeros(rows)
 
 
-def test_relu_is_that_of_torch() -> None:
-    x = torch.tensor([[-1.0, 0.0, 2.0], [float("nan"), float("inf"), -0.0]], requires_grad=True)
-    out, want = sar.nn.relu(x), x.relu()
-    assert torch.equal(out.isnan(), want.isnan())
-    assert torch.equal(out.nan_to_num(), want.nan_to_num())
-    weight = torch.arange(6.0).view(2, 3)
-    (one,) = torch.autograd.grad((out * weight).sum(), x)
-    (other,) = torch.autograd.grad((want * weight).sum(), x)
-    assert torch.equal(one, other)
-    assert torch.equal(sar.nn.relu(x.detach())[0], want[0]) and float(x.detach()[0, 0]) == -1
-
-
-def case_said_by_some(group: Any, path: str, zeros: str) -> list[Tensor]:
-    """One rank's relu says that zeros get no gradient, those of the others do not."""
-    part = Part(group, path, sar.Policy(zeros=zeros))
-    x, w = part.node_rows(inputs(torch.float64)[0]), torch.ones(5, WIDTH, dtype=torch.float64)
-    rows = x @ (w + torch.arange(WIDTH) % 5).requires_grad_()
-    out = part.graph.aggregate(sar.nn.relu(rows) if group.rank == 1 else rows.relu(), "sum")
-    out.square().sum().backward()
-    return [out.detach(), x.grad]
-
-
-def test_ranks_need_not_say_the_same(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 3, "random")
-    found = [run_threads(3, case_said_by_some, path, zeros) for zeros in ("send", "skip")]
-    for sent, skipped in zip(*found):
-        assert all(torch.equal(a, b) for a, b in zip(sent, skipped, strict=True))
-
-
 Change = Callable[[Tensor], Tensor]
 
 
@@ -344,25 +293,3 @@ def case_differ(group: Any, path: str) -> Any:
 
 def test_ranks_that_differ_are_told(partitioned: Cutter) -> None:
     run_threads(3, case_differ, partitioned(mixed(), 3, "random"))
-
-
-def test_an_unknown_word_is_named() -> None:
-    with pytest.raises(ValueError, match="zeros: got 'drop', expected 'send' or 'skip'"):
-        sar.Policy(zeros="drop")
-
-
-def case_evaluation(group: Any, path: str, zeros: str) -> tuple[Tensor, int]:
-    part = Part(group, path, sar.Policy(zeros=zeros, constant_inputs="off"))
-    x = part.node_rows(inputs(torch.float64)[0])
-    with torch.no_grad():
-        part.graph.aggregate(x, "sum")
-        before = group.counters.sent_bytes
-        out = part.graph.aggregate(x.clamp(min=0.5) - 0.5, "mean")
-    return out, group.counters.sent_bytes - before
-
-
-def test_an_evaluation_sends_no_zeros_either(partitioned: Cutter) -> None:
-    path = partitioned(mixed(), 3, "random")
-    found = [run_threads(3, case_evaluation, path, zeros) for zeros in ("send", "skip")]
-    for (out, sent), (out_2, sent_2) in zip(*found):
-        assert torch.equal(out, out_2) and sent_2 < 0.8 * sent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 
@@ -141,7 +141,7 @@ class LinearPlan(HaloPlan):
 
 
 @dataclass
-class Fewest:
+class FewestRows:
     """What a relation keeps for its sums.
 
     Attributes:
@@ -165,7 +165,7 @@ class LinearRelation:
     is kept.
     """
 
-    def __init__(self, store: ShardStore, plan: LinearPlan, fewest: Fewest) -> None:
+    def __init__(self, store: ShardStore, plan: LinearPlan, fewest: FewestRows) -> None:
         self.store, self.plan, self.fewest = store, plan, fewest
 
     def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
@@ -201,7 +201,7 @@ def _left(edges: EdgeArrays, step: Round, pulled: list[Tensor], num_dst: int, or
     slot, whose position is -1."""
     start, srcs, dsts, eids = 0, [], [], []
     for peer, num_rows in zip(step.sources, step.recv_rows, strict=True):
-        src, dst = _edges_from(edges, peer)
+        src, dst, eid = _edges_from(edges, peer)
         mask = pulled[peer]
         place = mask.cumsum(0, dtype=torch.int32) + (start - 1)
         kept = mask[src.long()]
@@ -210,31 +210,28 @@ def _left(edges: EdgeArrays, step: Round, pulled: list[Tensor], num_dst: int, or
         behind = torch.arange(end - len(slots), end, dtype=torch.int32, device=src.device)
         srcs += [place.index_select(0, src[kept]), behind]
         dsts += [dst[kept], slots]
-        eids += [_positions(edges, peer)[kept], torch.full_like(slots, -1)]
+        eids += [eid[kept], torch.full_like(slots, -1)]
         start = end
-    csc = compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=order)
-    if csc.order is None:
-        return csc
-    return replace(csc, order=torch.cat(eids).index_select(0, csc.order))
+    positions = torch.cat(eids) if order else False
+    return compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=positions)
 
 
 def _rest(edges: EdgeArrays, plan: HaloPlan, pulled: list[Tensor], num_dst: int) -> Csc:
-    """The edges out of rows that do not travel, by destination; see :class:`Fewest`."""
+    """The edges out of rows that do not travel, by destination; see :class:`FewestRows`."""
     start, srcs, dsts, eids = 0, [], [], []
     for peer, num_rows in enumerate(plan.recv_counts):
         if peer != plan.group.rank:
-            src, dst = _edges_from(edges, peer)
+            src, dst, eid = _edges_from(edges, peer)
             away = ~pulled[peer][src.long()]
             srcs.append(src[away] + start)
             dsts.append(dst[away])
-            eids.append(_positions(edges, peer)[away])
+            eids.append(eid[away])
             start += num_rows
-    csc = compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=True)
     positions = torch.cat(eids)
-    return csc if csc.order is None else replace(csc, order=positions.index_select(0, csc.order))
+    return compress(torch.cat(dsts), torch.cat(srcs), num_dst, compact=True, order=positions)
 
 
-def _remote_edges(relation: HaloPlan, fewest: Fewest, num_rounds: int) -> Iterator[Ends]:
+def _remote_edges(relation: HaloPlan, fewest: FewestRows, num_rounds: int) -> Iterator[Ends]:
     """The remote edges of a relation with plan ``relation`` out of what its sums keep."""
     peers = [peer for peer in range(relation.group.size) if peer != relation.group.rank]
     if fewest.rest is not None:
@@ -255,27 +252,27 @@ def _remote_edges(relation: HaloPlan, fewest: Fewest, num_rounds: int) -> Iterat
 
 def linear_relation(
     relation: Relation, x: Tensor, weight: Tensor | None, policy: Policy
-) -> Relation | LinearRelation:
+) -> ShardStore | LinearRelation:
     """What a sum of rows ``x`` [num_src, width] streams over; collective.
 
-    The relation itself where weights belong to edges (the owner of a source does not know them),
-    where ``x`` is narrow (a partial sum would be rounded on its way), where ``policy`` says so and
-    where too little is saved. Otherwise the relation with the fewest rows, made at first need.
+    All edges where weights belong to them (the owner of a source does not know these), where ``x``
+    is narrow (a partial sum would be rounded on its way), where ``policy`` says so and where too
+    little is saved. Otherwise what is left to do with the fewest rows, made at first need.
     """
     if relation.group.size == 1:
-        return relation
+        return relation.store
     wanted = weight is None and policy.exchange == "auto" and wide_dtype(x.dtype) == x.dtype
     width = x.shape[1] * x.element_size()
     relation.plan.agree_once("(bytes per row, whether sums may be pushed)", width, int(wanted))
     if not wanted:
-        return relation
-    fewest = relation.derived(Fewest, lambda: _fewest_rows(relation, policy))
+        return relation.store
+    fewest = relation.derived(FewestRows, lambda: _fewest_rows(relation, policy))
     if fewest.plan is None:
-        return relation
+        return relation.store
     return LinearRelation(relation.store, fewest.plan, fewest)
 
 
-def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
+def _fewest_rows(relation: Relation, policy: Policy) -> FewestRows:
     """Collective; without a plan on all ranks when less than ``LEAST_SAVED`` would be saved."""
     started, plan, ranks = time.perf_counter(), relation.plan, range(relation.group.size)
     edges = relation.arrays()
@@ -284,12 +281,13 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
     rows = torch.tensor([sum(plan.recv_counts), sum(recv_counts)])
     before, after = relation.group.all_reduce(rows).tolist()
     if after > (1 - LEAST_SAVED) * before:
-        return Fewest(None, [])
+        return FewestRows(None, [])
     num_pulled = [int(rows.sum()) for rows in pulled]
     outgoing, sent_rows, sent_sums = _tell(edges, plan, pulled, policy)
     made = LinearPlan(relation.group, outgoing, sent_rows, sent_sums, recv_counts, num_pulled)
-    fewest = Fewest(made, pulled)
-    num_rounds = _num_rounds(policy, len(ranks))
+    fewest = FewestRows(made, pulled)
+    # For these edges are compressed first; under a budget it depends on the width of rows.
+    num_rounds = min(policy.rounds or len(ranks) - 1, len(ranks) - 1)
     fewest.rest = _rest(edges, plan, pulled, relation.num_dst)
     LinearRelation(relation.store, made, fewest).shards(num_rounds)
     relation.store.lend(partial(_remote_edges, plan, fewest, num_rounds))
@@ -298,25 +296,16 @@ def _fewest_rows(relation: Relation, policy: Policy) -> Fewest:
     return fewest
 
 
-def _num_rounds(policy: Policy, size: int) -> int:
-    """For which edges are compressed first; under a budget it depends on the width of rows."""
-    return min(policy.rounds or size - 1, size - 1)
-
-
-def _positions(edges: EdgeArrays, peer: int) -> Tensor:
-    return edges.eid[edges.offsets[peer] : edges.offsets[peer + 1]]
-
-
-def _edges_from(edges: EdgeArrays, peer: int) -> tuple[Tensor, Tensor]:
+def _edges_from(edges: EdgeArrays, peer: int) -> tuple[Tensor, Tensor, Tensor]:
     span = slice(edges.offsets[peer], edges.offsets[peer + 1])
-    return edges.src[span], edges.dst[span]
+    return edges.src[span], edges.dst[span], edges.eid[span]
 
 
 def _cover(edges: EdgeArrays, plan: HaloPlan, peer: int) -> tuple[Tensor, int]:
     """Which halo rows of ``peer`` travel as they are, and how many rows do with partial sums."""
     if peer == plan.group.rank:
         return torch.zeros(0, dtype=torch.bool, device=plan.device), 0
-    src, dst = (ends.cpu().numpy() for ends in _edges_from(edges, peer))
+    src, dst = (ends.cpu().numpy() for ends in _edges_from(edges, peer)[:2])
     pulled = pulled_sources(src, dst, plan.recv_counts[peer])
     return torch.from_numpy(pulled).to(plan.device), cover_size(src, dst, pulled)
 
@@ -333,7 +322,7 @@ def _tell(
     sizes, parts = torch.zeros((group.size, 3), dtype=torch.int64), []
     for peer in range(group.size):
         if peer != group.rank:
-            src, dst = _edges_from(edges, peer)
+            src, dst, _ = _edges_from(edges, peer)
             away = ~pulled[peer][src.long()]
             slots, slot = dst[away].unique(return_inverse=True)
             told = [pulled[peer].nonzero().view(-1).int(), src[away], slot.int()]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sar.config import Policy
-from sar.edges.arrivals import Arrivals, arrange
+from sar.edges.mailbox_edges import MailboxEdges, in_mailbox_order
 from sar.kernels import INT32_EDGES, Csc, compress, transpose
 from sar.stream import HaloPlan
 
@@ -111,7 +111,9 @@ class ShardStore:
         if self._lent is not None:
             parts += self._lent()
         else:
-            for step, csc in zip(self._rounds(self._base), self._forward[self._base], strict=True):
+            for step, csc in zip(
+                self.plan.rounds(self._base), self._forward[self._base], strict=True
+            ):
                 parts.append(ends_of(csc, step.sources, step.recv_rows))
         owner, src, dst, eid = (torch.cat(column) for column in zip(*parts, strict=True))
         order = torch.argsort(owner.long() * max(1, len(eid)) + eid)
@@ -141,9 +143,6 @@ class ShardStore:
             moved._arrays = EdgeArrays(src.to(device), dst.to(device), eid.to(device), offsets)
         return moved
 
-    def _rounds(self, num_rounds: int) -> tuple:
-        return self.plan.rounds(num_rounds) if self.plan.group.size > 1 else ()
-
     def _compressed(self, num_rounds: int, order: bool) -> list[Csc]:
         """By destination; the first of each kind have their order and replace the arrays."""
         arrays, first = self.arrays(), self._arrays is not None
@@ -155,7 +154,7 @@ class ShardStore:
             return self._forward[LOCAL]
         made = [
             self._build(arrays, step.sources, step.recv_rows, compact=True, order=order or first)
-            for step in self._rounds(num_rounds)
+            for step in self.plan.rounds(num_rounds)
         ]
         if first:
             self._arrays, self._base = None, num_rounds
@@ -175,18 +174,15 @@ class ShardStore:
         starts = accumulate(num_rows, initial=0)
         src = [edges.src[span] + start for span, start in zip(spans, starts, strict=False)]
         dst = [edges.dst[span] for span in spans]
-        csc = compress(torch.cat(dst), torch.cat(src), self.num_dst, compact=compact, order=order)
-        if csc.order is None:
-            return csc
-        eids = torch.cat([edges.eid[span] for span in spans]).index_select(0, csc.order)
-        return Csc(csc.rows, csc.indptr, csc.indices, eids, csc.num_rows)
+        eid = torch.cat([edges.eid[span] for span in spans]) if order else False
+        return compress(torch.cat(dst), torch.cat(src), self.num_dst, compact=compact, order=eid)
 
     def _transposed(self, num_rounds: int, order: bool) -> Iterator[Csc]:
         """By source, one after the other, from the shards by destination."""
         forward = self.shards(num_rounds, order=order)
         rows = [self.num_src]
         if num_rounds != LOCAL:
-            rows = [step.num_recv for step in self._rounds(num_rounds)]
+            rows = [step.num_recv for step in self.plan.rounds(num_rounds)]
         for csc, num_rows in zip(forward, rows, strict=True):
             yield transpose(csc, num_rows, order=order)
 
@@ -203,7 +199,23 @@ def ends_of(csc: Csc, peers: Sequence[int], num_rows: Sequence[int]) -> Ends:
     return Ends(owner, src, csc.row_of_edges(), csc.order)
 
 
-class Relation:
+class Deriving:
+    """Keeps what was derived from it; nothing is shared with what is turned or moved."""
+
+    known: dict[Hashable, Any]
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gave for ``key`` the first time; on another device it is made anew.
+
+        Collective where ``make`` is. What refers to the relation does not belong here: both would
+        never end.
+        """
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+
+class Relation(Deriving):
     """Edges of one canonical edge type, grouped by the partition that owns their source.
 
     Shards are compressed for the rounds in use on first need; see :class:`ShardStore`.
@@ -269,13 +281,13 @@ class Relation:
         return bool((self.in_degrees == 0).any())
 
     @cached_property
-    def arrivals(self) -> Arrivals:
+    def mailbox_edges(self) -> MailboxEdges:
         """All edges by destination; sources are owned rows or rows behind ``halo_starts``."""
         src, dst, eid, offsets = self.arrays()
         src = src.clone()
         for peer, (low, high) in enumerate(pairwise(offsets)):
             src[low:high] += 0 if peer == self.group.rank else self.halo_starts[peer]
-        return arrange(src, dst, eid, self.in_degrees)
+        return in_mailbox_order(src, dst, eid, self.in_degrees)
 
     def arrays(self) -> EdgeArrays:
         """The end points of all edges; made anew, and 12 bytes an edge, once they are compressed.
@@ -284,32 +296,10 @@ class Relation:
         """
         return self.store.arrays()
 
-    def local(self, *, reverse: bool = False, order: bool = False) -> Csc:
-        """See :meth:`ShardStore.local`."""
-        return self.store.local(reverse=reverse, order=order)
-
-    def shards(self, num_rounds: int, *, reverse: bool = False, order: bool = False) -> list[Csc]:
-        """One shard a round; sources index the round's halo rows. ``order`` gives positions."""
-        return self.store.shards(num_rounds, reverse=reverse, order=order)
-
-    def transposed(self, num_rounds: int, policy: Policy, *, order: bool = False) -> Iterator[Csc]:
-        """See :meth:`ShardStore.transposed`."""
-        return self.store.transposed(num_rounds, policy, order=order)
-
-    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gave for ``key`` the first time; on another device it is made anew.
-
-        Collective where ``make`` is. What refers to the relation does not belong here: both would
-        never end.
-        """
-        if key not in self.known:
-            self.known[key] = make()
-        return self.known[key]
-
     def to(self, device: torch.device) -> Relation:
         """The same relation with its arrays on ``device``; no communication."""
         moved = copy(self)
-        for name in ("keys", "arrivals"):
+        for name in ("keys", "mailbox_edges"):
             moved.__dict__.pop(name, None)
         moved.plan = self.plan.to(device)
         moved.store = self.store.to(moved.plan)
@@ -349,11 +339,11 @@ class Relation:
         return degrees
 
 
-class ReversedRelation:
+class ReversedRelation(Deriving):
     """The same edges the other way round; each stays where it ended before it was turned.
 
     Rows of sources and destinations change places. What a reduction needs is pushed to the owners,
-    see :mod:`sar.ops.push`.
+    see :mod:`sar.ops.messages`.
     """
 
     def __init__(self, forward: Relation) -> None:
@@ -363,12 +353,6 @@ class ReversedRelation:
         self.in_degrees, self.out_degrees = forward.out_degrees, forward.in_degrees
         self.offsets, self.make_keys = forward.offsets, forward.make_keys
         self.known: dict[Hashable, Any] = {}
-
-    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
-        """As :meth:`Relation.derived`; nothing is shared with the relation that was turned."""
-        if key not in self.known:
-            self.known[key] = make()
-        return self.known[key]
 
     @property
     def keys(self) -> Tensor:

@@ -146,13 +146,7 @@ def deltas(dout: Tensor, out: Tensor, heads: int, bias: Tensor | None = None) ->
         out: o + b.
         bias: H * D numbers b; none is 0.
     """
-    delta = out.new_empty((len(out), heads))
-    arrays = _numpy(dout, out, delta)
-
-    def part(_: int, first: int, last: int) -> None:
-        loops.dots_of_heads(first, last, *arrays)
-
-    rows_in_parallel(part, len(dout), dout.numel())
+    delta = _dots_of_heads(dout, out, heads)
     if bias is not None:
         delta -= head_sums(dout.view(len(dout), heads, bias.numel() // heads), bias)
     return delta
@@ -268,13 +262,18 @@ def attend_grad_of_queries(
 
 def head_sums(rows: Tensor, vector: Tensor) -> Tensor:
     """[n, H] scores s_h = <a_h, row_h> of contiguous rows [n, H, D] and a, H * D numbers."""
-    out = rows.new_empty(rows.shape[:2])
-    arrays = _numpy(rows.view(len(rows), vector.numel()), vector.view(1, -1), out)
+    return _dots_of_heads(rows.flatten(1), vector.reshape(1, -1), rows.shape[1])
+
+
+def _dots_of_heads(a: Tensor, b: Tensor, heads: int) -> Tensor:
+    """[n, H] products of rows [n, H * D] with as many rows, or with one."""
+    out = a.new_empty((len(a), heads))
+    arrays = _numpy(a, b, out)
 
     def part(_: int, first: int, last: int) -> None:
         loops.dots_of_heads(first, last, *arrays)
 
-    rows_in_parallel(part, len(rows), rows.numel())
+    rows_in_parallel(part, len(a), a.numel())
     return out
 
 

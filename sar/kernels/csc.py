@@ -107,14 +107,17 @@ class Csc:
             yield self.indices[low:high], row, position
 
 
-def compress(keys: Tensor, others: Tensor, num_rows: int, *, compact: bool, order: bool) -> Csc:
+def compress(
+    keys: Tensor, others: Tensor, num_rows: int, *, compact: bool, order: bool | Tensor
+) -> Csc:
     """Group edges by ``keys``, keeping the given order inside a group.
 
     Args:
         keys, others: int32 [E] the end to group by and the other end.
         num_rows: rows that keys index.
         compact: leave out rows without edges.
-        order: remember each edge's position, for values stored per edge.
+        order: remember each edge's position, for values stored per edge; or what this tensor has
+            in its place.
     """
     permutation = torch.argsort(keys, stable=True)
     rows = None
@@ -125,8 +128,12 @@ def compress(keys: Tensor, others: Tensor, num_rows: int, *, compact: bool, orde
         if compact and bool((counts == 0).any()):
             rows = counts.nonzero().view(-1).int()
             counts = counts[rows]
+    if isinstance(order, Tensor):
+        positions: Tensor | None = order.index_select(0, permutation)
+    else:
+        positions = permutation.int() if order else None
     indices = others.index_select(0, permutation)
-    return Csc(rows, _bounds(counts), indices, permutation.int() if order else None, num_rows)
+    return Csc(rows, _bounds(counts), indices, positions, num_rows)
 
 
 def transpose(csc: Csc, num_rows: int, *, order: bool) -> Csc:

@@ -53,13 +53,20 @@ class ExtremeReducer:
             run(self, row, position, values)
             return
         rows, segment = torch.unique(row.long(), return_inverse=True)
-        slot = segment.unsqueeze(1).expand_as(values)
+        width, which = values.shape[1], torch.arange(len(rows), device=rows.device)
+        # What was found before competes as one more edge of each row.
+        values = torch.cat([values, self.value.index_select(0, rows)])
+        edges = torch.cat(
+            [position.unsqueeze(1).expand(-1, width), self.edge.index_select(0, rows)]
+        )
+        slot = torch.cat([segment, which]).unsqueeze(1).expand_as(values)
         best = self._scatter(values, slot, len(rows))
-        winner = self._same(values, best.index_select(0, segment))
-        candidate = torch.where(winner, position.unsqueeze(1), _NO_EDGE)
-        edge = candidate.new_full(best.shape, _NO_EDGE)
-        edge.scatter_reduce_(0, slot, candidate, "amin")
-        self._merge(rows, best, edge)
+        rival = best.gather(0, slot)
+        wins = (values == rival) | (torch.isnan(values) & torch.isnan(rival))
+        found = edges.new_full(best.shape, _NO_EDGE)
+        found.scatter_reduce_(0, slot, edges.masked_fill(~wins, _NO_EDGE), "amin")
+        self.value.index_copy_(0, rows, best)
+        self.edge.index_copy_(0, rows, found)
 
     def add_shard(self, csc: Csc, x: Tensor) -> None:
         """Take the edges of ``csc``, with order: rows [*, width] of ``x`` that they start in.
@@ -87,19 +94,6 @@ class ExtremeReducer:
             seen.scatter_reduce_(0, slot, nans.int(), "amax")
             best.masked_fill_(seen.bool(), float("nan"))
         return best
-
-    @staticmethod
-    def _same(a: Tensor, b: Tensor) -> Tensor:
-        return (a == b) | (torch.isnan(a) & torch.isnan(b))
-
-    def _merge(self, rows: Tensor, best: Tensor, edge: Tensor) -> None:
-        old, old_edge = self.value.index_select(0, rows), self.edge.index_select(0, rows)
-        ahead = best > old if self.largest else best < old
-        better = (old_edge == _NO_EDGE) | ahead | (torch.isnan(best) & ~torch.isnan(old))
-        tied = self._same(best, old) & ~better
-        edge = torch.where(better, edge, torch.where(tied, torch.minimum(edge, old_edge), old_edge))
-        self.value.index_copy_(0, rows, torch.where(better, best, old))
-        self.edge.index_copy_(0, rows, edge)
 
 
 # The loops over whole shards below are filed with it: who brings another device brings them, too.

@@ -33,7 +33,7 @@ from sar.kernels.attention import Incoming, Normalizer, deltas
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention import attention_backward
 from sar.ops.attention_passes import Attention, Sources, Step, attention_forward, widened
-from sar.ops.saving import Writes, any_rank, first_order, once, owns_saved
+from sar.ops.saving import Writes, any_rank, compute_once, first_order, owns_saved
 from sar.stream import GradientReturn, Round, fetch
 from sar.stream.plan import agree_on_gradients
 
@@ -65,7 +65,7 @@ def input_travels(
         least, most = group.all_reduce(torch.tensor([mine, -mine]), "min").tolist()
         return 0 < least == -most
 
-    return once(agreed)
+    return compute_once(agreed)
 
 
 class ProjectedSources(Sources):
@@ -120,9 +120,9 @@ class ProjectedSources(Sources):
             yield Step([rows], number, halo)
             pool.give(rows)
 
-    def pass_on(self, step: Step, grads: Tensor, home: GradientReturn) -> None:
-        assert step.halo is not None
-        self.dmatrix[:, : self.width].addmm_(grads.t(), step.halo)
+    def pass_on(self, step: Step, number: Round, grads: Tensor, home: GradientReturn) -> None:
+        if step.halo is not None:
+            self.dmatrix[:, : self.width].addmm_(grads.t(), step.halo)
         if self.matrix.shape[1] > self.width:
             self.dmatrix[:, self.width] += grads.sum(0)
         self.spec.relation.group.pool.give(grads)

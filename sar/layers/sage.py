@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar._private import frees_graph
+from sar.comm import Group
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.ops.saving import first_order, owns_saved
+from sar.ops.saving import compute_once, first_order, is_recomputed, owns_saved
 from sar.ops.sums import Sums, mean_scale, sums_over
 
 
@@ -44,7 +45,7 @@ def sage_mean(
     """
     relation.group.meter.tell("fused")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
-    function: type[Function] = _NarrowMeanLayer if is_narrow else _MeanLayer
+    function: type[Function] = ProductFirst if is_narrow else SumFirst
     width, trained = None, x.requires_grad
     if is_narrow:
         width = len(weight)
@@ -54,102 +55,140 @@ def sage_mean(
         return mean_scale(relation, x.dtype)
 
     means = sums_over(relation, x, policy, "mean", scale, width=width, trained=trained)
-    return function.apply(x, own, weight, bias, means, donate)
+    return function.apply(x, own, weight, bias, None, means, donate)
 
 
-class _MeanLayer(Function):
-    """z = O x own^T + b + (S A x) weight^T.
+def all_by_columns(group: Group, policy: Policy, x: Any, fused: bool) -> bool:
+    """Whether all ranks multiply means a few columns at a time (:mod:`sar.layers.sage_columns`), as
+    they can in a layer that is recomputed; collective there.
+
+    Args:
+        x: the layer's rows, or whatever it got.
+        fused: whether this rank computes the layer as a whole.
+    """
+    if not is_recomputed():
+        return False
+    mine = fused and policy.zeros == "send" and x.requires_grad
+
+    def agreed() -> bool:
+        if group.size == 1:
+            return mine
+        return bool(group.all_reduce(torch.tensor(int(mine)), "min"))
+
+    return compute_once(agreed)
+
+
+class SumFirst(Function):
+    """z = O x own^T + b + (S A M x) W^T: rows are summed before they are multiplied.
 
     ========  =====================  =====================================================
     tensor    shape                  owner and lifetime
     ========  =====================  =====================================================
-    x         [num_src, width_in]    this rank; saved (an input). Becomes dx if it is donated
-    own       [width, width_in]      replicated; saved (a parameter)
-    weight    [width, width_in]      replicated; saved (a parameter)
+    x         [num_src, width_in]    this rank; saved (an input) where there is own. Becomes
+                                     dx if it is donated
+    own       [width, width_in]      replicated; saved (a parameter); or none: no O x
+    W         [width, width_in]      replicated; saved (a parameter); or none, which is 1
     b         [width] or none        replicated
-    S         [num_dst]              this rank; 1 / in-degree; held
-    mean      [num_dst, width_in]    this rank; saved. Becomes dmean in the last backward pass
+    M, S      [num_src], [num_dst]   this rank; kept by the relation; or none, which are 1; no M
+                                     where there is own
+    s         [num_dst, width_in]    this rank; S A M x, saved. Becomes ds in the last backward
+                                     pass; where there is no W it is z, and not saved
     halo      [<= round, width_in]   peers; fetched per round, reduced, dropped
     z         [num_dst, width]       this rank; not saved
     dx        [num_src, width_in]    this rank; the tensor that gradients come home to
     ========  =====================  =====================================================
 
     Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
-    dweight = D^T mean; dmean = D weight, where the mean was; dx = A^T S dmean, on its way home
-    while the others are computed; down = D^T O x, before the own part of dx takes its place; db =
-    the sum of the rows of D; dx += O^T D own.
+    dW = D^T s; ds = D W, where s was; dx = A^T S ds, on its way home while the others are computed;
+    down = D^T O x, before the own part of dx takes its place; db = the sum of the rows of D; dx +=
+    O^T D own, or dx = M dx.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-        means: Sums, donate: bool,
+        ctx: Any, x: Tensor, own: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+        factor: Tensor | None, sums: Sums, donate: bool,
     ) -> Tensor:  # fmt: skip
-        mean, finish = means.begin(x)
-        z = F.linear(x[: len(mean)], own, bias)
+        s, finish = sums.begin(scaled(x, factor))
+        z = None if own is None else F.linear(x[: len(s)], own, bias)
         finish()
-        ctx.save_for_backward(x, own, weight, mean)
-        ctx.means, ctx.donate, ctx.owns = means, donate, owns_saved()
+        kept = None if own is None else x, own, weight, None if weight is None else s
+        ctx.save_for_backward(*kept)
+        ctx.factor, ctx.sums, ctx.donate, ctx.owns = factor, sums, donate, owns_saved()
         ctx.sends_gradients = ctx.needs_input_grad[0]
-        return z.addmm_(mean, weight.t())
+        if weight is None:
+            return s if bias is None else s.add_(bias)
+        return F.linear(s, weight, bias) if z is None else z.addmm_(s, weight.t())
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
-        x, own, weight, mean = ctx.saved_tensors
+        x, own, weight, s = ctx.saved_tensors
         asks_x, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
-        is_last = ctx.owns and frees_graph()
-        dz, down = dz.contiguous(), None
-        dweight = dz.t() @ mean if asks_weight else None
-        if not asks_x:
-            down = dz.t() @ x[: len(dz)] if asks_own else None
-            return None, down, dweight, dz.sum(0) if asks_bias else None, None, None
-        dmean = torch.mm(dz, weight, out=mean if is_last else None)
+        is_last, down, dweight = ctx.owns and frees_graph(), None, None
+        ds = dz = dz.contiguous()
+        if asks_weight:
+            dweight = dz.t() @ s
+        if asks_x and weight is not None:
+            ds = torch.mm(dz, weight, out=s if is_last else None)
 
         def place() -> Tensor | None:  # called when the first rounds travel
             nonlocal down
             down = dz.t() @ x[: len(dz)] if asks_own else None
-            return x.detach() if ctx.donate and is_last else None
+            return x.detach() if x is not None and ctx.donate and is_last else None
 
-        home = ctx.means.home(dmean, place)
+        if not asks_x:
+            place()
+            return None, down, dweight, dz.sum(0) if asks_bias else None, None, None, None
+        home = ctx.sums.home(ds, place)
         dbias = dz.sum(0) if asks_bias else None
-        home.own()[: len(dz)].addmm_(dz, own)  # by torch, which counts it as a write into x
-        return home.finish(), down, dweight, dbias, None, None
+        if own is not None:  # by torch, which counts it as a write into x
+            home.own()[: len(dz)].addmm_(dz, own)
+        dx = home.finish()
+        if ctx.factor is not None:
+            dx.mul_(ctx.factor.unsqueeze(1))
+        return dx, down, dweight, dbias, None, None, None
 
 
-class _NarrowMeanLayer(Function):
-    """z = O x own^T + b + S A y with y = x weight^T, which is narrower than x.
+class ProductFirst(Function):
+    """z = O x own^T + b + S A y with y = M (x W^T), which is narrower than x.
 
     ========  =====================  =====================================================
     tensor    shape                  owner and lifetime
     ========  =====================  =====================================================
     x         [num_src, width_in]    this rank; saved (an input). Becomes dx if it is donated
-    own       [width, width_in]      replicated; saved (a parameter)
-    weight    [width, width_in]      replicated; saved (a parameter)
+    own       [width, width_in]      replicated; saved (a parameter); or none: no O x
+    W         [width, width_in]      replicated; saved (a parameter)
     b         [width] or none        replicated
-    S         [num_dst]              this rank; 1 / in-degree; held
+    M, S      [num_src], [num_dst]   this rank; kept by the relation; or none, which are 1
     y, dy     [num_src, width]       this rank; in one pass each
     halo      [<= round, width]      peers; fetched per round, reduced, dropped
     z         [num_dst, width]       this rank; not saved
     ========  =====================  =====================================================
 
-    Forward: own rows are multiplied while the rounds travel. Backward with D = dz, in this order:
-    dy = A^T S D, on its way home while the next two are computed; down = D^T O x; db = the sum of
-    the rows of D; dweight = dy^T x; dx = dy weight, where x was; dx += O^T D own.
+    M, which is by row, is applied to the narrow rows. Forward: own rows are multiplied while the
+    rounds travel. Backward with D = dz, in this order: dy = A^T S D, on its way home while the next
+    two are computed, then times M; down = D^T O x; db = the sum of the rows of D; dW = dy^T x;
+    dx = dy W, where x was; dx += O^T D own.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None,
-        means: Sums, donate: bool,
+        ctx: Any, x: Tensor, own: Tensor | None, weight: Tensor, bias: Tensor | None,
+        factor: Tensor | None, sums: Sums, donate: bool,
     ) -> Tensor:  # fmt: skip
-        mean, finish = means.begin(x @ weight.t())
-        z = F.linear(x[: len(mean)], own, bias)
+        y = x @ weight.t()
+        if factor is not None:
+            y.mul_(factor.unsqueeze(1))
+        s, finish = sums.begin(y)
+        z = None if own is None else F.linear(x[: len(s)], own, bias)
         finish()
         ctx.save_for_backward(x, own, weight)
-        ctx.means, ctx.donate, ctx.owns = means, donate, owns_saved()
+        ctx.factor, ctx.sums, ctx.donate, ctx.owns = factor, sums, donate, owns_saved()
         ctx.sends_gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[2]
-        return z.add_(mean)
+        if z is not None:
+            return z.add_(s)
+        return s if bias is None else s.add_(bias)
 
     @staticmethod
     @first_order
@@ -157,14 +196,24 @@ class _NarrowMeanLayer(Function):
         x, own, weight = ctx.saved_tensors
         asks_x, asks_own, asks_weight, asks_bias, *_ = ctx.needs_input_grad
         dz, dweight, dx = dz.contiguous(), None, None
-        home = ctx.means.home(dz) if asks_x or asks_weight else None
+        home = ctx.sums.home(dz) if asks_x or asks_weight else None
         down = dz.t() @ x[: len(dz)] if asks_own else None
         dbias = dz.sum(0) if asks_bias else None
-        dy = None if home is None else home.finish()
-        if dy is not None and asks_weight:
+        if home is None:
+            return None, down, None, dbias, None, None, None
+        dy = home.finish()
+        if ctx.factor is not None:
+            dy.mul_(ctx.factor.unsqueeze(1))
+        if asks_weight:
             dweight = dy.t() @ x
-        if dy is not None and asks_x:
+        if asks_x:
             donate = ctx.donate and ctx.owns and frees_graph()
             dx = torch.mm(dy, weight, out=x.detach() if donate else None)
-            dx[: len(dz)].addmm_(dz, own)
-        return dx, down, dweight, dbias, None, None
+            if own is not None:
+                dx[: len(dz)].addmm_(dz, own)
+        return dx, down, dweight, dbias, None, None, None
+
+
+def scaled(x: Tensor, factor: Tensor | None) -> Tensor:
+    """Rows times a number each, if there are any."""
+    return x if factor is None else x * factor.unsqueeze(1)

@@ -23,10 +23,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sar._private import frees_graph
-from sar.comm import Group
 from sar.config import Policy
 from sar.edges.relation import Relation
-from sar.ops.saving import first_order, is_recomputed, once, owns_saved, repeats, valued
+from sar.ops.saving import compute_once, first_order, owns_saved, repeats, valued
 from sar.ops.sums import Sums, mean_scale, sums_over
 
 BLOCK = 32  # columns: at most two cache lines of a row
@@ -46,31 +45,11 @@ def sage_mean_by_columns(
     """
     relation.group.meter.tell("fused, recomputed")
     is_narrow = weight.shape[1] > weight.shape[0] if sum_first is None else not sum_first
-    blocks = once(lambda: _Blocks(relation, policy, is_narrow))
+    blocks = compute_once(lambda: _Blocks(relation, policy, is_narrow))
     blocks.kept.clear()
     saved = _MeanLayerByColumns.apply(x, own, weight, bias, blocks, donate)
     tensors = [None if t is None else t.detach() for t in (x, own, weight, bias)]
     return valued(saved, lambda: blocks.forward(*tensors))  # type: ignore[arg-type]
-
-
-def all_by_columns(group: Group, policy: Policy, x: Any, fused: bool) -> bool:
-    """Whether all ranks take :func:`sage_mean_by_columns`, which they can in a layer that is
-    recomputed; collective there.
-
-    Args:
-        x: the layer's rows, or whatever it got.
-        fused: whether this rank computes the layer as a whole.
-    """
-    if not is_recomputed():
-        return False
-    mine = fused and policy.zeros == "send" and x.requires_grad
-
-    def agreed() -> bool:
-        if group.size == 1:
-            return mine
-        return bool(group.all_reduce(torch.tensor(int(mine)), "min"))
-
-    return once(agreed)
 
 
 @dataclass

@@ -19,8 +19,8 @@ from sar.layers.attending import input_travels
 from sar.layers.gat import gat
 from sar.layers.gcn import Degrees, gcn
 from sar.layers.gin import gin_sum
-from sar.layers.sage import sage_mean
-from sar.layers.sage_columns import all_by_columns, sage_mean_by_columns
+from sar.layers.sage import all_by_columns, sage_mean
+from sar.layers.sage_columns import sage_mean_by_columns
 from sar.models.choice import (
     DTYPES,
     Adapter,

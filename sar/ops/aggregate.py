@@ -22,10 +22,10 @@ from sar.ops.sums import Sums, mean_scale, sums_over
 from sar.stream import GradientMessages, GradientReturn, Pass
 
 REDUCTIONS = ("sum", "mean", "max", "min")
-Arrival = list[GradientReturn]  # what the backward of a sum leaves for that before it
+Awaited = list[GradientReturn]  # what the backward of a sum leaves for that before it
 
 
-class _Arrive(Function):
+class _AwaitGradients(Function):
     """x as it is, in front of :class:`_Aggregate`. Backward waits for the last rounds of gradients.
 
     What backward still has to compute elsewhere can be computed between the two, see
@@ -34,14 +34,14 @@ class _Arrive(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, arrival: Arrival) -> Tensor:
-        ctx.arrival = arrival
+    def forward(ctx: Any, x: Tensor, awaited: Awaited) -> Tensor:
+        ctx.awaited = awaited
         return x.view_as(x)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
-        home = ctx.arrival.pop()
+        home = ctx.awaited.pop()
         return home.finish().to(dx.dtype), None
 
 
@@ -62,19 +62,19 @@ class _Aggregate(Function):
     ========  ======================  =====================================================
 
     Forward: out = s * (A x). Backward: dx = A^T (s * dout), where the rows of A^T that belong to
-    peers are computed here, round by round, and sent home, where :class:`_Arrive` adds the last of
-    them; s multiplies inside the sum, so that s * dout is never stored.
+    peers are computed here, round by round, and sent home, where :class:`_AwaitGradients` adds the
+    last of them; s multiplies inside the sum, so that s * dout is never stored.
     dw_e = s_i <x_j, dout_i>, by destination. ``s`` gets no gradient.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, sums: Sums, relation: Relation,
-        arrival: Arrival,
+        awaited: Awaited,
     ) -> Tensor:  # fmt: skip
         asks = ctx.needs_input_grad[1]
         ctx.save_for_backward(weight, x if asks else None)
-        ctx.sums, ctx.relation, ctx.arrival = sums, relation, arrival
+        ctx.sums, ctx.relation, ctx.awaited = sums, relation, awaited
         ctx.spares_memory = spares_memory()
         ctx.sends_gradients = not ctx.spares_memory  # which another awaits
         ctx.kept = [] if asks and not sums.policy.rematerialize else None
@@ -93,7 +93,7 @@ class _Aggregate(Function):
             home = sums.home(dout, weight=weight, settled=ctx.spares_memory)
             if x is not None:
                 home.finish()  # no rounds held while rows are fetched
-            ctx.arrival.append(home)
+            ctx.awaited.append(home)
             dx = home.own().to(dout.dtype)
         if x is not None:
             more = sums.scale, sums.policy, ctx.kept or ()
@@ -109,7 +109,6 @@ def aggregate(
     op: str,
     policy: Policy,
     weight: Tensor | None = None,
-    made: tuple[str, Tensor] | None = None,
 ) -> Tensor:
     """Sum or mean of source rows over the edges that end in each owned row; collective.
 
@@ -118,7 +117,6 @@ def aggregate(
         op: ``"sum"`` or ``"mean"`` (of the weighted messages; 0 for a row without edges).
         weight: [num_edges] per local edge; same dtype as ``x``. For a gradient both are float32,
             float64 or bfloat16 on the CPU.
-        made: what ``x`` is and the rows that it was made of, by which it is known again.
 
     Returns:
         [num_dst, ...] in the dtype of ``x``. Of a constant ``x`` by the policy what an earlier call
@@ -127,7 +125,6 @@ def aggregate(
     # What follows is no business of modes, which would slow it; it keeps kinds of tensors, though.
     plain = type(x) in (Tensor, Parameter)
     with without_modes() if plain else nullcontext():
-        what, rows = (op, x) if made is None else made
         trained = x.requires_grad or (weight is not None and weight.requires_grad)
         flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
 
@@ -135,12 +132,12 @@ def aggregate(
             return mean_scale(relation, x.dtype) if op == "mean" else None
 
         sums = sums_over(
-            relation, rows, policy, what, scale, weight=weight, trained=trained, agreed=True
+            relation, x, policy, op, scale, weight=weight, trained=trained, agreed=True
         )
-        arrival: Arrival = []
+        awaited: Awaited = []
         if flat.requires_grad:
-            flat = _Arrive.apply(flat, arrival)
-        out = _Aggregate.apply(flat, weight, sums, relation, arrival)
+            flat = _AwaitGradients.apply(flat, awaited)
+        out = _Aggregate.apply(flat, weight, sums, relation, awaited)
         return out if x.dim() == 2 else out.view(relation.num_dst, *x.shape[1:])
 
 
@@ -187,7 +184,7 @@ class _Extreme(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, relation: Relation, policy: Policy, largest: bool) -> Tensor:
         running = ExtremeReducer(largest, relation.num_dst, x)
-        for step in Pass(relation, policy, x, order=True):
+        for step in Pass(relation.store, policy, x, order=True):
             running.add_shard(step.shard, step.rows)
         ctx.save_for_backward(running.edge)
         ctx.relation, ctx.policy = relation, policy
@@ -202,12 +199,12 @@ class _Extreme(Function):
 
         def local() -> Tensor:
             dx = dout.new_zeros((relation.num_src, dout.shape[1]))
-            add_to_winners(dx, relation.local(order=True), winner, dout)
+            add_to_winners(dx, relation.store.local(order=True), winner, dout)
             return dx
 
         messages = GradientMessages(plan, dout.shape[1], dout.dtype, add_rows)
         home = GradientReturn(messages, local)
-        shards = relation.shards(num_rounds, order=True)
+        shards = relation.store.shards(num_rounds, order=True)
         each = home.each(plan.rounds(num_rounds))
         for (_, grads), shard in zip(each, shards, strict=True):
             add_to_winners(grads.zero_(), shard, winner, dout)
@@ -232,7 +229,7 @@ def weight_gradient(
     wide = wide_dtype(x.dtype)
     dweight = torch.empty(relation.num_edges, dtype=wide)
     dout = dout.to(wide).contiguous()
-    for step in Pass(relation, policy, x, order=True, kept=kept):
+    for step in Pass(relation.store, policy, x, order=True, kept=kept):
         edge_dots(dweight, step.shard, step.rows.to(wide), dout, scale)
     return dweight
 

@@ -7,7 +7,7 @@ destination do_i and four numbers a head: q_i, m_i, 1 / s_i and delta_i. Compute
 ends, v_j and k_j travel there and their gradients travel back: twice H (D + 1) numbers a row.
 Where it starts, what is known of i travels there, H (D + 4) numbers, and dq_i back, H of them;
 dv_j and dk_j are where they belong. Where about as many rows have edges to other ranks as from
-them, that is half. The edges out of owned rows are told once (:mod:`sar.edges.out_edges`) and take
+them, that is half. The edges out of owned rows are told once (:class:`OutEdges`) and take
 the place of edges by source among those that end here. Policies that keep one orientation only do
 without, and so do scores that are not additive.
 """
@@ -17,18 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sar.edges.out_edges import OutEdges, out_edges_if_cheaper
-from sar.edges.relation import LOCAL
+from sar.comm import exchange_counts
+from sar.edges.relation import LOCAL, EdgeArrays, Relation, ShardStore
 from sar.kernels import Csc, add_rows, wide_dtype
 from sar.kernels.attention import Columns, Incoming, Mask, attend_grad_additive
 from sar.kernels.attention_loops import ADDITIVE
 from sar.ops.attention_passes import Attention, Backward, Sources, widened
-from sar.stream import GradientMessages, GradientReturn, fetch
+from sar.stream import GradientMessages, GradientReturn, HaloPlan, fetch
 
 
 def backward_of(sources: Sources) -> Callable[..., Any]:
@@ -47,8 +48,9 @@ def backward_of(sources: Sources) -> Callable[..., Any]:
     row_bytes = _row_bytes(spec, wide)
 
     def choose() -> Callable[..., Any]:
-        edges = out_edges_if_cheaper(relation, at_ends, row_bytes)
-        if edges is None or not edges.plan.fitting_rounds(policy, row_bytes):
+        edges = relation.derived(OutEdges, lambda: OutEdges(relation))
+        cheaper = edges.num_ends * row_bytes < edges.num_starts * at_ends
+        if not cheaper or not edges.plan.fitting_rounds(policy, row_bytes):
             return Backward
         return partial(BackwardAtSources, edges)
 
@@ -58,6 +60,81 @@ def backward_of(sources: Sources) -> Callable[..., Any]:
 def _row_bytes(spec: Attention, itemsize: int) -> int:
     """What travels of a destination, and comes home."""
     return spec.scores.heads * (spec.scores.width + 4 + 1) * itemsize
+
+
+class OutEdges:
+    """Edges that start in owned rows and end in rows of others, 4 bytes each once they are told.
+
+    Collective. Each method gets ``relation``, the edges that end in owned rows: it is not kept.
+
+    Attributes:
+        plan: of the rows in which these edges end; each travels to the owners of its sources.
+        num_starts, num_ends: rows in which edges between ranks start, and end, once for each rank
+            that would need them; of all ranks.
+    """
+
+    def __init__(self, relation: Relation) -> None:
+        group, spans = relation.group, _remote_spans(relation)
+        dst = relation.arrays().dst
+        ends = [dst[span].unique() for span in spans]
+        recv_counts = exchange_counts(group, [len(idx) for idx in ends])
+        plan = HaloPlan(group, relation.num_dst, [*ends], recv_counts)
+        self.plan = plan.to(relation.plan.device)
+        rows = torch.tensor([sum(relation.plan.send_counts), sum(plan.send_counts)])
+        self.num_starts, self.num_ends = group.all_reduce(rows).tolist()
+        self._told = [span.stop - span.start for span in spans]  # edges, to each rank
+        self._heard = exchange_counts(group, self._told)
+        self._shards: dict[int, list[Csc]] = {}
+        self._keys: Tensor | None = None
+
+    def shards(self, relation: Relation, num_rounds: int, *, order: bool) -> list[Csc]:
+        """One a round, by owned row; the other ends index the rows that come in it.
+
+        Collective when a number of rounds, or ``order``, is asked for the first time.
+
+        Args:
+            order: with the position of each edge in :meth:`keys`.
+        """
+        known = self._shards.get(num_rounds)
+        if known is None or (order and any(csc.order is None for csc in known)):
+            relation.store.forget_by_source()  # these take their place
+            made = self._hear(relation).shards(num_rounds)
+            known = made if order else [replace(csc, order=None) for csc in made]
+            self._shards[num_rounds] = known
+        return known
+
+    def keys(self, relation: Relation) -> Tensor:
+        """:attr:`Relation.keys` of these edges, by position; collective the first time."""
+        if self._keys is None:
+            eid = relation.arrays().eid
+            eids = torch.cat([eid[span] for span in _remote_spans(relation)])
+            self._keys = self._tell(relation.keys.index_select(0, eids).long())
+        return self._keys
+
+    def _hear(self, relation: Relation) -> ShardStore:
+        """Their ends from where they end, in no order that matters."""
+        edges, spans = relation.arrays(), _remote_spans(relation)
+        ends = [
+            torch.searchsorted(self.plan.rows_for(peer), edges.dst[span], out_int32=True)
+            for peer, span in enumerate(spans)
+        ]
+        starts = [edges.src[span] for span in spans]
+        dst, src = self._tell(torch.cat(ends)), self._tell(torch.cat(starts)).split(self._heard)
+        own = [relation.plan.rows_for(peer).index_select(0, part) for peer, part in enumerate(src)]
+        eid = torch.arange(len(dst), dtype=torch.int32, device=dst.device)
+        offsets = [*accumulate(self._heard, initial=0)]
+        arrays = EdgeArrays(dst, torch.cat(own), eid, offsets)
+        return ShardStore(self.plan, 0, relation.num_src, arrays)
+
+    def _tell(self, numbers: Tensor) -> Tensor:
+        """A number of each edge, to the owner of its source."""
+        return self.plan.group.all_to_all(numbers, self._told, self._heard)
+
+
+def _remote_spans(relation: Relation) -> list[slice]:
+    """Where in a relation's arrays the edges are that start on each rank; none of the own."""
+    bounds, rank = pairwise(relation.offsets), relation.group.rank
+    return [slice(low, low if peer == rank else high) for peer, (low, high) in enumerate(bounds)]
 
 
 class BackwardAtSources:
@@ -103,7 +180,7 @@ class BackwardAtSources:
     def _local(self) -> Tensor:
         """Over the edges between owned rows: the gradient of the queries."""
         spec, order = self.spec, self.spec.dropout is not None
-        (csr,) = spec.relation.transposed(LOCAL, spec.policy, order=order)
+        (csr,) = spec.relation.store.transposed(LOCAL, spec.policy, order=order)
         dquery = self.dkey.rows.new_empty((len(self.incoming.dout), spec.scores.heads))
         return self._shard(csr, self.incoming, spec.mask, dquery, adds=False)
 

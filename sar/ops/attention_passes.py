@@ -65,14 +65,14 @@ class Attention:
 
     def shards(self, num_rounds: int) -> list[Csc]:
         """The own edges, then those of each round."""
-        relation, order = self.relation, self.dropout is not None
-        return [relation.local(order=order), *relation.shards(num_rounds, order=order)]
+        store, order = self.relation.store, self.dropout is not None
+        return [store.local(order=order), *store.shards(num_rounds, order=order)]
 
     def transposed(self, num_rounds: int) -> Iterator[Csc]:
         """Like :meth:`shards`, by source."""
         for number in (LOCAL, num_rounds):
             order = self.dropout is not None
-            yield from self.relation.transposed(number, self.policy, order=order)
+            yield from self.relation.store.transposed(number, self.policy, order=order)
 
 
 def agreed(spec: Attention, read: Mapping[str, Tensor | None]) -> Attention:
@@ -156,10 +156,8 @@ class Sources:
             del halo  # which is freed with the step
             yield step
 
-    def pass_on(self, step: Step, grads: Tensor, home: GradientReturn) -> None:
+    def pass_on(self, step: Step, number: Round, grads: Tensor, home: GradientReturn) -> None:
         """Send the gradients of a round's rows home."""
-        assert step.round is not None
-        number = step.round
         step.free()
         home.send(number, grads)
         home.settle()  # meanwhile the next rows travel, which may take the memory afterwards
@@ -231,7 +229,7 @@ class Backward:
             grads = self.homes if step.round is None else [home.buffer(step.round)]
             self._shard(step.rows, csr, csc, grads)
             if step.round is not None and self.wanted:
-                sources.pass_on(step, grads.pop(), home)
+                sources.pass_on(step, step.round, grads.pop(), home)
             elif step.round is not None:
                 group.pool.give(grads.pop())
         home.finish()

@@ -17,7 +17,7 @@ from sar.kernels.norm import (
     moments,
     normalize,
 )
-from sar.ops.saving import first_order, once, valued
+from sar.ops.saving import compute_once, first_order, valued
 
 
 def normalize_rows(
@@ -42,7 +42,7 @@ def normalize_rows(
     Raises ``ValueError`` on every rank when all ranks together have fewer than two rows.
     Source: Ioffe and Szegedy, arXiv 1502.03167; Chan, Golub and LeVeque 1979 for the merge.
     """
-    mean, m2, count = once(lambda: merged_moments(x.detach(), group))
+    mean, m2, count = compute_once(lambda: merged_moments(x.detach(), group))
     if count < 2:
         raise ValueError(f"batch norm: got {count} row(s) on all ranks, expected at least 2")
     rstd = (m2 / count + eps).rsqrt()

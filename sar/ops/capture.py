@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -83,30 +82,3 @@ def detached_leaf(tensor: Tensor, needs_grad: bool) -> Tensor:
     if needs_grad and (alias.is_floating_point() or alias.is_complex()):
         alias.requires_grad_(True)
     return alias
-
-
-def block_gradients(
-    pairs: Sequence[tuple[Tensor, Tensor]],
-    inputs: Sequence[Tensor],
-    captured: Sequence[Tensor],
-    totals: Sequence[Tensor],
-    *,
-    shared: bool,
-) -> dict[int, Tensor | None]:
-    """Gradients of a block's inputs, by ``id``; those of captured tensors are added to ``totals``.
-
-    Args:
-        pairs: results of the block and their gradients.
-        shared: the history of captured tensors is used again by other blocks.
-    """
-    found = torch.autograd.grad(
-        [value for value, _ in pairs],
-        [*inputs, *captured],
-        [dvalue for _, dvalue in pairs],
-        allow_unused=True,
-        retain_graph=shared,
-    )
-    for total, grad in zip(totals, found[len(inputs) :], strict=True):
-        if grad is not None:
-            total.add_(grad)
-    return {id(t): grad for t, grad in zip(inputs, found, strict=False)}

@@ -1,35 +1,43 @@
 """Mailboxes: a function of all messages of a destination at once, block by block.
 
 What a function like an LSTM over the neighbours needs is not a running reduction: the messages of
-a destination come from all partitions, so the whole halo of the layer is held while the blocks
-run, and only then. Messages and mailboxes exist for one block of destinations.
+a destination come from all partitions, so the whole halo of the layer is held in one table while
+the blocks run, and only then. Messages and mailboxes exist for one block of destinations. Backward
+has the halo again, blocks under grad, and sends gradients home in one table.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from sar.config import Policy
+from sar.edges.mailbox_edges import MailBlock
 from sar.edges.relation import Relation
+from sar.kernels import add_rows
 from sar.ops.capture import Recording
-from sar.ops.mailbox_blocks import MailboxGrads, MailboxPass, fetch_table
 from sar.ops.message_blocks import (
+    Block,
     Inputs,
     MessagePass,
     Messages,
     RowLayout,
+    Rows,
     block_size,
     pack_rows,
+    row_bytes,
+    rows_at,
     unpack_rows,
 )
-from sar.ops.saving import first_order
+from sar.ops.message_passes import BlockGrads, Recomputed
+from sar.stream import GradientMessages, GradientReturn, fetch
 
+_MAX_RUNS = 2**32  # runs in a block, for the numbers that random functions are seeded by
 _warned: set[tuple[str, str, int]] = set()
 
 
@@ -69,8 +77,7 @@ def run_mailbox(
     layout = RowLayout(inputs.src) if inputs.src else None
     size = block_size(edges, layout, [*inputs.dst, *inputs.edge, *mail])
     spec = MailboxPass(edges, nodes, list(like), size)
-    _warn_of_halo(relation, layout, name)
-    _warn_of_hub(spec, mail, name)
+    _warn_of_memory(spec, layout, mail, name)
     tensors = [*inputs.src, *inputs.dst, *inputs.edge, *columns]
     recorded = reduce.capturing.record((*messages.captures, *reduce.captures))
     _agree_sources(relation, len(inputs.src))
@@ -80,8 +87,8 @@ def run_mailbox(
     src_needs, joins = _agree_grads(relation, inputs.src, [*tensors, *captures, *hidden])
     if joins:  # nothing asks for a gradient here, but other ranks need this one in backward
         captures.append(torch.zeros(0, requires_grad=True))
-    every = [*tensors, *captures, *hidden]
-    return list(_Mailbox.apply(spec, kept, captures, hidden, src_needs, results, *every))
+    again = MailboxBackward(spec, kept, captures, hidden, src_needs)
+    return list(Recomputed.apply(again, results, *tensors, *captures, *hidden))
 
 
 def _agree_sources(relation: Relation, count: int) -> None:
@@ -120,13 +127,13 @@ def _forward(
     results = [t.new_zeros((relation.num_dst, *t.shape[1:])) for t in spec.like]
     error = None
     try:
-        for block in relation.arrivals.blocks(spec.block_edges):
+        for block in relation.mailbox_edges.blocks(spec.block_edges):
             values = spec.compute(
                 block,
                 unpack_rows(layout, table, block.src),
-                [t.index_select(0, block.ends) for t in dst],
-                [t.index_select(0, block.position) for t in edge],
-                [t.index_select(0, block.dst) for t in columns],
+                rows_at(dst, block.ends),
+                rows_at(edge, block.position),
+                rows_at(columns, block.dst),
                 recorded,
             )
             for result, value in zip(results, values, strict=True):
@@ -137,8 +144,12 @@ def _forward(
     return results, None if policy.rematerialize else table
 
 
-def _warn_of_halo(relation: Relation, layout: RowLayout | None, name: str) -> None:
-    rows = sum(relation.plan.recv_counts)
+def _warn_of_memory(
+    spec: MailboxPass, layout: RowLayout | None, mail: Sequence[Tensor], name: str
+) -> None:
+    """Of what is held at once: the whole halo, and the mailbox of a hub."""
+    relation = spec.messages.relation
+    rows, degree = sum(relation.plan.recv_counts), relation.mailbox_edges.max_in_degree
     if rows and layout is not None:
         _warn_once(
             ("halo", name, layout.row_bytes),
@@ -146,10 +157,6 @@ def _warn_of_halo(relation: Relation, layout: RowLayout | None, name: str) -> No
             f"the whole halo of the layer is held in memory: {rows} rows, "
             f"{rows * layout.row_bytes} bytes",
         )
-
-
-def _warn_of_hub(spec: MailboxPass, mail: Sequence[Tensor], name: str) -> None:
-    degree = spec.messages.relation.arrivals.max_in_degree
     if degree > spec.block_edges:
         row_bytes = sum(RowLayout([t]).row_bytes for t in mail)
         _warn_once(
@@ -166,7 +173,117 @@ def _warn_once(key: tuple[str, str, int], text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
 
-class _Mailbox(Function):
+@dataclass(frozen=True)
+class MailboxPass:
+    """What is computed: messages on edges, and a function of all messages of a destination.
+
+    Attributes:
+        messages: source, destination and edge rows -> mailbox columns [e, ...].
+        reduce: mailbox columns [n, in-degree, ...] (as its source rows) and destination columns
+            [n, ...] -> results [n, ...].
+        like: results on no rows: their trailing shapes and dtypes.
+        block_edges: edges of a block, unless one destination alone has more.
+    """
+
+    messages: MessagePass
+    reduce: MessagePass
+    like: list[Tensor]
+    block_edges: int
+
+    def split(self, values: list) -> tuple[list, list, list, list]:
+        """One value per input: the messages' source, destination and edge, the function's rows."""
+        src, dst, edge = self.messages.split(values)
+        start = len(src) + len(dst) + len(edge)
+        return src, dst, edge, list(values[start : start + self.reduce.num_dst])
+
+    def compute(
+        self,
+        block: MailBlock,
+        src_rows: Rows,
+        dst_rows: Rows,
+        edge_rows: Rows,
+        node_rows: Rows,
+        mode: AbstractContextManager,
+    ) -> Rows:
+        """The results [n, ...] of a block's destinations.
+
+        Args:
+            src_rows, dst_rows, edge_rows: [e, ...] that the messages read.
+            node_rows: [n, ...] that the function reads.
+        """
+        mail = self._mail(block, src_rows, dst_rows, edge_rows, mode)
+        parts: list[Rows] = []
+        row = edge = 0
+        for index, (count, degree) in enumerate(block.runs):
+            rows, edges = slice(row, row + count), slice(edge, edge + count * degree)
+            boxes = [m[edges].reshape(count, degree, *m.shape[1:]) for m in mail]
+            number = block.number * _MAX_RUNS + index
+            run = Block(number, block.dst[rows], block.dst[rows], block.dst[rows])
+            parts.append(self.reduce.call(run, boxes, [t[rows] for t in node_rows], [], mode))
+            row, edge = rows.stop, edges.stop
+        return [torch.cat(values) for values in zip(*parts, strict=True)]
+
+    def _mail(
+        self,
+        block: MailBlock,
+        src_rows: Rows,
+        dst_rows: Rows,
+        edge_rows: Rows,
+        mode: AbstractContextManager,
+    ) -> Rows:
+        """Messages [e, ...] in mailbox order, computed in the order that their function wants."""
+        order = self._wanted_order(block, edge_rows)
+        edges = Block(block.number, block.src, block.segment, block.position)
+        if order is None:
+            return self.messages.call(edges, src_rows, dst_rows, edge_rows, mode)
+        edges = Block(block.number, *(t[order] for t in (edges.src, edges.dst, edges.position)))
+        src, dst, edge = (rows_at(rows, order) for rows in (src_rows, dst_rows, edge_rows))
+        mail = self.messages.call(edges, src, dst, edge, mode)
+        back = torch.argsort(order)
+        return rows_at(mail, back)
+
+    def _wanted_order(self, block: MailBlock, edge_rows: Rows) -> Tensor | None:
+        messages = self.messages.messages
+        if not messages.ordered:
+            return None
+        order = torch.argsort(block.position)
+        if messages.sort_by is not None:
+            kind = edge_rows[messages.sort_by].detach().index_select(0, order)
+            order = order[torch.argsort(kind, stable=True)]
+        return order
+
+
+def fetch_table(spec: MailboxPass, layout: RowLayout, packed: Tensor) -> Tensor:
+    """[num_src + halo, width]: the owned rows, then the whole halo; fetched in rounds."""
+    relation = spec.messages.relation
+    plan, starts = relation.plan, relation.halo_starts
+    num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
+    table = packed.new_empty((len(packed) + sum(plan.recv_counts), packed.shape[1]))
+    table[: len(packed)] = packed
+    for step, halo in fetch(plan, table[: len(packed)], plan.rounds(num_rounds)):
+        parts = halo.split(step.recv_rows)
+        for peer, rows in zip(step.sources, parts, strict=True):
+            table[starts[peer] : starts[peer] + len(rows)] = rows
+    return table
+
+
+def return_table(spec: MailboxPass, layout: RowLayout, table: Tensor) -> Tensor:
+    """[num_src, width]: the owned rows' gradients with those that come home from other ranks."""
+    relation = spec.messages.relation
+    plan, starts = relation.plan, relation.halo_starts
+    own = table[: relation.num_src]
+    messages = GradientMessages(plan, table.shape[1], table.dtype, add_rows)
+    home = GradientReturn(messages, lambda: own)
+    num_rounds = plan.num_rounds(spec.messages.policy, row_bytes(spec.messages, layout))
+    for step, buffer in home.each(plan.rounds(num_rounds)):
+        parts = buffer.split(step.recv_rows)
+        for peer, rows in zip(step.sources, parts, strict=True):
+            rows.copy_(table[starts[peer] : starts[peer] + len(rows)])
+    return home.finish()
+
+
+@dataclass
+class MailboxBackward:
     """out_i = r((f(u_j, v_i, w_e) for the edges e = (j -> i), ascending), x_i; captured tensors).
 
     ==========  =======================  =================================================
@@ -185,38 +302,57 @@ class _Mailbox(Function):
     out         [num_dst, ...]           this rank; not saved
     ==========  =======================  =================================================
 
-    Forward passes the results on: the blocks have run already, so that the tensors which the
-    functions captured are known and can be inputs (Note [Captured tensors]). Backward, per block:
-    (du_j, dv_i, dw_e, dx_i, dcaptures) += (dr(f)/d(u_j, v_i, w_e, x_i, captures))^T dout_i.
+    Per block: (du_j, dv_i, dw_e, dx_i, dcaptures) +=
+    (dr(f)/d(u_j, v_i, w_e, x_i, captures))^T dout_i.
+
+    Attributes:
+        kept: the table, if the policy keeps it.
+        captures: what the forward recorded; the tensors end in as many, then in ``hidden``.
+        src_needs: per source input, whether any rank's does: every rank sends those home.
     """
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        spec: MailboxPass,
-        kept: Tensor | None,
-        captures: list[Tensor],
-        hidden: list[Tensor],
-        src_needs: list[bool],
-        results: list[Tensor],
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.spec, ctx.captures, ctx.hidden, ctx.src_needs = spec, captures, hidden, src_needs
-        ctx.kept = kept
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(True)
-        ctx.mark_non_differentiable(*[t for t in results if not t.is_floating_point()])
-        return tuple(results)
+    spec: MailboxPass
+    kept: Tensor | None
+    captures: list[Tensor]
+    hidden: list[Tensor]
+    src_needs: list[bool]
 
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        collect = MailboxGrads(
-            ctx.spec,
-            ctx.captures,
-            ctx.hidden,
-            ctx.saved_tensors,
-            ctx.needs_input_grad[6:],
-            ctx.src_needs,
-        )
-        return (None,) * 6 + tuple(collect.run(list(grads), ctx.kept))
+    def run(
+        self, tensors: Sequence[Tensor], needs: Sequence[bool], grads: list[Tensor]
+    ) -> list[Tensor | None]:
+        """See :class:`sar.ops.message_passes.Backward`."""
+        spec, table, relation = self.spec, self.kept, self.spec.messages.relation
+        src, *sides = spec.split([t.detach() for t in tensors])
+        own_needs, *others = spec.split(list(needs))
+        sums = BlockGrads(src, sides, self.src_needs, others, self.captures, self.hidden)
+        layout, packed = pack_rows(src)
+        if layout is not None and packed is not None and table is None:
+            table = fetch_table(spec, layout, packed)
+        del packed
+        target = None if table is None else sums.blank(len(table), table.device)
+        for block in relation.mailbox_edges.blocks(spec.block_edges):
+            self._block(sums, block, unpack_rows(layout, table, block.src), grads, target)
+        del table
+        home = None
+        if target is not None and layout is not None:
+            home = return_table(spec, layout, target)
+        dsrc, dsides, captured = sums.results(home)
+        asked = [grad if own else None for grad, own in zip(dsrc, own_needs, strict=True)]
+        return [*asked, *dsides, *captured]
+
+    def _block(
+        self, sums: BlockGrads, block: MailBlock, src: Rows, grads: list[Tensor],
+        target: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Compute one block under grad and add its share to every gradient."""
+        at = block.ends, block.position, block.dst
+        src_rows, dst_rows, edge_rows, node_rows = rows = sums.leaves(src, at)
+        mode = self.spec.reduce.messages.capturing.replace(self.captures, sums.aliases)
+        with torch.enable_grad():
+            values = self.spec.compute(block, src_rows, dst_rows, edge_rows, node_rows, mode)
+        pairs = [
+            (value, grad.index_select(0, block.dst).to(value.dtype))
+            for value, grad in zip(values, grads, strict=True)
+            if value.requires_grad
+        ]
+        sums.add(pairs, rows, block.src, at, target)

@@ -75,7 +75,7 @@ class Messages:
         widest: bytes of the widest value that the function computes for an edge.
         names: of the inputs, for errors, by the ``id`` of the tensor.
         weighting: the function also takes what makes weights of scores, a function that it calls
-            once, and its one output is linear in them; see :mod:`sar.ops.softmax_sum`.
+            once, and its one output is linear in them; see :class:`sar.ops.reducers.SoftmaxSum`.
     """
 
     function: Callable[..., Rows]
@@ -238,30 +238,16 @@ def pack_rows(src: list[Tensor]) -> tuple[RowLayout | None, Tensor | None]:
     return layout, layout.pack(src)
 
 
+def rows_at(tensors: Sequence[Tensor], idx: Tensor) -> Rows:
+    """Rows ``idx`` of each tensor."""
+    return [t.index_select(0, idx) for t in tensors]
+
+
 def unpack_rows(layout: RowLayout | None, rows: Tensor | None, idx: Tensor) -> list[Tensor]:
     """[e, ...] source rows of a block."""
     if layout is None or rows is None:
         return []
     return layout.unpack(rows.index_select(0, idx))
-
-
-def passing(
-    spec: MessagePass,
-    layout: RowLayout | None,
-    packed: Tensor | None,
-    keep: list[Tensor] | None = None,
-    kept: Sequence[Tensor] = (),
-) -> Pass:
-    """The steps of a pass, with the packed rows that each reads."""
-    return Pass(
-        spec.relation,
-        spec.policy,
-        packed,
-        row_bytes=row_bytes(spec, layout),
-        order=True,
-        keep=keep,
-        kept=kept,
-    )
 
 
 def row_bytes(spec: MessagePass, layout: RowLayout | None) -> int:
@@ -272,12 +258,35 @@ def row_bytes(spec: MessagePass, layout: RowLayout | None) -> int:
     return max(1, size)
 
 
-def blocks(spec: MessagePass, step: Step, kinds: list[Tensor], size: int) -> Iterator[Block]:
-    """Cut the edges of a step into blocks of at most ``size`` edges.
+def each_block(
+    spec: MessagePass, src: Rows, edge: Rows, others: Sequence[Tensor],
+    keep: list[Tensor] | None = None, kept: Sequence[Tensor] = (), fetches: bool = True,
+) -> Iterator[tuple[Step, Iterator[tuple[Block, Rows]]]]:  # fmt: skip
+    """The steps of a pass, each with its blocks and the source rows of their edges; collective.
 
     Args:
-        kinds: the edge inputs, for ``sort_by``.
+        src, edge: inputs.
+        others: what else there is a row of for each edge.
+        keep: a list that gets the packed rows of each round. kept: such a list, to be read.
+        fetches: source rows matter; else only their shapes do, and nothing travels.
     """
+    layout, packed = pack_rows(src)
+    size = block_size(spec, layout, others)
+    sent = packed if fetches or kept else None
+    blank = None if packed is None else packed.new_zeros((1, packed.shape[1]))
+    width = row_bytes(spec, layout)
+    policy, edges = spec.policy, spec.relation.store
+    steps = Pass(edges, policy, sent, row_bytes=width, order=True, keep=keep, kept=kept)
+    for step in steps:
+        rows = step.rows
+        if blank is not None and sent is None:
+            rows = packed if step.round is None else blank.expand(step.round.num_recv, -1)
+        blocks = _blocks(spec, step, edge, size)
+        yield step, ((block, unpack_rows(layout, rows, block.src)) for block in blocks)
+
+
+def _blocks(spec: MessagePass, step: Step, kinds: Rows, size: int) -> Iterator[Block]:
+    """The edges of a step in blocks of at most ``size``; ``kinds``: for ``sort_by``."""
     messages = spec.messages
     for index, (src, dst, position) in enumerate(step.shard.edge_blocks(size)):
         if messages.ordered:  # as the function would see them in DGL

@@ -6,35 +6,23 @@ exist for one block at a time, in both passes; remote rows for one or two rounds
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from sar.config import Policy
 from sar.edges.relation import AnyRelation, Relation, ReversedRelation
 from sar.errors import NotSupportedError
+from sar.kernels import add_rows, wide_dtype
 from sar.ops.capture import Recording
-from sar.ops.message_blocks import (
-    Inputs,
-    MessagePass,
-    Messages,
-    Rows,
-    block_size,
-    blocks,
-    pack_rows,
-    passing,
-    unpack_rows,
-)
-from sar.ops.message_grads import MessageGrads
-from sar.ops.push import push_extreme, push_logsumexp, push_sum
-from sar.ops.reducers import Reducer, make_reducer
-from sar.ops.saving import first_order
-from sar.ops.softmax_sum import SoftmaxSum, softmax_sum
+from sar.ops.message_blocks import Inputs, MessagePass, Messages, Rows, each_block, rows_at
+from sar.ops.message_passes import MessageBackward, Recomputed, reduce_messages
+from sar.ops.reducers import make_reducer, softmax_sum
+from sar.stream import GradientMessages, GradientReturn
 from sar.stream.plan import agree_on_gradients
 
 
@@ -72,11 +60,15 @@ def run_messages(
     tensors = [*inputs.src, *inputs.dst, *inputs.edge]
     recorded = messages.capturing.record(messages.captures)
     with torch.no_grad():
-        reducers, kept = _forward(spec, [t.detach() for t in tensors], like, recorded)
+        reducers, kept = reduce_messages(spec, [t.detach() for t in tensors], like, recorded)
         results = [reducer.result() for reducer in reducers]
     captures = recorded.tensors()
-    every = [*tensors, *captures, *messages.hidden]
-    return list(_MessagePass.apply(spec, reducers, kept, captures, results, *every))
+    again = MessageBackward(spec, reducers, kept, captures)
+    whole = list(Recomputed.apply(again, results, *tensors, *captures, *messages.hidden))
+    softmax = softmax_sum(reducers)
+    if softmax is not None and not torch.is_inference_mode_enabled():
+        softmax.keep(whole[0])
+    return whole
 
 
 def _agree_inputs(relation: Relation, messages: Messages, inputs: Inputs) -> None:
@@ -123,115 +115,206 @@ def _run_reversed(
     return [push(forward, messages, policy, inputs, like[0])]
 
 
+# Messages reduced at the sources of their edges: every other reduction ends where the edges end,
+# which is where they are stored. Here each rank reduces the messages of its own edges per source
+# and round, partial results are pushed to the owners, and these combine what comes home.
+
+
+def push_sum(
+    relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
+) -> Tensor:
+    """Sum of the messages of all edges that start in each owned source row; collective.
+
+    Args:
+        like: the message on some edges: trailing shape and floating point dtype.
+
+    Returns:
+        [num_src, ...]; 0 for a row without edges.
+    """
+    spec, tensors = _spec(relation, messages, policy, inputs, like)
+    recorded = messages.capturing.record(messages.captures)
+    with torch.no_grad():
+        total = _push(spec, [t.detach() for t in tensors], like, recorded)
+    captures = recorded.tensors()
+    total = total.view(-1, *like.shape[1:]).to(like.dtype)
+    again = PushBackward(spec, captures)
+    return Recomputed.apply(again, [total], *tensors, *captures, *messages.hidden)[0]
+
+
+def push_logsumexp(
+    relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
+) -> Tensor:
+    """(m_j, l_j) per source row, wide, [num_src, ..., 2]; 0 for a row without edges. Collective.
+
+    l_j = log sum over the edges e out of j of exp(z_e - m_j), with m_j their largest message, which
+    is a constant to the gradient.
+    """
+    with torch.no_grad():
+        largest = push_largest(relation, messages, policy, inputs, like)
+        empty = largest == -math.inf
+        largest = largest.masked_fill_(empty, 0).view(-1, *like.shape[1:])
+    function = messages.function
+
+    def shifted(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
+        (values,) = function(src[1:], dst, edge, position)
+        return [(values - src[0]).exp()]
+
+    moved = replace(messages, function=shifted, linear_in_src=False)
+    wide = like.to(wide_dtype(like.dtype))
+    total = push_sum(relation, moved, policy, inputs._replace(src=[largest, *inputs.src]), wide)
+    total = total.masked_fill(empty.view_as(total), 1)
+    return torch.stack([largest, total.log()], -1)
+
+
+def push_largest(
+    relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
+) -> Tensor:
+    """[num_src, width] largest message per source row, without gradient, in the wide dtype.
+
+    -inf for a row without edges. Collective.
+    """
+    spec, tensors = _spec(relation, messages, policy, inputs, like)
+    recorded = messages.capturing.record()
+    return _push(spec, [t.detach() for t in tensors], like, recorded, largest=True)
+
+
+def _spec(
+    relation: Relation, messages: Messages, policy: Policy, inputs: Inputs, like: Tensor
+) -> tuple[MessagePass, list[Tensor]]:
+    spec = MessagePass.of(relation, messages, "sum", policy, inputs)
+    width = math.prod(like.shape[1:]) * wide_dtype(like.dtype).itemsize
+    return replace(spec, pushed_bytes=width), [*inputs.src, *inputs.dst, *inputs.edge]
+
+
+def _push(
+    spec: MessagePass,
+    inputs: list[Tensor],
+    like: Tensor,
+    recorded: Recording,
+    largest: bool = False,
+) -> Tensor:
+    """[num_src, width] in the wide dtype: what this rank's edges give, and what comes home."""
+    relation, plan = spec.relation, spec.relation.plan
+    src, dst, edge = spec.split(inputs)
+    width, dtype = math.prod(like.shape[1:]), wide_dtype(like.dtype)
+    start, combine = (-math.inf, _keep_largest) if largest else (0.0, add_rows)
+    own = torch.full((relation.num_src, width), start, dtype=dtype, device=plan.device)
+    home = GradientReturn(GradientMessages(plan, width, dtype, combine), lambda: own)
+    for step, blocks in each_block(spec, src, edge, [*dst, *edge, like]):
+        target = own if step.round is None else home.buffer(step.round).fill_(start)
+        for block, src_rows in blocks:
+            sides = rows_at(dst, block.dst), rows_at(edge, block.position)
+            (values,) = spec.call(block, src_rows, *sides, recorded)
+            combine(target, block.src, values.reshape(len(values), width).to(dtype))
+        if step.round is not None:
+            home.send(step.round, target)
+    return home.finish()
+
+
+def _keep_largest(home: Tensor, idx: Tensor, rows: Tensor) -> None:
+    home.scatter_reduce_(0, idx.long().unsqueeze(1).expand_as(rows), rows, "amax")
+
+
+@dataclass
+class PushBackward:
+    """out_j = sum over edges e = (j -> i) of m_e, m_e = f(u_j, v_i, w_e; captured tensors).
+
+    Partial sums [<= round, width] for remote rows went home round by round. dm_e = dout_j, so all
+    gradients are those of the number sum_e <m_e, dout_j>, where dout is fetched like any other
+    source row.
+    """
+
+    spec: MessagePass
+    captures: list[Tensor]
+
+    def run(
+        self, tensors: Sequence[Tensor], needs: Sequence[bool], grads: list[Tensor]
+    ) -> list[Tensor | None]:
+        """See :class:`sar.ops.message_passes.Backward`."""
+        spec, (dout,) = self.spec, grads
+        function = _weighted(spec.messages.function)
+        messages = replace(spec.messages, function=function, linear_in_src=False)
+        spec = replace(spec, messages=messages, num_src=spec.num_src + 1)
+        ones = dout.new_ones((spec.relation.num_dst, 1))
+        again = MessageBackward(spec, [make_reducer("sum", 0, ones[:0])], [], self.captures)
+        return again.run([dout.contiguous(), *tensors], [False, *needs], [ones])[1:]
+
+
+def _weighted(function: Callable[..., Rows]) -> Callable[..., Rows]:
+    """sum over the features of (message x first source row), [e, 1]."""
+
+    def product(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
+        (values,) = function(src[1:], dst, edge, position)
+        return [(values * src[0]).reshape(len(values), -1).sum(1, keepdim=True)]
+
+    return product
+
+
+def push_extreme(
+    relation: Relation,
+    messages: Messages,
+    policy: Policy,
+    inputs: Inputs,
+    like: Tensor,
+    *,
+    largest: bool,
+) -> Tensor:
+    """Largest or smallest message of all edges that start in each owned source row; collective.
+
+    out_j = sum over the edges e out of j of [e = w_j] m_e, where w_j is the edge with the extreme
+    message, of equal ones that with the smallest of ``relation.keys``: a constant to the gradient,
+    which is the winner's alone. Three streams forward: extreme, winner, message.
+
+    Args:
+        like: the message on some edges: trailing shape and floating point dtype.
+
+    Returns:
+        [num_src, ...]; 0 for a row without edges.
+
+    Raises ``TypeError`` for messages that are not floating point.
+    """
+    if not like.is_floating_point():
+        raise TypeError(f"messages: got {like.dtype}, expected a floating point dtype to reduce")
+    of, sign = messages.function, 1 if largest else -1
+    wide = like.to(wide_dtype(like.dtype))
+
+    def run(
+        function: Callable[[Rows, Rows, Rows, Tensor], Tensor], src: list[Tensor], like: Tensor
+    ) -> Tensor:
+        given = inputs._replace(src=[*src, *inputs.src])
+        moved = replace(messages, function=lambda *rows: [function(*rows)])
+        return push_largest(relation, moved, policy, given, like).view(-1, *like.shape[1:])
+
+    def signed(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Tensor:
+        return sign * of(src, dst, edge, position)[0].to(wide.dtype)
+
+    def name_of_winner(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Tensor:
+        values, best = signed(src[1:], dst, edge, position), src[0]
+        won = (values == best) | (values.isnan() & best.isnan())
+        return torch.where(won, _names(relation, position, values), -math.inf)
+
+    def winner(src: Rows, dst: Rows, edge: Rows, position: Tensor) -> Rows:
+        (values,) = of(src[1:], dst, edge, position)
+        return [torch.where(_names(relation, position, values) == src[0], values, 0)]
+
+    with torch.no_grad():
+        best = run(signed, [], wide)
+        names = run(name_of_winner, [best], like.double())
+        del best
+    chosen = replace(messages, function=winner, linear_in_src=False)
+    given = inputs._replace(src=[names, *inputs.src])
+    return push_sum(relation, chosen, policy, given, wide).to(like.dtype)
+
+
+def _names(relation: Relation, position: Tensor, values: Tensor) -> Tensor:
+    """float64 [e, 1, ...]: less the larger the edge's key is; exact below 2^53."""
+    keys = relation.keys.index_select(0, position)
+    return keys.double().neg_().view(-1, *[1] * (values.dim() - 1))
+
+
 _PUSHES: dict[str, Callable[..., Tensor]] = {
     "sum": push_sum,
     "logsumexp": push_logsumexp,
     "max": partial(push_extreme, largest=True),
     "min": partial(push_extreme, largest=False),
 }
-
-
-def _forward(
-    spec: MessagePass, inputs: list[Tensor], like: Sequence[Tensor], recorded: Recording
-) -> tuple[list[Reducer], list[Tensor]]:
-    """Run every block in stream order; returns the filled reducers and the halo, if kept."""
-    relation = spec.relation
-    src, dst, edge = spec.split(inputs)
-    num_rows = relation.num_edges if spec.reduce == "edges" else relation.num_dst
-    reducers = [_reducer(spec, num_rows, out) for out in like]
-    softmax = softmax_sum(reducers)
-    keep = not spec.policy.rematerialize and not spec.messages.linear_in_src
-    kept: list[Tensor] = []
-    layout, packed = pack_rows(src)
-    size = block_size(spec, layout, [*dst, *edge, *like])
-    for step in passing(spec, layout, packed, kept if keep else None):
-        for block in blocks(spec, step, edge, size):
-            src_rows = unpack_rows(layout, step.rows, block.src)
-            dst_rows = [t.index_select(0, block.dst) for t in dst]
-            edge_rows = [t.index_select(0, block.position) for t in edge]
-            weigh = None if softmax is None else softmax.weigher(block.dst)
-            values = spec.call(block, src_rows, dst_rows, edge_rows, recorded, weigh)
-            for reducer, value in zip(reducers, values, strict=True):
-                reducer.add(block.dst, block.position, value)
-    return reducers, kept
-
-
-def _reducer(spec: MessagePass, num_rows: int, like: Tensor) -> Reducer:
-    weighting = spec.messages.weighting
-    if weighting is None:
-        return make_reducer(spec.reduce, num_rows, like)
-    return SoftmaxSum(weighting, spec.relation.in_degrees, like)
-
-
-class _MessagePass(Function):
-    """out_i = reduce over edges e = (j -> i) of f(u_j, v_i, w_e; captured tensors).
-
-    ==========  =====================  ====================================================
-    tensor      shape                  owner and lifetime
-    ==========  =====================  ====================================================
-    u           [num_src, ...]         this rank; saved (an input, not a copy)
-    v           [num_dst, ...]         this rank; saved (an input)
-    w           [num_edges, ...]       this rank; saved (an input)
-    captures    any                    this rank; saved (inputs)
-    halo of u   [<= round, width]      peers; fetched per round in forward and, unless f is
-                                       linear in u, again in backward (kept instead when the
-                                       policy does not rematerialize)
-    message     [<= block, ...]        this rank; recomputed per block in backward
-    winner      [num_dst, ...] int32   this rank; saved for max and min: the winning edge
-    out         [num_dst, ...]         this rank; not saved, but for a softmax-weighted sum
-    m, 1 / t    [num_dst, H]           this rank; of :class:`sar.ops.softmax_sum.SoftmaxSum`
-    ==========  =====================  ====================================================
-
-    Forward passes the results on: the blocks have run already, so that the tensors which the
-    function captured are known and can be inputs (Note [Captured tensors]). Backward: with
-    g_e = dout_i for a sum, dout_i where e won for max and min, dout_e for kept edges, per block
-    (du_j, dv_i, dw_e, dcaptures) += (df/d(u_j, v_i, w_e, captures))^T g_e;
-    du of halo rows goes home round by round.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        spec: MessagePass,
-        reducers: list[Reducer],
-        kept: list[Tensor],
-        captures: list[Tensor],
-        results: list[Tensor],
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.spec, ctx.reducers, ctx.kept, ctx.captures = spec, reducers, kept, captures
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(True)
-        whole = tuple(_alias(result) for result in results)
-        ctx.mark_non_differentiable(*[t for t in whole if not t.is_floating_point()])
-        softmax = softmax_sum(reducers)
-        if softmax is not None and not torch.is_inference_mode_enabled():
-            softmax.keep(whole[0])
-        return whole
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        spec, needs, tensors = ctx.spec, ctx.needs_input_grad[5:], ctx.saved_tensors
-        reducers, softmax = ctx.reducers, softmax_sum(ctx.reducers)
-        if softmax is not None and softmax.is_written:
-            reducers = _reduced_again(spec, tensors, grads)
-        collect = MessageGrads(spec, reducers, ctx.kept, ctx.captures, tensors, needs)
-        return (None, None, None, None, None, *collect.run(list(grads)))
-
-
-def _reduced_again(
-    spec: MessagePass, tensors: Sequence[Tensor], like: Sequence[Tensor]
-) -> list[Reducer]:
-    """The reducers of another forward pass over the saved ``tensors``; collective."""
-    inputs = [t.detach() for side in spec.split(tensors) for t in side]
-    reducers, _ = _forward(spec, inputs, like, spec.messages.capturing.record())
-    softmax = softmax_sum(reducers)
-    if softmax is not None:
-        softmax.keep(softmax.result())
-    return reducers
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    """The same memory, but no view of it to autograd: the caller may write into the result."""
-    return tensor.new_empty(0).set_(tensor)  # type: ignore[call-overload]

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from sar.kernels import has
 from sar.kernels.nonzero import mask, rectify
-from sar.ops.saving import is_innermost, once
+from sar.ops.saving import compute_once, is_innermost
 
 _RELUS = (F.relu, torch.relu, Tensor.relu)
 
@@ -65,7 +65,7 @@ class _Rectify(Function):
         ctx.mark_dirty(x)
         ctx.by_bits = x.is_contiguous() and has("rectify", x.device, x.dtype)
         marks = rectify(x) if ctx.by_bits else ~(x.relu_() <= 0)
-        ctx.marks = once(lambda: marks) if is_innermost() else marks
+        ctx.marks = compute_once(lambda: marks) if is_innermost() else marks
         return x
 
     @staticmethod

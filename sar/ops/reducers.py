@@ -1,15 +1,25 @@
-"""What happens to a block's messages: summed, compared or kept; and what backward asks of each."""
+"""What happens to a block's messages: summed, compared or kept; and what backward asks of each.
+
+Messages with a ``weighting`` ask for the weights of their scores in the middle of a block, so that
+one stream of rows a pass is enough. Forward answers with exp(z_e - m_i), m_i the largest score of
+destination i so far (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, arXiv 2205.14135),
+and scales what was summed when a larger one comes. Backward answers with the weights themselves.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from sar.errors import NotSupportedError
 from sar.kernels import ExtremeReducer, wide_dtype, winners_only
+from sar.ops.message_blocks import Weigh, Weighting
+from sar.ops.saving import Writes
 
 
 class Reducer(ABC):
@@ -88,39 +98,61 @@ class ExtremeOfEdges(Reducer):
         return won.view(len(row), *self.shape)
 
 
+class RunningSoftmax:
+    """exp(z_e - m_i) block by block, with m_i the largest score of row i so far, and their sums.
+
+    A row without edges in a block keeps its state: its m stays -inf and its sum 0, and no
+    difference of infinities is formed.
+
+    Attributes:
+        largest, total: [num_rows, width] m and the sums, in the wide dtype of ``like``.
+    """
+
+    def __init__(self, num_rows: int, width: int, like: Tensor) -> None:
+        wide = wide_dtype(like.dtype)
+        self.largest = like.new_full((num_rows, width), -math.inf, dtype=wide)
+        self.total = torch.zeros_like(self.largest)
+
+    def weigh(self, row: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[e, width] of a block with destinations ``row``; rows whose m has grown, and by which
+        factors [n, width] what was summed of them shrinks. A row may come again with the same."""
+        z = scores.reshape(len(row), self.largest.shape[1]).to(self.largest.dtype)
+        before, at = self.largest.index_select(0, row), row.long()
+        self.largest.scatter_reduce_(0, at.unsqueeze(1).expand_as(z), z, "amax")
+        base = finite(self.largest.index_select(0, row))
+        grown = ((before > -math.inf) & (before < base)).any(1).nonzero().view(-1)
+        rows, factor = at[grown], (before[grown] - base[grown]).exp_()
+        if len(rows):
+            self.total.index_copy_(0, rows, self.total.index_select(0, rows) * factor)
+        weights = (z - base).exp_()
+        self.total.index_add_(0, at, weights)
+        return weights, rows, factor
+
+
+def finite(largest: Tensor) -> Tensor:
+    """With 0 for -inf, of which no difference is formed."""
+    return largest.masked_fill(largest == -math.inf, 0)
+
+
 class LogSumExp(Reducer):
     """(m, l) per destination, with a running maximum m, l = log sum exp(values - m).
 
-    Apart, as digits of l are lost in m + l. m is a constant to gradients. A destination without
-    edges in a block keeps its state: its maximum stays -inf and its sum 0, and no difference of
-    infinities is formed. The result is (0, -inf) without edges or finite values.
+    Apart, as digits of l are lost in m + l. m is a constant to gradients. The result is (0, -inf)
+    without edges or finite values.
     """
 
     def __init__(self, num_rows: int, like: Tensor) -> None:
         super().__init__(num_rows, like)
-        self._width = math.prod(self.shape)
-        wide = wide_dtype(like.dtype)
-        self._max = like.new_full((num_rows, self._width), -math.inf, dtype=wide)
-        self._sum = torch.zeros_like(self._max)
+        self._running = RunningSoftmax(num_rows, math.prod(self.shape), like)
         self._result: Tensor | None = None
 
     def add(self, row: Tensor, position: Tensor, values: Tensor) -> None:
-        if len(row) == 0 or self._width == 0:
-            return
-        values = values.reshape(len(values), self._width).to(self._max.dtype)
-        rows, segment = torch.unique(row.long(), return_inverse=True)
-        old_max, old_sum = self._max.index_select(0, rows), self._sum.index_select(0, rows)
-        new_max = old_max.scatter_reduce(0, segment.unsqueeze(1).expand_as(values), values, "amax")
-        base = new_max.masked_fill(new_max == -math.inf, 0)
-        total = old_sum * (old_max - base).exp_()
-        total.index_add_(0, segment, (values - base.index_select(0, segment)).exp_())
-        self._max.index_copy_(0, rows, new_max)
-        self._sum.index_copy_(0, rows, total)
+        if values.numel():
+            self._running.weigh(row, values)
 
     def result(self) -> Tensor:
-        largest = self._max.masked_fill_(self._max == -math.inf, 0)
-        self._result = torch.stack([largest, self._sum.log_()], -1)
-        self._result = self._result.view(self.num_rows, *self.shape, 2)
+        parts = [finite(self._running.largest), self._running.total.log_()]
+        self._result = torch.stack(parts, -1).view(self.num_rows, *self.shape, 2)
         return self._result
 
     def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
@@ -146,6 +178,111 @@ class KeepEdges(Reducer):
 
     def edge_grad(self, row: Tensor, position: Tensor, grad: Tensor, values: Tensor) -> Tensor:
         return grad.index_select(0, position)
+
+
+class SoftmaxSum(SumReducer):
+    """out_i = sum over edges e into i of M_e a_e, a_e = exp(z_e - m_i) / t_i; M_e is linear.
+
+    ==========  =====================  ====================================================
+    tensor      shape                  owner and lifetime
+    ==========  =====================  ====================================================
+    m           [num_dst, H]           this rank; kept: the largest score, a constant
+    1 / t       [num_dst, H]           this rank; kept; t_i = sum_e exp(z_e - m_i)
+    out         [num_dst, ...]         this rank; kept, not a copy; computed again in backward
+                                       where the caller wrote into it (on every rank)
+    delta       [num_dst, H]           this rank; made for one backward pass
+    z, a        [<= block, H]          this rank; recomputed where they are used
+    ==========  =====================  ====================================================
+
+    Every element o of a message is a multiple of the weight of one score h(o), so that sums can
+    be scaled by score. The gradient of a score is a_e (da_e - delta_i), with da_e = M_e^T dout_i
+    and delta_i = sum_e a_e da_e, which for score h is sum over o with h(o) = h of dout_io out_io:
+    no pass over the edges is needed for it. Keeping m and t apart, instead of m + log t,
+    keeps the digits of large scores.
+
+    A destination without edges in a block keeps its state. Without any edge its row is 0; when all
+    its scores are -inf it is NaN, as in DGL.
+
+    Args:
+        in_degrees: [num_dst].
+        like: [*, ...] a message.
+    """
+
+    def __init__(self, weighting: Weighting, in_degrees: Tensor, like: Tensor) -> None:
+        super().__init__(len(in_degrees), like)
+        self.label, self._in_degrees = weighting.label, in_degrees
+        self._running = RunningSoftmax(self.num_rows, weighting.num_scores, like)
+        self._out = like
+        self._writes: Writes | None = None
+
+    def weigher(self, row: Tensor) -> Weigh:
+        """Forward: takes the scores [e, ...] of a block with destinations ``row``."""
+        return partial(self._weigh, row)
+
+    def _weigh(self, row: Tensor, scores: Tensor) -> Tensor:
+        weights, rows, factor = self._running.weigh(row, scores)
+        if len(rows) and self._sum is not None:
+            sums = self._sum.view(self.num_rows, len(self.label))
+            scaled = sums.index_select(0, rows) * factor.index_select(1, self.label)
+            sums.index_copy_(0, rows, scaled)
+        return weights.view(scores.shape)
+
+    def result(self) -> Tensor:
+        empty, running = (self._in_degrees == 0).unsqueeze(1), self._running
+        running.total = running.total.masked_fill_(empty, 1).reciprocal_()
+        running.largest = finite(running.largest)
+        if self._sum is not None:
+            flat = self._sum.view(self.num_rows, len(self.label))
+            flat.mul_(running.total.index_select(1, self.label))
+        return super().result()
+
+    def keep(self, out: Tensor) -> None:
+        """Hold the result, which the caller may write into, for backward."""
+        self._out, self._writes = out.detach(), Writes(out)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the result is not what it was."""
+        return self._writes is not None and self._writes.happened
+
+    def weights(self, dout: Tensor) -> Weights:
+        """What backward knows of each destination, with the gradient of the result."""
+        products = dout.to(self._running.total.dtype) * self._out
+        products = products.view(self.num_rows, len(self.label))
+        delta = torch.zeros_like(self._running.total)
+        delta.scatter_add_(1, self.label.expand_as(products), products)
+        return Weights(self._running.largest, self._running.total, delta)
+
+
+def softmax_sum(reducers: Sequence[Reducer]) -> SoftmaxSum | None:
+    """The reducer of messages with a ``weighting``, which is the only one then."""
+    return reducers[0] if reducers and isinstance(reducers[0], SoftmaxSum) else None
+
+
+class Weights:
+    """[num_dst, H] m, 1 / t and delta, of all destinations or of each edge of a block.
+
+    Those of a block make its weights in backward, and remember for which scores.
+    """
+
+    def __init__(self, largest: Tensor, scale: Tensor, delta: Tensor) -> None:
+        self.largest, self.scale, self.delta = largest, scale, delta
+        self._made: list[tuple[Tensor, Tensor]] = []
+
+    def of(self, row: Tensor) -> Weights:
+        """Of the block with destinations ``row``."""
+        parts = (self.largest, self.scale, self.delta)
+        return Weights(*(part.index_select(0, row) for part in parts))
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        wide = scores.reshape(self.largest.shape).to(self.largest.dtype)
+        weights = (wide - self.largest).exp() * self.scale
+        self._made.append((wide, weights.detach()))
+        return weights.view(scores.shape)
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """The scores, wide, and their gradient besides a_e da_e, which autograd adds."""
+        return [(z, -a * self.delta) for z, a in self._made if z.requires_grad]
 
 
 def make_reducer(name: str, num_rows: int, like: Tensor) -> Reducer:

@@ -53,7 +53,7 @@ def hooked(notes: Notes | None = None, *, again: bool = False) -> Iterator[None]
     """Around a forward pass whose saved tensors pass through hooks, which copy or recompute them.
 
     Args:
-        notes: where :func:`once` notes its results, or, with ``again``, finds them.
+        notes: where :func:`compute_once` notes its results, or, with ``again``, finds them.
     """
     before = _state.notes, _state.hooked, _state.hooks
     _state.notes, _state.hooked, _state.hooks = notes, True, innermost_saving_hooks()
@@ -110,7 +110,7 @@ def repeats() -> bool:
     return _state.notes is not None and _state.notes.next is not None
 
 
-def once(compute: Callable[[], T]) -> T:
+def compute_once(compute: Callable[[], T]) -> T:
     """What ``compute`` returns; in a repeated forward pass, what it returned the first time."""
     notes = _state.notes
     if notes is None:

@@ -90,6 +90,14 @@ class Sums:
 
         return out, finish
 
+    def reduced(self, rows: Callable[[], Tensor], then: Callable[[Tensor], Tensor]) -> Tensor:
+        """``then(S A rows())`` of rows without a gradient; not to be written into."""
+        out, finish = self.begin(rows())
+        finish()
+        if spares_memory():
+            self.plan.group.pool.clear()
+        return then(out)
+
     def home(
         self, dout: Tensor, place: Place | None = None, *, weight: Tensor | None = None,
         settled: bool = False,
@@ -207,6 +215,18 @@ class KeptSums(Sums):
 
         return out, finish_and_keep
 
+    def reduced(self, rows: Callable[[], Tensor], then: Callable[[Tensor], Tensor]) -> Tensor:
+        """The same; ``rows()`` are known by those that are given to :meth:`of`."""
+        given = rows() if self._rows is None else self._rows
+        use = self._constants.use([given], self._what, self.policy, self._learns)
+        if use.kept is not None:
+            return use.kept[0].to(given.device)
+        before = self.plan.group.counters.sent_bytes
+        out = self._sums.of(None).reduced(rows, then)
+        if use.again and not out.is_inference():
+            use.keep([held(out, self.policy)], before)
+        return out
+
     def of_the_pass(self) -> list[Any]:
         return []
 
@@ -256,9 +276,8 @@ def _chosen(
     without_zeros = _agree_way(relation, like.dtype, policy)
     edges = linear_relation(relation, like, weight, policy)
     kind = SumsWithoutZeros if without_zeros else Sums
-    streamed = relation.store if isinstance(edges, Relation) else edges
     row_bytes = like.shape[1] * like.element_size()
-    return kind(streamed, policy, scale, row_bytes, weight is not None)
+    return kind(edges, policy, scale, row_bytes, weight is not None)
 
 
 def _agree_way(relation: Relation, dtype: torch.dtype, policy: Policy) -> bool:

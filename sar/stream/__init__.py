@@ -1,8 +1,17 @@
 """Rows of other ranks: the plan of who sends what, its rounds, and what travels in them."""
 
-from sar.stream.passes import WINDOW, Pass, RowMessages, Shards, Step, Stream, fetch
+from sar.stream.passes import (
+    WINDOW,
+    GradientMessages,
+    GradientReturn,
+    Pass,
+    RowMessages,
+    Shards,
+    Step,
+    Stream,
+    fetch,
+)
 from sar.stream.plan import HaloPlan, Round, agree_on_gradients, build_halo_plan, join_plans
-from sar.stream.returns import GradientMessages, GradientReturn
 
 __all__ = [
     "WINDOW",

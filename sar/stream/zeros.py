@@ -15,8 +15,7 @@ rows, to those that read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -30,9 +29,8 @@ from sar.kernels.nonzero import (
     pack_rows,
     unpack_rows,
 )
-from sar.stream.passes import Message, RowMessages
+from sar.stream.passes import GradientMessages, Message, RowMessages
 from sar.stream.plan import HaloPlan, Round
-from sar.stream.returns import GradientMessages
 
 
 def drops_zeros(x: Tensor) -> bool:
@@ -84,67 +82,60 @@ class NonZeros:
         return self.plan.group.pool.take((num_rows, self.width), self.dtype, self.plan.device)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one rank gets of a message: bits, numbers and partial sums, in this order.
+class _Parts:
+    """How one message is cut: for each peer bits, numbers and whole rows of partial sums.
 
-    Attributes:
-        pulled, sums: rows that travel without their zeros, and whole ones behind them.
-        bits, numbers: of the former, 0 where the bits are known; numbers with their slack.
+    Args:
+        peers, rows: whom it goes to or comes from, and how many rows of each.
+        pulled: of these the first ones, which travel without their zeros.
+        numbers: of each that are not zero.
+        with_bits: the bits are not known.
     """
 
-    pulled: int
-    sums: int
-    bits: int
-    numbers: int
-    width: int
+    def __init__(
+        self, zeros: NonZeros, peers: Sequence[int], rows: Sequence[int], pulled: Sequence[int],
+        numbers: Sequence[int], with_bits: bool,
+    ) -> None:  # fmt: skip
+        self.zeros, self.peers, self.rows, self.pulled = zeros, peers, rows, pulled
+        bits = zeros.words.shape[1] * with_bits
+        self._sizes = [
+            (n * bits, count + SLACK * (n > 0), (all_rows - n) * zeros.width)
+            for n, count, all_rows in zip(pulled, numbers, rows, strict=True)
+        ]
 
-    @property
-    def size(self) -> int:
-        return self.bits + self.numbers + self.sums * self.width
+    @staticmethod
+    def sent(zeros: NonZeros, step: Round, *, with_bits: bool) -> _Parts:
+        """Of owned rows, or of their gradients, for each target."""
+        pulled = [len(zeros.plan.rows_for(peer)) for peer in step.targets]
+        numbers = [zeros.sent[peer] for peer in step.targets]
+        if not (with_bits or zeros.dropped[zeros.plan.group.rank]):  # gradients that travel whole
+            pulled = numbers = [0] * len(step.targets)
+        return _Parts(zeros, step.targets, step.send_rows, pulled, numbers, with_bits)
 
-    def split(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Bits, numbers and [sums, width]; views."""
-        bits, numbers, sums = message.split([self.bits, self.numbers, self.sums * self.width])
-        return bits, numbers, sums.view(self.sums, self.width)
+    @staticmethod
+    def received(zeros: NonZeros, step: Round, *, with_bits: bool) -> _Parts:
+        """Of halo rows, or of their gradients, for each source."""
+        pulled = [zeros.plan.recv_pulled[peer] for peer in step.sources]
+        numbers = [zeros.received[peer] for peer in step.sources]
+        if not with_bits:  # some gradients travel whole
+            whole = [zeros.dropped[peer] for peer in step.sources]
+            pulled = [n * one for n, one in zip(pulled, whole, strict=True)]
+            numbers = [n * one for n, one in zip(numbers, whole, strict=True)]
+        return _Parts(zeros, step.sources, step.recv_rows, pulled, numbers, with_bits)
 
+    def take(self) -> Message:
+        """A buffer for all, and how many numbers are each rank's."""
+        counts = [0] * self.zeros.plan.group.size
+        for peer, sizes in zip(self.peers, self._sizes, strict=True):
+            counts[peer] = sum(sizes)
+        return self.zeros.take(sum(counts)), counts
 
-def _part(zeros: NonZeros, pulled: int, num_rows: int, numbers: int, *, with_bits: bool) -> _Part:
-    bits = pulled * zeros.words.shape[1] if with_bits else 0
-    return _Part(pulled, num_rows - pulled, bits, numbers + SLACK * (pulled > 0), zeros.width)
-
-
-def _parts_to(zeros: NonZeros, step: Round, *, with_bits: bool) -> list[_Part]:
-    """Of owned rows, or of their gradients, for each target."""
-    pulled = [len(zeros.plan.rows_for(peer)) for peer in step.targets]
-    numbers = [zeros.sent[peer] for peer in step.targets]
-    if not (with_bits or zeros.dropped[zeros.plan.group.rank]):  # gradients that travel whole
-        pulled = numbers = [0] * len(step.targets)
-    each = zip(pulled, step.send_rows, numbers, strict=True)
-    return [_part(zeros, *one, with_bits=with_bits) for one in each]
-
-
-def _parts_from(zeros: NonZeros, step: Round, *, with_bits: bool) -> list[_Part]:
-    """Of halo rows, or of their gradients, for each source."""
-    pulled = [zeros.plan.recv_pulled[peer] for peer in step.sources]
-    numbers = [zeros.received[peer] for peer in step.sources]
-    if not with_bits:  # some gradients travel whole
-        pulled = [n * zeros.dropped[peer] for n, peer in zip(pulled, step.sources, strict=True)]
-        numbers = [n * zeros.dropped[peer] for n, peer in zip(numbers, step.sources, strict=True)]
-    each = zip(pulled, step.recv_rows, numbers, strict=True)
-    return [_part(zeros, *one, with_bits=with_bits) for one in each]
-
-
-def _counts(peers: tuple[int, ...], parts: list[_Part], size: int) -> list[int]:
-    counts = [0] * size
-    for peer, part in zip(peers, parts, strict=True):
-        counts[peer] = part.size
-    return counts
-
-
-def _cut(message: Tensor, parts: list[_Part]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for part, piece in zip(parts, message.split([p.size for p in parts]), strict=True):
-        yield part.split(piece)
+    def cut(self, message: Tensor) -> Iterator[tuple[int, int, tuple[Tensor, Tensor, Tensor]]]:
+        """For each peer how many rows travel without zeros; views of bits, numbers and sums."""
+        pieces = iter(message.split([size for sizes in self._sizes for size in sizes]))
+        for peer, rows, pulled in zip(self.peers, self.rows, self.pulled, strict=True):
+            bits, numbers, sums = next(pieces), next(pieces), next(pieces)
+            yield peer, pulled, (bits, numbers, sums.view(rows - pulled, self.zeros.width))
 
 
 class PackedRows(RowMessages):
@@ -155,33 +146,29 @@ class PackedRows(RowMessages):
         self.x, self.zeros = x, zeros
 
     def sent(self, step: Round) -> Message:
-        zeros, plan = self.zeros, self.plan
-        parts = _parts_to(zeros, step, with_bits=True)
-        send = zeros.take(sum(part.size for part in parts))
-        for peer, (bits, numbers, sums) in zip(step.targets, _cut(send, parts), strict=True):
-            rows = plan.rows_for(peer)
-            words = zeros.words.index_select(0, rows)
+        parts = _Parts.sent(self.zeros, step, with_bits=True)
+        send, counts = parts.take()
+        for peer, _, (bits, numbers, sums) in parts.cut(send):
+            rows = self.plan.rows_for(peer)
+            words = self.zeros.words.index_select(0, rows)
             bits.view(words.dtype).copy_(words.view(-1))
-            pack_rows(self.x, zeros.words, rows, numbers)
-            plan.gather(peer, self.rows, len(rows), sums)
-        return send, _counts(step.targets, parts, plan.group.size)
+            pack_rows(self.x, self.zeros.words, rows, numbers)
+            self.plan.gather(peer, self.rows, len(rows), sums)
+        return send, counts
 
     def received(self, step: Round) -> Message:
-        parts = _parts_from(self.zeros, step, with_bits=True)
-        recv = self.zeros.take(sum(part.size for part in parts))
-        return recv, _counts(step.sources, parts, self.plan.group.size)
+        return _Parts.received(self.zeros, step, with_bits=True).take()
 
     def landed(self, step: Round, recv: Tensor) -> Tensor:
-        zeros, words = self.zeros, self.zeros.words
+        zeros, words, known = self.zeros, self.zeros.words, []
         num_rows = step.num_recv
         halo = self.x.new_empty((num_rows, self.width)) if self.keep else zeros.take_rows(num_rows)
-        parts, known = _parts_from(zeros, step, with_bits=True), []
+        parts = _Parts.received(zeros, step, with_bits=True)
         each = halo.split(list(step.recv_rows))
-        pieces = zip(step.sources, parts, _cut(recv, parts), each, strict=True)
-        for peer, part, (bits, numbers, sums), rows in pieces:
-            found = bits.view(words.dtype).view(part.pulled, words.shape[1])
-            unpack_rows(found, numbers, rows[: part.pulled])
-            rows[part.pulled :] = sums
+        for (peer, pulled, (bits, numbers, sums)), rows in zip(parts.cut(recv), each, strict=True):
+            found = bits.view(words.dtype).view(pulled, words.shape[1])
+            unpack_rows(found, numbers, rows[:pulled])
+            rows[pulled:] = sums
             known.append((found if zeros.dropped[peer] else found[:0]).clone())
         zeros.halo[step.distances] = known
         self.plan.group.pool.give(recv)
@@ -196,30 +183,27 @@ class PackedGradients(GradientMessages):
         self.zeros = zeros
 
     def sent(self, step: Round, grads: Tensor) -> Message:
-        zeros, parts = self.zeros, _parts_from(self.zeros, step, with_bits=False)
-        send = zeros.take(sum(part.size for part in parts))
-        known, each = zeros.halo[step.distances], grads.split(list(step.recv_rows))
-        pieces = zip(parts, _cut(send, parts), known, each, strict=True)
-        for part, (_, numbers, sums), words, rows in pieces:
-            pack_rows(rows[: part.pulled], words[: part.pulled], None, numbers)
-            sums.copy_(rows[part.pulled :])
+        parts = _Parts.received(self.zeros, step, with_bits=False)
+        send, counts = parts.take()
+        known, each = self.zeros.halo[step.distances], grads.split(list(step.recv_rows))
+        pieces = zip(parts.cut(send), known, each, strict=True)
+        for (_, pulled, (_, numbers, sums)), words, rows in pieces:
+            pack_rows(rows[:pulled], words[:pulled], None, numbers)
+            sums.copy_(rows[pulled:])
         self.plan.group.pool.give(grads)
-        return send, _counts(step.sources, parts, self.plan.group.size)
+        return send, counts
 
     def received(self, step: Round) -> Message:
-        parts = _parts_to(self.zeros, step, with_bits=False)
-        recv = self.zeros.take(sum(part.size for part in parts))
-        return recv, _counts(step.targets, parts, self.plan.group.size)
+        return _Parts.sent(self.zeros, step, with_bits=False).take()
 
     def add(self, step: Round, recv: Tensor, home: Tensor) -> None:
-        zeros, parts = self.zeros, _parts_to(self.zeros, step, with_bits=False)
+        zeros, parts = self.zeros, _Parts.sent(self.zeros, step, with_bits=False)
         grads = zeros.take_rows(step.num_send)
         each = grads.split(list(step.send_rows))
-        pieces = zip(step.targets, parts, _cut(recv, parts), each, strict=True)
-        for peer, part, (_, numbers, sums), rows in pieces:
-            words = zeros.words.index_select(0, self.plan.rows_for(peer)[: part.pulled])
-            unpack_rows(words, numbers, rows[: part.pulled])
-            rows[part.pulled :] = sums
+        for (peer, pulled, (_, numbers, sums)), rows in zip(parts.cut(recv), each, strict=True):
+            words = zeros.words.index_select(0, self.plan.rows_for(peer)[:pulled])
+            unpack_rows(words, numbers, rows[:pulled])
+            rows[pulled:] = sums
         self.plan.group.pool.give(recv)
         self.plan.scatter_round(step, home, grads, self.combine)
         self.plan.group.pool.give(grads)

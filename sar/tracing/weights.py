@@ -1,7 +1,7 @@
 """Which softmax a message is linear in, and which of its scores weighs each element.
 
 A sum over edges whose messages are linear in one softmax needs no normalizer beforehand: see
-:mod:`sar.ops.softmax_sum`. Linearity is shown, not tried: the part of the program above the softmax
+:mod:`sar.ops.reducers`. Linearity is shown, not tried: the part of the program above the softmax
 runs once on two rows of stand-ins for its weights, which only functions known to be linear take.
 Whatever else they meet, the message does not count as linear.
 

@@ -18,8 +18,8 @@ from sar.layers.gat import gat
 from sar.layers.gatv2 import gatv2
 from sar.layers.gcn import Degrees, gcn
 from sar.layers.gin import gin_sum
-from sar.layers.sage import sage_mean
-from sar.layers.sage_columns import all_by_columns, sage_mean_by_columns
+from sar.layers.sage import all_by_columns, sage_mean
+from sar.layers.sage_columns import sage_mean_by_columns
 from sar.models.choice import (
     DTYPES,
     Adapter,

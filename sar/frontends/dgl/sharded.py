@@ -296,9 +296,9 @@ class ShardedGraph(OriginalMembers):
             stored = self._store.relations[etype]
             relation = stored if isinstance(stored, Relation) else stored.forward
             for reverse in (False, True) if self.policy.structure == "both" else (False,):
-                relation.local(reverse=reverse)
+                relation.store.local(reverse=reverse)
                 if self.policy.memory_budget is None:
-                    relation.shards(relation.plan.num_rounds(self.policy, 1), reverse=reverse)
+                    relation.store.shards(relation.plan.num_rounds(self.policy, 1), reverse=reverse)
 
     @untraced
     def aggregate(

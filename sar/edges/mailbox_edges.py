@@ -36,7 +36,7 @@ class MailBlock:
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class MailboxEdges:
     """Every local edge, by ascending in-degree of its destination, destination and position.
 
     Attributes:
@@ -81,7 +81,9 @@ class Arrivals:
         )
 
 
-def arrange(src: Tensor, dst: Tensor, position: Tensor, in_degrees: Tensor) -> Arrivals:
+def in_mailbox_order(
+    src: Tensor, dst: Tensor, position: Tensor, in_degrees: Tensor
+) -> MailboxEdges:
     """Order edges, given in any order.
 
     Args:
@@ -98,4 +100,4 @@ def arrange(src: Tensor, dst: Tensor, position: Tensor, in_degrees: Tensor) -> A
     order = order[torch.argsort(place[dst[order].long()], stable=True)]
     indptr = torch.zeros(len(rows) + 1, dtype=torch.int64, device=rows.device)
     torch.cumsum(in_degrees[rows], 0, out=indptr[1:])
-    return Arrivals(rows, indptr, src[order], position[order])
+    return MailboxEdges(rows, indptr, src[order], position[order])
